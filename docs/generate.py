@@ -43,9 +43,13 @@ Every measure is a sum and a count. A value over a corpus is
 value = (sum over texts and queries q of the formula) / (queries that count)
 ```
 
-The sum and the count of a text are divided by its number of queries, so all texts weigh the same ([why
-texts](heads.md#why-texts-weigh-the-same)). The same command gives the same numbers. Another split of the corpus may
-differ in the 15th digit.
+The sum and the count of a text are divided by its number of queries ([why texts](heads.md#why-texts-weigh-the-same)).
+So all texts weigh the same in a measure that counts every query. In a measure that counts some queries, a text weighs
+by its share of them. `same_token` and `induction` count about an eighth of the queries of web text, but all queries of
+a text such as "______". One such text weighs as much as eight others. A note says if one text carries more than a third
+of the sum that a role rests on.
+
+The same command gives the same numbers. Another split of the corpus may differ in the 15th digit.
 
 A query does not count if it is padding, if it may attend to nothing, or if the measure makes no sense for it. The
 first token has no previous token, and the mass on punctuation is undefined for a query that may attend to none. Under
@@ -74,9 +78,16 @@ N = 1 / (ρ/m + (1 - ρ) / (sum of counts)),   ρ = RHO
 
 ρ is the assumed intraclass correlation of queries within a text. The rule for the high end applies to all shares except
 means such as `relative_entropy`. For these, and for measures that are not shares, intervals allow for texts that the
-sample lacks. They assume that a share 1 - 0.025^(1/N) of all texts may have the value 0, or the value of
-uniform attention ([heads](heads.md#what-counts-as-evidence)). The low end of `relative_entropy` makes no such
-allowance.
+sample lacks. They assume that a share 1 - 0.025^(1/N) of all texts may have the value 0, or the value of uniform
+attention ([heads](heads.md#what-counts-as-evidence)); for `similar_token`, SIMILAR or -SIMILAR.
+
+The high ends of `same_token` and `induction` assume that a share u = 1 - 0.1^(1/n) of all texts, n the number of texts,
+repeats one token again and again. All queries count there, and all of their attention may go to the same token:
+
+```text
+high end   at least  1 - (1 - r) (1 - w),   w = u / (u + (1 - u) f)
+f = the share of the queries that the measure counts (of their attention outside sinks, for NAME_active)
+```
 
 ## The baseline
 
@@ -155,9 +166,9 @@ def _about(measure: "Measure") -> list[str]:
 
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
-    from attnscope.core.exact.running import DEPENDENCE
+    from attnscope.core.exact.intervals import DEPENDENCE
     from attnscope.core.measures.catalogue import MEASURES, REACH
-    from attnscope.studies.heads import roles
+    from attnscope.studies.heads import measure_intervals, roles
 
     parts = [
         "# Measures and roles",
@@ -174,6 +185,7 @@ def measures_page() -> str:
         "- `similar_token` is compared with attention that is uniform over the same keys and has the same mass. So a "
         "learned sink makes it neither larger nor smaller.\n"
         "- Tokens that are equally rare share what `rarest_token` counts.\n"
+        "- If several offsets have the largest weight equally often, `positional` is about the one nearest to 0.\n"
         "- `sink` counts texts, not queries, however many chunks they came in. A query that may not see the first "
         "token counts as giving it 0, so under a window of a few tokens no head has a sink.\n"
         "- The tokens of `outlier_token` are found anew in each text and layer, because such norms come and go from "
@@ -183,10 +195,11 @@ def measures_page() -> str:
         "cross attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen.\n"
         "- `received` adds up, text by text, what the most attended key received, and divides by the number of queries."
     )
-    parts.append(_ABOUT_VALUES.strip().replace("RHO", f"{DEPENDENCE:g}"))
+    about_values = _ABOUT_VALUES.strip().replace("RHO", f"{DEPENDENCE:g}")
+    parts.append(about_values.replace("SIMILAR", f"{measure_intervals.SIMILAR:g}"))
     without = [name for name, rule in roles.RULES.items() if not rule.beats_uniform]
     about = _ABOUT_ROLES.format(
-        least_active=roles.LEAST_ACTIVE,
+        least_active=measure_intervals.LEAST_ACTIVE,
         margin=roles.MARGIN,
         least_margin=roles.LEAST_MARGIN,
         reach=REACH,

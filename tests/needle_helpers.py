@@ -1,12 +1,14 @@
 """A decoder whose heads are made by hand: one looks at the token before, one finds what followed, and copies it."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 import attnscope
 from attnscope.models.model import Model
+from attnscope.models.own.decoder import OwnDecoder
 from attnscope.records.heads.findings import Findings
-from examples.decoder import Decoder, decoder, wrap
 
 WORDS, PLACES = 20, 120
 PREVIOUS, RETRIEVAL, OFFSET = (0, 1), (1, 0), (1, 1)
@@ -14,7 +16,7 @@ PREVIOUS, RETRIEVAL, OFFSET = (0, 1), (1, 0), (1, 1)
 _SHARP = 300.0
 
 
-def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -> Decoder:
+def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -> OwnDecoder:
     """Two layers, no norms; the stream has the token, the token before, the answer, and the place, one-hot each.
 
     Args:
@@ -25,7 +27,7 @@ def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -
     token, before, answer = (slice(part * WORDS, (part + 1) * WORDS) for part in range(3))
     place = slice(3 * WORDS, 3 * WORDS + PLACES)
     width = n_heads * PLACES
-    network = decoder(
+    network = attnscope.own_decoder(
         WORDS, n_layers=2, n_heads=n_heads, d_model=width, positions="learned", norm=False, max_tokens=PLACES
     )
     with torch.no_grad():
@@ -49,7 +51,7 @@ def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -
 
 
 def _plant(
-    network: Decoder, at: tuple[int, int], query: tuple[slice, Tensor], key: tuple[slice, Tensor],
+    network: OwnDecoder, at: tuple[int, int], query: tuple[slice, Tensor], key: tuple[slice, Tensor],
     moved: tuple[slice, slice],
 ) -> None:  # fmt: skip
     attention = network.layers[at[0]].attention
@@ -66,7 +68,12 @@ def _plant(
 
 def planted_model(n_heads: int = 2, *, writes: bool = True) -> Model:
     """The same as a loaded model."""
-    return wrap(planted_decoder(n_heads, writes=writes))
+    return attnscope.load(planted_decoder(n_heads, writes=writes))
+
+
+def save_planted(folder: Path) -> Path:
+    """The same as files."""
+    return planted_decoder().save(folder)
 
 
 def planted_findings() -> Findings:

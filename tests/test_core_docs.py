@@ -113,7 +113,7 @@ def test_there_is_something_to_walk() -> None:
     assert len(FUNCTIONS) > 100
     assert {
         "attention.seam.attend",
-        "exact.running.RunningSums.interval",
+        "exact.intervals.mean_interval",
         "measures.facts.outlying",
     } <= FUNCTIONS.keys()
 

@@ -237,13 +237,16 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 def test_intervals_near_one_hold_the_truth(n_texts: int, least: float) -> None:
     """Of heads of which 99% is explained, r ± t·se held 68, 77 and 83% of the draws; its upper end was 1 in most."""
     chance = np.random.default_rng(1)
-    n_held = 0
+    n_printed = n_held = 0
     for _ in range(1000):
         nats = chance.lognormal(0, 0.6, n_texts)
         how = score_of_texts(np.arange(n_texts), nats * chance.beta(0.2, 19.8, n_texts), nats)
+        if np.isnan(how.low):  # one of three texts has nearly all of the nats
+            continue
+        n_printed += 1
         n_held += how.low <= 0.99 <= how.high
         assert how.low < how.explained < how.high <= 1
-    assert n_held >= least * 1000
+    assert n_held >= least * n_printed >= least * 500
 
 
 def test_one_text_has_no_interval() -> None:

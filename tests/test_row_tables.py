@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import t as student
 
-from attnscope.core.exact.few_texts import interval_of_few_texts
+from attnscope.core.exact.intervals import skewed_interval, unseen_share
 from attnscope.core.questions.row_tables import ItemSums, even_weights, keep_rows, members, offset_masses
 
 
@@ -43,7 +43,7 @@ def test_lifts_are_means_over_texts_with_their_intervals() -> None:
         for head in range(3):
             lifts = masses[:, number, head] / even[:, number]
             half = student.ppf(0.975, n_texts - 1) * lifts.std(ddof=1) / math.sqrt(n_texts)
-            low, high = interval_of_few_texts(lifts.mean(), half, n_texts, most[:, number].max())
+            low, high = skewed_interval(lifts.mean(), half, unseen_share(n_texts), most[:, number].max())
             got = (found.lift[item, 1 + head], found.low[item, 1 + head], found.high[item, 1 + head])
             assert got == pytest.approx((lifts.mean(), low, high))
             assert found.mass[item, 1 + head] == pytest.approx((masses[:, number, head] / counts[:, number]).mean())

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from attnscope.errors import AttnscopeError
-from attnscope.pipes import open_input
 from attnscope.text import MOST_BYTES, other_format, too_long
 
 _CHUNK = 65536
@@ -41,15 +40,8 @@ class Replay:
 
     @classmethod
     def of_pipe(cls, path: Path) -> "Replay":
-        """Return what a named pipe holds; it is closed with the last user of it.
-
-        Raises:
-            UnreadableError: Nothing comes through it.
-        """
-        try:
-            stream = open_input(path)
-        except AttnscopeError as error:
-            raise UnreadableError(error.message) from None
+        """What a named pipe holds; it is closed with the last user of it."""
+        stream = path.open("rb", buffering=0)
         replay = cls(stream, str(path))
         weakref.finalize(replay, stream.close)
         return replay

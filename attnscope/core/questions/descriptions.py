@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.few_texts import interval_of_few_texts
+from attnscope.core.exact.intervals import predicted_interval
 from attnscope.core.exact.running import RunningSums
 from attnscope.core.questions.gates import TINY, least_gain
 from attnscope.core.questions.level_tables import RIDGE, Floats
@@ -94,8 +94,8 @@ class Score:
     Attributes:
         explained: Share of the nats from uniform that it explains; below 0 if it is worse than uniform; NaN if there
             are none.
-        low: Lower end of its interval over texts; NaN with fewer than two.
-        high: Upper end, at most 1.
+        low: Lower end of its interval over texts; NaN where these texts cannot tell.
+        high: Upper end, at most 1; NaN likewise.
         nats: The mean of KL(A ‖ uniform).
         left: The mean of KL(A ‖ p).
     """
@@ -183,7 +183,7 @@ def score(part: Part, head: int, description: Description) -> tuple[Score, Float
     left = row_losses(part, head, description)
     nats = part.rows.uniform_nats[part.index, head]
     mass = part.mass[:, head]
-    return score_of_texts(part.texts, left * mass, nats * mass), left
+    return score_of_texts(part.texts, left * mass, nats * mass, mass), left
 
 
 def row_losses(part: Part, head: int, description: Description) -> Floats:
@@ -194,17 +194,17 @@ def row_losses(part: Part, head: int, description: Description) -> Floats:
     return losses
 
 
-def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Score:
+def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats, mass: Floats | None = None) -> Score:
     """Scores rows, each text with the same weight, with an interval over texts.
 
-    The explained share is one minus a ratio L of sums over texts (Cochran 1977, section 6.4). If a head fires rarely, a
-    few texts may carry what is left. So the ends are those of `interval_of_few_texts`: unseen texts are explained no
-    better than by uniform attention (L = 1), or wholly (0).
+    The explained share is one minus a ratio of sums over texts (Cochran 1977, section 6.4). Its ends are those of
+    `core.exact.intervals.predicted_interval`; NaN where these texts cannot tell.
 
     Args:
         texts: (row,): the number of each row's text.
         left: (row,): KL(A ‖ p), or the part of it that counts.
         nats: (row,): KL(A ‖ uniform).
+        mass: (row,): the share of the row's attention that both are about, 0 to 1; None = all of it.
     """
     numbers, which, counts = np.unique(texts, return_inverse=True, return_counts=True)
     if not len(numbers):
@@ -212,9 +212,9 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats) -> Scor
     sums = RunningSums(())
     of_left, of_nats = (np.bincount(which, of_rows) / counts for of_rows in (left, nats))
     sums.add(of_left, of_nats)
-    ratio, (low, high) = float(sums.ratio()), sums.interval()
-    least, most = interval_of_few_texts(ratio, float(high - low) / 2, sums.effective_texts(), 1.0)
-    return Score(1 - ratio, 1 - float(most), 1 - float(least), float(of_nats.mean()), float(of_left.mean()))
+    mean_mass = 1.0 if mass is None else float((np.bincount(which, mass) / counts).mean())
+    low, high = predicted_interval(sums.sample(), mean_mass, len(numbers))
+    return Score(1 - float(sums.ratio()), float(low), float(high), float(of_nats.mean()), float(of_left.mean()))
 
 
 class _Search:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from attnscope.core.exact.few_texts import interval_of_few_texts
+from attnscope.core.exact.intervals import skewed_interval, unseen_share
 
 Floats = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ class ItemSums:
     cannot show that there is one, and intervals from it fail.
 
     The standard error is that of a mean, with Student's t of T - 1 degrees of freedom. The ends are those of
-    `interval_of_few_texts`: texts of an unseen kind give the item nothing, or as much as is possible in any text.
+    `skewed_interval`: texts of an unseen kind give the item nothing, or as much as is possible in any text.
 
     Args:
         n_items: How many items.
@@ -126,7 +126,7 @@ class ItemSums:
             lift = sums / n
             variance = np.maximum(squares - n * lift**2, 0.0) / (n - 1) / n
             half = np.where(n > 1, stdtrit(np.maximum(n - 1, 1), 0.975) * np.sqrt(variance), np.nan)
-            low, high = interval_of_few_texts(lift, half, n, most)
+            low, high = skewed_interval(lift, half, unseen_share(n), most)
             return Lifts(masses / n, lift, low, high, counts, n_texts)
 
 

@@ -24,7 +24,7 @@ HARDLY = 0.02
 """Share of attention below which a part of a description is not mentioned."""
 
 UNSURE = 0.5
-"""If the interval of an explained share is wider than this, there are too few texts to tell."""
+"""If the interval of an explained share is wider than this, these texts cannot tell it."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ class HeadDescription(HeadOfKind):
         nats: How far its attention is from uniform: mean KL divergence over the scored texts.
         explained: The share of these that both parts of the description explain together, on texts that they were not
             fitted on.
-        low: Lower end of its 95% interval over texts; NaN with fewer than two texts. The interval allows for kinds of
-            text that the scored texts lack (`core.exact.few_texts`).
-        high: Upper end, at most 1.
+        low: Lower end of its 95% interval over texts. The interval allows for kinds of text that the scored texts lack;
+            NaN where these texts cannot tell (`core.exact.intervals.predicted_interval`).
+        high: Upper end, at most 1; NaN likewise.
         agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
         content: The feature of the first active term, with "not" before it if its weight is below 0. "" = there is
@@ -195,8 +195,8 @@ class HeadDescription(HeadOfKind):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether there are too few texts to tell how much is explained: the interval is wider than `UNSURE`."""
-        return self.main.high - max(self.main.low, 0.0) > UNSURE
+        """Whether these texts cannot tell how much is explained: the interval is missing, or wider than `UNSURE`."""
+        return not self.main.high - max(self.main.low, 0.0) <= UNSURE
 
     @property
     def words(self) -> str:
@@ -245,7 +245,7 @@ class HeadDescription(HeadOfKind):
         """The words and what they predict, such as "near tokens: predicts 66% of what sets it apart from uniform"."""
         if self.spreads_evenly:
             return f"{self.words}: {self.nats:.2f} nats from uniform"
-        unsure = " (too few texts to tell)" if self.is_unsure else ""
+        unsure = " (these texts cannot tell)" if self.is_unsure else ""
         warning = f" (! {self.warning})" if self.warning else ""
         if self.active is None or not self.attends or self.active.nats < EVEN:
             return f"{self.words}: {_prediction(self)}{unsure}{warning}"

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.few_texts import allow_for_unseen
 from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
-from attnscope.core.exact.running import DEPENDENCE, RunningSums
-from attnscope.core.measures.catalogue import FROM_OFFSETS, MEASURES, OFFSETS
+from attnscope.core.exact.running import RunningSums
+from attnscope.core.measures.catalogue import FROM_OFFSETS, OFFSETS
 from attnscope.records.heads.findings import Estimate, Head, Role
+from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, kinds_of, measure_intervals
 from attnscope.studies.heads.rules import RULES, Rule
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 
@@ -32,35 +32,12 @@ like others."""
 LEAST_TEXTS = 3
 """With fewer effective texts there is no role: Student's t has less than two degrees of freedom, and says nothing."""
 
-LEAST_ACTIVE = 0.1
-"""A role may rest on an `_active` measure where at least this share of the attention is off the resting keys.
-
-Of the queries that the measure itself counts: an induction head rests wherever there is nothing to repeat, over all
-queries 95% of the time and more.
-"""
-
 MARGIN = 0.1
 """How much of the way from its baseline to 1 a measure must have gone, beside reaching the threshold.
 
 Random weights differ from uniform attention by a little, and on all texts alike, so that no test over texts takes the
 difference for chance. In short texts, whose baselines are above the thresholds, every other head would have a role.
 """
-
-NO_SHARES = tuple(name for name, one in MEASURES.items() if one.low < 0 or one.high > 1)
-"""Measures that are no numbers from 0 to 1."""
-
-_HITS = ("positional", "rarest_token", "sink")
-"""Shares of queries or texts, each of which counts 1 or 0; the others are shares of attention."""
-
-_MEANS = ("relative_entropy",)
-"""Means from 0 to 1 that are no share of anything. Only the high end of their interval allows for texts of an unseen
-kind, in which the head may spread evenly. `diffuse` asks for the low end: it is about the texts that there are."""
-
-_OF_WHOLE_TEXTS = ("resting", "punctuation", "distance_tokens", "signed_distance_tokens", "rms_distance_tokens")
-"""Measures that differ more between texts than within them: how much a head leaves on sinks depends on what a whole
-text offers, and distances on its length. A decoder's head that rests on the first token attends to punctuation all the
-time in the few texts that begin with a mark. Their intervals count texts as the units. With `DEPENDENCE` those of ten
-texts hold in 85% of draws at worst (`resting`), and in 82% (distances); those of 40 in 68% (`punctuation`)."""
 
 FULL_KEYS = 1000
 """The number of keys at which the threshold of `diffuse` is the relative entropy; see `_Judged._even_enough`."""
@@ -101,93 +78,6 @@ def effective_texts(tally: Tally) -> float:
     return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
 
 
-def interval_of(
-    sums: RunningSums,
-    names: Sequence[str],
-    units: NDArray[np.float64] | float = 1.0,
-    uniform: Floats | None = None,
-) -> tuple[Floats, Floats]:
-    """The 95% intervals of measures.
-
-    Shares have the intervals of shares. Other measures have Student's t, which allows for texts of an unseen kind
-    (`allow_for_unseen`). The value of such texts lies between 0 and that of uniform attention, three times as far for
-    distances (where both sides are seen, the farthest token is three times as far as the mean one), and twice as far
-    for lengths of vectors. If the head leaves less than LEAST_ACTIVE outside sinks, a few texts hold all that an
-    `_active` measure counts, and the sample may lack them. Then the interval of a share contains both ends that such
-    texts could lead to; other measures have none.
-
-    Args:
-        sums: (…, measure).
-        names: The measures.
-        units: As `RunningSums.share_interval` takes them.
-        uniform: (…, measure): the values of uniform attention; None = only shares allow for unseen texts.
-
-    Returns:
-        The low and the high ends, (…, measure); NaN where there is none.
-    """
-    low, high = sums.interval()
-    shares, hits, unseen = _shares(names)
-    low_of_shares, high_of_shares = sums.share_interval(
-        hits=hits, unseen=unseen, dependence=_dependence(names), units=units
-    )
-    low, high = np.where(shares, low_of_shares, low), np.where(shares, high_of_shares, high)
-    if uniform is None:
-        return low, high
-    share, active = _unseen_shares(sums, names, units)
-    wide_low, wide_high = allow_for_unseen(sums.ratio(), low, high, share, *_range(names, uniform))
-    wide_low, wide_high = (np.where(active >= LEAST_ACTIVE, ends, np.nan) for ends in (wide_low, wide_high))
-    wide_high = np.where(shares, np.fmin(wide_high, 1.0), wide_high)
-    r, weight = sums.ratio(), np.where(active >= LEAST_ACTIVE, 0.0, share)
-    low, high = np.minimum(low, r * (1 - weight)), np.maximum(high, 1 - (1 - r) * (1 - weight))
-    return np.where(shares & unseen, low, wide_low), np.where(shares & unseen, high, wide_high)
-
-
-def _unseen_shares(
-    sums: RunningSums, names: Sequence[str], units: NDArray[np.float64] | float
-) -> tuple[Floats, Floats]:
-    """The share of what a measure counts that texts of an unseen kind may hold; and the share that is outside sinks.
-
-    An `_active` measure counts the attention outside sinks. A text of an unseen kind may have all of its attention
-    there, so it weighs more than the others if the head mostly rests.
-    """
-    share, counts = sums.most_unseen(units, _dependence(names)), sums.total("c")
-    active = np.ones_like(share)
-    for column, name in enumerate(names):
-        whole = name.removesuffix("_active")
-        if whole != name and whole in names:
-            number = names.index(whole)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                of = counts[..., column] / counts[..., number]
-            most = share[..., number]
-            active[..., column] = of
-            share[..., column] = most / (most + (1 - most) * of)
-    return share, active
-
-
-def _dependence(names: Sequence[str]) -> Floats:
-    """The `dependence` of `RunningSums.share_interval`, (measure,)."""
-    of_texts = np.isin([name.removesuffix("_active") for name in names], _OF_WHOLE_TEXTS)
-    return np.where(of_texts, 1.0, DEPENDENCE)
-
-
-def _range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:
-    """The least and the largest value that measures have in texts of an unseen kind; see `interval_of`."""
-    lowest, highest = np.where(np.isin(names, _MEANS), np.inf, np.fmin(uniform, 0.0)), np.fmax(uniform, 0.0)
-    for column, name in enumerate(names):
-        if name.startswith("signed_") and (distance := name.removeprefix("signed_")) in names:
-            far = 3 * uniform[..., names.index(distance)]
-            lowest[..., column], highest[..., column] = uniform[..., column] - far, uniform[..., column] + far
-        elif "distance" in name or "_weighted" in name:
-            highest[..., column] *= 3 if "distance" in name else 2
-    return lowest, highest
-
-
-def _shares(names: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which measures are shares; and what `RunningSums.share_interval` asks: of hits, and of what may be unseen?"""
-    shares = ~np.isin([name.removesuffix("_active") for name in names], NO_SHARES)
-    return shares, np.isin(names, _HITS), ~np.isin(names, _MEANS)
-
-
 @dataclass(frozen=True)
 class _Test:
     """A role by one measure that it may rest on."""
@@ -222,7 +112,7 @@ class _Judged:
         self.uniform = tally.uniform.ratio()
         units = tally.units(tally.names)
         self.queries = self.counts * units
-        self.low, self.high = interval_of(tally.measures, tally.names, units, self.uniform)
+        self.low, self.high = measure_intervals(tally.measures, tally.names, units, self.uniform)
         self.shape = self.values.shape[:2]
         self._sums = tally.measures.total("s")
         self.tests = [
@@ -239,11 +129,13 @@ class _Judged:
         )
         tested = _part(tally.measures, columns)
         self.effective = tested.effective_texts()
-        shares, hits, unseen = _shares([test.measure for test in self.tests])
-        of_shares = tested.share_p_above(self.limits, hits=hits, unseen=unseen, units=units[columns])
-        # Texts of an unseen kind may keep a measure that is no share below its limit: see `interval_of`.
+        kinds = kinds_of([test.measure for test in self.tests])
+        of_shares = tested.share_p_above(
+            self.limits, hits=kinds.are_hits, unseen=~kinds.are_means, units=units[columns]
+        )
+        # Texts of an unseen kind may keep a measure that is no share below its limit: see `measure_intervals`.
         least = np.where(self.low[..., columns] > self.limits, 0.0, 0.5)
-        p = np.where(shares, of_shares, np.maximum(tested.p_above(self.limits), least))
+        p = np.where(kinds.are_shares, of_shares, np.maximum(tested.p_above(self.limits), least))
         self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
         self.roles = tuple(dict.fromkeys(test.role for test in self.tests))
         self.role_p = np.stack(

@@ -32,9 +32,10 @@ from attnscope.records.heads.order import require_measures
 from attnscope.studies.ablation.causal import with_effects
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.concluding import conclude, sums_of
+from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_ACTIVE, LEAST_TEXTS, LEVEL, MARGIN
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.provenance import run_of

@@ -56,9 +56,11 @@ def _predicted(described: HeadDescription) -> Text:
     part = described.main
     if described.spreads_evenly or part.nats < EVEN:
         return Text("")
-    ends = "-".join(f"{100 * min(1.0, max(0.0, end)):.0f}" for end in (part.low, part.high))
     text = Text(percent(part.explained), style="cyan" if part.explained >= LITTLE else "")
-    return text.append("" if math.isnan(part.low) else f" {ends}", style="dim")
+    if math.isnan(part.low):
+        return text.append(" ?", style="dim")
+    low, high = (round(100 * end) for end in (part.low, part.high))
+    return text.append(f" {low if low >= 0 else '<0'}-{high if high >= 0 else '<0'}", style="dim")
 
 
 def _words(described: HeadDescription) -> Text:
@@ -81,8 +83,8 @@ def _notes(findings: Findings, described: Descriptions, n_other: int) -> list[st
     n_unsure = sum(each.is_unsure for each in described.heads if not each.spreads_evenly)
     if n_unsure:
         notes.append(
-            f"There are too few texts to tell how much of {amount(n_unsure, 'head')} is predicted: the interval is "
-            f"wider than {100 * UNSURE:.0f} points. Give more texts."
+            f"These texts cannot tell how much of {amount(n_unsure, 'head')} is predicted: the interval is wider than "
+            f"{100 * UNSURE:.0f} points, or there is none (?). Give more texts. A head that mostly rests needs many."
         )
     if n_other:
         notes.append(

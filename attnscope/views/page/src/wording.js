@@ -94,7 +94,8 @@ export function wordsOfDescription({ terms, nats, explained, active }) {
 export function predictedOf(description) {
   const { explained, low, high, nats } = description.active?.share >= HARDLY ? description.active : description;
   if (description.nats < EVEN || nats < EVEN) return `${shortNumber(nats)} nats from uniform`;
-  return `predicts ${percent(explained)}${intervalText(low, high, percent)} of what sets it apart from uniform attention (${shortNumber(nats)} nats)`;
+  const sure = intervalText(low, high, percent) || " (these texts cannot tell)";
+  return `predicts ${percent(explained)}${sure} of what sets it apart from uniform attention (${shortNumber(nats)} nats)`;
 }
 
 /** What the other half of the texts has in place of the first term outside sinks; empty = the same. */

@@ -1,0 +1,409 @@
+"""How sure ratios of sums over texts are: one interval, and one test, for each kind of number.
+
+A number is r = Σs / Σc over texts that were drawn independently. There are three kinds of it:
+
+- means and differences of any sign: `mean_interval`, `mean_p_above` (Student's t);
+- shares, 0 <= s <= c: `share_interval`, `share_p_above` (Wilson's score interval);
+- ratios that a few texts may carry, 0 <= s: `skewed_interval` (limits of a Poisson mean).
+
+The spread of the texts that were seen cannot show a kind of text that the sample lacks. If a head fires in one text of
+a hundred, most samples of forty texts look as if it never did. So each interval also allows for unseen texts: for as
+many as the sample could lack (`unseen_share`), with as much weight as they could have (`weight_of_unseen`), and with
+the least or the largest value that is possible in them. Where this leaves nothing to say, there is no interval.
+
+NumPy and SciPy only. Knows no heads, no measures and no sums: those are in `core.exact.running`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri, stdtr, stdtrit
+
+Floats = NDArray[np.float64]
+
+END = 0.025
+"""The probability with which each end of a 95% interval may miss."""
+
+RARELY = 0.1
+"""The same of an end that assumes the worst of unseen texts in every respect.
+
+That is in their number, their weight and their value at once. With END, such ends are twice as far away as real texts
+need (docs/evidence/intervals.md); with RARELY they hold in 90% of samples even if the worst is true."""
+
+DEPENDENCE = 0.3
+"""The intraclass correlation of the queries of a text that is assumed of what was never seen; see `share_interval`."""
+
+MOST_UNSEEN = 0.6
+"""If unseen texts could have more than this share of the weight, these texts cannot tell: there is no interval. Three
+texts that are all alike leave 0.54."""
+
+WIDEST = 1.0
+"""An interval of a predicted share that is wider than this tells nothing, and is none."""
+
+FEWEST = 2.0
+"""With fewer effective texts a predicted share has no interval."""
+
+LARGEST_LOSS = 1.5
+"""The largest loss, as a part of uniform attention's, that a description may have in texts of an unseen kind.
+
+In one text of ten of SmolLM2's, a line that was fitted on other texts loses more than 1.2 times what uniform attention
+loses. So the value of uniform attention, 1, would be no bound."""
+
+_FEWEST_DEGREES = 0.1
+"""Fewer degrees of freedom have no quantile: there t is 2e12 at 95%, and further down scipy's stdtrit goes wrong."""
+
+
+class Sample(NamedTuple):
+    """What intervals need to know of sums over texts, arrays of one shape.
+
+    Attributes:
+        ratio: r = Σs / Σc; NaN if Σc is 0.
+        error: The standard error of r; NaN with fewer than two texts.
+        degrees: Degrees of freedom of the error: the effective number of texts less 1; NaN without an error.
+        n_texts: The effective number of texts, (Σc)² / Σc² (Kish 1965, section 11.7).
+        total: Σc.
+    """
+
+    ratio: Floats
+    error: Floats
+    degrees: Floats
+    n_texts: Floats
+    total: Floats
+
+
+# Means ----------------------------------------------------------------------------------------------------------
+
+
+def mean_interval(sample: Sample, level: float = 0.95) -> tuple[Floats, Floats]:
+    """Return the interval r ± t·se, t from Student's t distribution.
+
+    Not cut to any range. Zero width if all texts have the same s / c.
+
+    Args:
+        sample: What is known of the sums.
+        level: The coverage, between 0 and 1.
+
+    Returns:
+        The low and the high ends; NaN without an error, or with fewer than 1.1 effective texts.
+
+    Raises:
+        ValueError: The level is not between 0 and 1.
+    """
+    half = _student(sample, level) * sample.error
+    return sample.ratio - half, sample.ratio + half
+
+
+def mean_p_above(sample: Sample, threshold: ArrayLike) -> Floats:
+    """Return the one-sided p-value against H0: the mean is at most the threshold, broadcast to the sample's shape.
+
+    P(T >= (r - threshold) / se): p < (1 - level) / 2 exactly where `mean_interval` at that level lies above the
+    threshold. 0 or 1 if se is 0. NaN without an error, or if the threshold is NaN.
+    """
+    above = sample.ratio - np.broadcast_to(np.asarray(threshold, np.float64), sample.ratio.shape)
+    certain = np.where(above > 0, np.inf, -np.inf)
+    t = np.divide(above, sample.error, out=certain, where=sample.error != 0)
+    # Not 1 - stdtr(t): that loses all digits of a small p.
+    p = np.where(np.isnan(above), np.nan, stdtr(sample.degrees, -t))
+    return np.where(np.isnan(sample.error), np.nan, p)
+
+
+# Shares ---------------------------------------------------------------------------------------------------------
+
+
+def share_interval(
+    sample: Sample,
+    level: float = 0.95,
+    *,
+    hits: ArrayLike = False,
+    unseen: ArrayLike = True,
+    dependence: ArrayLike = DEPENDENCE,
+    units: ArrayLike = 1.0,
+) -> tuple[Floats, Floats]:
+    """Return the interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
+
+    r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all 1 and
+    give [1, 1]. There are two bounds, of which the wider one holds:
+
+    1. Wilson's score interval with continuity correction (Newcombe 1998, Statistics in Medicine 17, method 4) for
+       n = r(1 - r) / se² independent units (Korn & Graubard 1998, Survey Methodology 24), with Student's t for the
+       normal quantile. Its variance at an end θ is se² · θ(1 - θ) / r(1 - r): it grows towards the middle.
+    2. What was never seen (`unseen`). Texts that are all alike give se = 0. Yet a share u of units of another kind
+       stays unseen in N independent ones with probability (1 - u)^N. The low end is at most r · α^(1/N), α = (1 -
+       level) / 2, as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N). If all units are hits this
+       is the end of Clopper & Pearson (1934). N is from `independent_units`.
+
+    Simulated, 95% intervals of 10 to 100 texts hold shares of 0.01 to 0.99 in 94% of samples or more, whether texts
+    count 1 or 0, hits that depend on each other within texts (ρ of 0 to 0.3), or masses. They are conservative (97 to
+    100%) near 0 and 1, with fewer than ten texts, and for masses that hardly vary. Of three texts that are either 0.2
+    or 1 as a whole (ρ = 1) they hold the truth in 71%.
+
+    `hits`, `unseen`, `dependence` and `units` are broadcast to the shape of the sample.
+
+    Args:
+        sample: What is known of the sums.
+        level: The coverage, between 0 and 1.
+        hits: Whether each unit of c counts 1 or 0, as a query whose largest weight is in one place: then se² is at
+            least r(1 - r) / Σc.
+        unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
+            anything.
+        dependence: As in `independent_units`.
+        units: As in `independent_units`.
+
+    Returns:
+        The low and the high ends; NaN where `mean_interval` is.
+
+    Raises:
+        ValueError: The level is not between 0 and 1.
+    """
+    student = _student(sample, level)
+    part = _share(sample, hits, unseen, dependence, units)
+
+    # The score interval, with the share moved by the continuity correction: (x - θ)² = a θ(1 - θ).
+    a = student**2 / part.n
+    low = _score_end(np.maximum(part.r - part.correction, 0), a, -1)
+    high = _score_end(np.minimum(part.r + part.correction, 1), a, 1)
+
+    # What was never seen.
+    with np.errstate(under="ignore"):  # of next to no units nothing is seen
+        seen = ((1 - level) / 2) ** (1 / part.n_unseen)
+    low = np.minimum(low, part.r * seen)
+    high = np.maximum(high, 1 - (1 - part.r) * seen)
+
+    is_defined = ~np.isnan(a)
+    return np.where(is_defined, np.clip(low, 0, 1), np.nan), np.where(is_defined, np.clip(high, 0, 1), np.nan)
+
+
+def share_p_above(
+    sample: Sample,
+    threshold: ArrayLike,
+    *,
+    hits: ArrayLike = False,
+    unseen: ArrayLike = True,
+    dependence: ArrayLike = DEPENDENCE,
+    units: ArrayLike = 1.0,
+) -> Floats:
+    """Return the one-sided p-value against H0: the share is at most the threshold, broadcast to the sample's shape.
+
+    The test that `share_interval` is the inversion of, with the same arguments: p < (1 - level) / 2 exactly where the
+    interval at that level lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and
+    (θ/r)^N, at most 0.5; for θ above r likewise, counted from the other side. NaN without an error, or if the threshold
+    is NaN.
+    """
+    part = _share(sample, hits, unseen, dependence, units)
+    limit = np.broadcast_to(np.asarray(threshold, np.float64), sample.ratio.shape)
+    inside = np.clip(limit, 0, 1)
+    distance = np.abs(part.r - inside)
+    with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
+        t = np.maximum(distance - part.correction, 0) / np.sqrt(inside * (1 - inside) / part.n)
+        t = np.where(distance > part.correction, t, 0)
+        away = np.where(inside < part.r, inside / part.r, (1 - inside) / (1 - part.r)) ** part.n_unseen
+    p = np.minimum(np.maximum(stdtr(sample.degrees, -t), away), 0.5)  # beyond lies the other side
+    p = np.where(inside < part.r, p, 1 - p)
+    p = np.where(limit < 0, 0.0, np.where(limit >= 1, 1.0, p))
+    is_defined = ~(np.isnan(sample.error) | np.isnan(limit))
+    return np.where(is_defined, p, np.nan)
+
+
+def independent_units(sample: Sample, dependence: ArrayLike = DEPENDENCE, units: ArrayLike = 1.0) -> Floats:
+    """Return how many independent units the texts amount to when one asks what they could lack; NaN without a text.
+
+    N = 1 / (ρ/m + (1 - ρ)/Σc) for m effective texts of Σc units (Kish 1965, section 5.4).
+
+    Args:
+        sample: What is known of the sums.
+        dependence: The intraclass correlation ρ of the units of a text, 0 to 1; at 1 texts are the units. Texts that
+            are alike cannot tell it.
+        units: How many units a count of 1 stands for, if s and c of a text were divided by its length: the harmonic
+            mean of the lengths. Σc times it is then Kish's effective number of units, (Σc)² / Σ(c/length), of a
+            quantity that is defined for the same share of each text.
+    """
+    total = sample.total * np.asarray(units, np.float64)
+    has_text = total > 0
+    rho = np.broadcast_to(np.asarray(dependence, np.float64), sample.ratio.shape)
+    n_units: Floats = 1 / (
+        rho / np.where(has_text, sample.n_texts, np.nan) + (1 - rho) / np.where(has_text, total, np.nan)
+    )
+    return n_units
+
+
+class _Share(NamedTuple):
+    """A share, and how many independent units it stands for.
+
+    Attributes:
+        r: The share.
+        n: The units that would have its standard error.
+        correction: For continuity.
+        n_unseen: The units under the assumed dependence within texts; infinite without the second bound.
+    """
+
+    r: Floats
+    n: Floats
+    correction: Floats
+    n_unseen: Floats
+
+
+def _share(sample: Sample, hits: ArrayLike, unseen: ArrayLike, dependence: ArrayLike, units: ArrayLike) -> _Share:
+    r = np.clip(sample.ratio, 0, 1)
+    binomial = r * (1 - r)
+    total = sample.total * np.asarray(units, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = np.where(np.broadcast_to(hits, r.shape), binomial / np.where(total > 0, total, np.nan), 0)
+        # The spread is unknown if everything is 0 or 1: then the second bound alone holds.
+        n = np.where(binomial > 0, binomial / np.maximum(sample.error**2, least), np.inf)
+    n_unseen = np.where(np.broadcast_to(unseen, r.shape), independent_units(sample, dependence, units), np.inf)
+    return _Share(r, n, 0.5 / n, n_unseen)
+
+
+def _score_end(x: Floats, a: Floats, side: int) -> Floats:
+    """Return the lower (side -1) or upper (1) root θ of (x - θ)² = a θ(1 - θ)."""
+    half = np.sqrt(a * x * (1 - x) + a * a / 4)
+    end: Floats = (x + a / 2 + side * half) / (1 + a)
+    return end
+
+
+def _student(sample: Sample, level: float) -> Floats:
+    """Return the quantile of Student's t for an interval of this level; NaN with too few degrees of freedom."""
+    if not 0 < level < 1:
+        raise ValueError(f"a level is between 0 and 1; got {level}")
+    degrees = np.where(sample.degrees < _FEWEST_DEGREES, np.nan, sample.degrees)
+    quantile: Floats = stdtrit(degrees, (1 + level) / 2)
+    return quantile
+
+
+# Ratios that a few texts carry ----------------------------------------------------------------------------------
+
+
+def skewed_interval(ratio: ArrayLike, half: ArrayLike, unseen: ArrayLike, highest: ArrayLike) -> tuple[Floats, Floats]:
+    """Return the 95% interval of r = Σs / Σc over texts, 0 <= s, if a few texts may carry Σs.
+
+    If a head fires in one text of forty, that text holds nearly all of Σs. Then r ± t·se misses two errors:
+
+    1. *The texts that were seen vary.* k = (z r / half)² equal and independent events would vary as much: k is about
+       ten if ten texts share Σs equally. The ends are the limits of a Poisson mean after k observed events (Garwood
+       1936, Biometrika 28), by Byar's approximation (Breslow & Day 1987, Statistical Methods in Cancer Research II,
+       section 2.3):
+
+           low  = r / k · k (1 - 1/(9k) - z / (3 √k))³,   and r α^(1/k) for k below 1, α = 2.5%
+           high = r / k · (k + 1) (1 - 1/(9(k + 1)) + z / (3 √(k + 1)))³
+
+       For many events these are r ± half. For few they are skewed, as such sums are.
+    2. *A kind of text was not seen.* It may have a share w of the counts. Then the ratio is between (1 - w) r, if s is
+       0 in such texts, and (1 - w) r + w·highest.
+
+    The errors are independent, so their distances from r are added as squares on each side; at the low end, as
+    logarithms (MOVER: Zou & Donner 2008, Statistics in Medicine 27). The combination is ours.
+
+    Args:
+        ratio: r, at least 0.
+        half: t·se of the ratio, as of `mean_interval`.
+        unseen: w, as of `unseen_share` or `weight_of_unseen`.
+        highest: The largest ratio in texts of an unseen kind; ignored if it is below r.
+
+    Returns:
+        The low end (at least 0) and the high end; NaN if `half` is NaN.
+    """
+    r, half = np.asarray(ratio, np.float64), np.asarray(half, np.float64)
+    z = float(ndtri(1 - END))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
+        # The texts that were seen.
+        k = np.clip(np.where(r > 0, (z * r / half) ** 2, 1.0), 1e-6, 1e12)
+        k = np.where(np.isnan(half), np.nan, k)
+        byar = np.maximum(1 - 1 / (9 * k) - z / (3 * np.sqrt(k)), 0.0) ** 3
+        fewer = np.where(k < 1, END ** (1 / k), byar)
+        more = (1 + 1 / k) * (1 - 1 / (9 * (k + 1)) + z / (3 * np.sqrt(k + 1))) ** 3
+        # Those that were not.
+        low = r * np.exp(-np.hypot(np.log(fewer), np.log1p(-np.asarray(unseen))))
+        high = allow_for_unseen(r, low, r * more, unseen, r, highest)[1]
+    return low, high
+
+
+def predicted_interval(loss: Sample, mass: ArrayLike, n_texts: int) -> tuple[Floats, Floats]:
+    """Return the 95% interval of a predicted share, 1 - L, L = Σ loss / Σ nats over held-out texts.
+
+    Both sums count only the attention outside sinks (`mass`). A head that mostly rests leaves little there, and a text
+    of an unseen kind may have all of its attention there. So it may weigh 1 / mass times as much as a text of the
+    sample. The loss may be between 0 and LARGEST_LOSS in such texts.
+
+    Args:
+        loss: L, as of sums over texts.
+        mass: The mean share of attention that is counted, 0 to 1; 1 if all of it is.
+        n_texts: How many texts there are.
+
+    Returns:
+        The low and the high end, at most 1. NaN where these texts cannot tell: there are fewer than FEWEST
+        effective texts, unseen ones could have more than MOST_UNSEEN of the weight, or the interval would be wider
+        than WIDEST.
+    """
+    low_loss, high_loss = mean_interval(loss)
+    weight = weight_of_unseen(unseen_share(max(n_texts, 1), RARELY), mass)
+    least, most = skewed_interval(loss.ratio, (high_loss - low_loss) / 2, weight, LARGEST_LOSS)
+    tells = (loss.n_texts >= FEWEST) & (weight <= MOST_UNSEEN) & (most - least <= WIDEST)
+    return np.where(tells, 1 - most, np.nan), np.where(tells, 1 - least, np.nan)
+
+
+# Texts of an unseen kind ----------------------------------------------------------------------------------------
+
+
+def unseen_share(n_texts: ArrayLike, missed: float = END) -> Floats:
+    """Return the largest share u, 0 to 1, of all texts that may be of a kind which n independent texts do not show.
+
+    u solves (1 - u)^n = `missed`, the probability with which an end of an interval may miss. `n_texts` is at least 1,
+    and may be an effective number.
+    """
+    with np.errstate(divide="ignore", under="ignore"):  # of no texts at all every kind is unseen
+        share: Floats = 1 - missed ** (1 / np.asarray(n_texts, np.float64))
+    return share
+
+
+def weight_of_unseen(share: ArrayLike, typical: ArrayLike) -> Floats:
+    """Return the share of Σc that unseen texts hold, if they are a share u of all texts and count as much as possible.
+
+    w = u / (u + (1 - u) f): a text that was seen counts f of what a text could, on average.
+
+    Args:
+        share: u, as of `unseen_share`.
+        typical: f, 0 to 1. At 1 unseen texts weigh as much as others: w = u.
+    """
+    u = np.asarray(share, np.float64)
+    f = np.clip(np.asarray(typical, np.float64), 0.0, 1.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        weight: Floats = u / (u + (1 - u) * f)
+    return weight
+
+
+def allow_for_unseen(
+    ratio: ArrayLike, low: ArrayLike, high: ArrayLike, unseen: ArrayLike, lowest: ArrayLike, highest: ArrayLike
+) -> tuple[Floats, Floats]:
+    """Return an interval that also allows for texts of an unseen kind.
+
+    If they hold a share w of the counts, the ratio is between (1 - w) r + w·lowest and (1 - w) r + w·highest, the least
+    and largest ratio in such texts. This error and that of the ends `low` and `high`, which know of no unseen kind, are
+    independent. So their distances from r are added as squares on each side (MOVER: Zou & Donner 2008, Statistics in
+    Medicine 27). `lowest` is ignored if it is above r, `highest` if it is below.
+
+    Returns:
+        The low and the high end.
+    """
+    r, w = np.asarray(ratio, np.float64), np.asarray(unseen, np.float64)
+    below = np.hypot(r - np.asarray(low), w * np.maximum(r - np.asarray(lowest), 0.0))
+    above = np.hypot(np.asarray(high) - r, w * np.maximum(np.asarray(highest) - r, 0.0))
+    return r - below, r + above
+
+
+def allow_share_for_unseen(
+    share: ArrayLike, low: ArrayLike, high: ArrayLike, below: ArrayLike, above: ArrayLike
+) -> tuple[Floats, Floats]:
+    """Return an interval of a share that also allows for unseen texts: they may be at 0, or at 1.
+
+    The wider one of the interval and of (1 - w) r to (1 - w) r + w holds, as in `share_interval`.
+
+    Args:
+        share: r.
+        low: The low end.
+        high: The high end.
+        below: The share w of the counts that unseen texts may hold which are at 0.
+        above: The same of those which are at 1.
+    """
+    r = np.asarray(share, np.float64)
+    return np.minimum(low, r * (1 - np.asarray(below))), np.maximum(high, 1 - (1 - r) * (1 - np.asarray(above)))
