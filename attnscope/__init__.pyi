@@ -8,7 +8,6 @@ from attnscope.corpus import Corpus as Corpus
 from attnscope.corpus.pairs import Pairs as Pairs
 from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
-from attnscope.models.own.decoder import own_decoder as own_decoder
 from attnscope.records import (
     AttentionMap as AttentionMap,
 )

@@ -132,9 +132,13 @@ def refuse_beside(option: str, *groups: Any, **others: object) -> None:
 # Options that mean the same in every question --------------------------------------------------------------------
 
 
-def seed_option(of: str) -> Any:
-    """The field `seed` of a dataclass of options, and what is drawn by it."""
-    return option(f"Seed of {of}.", default=0, least=0)
+MOST_SEED = 2**32 - 1
+"""The largest seed that every generator takes."""
+
+
+def seed_option(of: str, *, python_only: bool = False) -> Any:
+    """Return the field `seed` of a dataclass of options; `of` names what is drawn by it."""
+    return option(f"Seed of {of}.", default=0, least=0, most=MOST_SEED, python_only=python_only)
 
 
 def kind_option() -> Any:

@@ -14,6 +14,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.pipes import open_input
 from attnscope.records import Tokens
 
 Style = Literal["auto", "plain", "bytes", "sentencepiece"]
@@ -22,6 +23,20 @@ Style = Literal["auto", "plain", "bytes", "sentencepiece"]
 
 MOST_BYTES = 100_000_000
 """Of one text; what is longer is no text but a stream without an end, or a corpus that is not split."""
+
+
+MOST_CHARACTERS = 2**22
+"""Of one text of a corpus. A tokenizer takes 200 bytes of memory for each."""
+
+
+def require_tokenizable(*texts: str | None) -> None:
+    """Refuse what would fill the memory as it is tokenised: more than twice MOST_CHARACTERS."""
+    n = sum(len(text) for text in texts if text is not None)
+    if n > 2 * MOST_CHARACTERS:
+        raise AttnscopeError(
+            f"{n:,} characters are too many to be tokenised at once: at most {2 * MOST_CHARACTERS:,}",
+            "split the text, or give its beginning",
+        )
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------
@@ -237,7 +252,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     if file is not None and str(file) != "-":
         name = str(file)
         try:
-            with file.open("rb") as stream:
+            with open_input(file) as stream:
                 raw = _read_whole(stream, name)
         except OSError as error:
             raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error
@@ -341,6 +356,8 @@ def other_format(start: bytes) -> tuple[str, str] | None:
 
 def refuse_other_format(path: str, name: str) -> None:
     """Refuses a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader."""
+    if not Path(path).is_file():
+        return
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         if other := other_format(file.read(16)):
             raise UsageError(f"{name} is {other[0]}", other[1])

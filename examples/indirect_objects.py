@@ -1,6 +1,6 @@
 """How heads find the indirect object: the smallest decoders that learn it, and what patching says of them.
 
-    python examples/indirect_objects.py     # a minute on one core; writes indirect-objects/
+    python -m examples.indirect_objects     # a minute on one core; writes indirect-objects/
 
 *Mary John ; John to* goes on with *Mary*: of two names the one that does not come again, in either order. The decoders
 have neither feed-forward networks nor norms: the logits are a sum over heads. Adhikari 2025 (arXiv 2510.25013) found
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import attnscope
+from examples.decoder import DecoderModel, decoder, wrap
 
 NAMES = ("Mary", "John", "Tom", "James", "Anna", "Paul", "Peter", "David", "Sarah", "Emma", "Kate", "Mark", "Jack",
          "Lucy", "Alice", "Bob", "Michael", "Robert", "Daniel", "Laura")  # fmt: skip
@@ -55,13 +56,13 @@ class Run:
     n_heads: int
     seed: int
 
-    def train(self, folder: Path) -> float:
-        """Trains a decoder on three quarters of the sentences, and saves it.
+    def train(self) -> tuple[DecoderModel, float]:
+        """Train a decoder on three quarters of the sentences.
 
         Returns:
-            The share of the other sentences that it answers right.
+            The decoder as a model for attnscope, and the share of the other sentences that it answers right.
         """
-        network = attnscope.own_decoder(
+        network = decoder(
             VOCABULARY, n_layers=self.n_layers, n_heads=self.n_heads, d_model=16, positions="learned", norm=False,
             max_tokens=5, seed=self.seed,
         )  # fmt: skip
@@ -86,8 +87,7 @@ class Run:
             slower.step()
         with torch.inference_mode():
             right = network(unseen[:, :-1])[:, -1].argmax(1) == unseen[:, -1]
-        network.save(folder)
-        return right.double().mean().item()
+        return wrap(network), right.double().mean().item()
 
 
 def pairs(question: str, n: int = 100, seed: int = 0) -> Iterator[dict[str, str]]:
@@ -119,9 +119,8 @@ def main() -> None:
     torch.set_num_threads(1)
     for shape in SHAPES:
         folder = given.out / f"{shape[0]}-layer-{shape[1]}-head"
-        right = Run(*shape, given.seed).train(folder)
+        model, right = Run(*shape, given.seed).train()
         print(f"{folder.name}: {right:.0%} of the held-out sentences are right")
-        model = attnscope.load(str(folder))
         for question in ("again", "names"):
             found = attnscope.patch(model, list(pairs(question)), attnscope.PatchOptions(paths=2))
             found.save(folder / f"{question}.npz")

@@ -1,6 +1,6 @@
 """How an induction head comes to be: a small decoder learns bigrams in context, and its timeline is drawn.
 
-    python examples/induction.py            # a minute or two on two cores; writes induction/
+    python -m examples.induction            # a minute or two on two cores; writes induction/
 
 Each sequence is a Markov chain of its own: what follows each of 8 words is drawn anew from a Dirichlet distribution
 (concentration 0.3). Nothing can be known of a sequence but by counting in it, so that the best prediction counts what
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import attnscope
+from examples.decoder import decoder
 
 WORDS, LENGTH, CONCENTRATION = 8, 96, 0.3
 BATCH, STEPS, RATE = 32, 600, 0.003
@@ -82,7 +83,7 @@ class Run:
     def train(self) -> Path:
         """Trains a decoder, and saves it at some steps as folder/checkpoint-STEP."""
         torch.set_num_threads(1)  # matrices this small are not computed faster by two
-        network = attnscope.own_decoder(WORDS, n_layers=self.n_layers, n_heads=2, d_model=64, seed=self.seed)
+        network = decoder(WORDS, n_layers=self.n_layers, n_heads=2, d_model=64, seed=self.seed)
         optimizer = torch.optim.AdamW(network.parameters(), RATE, betas=(0.9, 0.98), weight_decay=0.01)
         slower = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / 20) * (1 - n / STEPS) ** 0.5)
         for step, ids in zip(range(STEPS + 1), chains(BATCH, 1000 + self.seed), strict=False):

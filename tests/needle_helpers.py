@@ -1,14 +1,12 @@
 """A decoder whose heads are made by hand: one looks at the token before, one finds what followed, and copies it."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 import attnscope
 from attnscope.models.model import Model
-from attnscope.models.own.decoder import OwnDecoder
 from attnscope.records.heads.findings import Findings
+from examples.decoder import Decoder, decoder, wrap
 
 WORDS, PLACES = 20, 120
 PREVIOUS, RETRIEVAL, OFFSET = (0, 1), (1, 0), (1, 1)
@@ -16,7 +14,7 @@ PREVIOUS, RETRIEVAL, OFFSET = (0, 1), (1, 0), (1, 1)
 _SHARP = 300.0
 
 
-def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -> OwnDecoder:
+def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -> Decoder:
     """Two layers, no norms; the stream has the token, the token before, the answer, and the place, one-hot each.
 
     Args:
@@ -27,7 +25,7 @@ def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -
     token, before, answer = (slice(part * WORDS, (part + 1) * WORDS) for part in range(3))
     place = slice(3 * WORDS, 3 * WORDS + PLACES)
     width = n_heads * PLACES
-    network = attnscope.own_decoder(
+    network = decoder(
         WORDS, n_layers=2, n_heads=n_heads, d_model=width, positions="learned", norm=False, max_tokens=PLACES
     )
     with torch.no_grad():
@@ -51,7 +49,7 @@ def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -
 
 
 def _plant(
-    network: OwnDecoder, at: tuple[int, int], query: tuple[slice, Tensor], key: tuple[slice, Tensor],
+    network: Decoder, at: tuple[int, int], query: tuple[slice, Tensor], key: tuple[slice, Tensor],
     moved: tuple[slice, slice],
 ) -> None:  # fmt: skip
     attention = network.layers[at[0]].attention
@@ -68,12 +66,7 @@ def _plant(
 
 def planted_model(n_heads: int = 2, *, writes: bool = True) -> Model:
     """The same as a loaded model."""
-    return attnscope.load(planted_decoder(n_heads, writes=writes))
-
-
-def save_planted(folder: Path) -> Path:
-    """The same as files."""
-    return planted_decoder().save(folder)
+    return wrap(planted_decoder(n_heads, writes=writes))
 
 
 def planted_findings() -> Findings:

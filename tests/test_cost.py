@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import files
-from attnscope.models.own.decoder import own_decoder
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
 from attnscope.studies.teaching.cost import BYTES, cost, find_sizes
 from attnscope.views.drawing.layout import SCREEN
@@ -360,15 +359,3 @@ def test_a_terminal_of_eighty_columns_breaks_formulas_before_their_numbers(name:
     assert numbers and all(line.startswith("      = ") for line in numbers)
     # What does not fit on one line is broken between terms.
     assert all(line.count("(") == line.count(")") for line in lines if line.startswith("      = "))
-
-
-@pytest.mark.parametrize("d_ff", [0, 7])
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
-@pytest.mark.parametrize("norm", [True, False])
-def test_own_decoders_cost_what_their_modules_hold(tmp_path: Path, d_ff: int, positions: Any, norm: bool) -> None:
-    network = own_decoder(
-        11, n_layers=2, n_heads=3, d_model=12, d_ff=d_ff, positions=positions, norm=norm, max_tokens=9
-    )
-    network.save(tmp_path / "own")
-    found = cost(find_sizes(str(tmp_path / "own")), 8)
-    assert found.value("parameters") == sum(weight.numel() for weight in network.parameters())

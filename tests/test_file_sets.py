@@ -1,6 +1,5 @@
 """Files that belong together: all new or all earlier, whenever a run is stopped; whatever else is there stays."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -164,13 +163,3 @@ def test_no_folder_is_named_as_stdout_is(command: tuple[str, ...], run: Run, tmp
     status, out, err = run(*command, *model, "-o", "-")
     assert (status, out) == (2, "") and "- is stdout, which takes no files" in err, err
     assert not (tmp_path / "-").exists()
-
-
-def test_a_model_of_our_own_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["the", "cat"]
-    attnscope.own_decoder(words, n_layers=1, n_heads=2, d_model=8).save(tmp_path / "m")
-    before = {path: path.read_bytes() for path in (tmp_path / "m").iterdir()}
-    monkeypatch.setattr(json, "dumps", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        attnscope.own_decoder(words, n_layers=2, n_heads=2, d_model=8).save(tmp_path / "m")
-    assert {path: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before

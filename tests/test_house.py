@@ -16,7 +16,7 @@ MOST_PARAMETERS = 8
 MOST_FILES = 14
 MANY_PARAMETERS = {
     "core/attention/multihead.py:__init__", "core/attention/multihead.py:forward",  # as torch.nn.MultiheadAttention's
-    "models/__init__.py:load", "models/own/decoder.py:own_decoder", "records/maps/elsewhere.py:record_from_arrays",
+    "models/__init__.py:load", "records/maps/elsewhere.py:record_from_arrays",
     "studies/maps/study.py:heatmap",  # public, with a keyword for each thing that users choose
     "models/hf/seam.py:attention_function",  # as transformers calls it
 }  # fmt: skip

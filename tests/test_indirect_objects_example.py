@@ -5,7 +5,6 @@ One layer: a contrastive head beside an additive one. Two layers: layer 0 acts t
 """
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,10 +30,9 @@ def test_the_name_that_comes_once_is_right() -> None:
             assert differ == [3] if question == "again" else len(differ) == 1 and counts[pair["wrong"]] == 0
 
 
-def study(shape: tuple[int, int], seed: int, folder: Path) -> dict[str, Patching] | None:
+def study(shape: tuple[int, int], seed: int) -> dict[str, Patching] | None:
     """What patching says of a seed, by question; None where it has not learned the task."""
-    right = indirect_objects.Run(*shape, seed).train(folder)
-    model = attnscope.load(str(folder))
+    model, right = indirect_objects.Run(*shape, seed).train()
     options = attnscope.PatchOptions(paths=2)
     found = {
         question: attnscope.patch(model, list(indirect_objects.pairs(question)), options)
@@ -44,10 +42,10 @@ def study(shape: tuple[int, int], seed: int, folder: Path) -> dict[str, Patching
 
 
 @pytest.mark.slow
-def test_one_layer_has_a_contrastive_head(tmp_path: Path) -> None:
+def test_one_layer_has_a_contrastive_head() -> None:
     """Effects add up. In half of the seeds that learn it or more, one head alone knows which name comes again."""
     torch.set_num_threads(1)
-    learned = [found for seed in SEEDS if (found := study((1, 2), seed, tmp_path / str(seed)))]
+    learned = [found for seed in SEEDS if (found := study((1, 2), seed))]
     contrastive = 0
     for found in learned:
         shares = [head.effects["share"] for head in found["again"].heads]
@@ -59,10 +57,10 @@ def test_one_layer_has_a_contrastive_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_layers_act_through_queries(tmp_path: Path) -> None:
+def test_two_layers_act_through_queries() -> None:
     """In most seeds layer 0 tells the queries of layer 1 which name comes again; layer 1 writes the answer in all."""
     torch.set_num_threads(1)
-    learned = [found for seed in SEEDS if (found := study((2, 1), seed, tmp_path / str(seed)))]
+    learned = [found for seed in SEEDS if (found := study((2, 1), seed))]
     by_queries = 0
     for found in learned:
         edges = {(edge.receiver, edge.by): edge.share for edge in found["again"].edges if edge.sender == "L0H0"}

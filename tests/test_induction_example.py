@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.models.model import Model
+from attnscope.core.attention.seam import attend
+from attnscope.models.model import Batch, Model
 from attnscope.records.heads.findings import Findings
 from examples import induction
 
@@ -72,7 +73,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
     for one, two in zip(folders[::2], folders[1::2], strict=True):
         models = [attnscope.load(folder / f"checkpoint-{induction.STEPS}") for folder in (one, two)]
         with torch.inference_mode():
-            losses = tuple(induction.model_loss(model.network(ids), ids).item() for model in models)
+            losses = tuple(
+                induction.model_loss(model.outputs(Batch(ids), attend).logits, ids).item() for model in models
+            )
         made.append(Trained(models[1], losses, attnscope.heads(models[1], induction.texts_of(ids[:80]))))
     return made
 
@@ -139,7 +142,8 @@ def test_at_its_key_the_induction_head_reads_what_the_previous_token_head_wrote(
 @pytest.mark.slow
 def test_the_example_runs_as_it_stands_and_draws_both_timelines(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "induction.py", "-o", tmp_path],
+        [sys.executable, "-m", "examples.induction", "-o", tmp_path],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=1800,

@@ -22,7 +22,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.needles import _change_of_share, _share_of_tokens
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.views.heads.questions_terminal import needle_notes
+from examples.decoder import decoder, wrap
 from tests.conftest import Run
 from tests.needle_helpers import (
     OFFSET,
@@ -32,7 +34,6 @@ from tests.needle_helpers import (
     planted_decoder,
     planted_findings,
     planted_model,
-    save_planted,
 )
 from tests.test_long_texts import Largest
 
@@ -183,7 +184,7 @@ def test_nothing_of_the_size_of_a_map_is_made(model_type: str, monkeypatch: pyte
 
 def test_memory_grows_with_the_length_at_most() -> None:
     sizes = []
-    model = attnscope.load(attnscope.own_decoder(40, n_layers=2, n_heads=2, d_model=16))
+    model = wrap(decoder(40, n_layers=2, n_heads=2, d_model=16))
     for n in (512, 2048):
         with Largest() as largest:
             retrieval_heads(model, options=NeedleOptions(lengths=(n,), depths=(0.5,), n=1))
@@ -212,7 +213,7 @@ def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths: tuple[float, 
     hay = Hay(np.array(planted_model().tokenizer.ordinary_ids()))
     offsets = [64 - 1 - 5 - int(needle.places[0]) for needle in needle_probe(hay, 30, depths, 64, 0)]
     likely = max(set(offsets), key=offsets.count)
-    found = retrieval_heads(attnscope.load(planted_decoder(offset=likely)), options=options)
+    found = retrieval_heads(wrap(planted_decoder(offset=likely)), options=options)
     roles = {(head.layer, head.head) for head in found.heads if head.roles}
     assert roles == {RETRIEVAL} and 0 < scores(found)["L{}H{}".format(*OFFSET)] < 0.3
 
@@ -250,7 +251,7 @@ def test_random_heads_of_other_layers_are_counted() -> None:
         for weight in (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight):
             weight[PLACES:] = weight[:PLACES]
         attention.out_proj.weight[:, PLACES:] = attention.out_proj.weight[:, :PLACES]
-    found = retrieval_heads(attnscope.load(network), options=replace(SMALL, ablate=True))
+    found = retrieval_heads(wrap(network), options=replace(SMALL, ablate=True))
     ours, others = found.needles.without
     assert (ours.heads, ours.n_moved, others.n_heads, others.n_moved) == (("L1H0", "L1H1"), 0, 2, 2)
     assert any("2 of 2 from others" in note for note in needle_notes(found.needles))
@@ -297,8 +298,8 @@ def test_a_head_that_looks_without_being_heeded_retrieves_nothing() -> None:
 
 def test_random_models_have_no_such_heads() -> None:
     for seed in range(5):
-        network = attnscope.own_decoder(40, n_layers=2, n_heads=4, d_model=32, seed=seed)
-        found = retrieval_heads(attnscope.load(network), options=replace(SMALL, n=10, ablate=True))
+        network = decoder(40, n_layers=2, n_heads=4, d_model=32, seed=seed)
+        found = retrieval_heads(wrap(network), options=replace(SMALL, n=10, ablate=True))
         assert not any(head.roles for head in found.heads)
         assert found.needles.without == ()
         (note,) = found.run["notes"][-1:]
@@ -307,10 +308,10 @@ def test_random_models_have_no_such_heads() -> None:
 
 def test_scores_are_those_of_plain_loops() -> None:
     """A model that copies only now and then: its answers and maps are read off as they stand, needle by needle."""
-    network = attnscope.own_decoder(30, n_layers=2, n_heads=3, d_model=24, max_tokens=60, seed=1)
+    network = decoder(30, n_layers=2, n_heads=3, d_model=24, max_tokens=60, seed=1)
     with torch.no_grad():  # it writes what it attends to, whatever that is
         network.unembed.weight.copy_(network.embed.weight)
-    model = attnscope.load(network)
+    model = wrap(network)
     options = NeedleOptions(lengths=(50,), n=40, depths=(0.5, 1.0), answer=4)
     found = retrieval_heads(model, options=options)
     hay = Hay(np.array(model.tokenizer.ordinary_ids()))
@@ -404,9 +405,15 @@ def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch: pytes
 # The command line --------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever name is given, the planted decoder is loaded."""
+    monkeypatch.setattr(LoadOptions, "load", lambda *_: planted_model())
+
+
+@pytest.mark.usefixtures("planted")
 def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
-    model = save_planted(tmp_path / "model")
-    command = ["heads", "--probe", "needle", "-m", model, "--lengths", "48", "--needles", "15", "--causal"]
+    command = ["heads", "--probe", "needle", "-m", "planted", "--lengths", "48", "--needles", "15", "--causal"]
     status, out, err = run(*command, "--measures", "decoy")
     assert status == 0, err
     assert "retrieval" in out and "1 retrieval head " in out and "1 random head" in out
@@ -433,11 +440,12 @@ def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
         (["--probe", "thread"], "there is no probe 'thread'"),
     ],
 )
-def test_what_does_not_fit_the_probe_is_refused(more: list[str], said: str, tmp_path: Path, run: Run) -> None:
-    status, out, err = run("heads", *more, "-m", save_planted(tmp_path / "model"))
+def test_what_does_not_fit_the_probe_is_refused(more: list[str], said: str, run: Run) -> None:
+    status, out, err = run("heads", *more, "-m", "own")
     assert status == 2 and said in err and not out
 
 
-def test_the_model_whose_words_a_text_lacks_says_so(tmp_path: Path, run: Run) -> None:
-    status, _, err = run("heads", "--probe", "needle", "the cat", "-m", save_planted(tmp_path / "model"))
+@pytest.mark.usefixtures("planted")
+def test_the_model_whose_words_a_text_lacks_says_so(run: Run) -> None:
+    status, _, err = run("heads", "--probe", "needle", "the cat", "-m", "planted")
     assert status == 1 and err.startswith("error: ") and "Traceback" not in err

@@ -51,11 +51,5 @@ def test_licence_is_the_one_declared():
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-def test_a_benchmarks_own_packages_are_pinned_and_no_test_needs_them():
-    extras = PROJECT["optional-dependencies"]
-    assert all("==" in line for line in extras["known"])
-    assert "known" not in "".join(extras["test"])
-
-
 def test_the_readme_has_no_gaps():
     assert not re.search(r"@[A-Z]+@", (ROOT / "README.md").read_text(encoding="utf-8"))

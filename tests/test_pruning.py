@@ -13,12 +13,9 @@ from safetensors.torch import load_file
 
 from attnscope.cli import app
 from attnscope.core.attention.probes import Gate
-from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.hf.model import wrap
-from attnscope.models.model import Batch
-from attnscope.models.own.decoder import own_decoder
 from attnscope.studies.ablation import pruning
 from attnscope.studies.ablation.options import PruneOrder
 from attnscope.studies.ablation.pruning import EXAMPLE, prune
@@ -62,21 +59,6 @@ def test_transformers_loads_it_and_computes_what_the_gated_model_does(
         ours, found = model.outputs(batch, Gate(gate)).logits, theirs(**given).logits
     assert ours is not None
     torch.testing.assert_close(found, ours, rtol=1e-6, atol=1e-6 * float(ours.abs().max()))
-
-
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_own_decoders_lose_heads_too(tmp_path: Path, positions: Any) -> None:
-    source, out = tmp_path / "own", tmp_path / "out"
-    own_decoder(11, n_layers=2, n_heads=3, d_model=12, d_ff=7, positions=positions, max_tokens=40).save(source)
-    text = TextsWanted("3 1 4 1 5 9 2 6")
-    pruned = prune(str(source), PruneOrder(((0, 1), (1, 2)), out, texts=text))
-    assert pruned.zeroed == {"query": 96, "key": 96, "value": 96, "output": 96}
-    whole, written = load(str(source)), load(str(out))
-    gate = {("decoder", layer): torch.ones(3).index_fill(0, torch.tensor(head), 0) for layer, head in ((0, 1), (1, 2))}
-    batch = Batch(torch.tensor([[3, 1, 4, 1, 5, 9]]))
-    with torch.no_grad():
-        ours, found = whole.outputs(batch, Gate(gate)).logits, written.outputs(batch, attend).logits
-    torch.testing.assert_close(found, ours)
 
 
 def test_only_the_heads_own_numbers_are_zero_where_queries_are_grouped(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
-from attnscope.records.relations.record import Relations, with_relations
+from attnscope.records.relations.record import Relations
 from attnscope.studies.relations.evidence import OFFSETS, RULES, Cell, Lots, Tally, judge, like_words, rule_hits
 from attnscope.studies.relations.options import RelationsOptions
 from attnscope.studies.relations.study import relations
@@ -345,21 +345,3 @@ def test_a_record_comes_back_as_it_was(own: Any, tmp_path: Path) -> None:
     require_lossless(found, tmp_path)
     assert found.examples
     assert len(found.to_csv().splitlines()) == 1 + 2 * 14
-
-
-def test_relations_join_the_roles_of_heads(own: Any) -> None:
-    texts = followers(60)
-    found = relations(own, texts)
-    heads = attnscope.heads(own, [text.text for text in texts[:12]])
-    both = with_relations(heads, found)
-    place = found["again→next"].best
-    for head, before in zip(both.heads, heads.heads, strict=True):
-        assert head.roles[: len(before.roles)] == before.roles
-        assert ("again→next" in {role.name for role in head.roles}) == ((head.layer, head.head) == place)
-    facts = both.role_facts("again→next")
-    assert "from again to next" in facts.what
-    assert facts.threshold == pytest.approx(found["again→next"].baseline + 0.1)
-    assert "again→next" in both.to_csv()
-    other = attnscope.heads(attnscope.load("minilm"), ["a cat"])
-    with pytest.raises(AttnscopeError, match="of another model"):
-        with_relations(other, found)

@@ -32,6 +32,7 @@ from attnscope.views.timeline.summary import (
     since_lines,
     spread_evenly,
 )
+from examples.decoder import decoder, wrap
 from tests.conftest import Run
 from tests.timeline_helpers import TEXTS, small_timeline, train
 
@@ -75,8 +76,8 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> Non
 
 
 def test_models_in_memory_are_given_by_step() -> None:
-    networks = {step: attnscope.own_decoder(["a", "b"], n_heads=1, d_model=4, seed=step) for step in (7, 2)}
-    models = {step: attnscope.load(network) for step, network in networks.items()}
+    networks = {step: decoder(["a", "b"], n_heads=1, d_model=4, seed=step) for step in (7, 2)}
+    models = {step: wrap(network) for step, network in networks.items()}
     found = attnscope.timeline(models, ["a b a b", "b b a"], TimelineOptions(measures=("induction",), loss=False))
     assert found.steps == (2, 7)
     assert [one.name for one in found.checkpoints] == ["step 2", "step 7"]
@@ -163,7 +164,7 @@ def test_the_command_follows_composition_of_one_folder_too(own_run: Path, run: R
 def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run: Path, run: Run) -> None:
     (own_run / "checkpoint-5" / "model.safetensors").write_bytes(b"{}")
     (own_run / "checkpoint-7").mkdir()
-    attnscope.own_decoder(["the", "cat"], n_layers=1).save(own_run / "checkpoint-8")
+    decoder(["the", "cat"], n_layers=1).save(own_run / "checkpoint-8")
     texts = own_run.parent / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     status, out, err = run(

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import attnscope
 from attnscope.records.timeline import Checkpoint, PairSeries, Timeline
+from examples.decoder import decoder, words_apart
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog"]
 TEXTS = ["the cat sat on a mat and the cat sat", "a dog and a mat and a dog", "the dog sat on the cat and the dog"]
@@ -45,9 +45,9 @@ def small_timeline(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40),
 def train(folder: Path, steps: tuple[int, ...] = (0, 5, 10), **shape: int) -> Path:
     """A decoder that learns three texts, saved at some steps."""
     torch.manual_seed(0)
-    network = attnscope.own_decoder(WORDS, **{"n_layers": 2, "n_heads": 2, "d_model": 16} | shape)
+    network = decoder(WORDS, **{"n_layers": 2, "n_heads": 2, "d_model": 16} | shape)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-    rows = [torch.from_numpy(network.tokenizer.encode(text).ids)[None] for text in TEXTS]
+    rows = [torch.tensor([words_apart(WORDS).encode(text).ids]) for text in TEXTS]
     for step in range(steps[-1] + 1):
         if step in steps:
             network.save(folder / f"checkpoint-{step}")

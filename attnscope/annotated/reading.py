@@ -11,7 +11,7 @@ from attnscope.corpus import Corpus, Problem
 from attnscope.corpus.formats import BadLines, name_problems, suffix_of
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import AttnscopeError
-from attnscope.text import refuse_other_format
+from attnscope.text import MOST_CHARACTERS, refuse_other_format
 
 Kind = Literal["auto", "conllu", "jsonl", "python"]
 """How files are annotated; "auto" goes by the name: .conllu, .conll; .jsonl, .ndjson, .json; .py, .pyi."""
@@ -60,7 +60,7 @@ class AnnotatedCorpus:
         self.unit = unit
         self._kinds = [_kind_of(source) if kind == "auto" else kind for source in self.sources]
         self._corpora = [
-            Corpus([source], split=_SPLITS[of], format="txt")
+            Corpus([source], split=_SPLITS[of], format="txt", most_characters=None)
             for source, of in zip(self.sources, self._kinds, strict=True)
         ]
         self.problems: list[Problem] = []
@@ -86,6 +86,10 @@ class AnnotatedCorpus:
             name = "stdin" if source == "-" else source
             try:
                 for text in self._read(kind, corpus, BadLines(name, self.problems), name):
+                    if len(text.text) > MOST_CHARACTERS:
+                        reason = f"the text has {len(text.text):,} characters, more than {MOST_CHARACTERS:,}"
+                        self.problems.append(Problem(name, text.line, reason))
+                        continue
                     digest.update(text.digest())
                     found = True
                     yield text

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import amount, parse_json
+from attnscope.records.frame.json_bounds import require_bounded
 from attnscope.text import MOST_BYTES, too_long
 
 Other = TypeVar("Other")
@@ -194,9 +195,15 @@ def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) ->
         raise UnreadableError(f"malformed CSV: {error}", begin) from None
 
 
+_LONG_LINE = 2**20
+"""A shorter line of JSON fills no memory, whatever it holds."""
+
+
 def json_object(line: str) -> dict[str, Any] | str:
     """The JSON object of a line, or what is wrong with it."""
     try:
+        if len(line) > _LONG_LINE:
+            require_bounded(line.encode("utf-8", "surrogatepass"))
         entry = parse_json(line)
     except json.JSONDecodeError as error:
         return f"malformed JSON: {error.msg} at character {error.pos + 1}"

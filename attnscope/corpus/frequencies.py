@@ -12,6 +12,7 @@ from attnscope.corpus.formats import LARGEST_ID, Problem, format_of, is_id, is_u
 from attnscope.corpus.lines import UnreadableError, decompress, lines_of, read_pieces
 from attnscope.corpus.texts import CorpusText
 from attnscope.errors import AttnscopeError
+from attnscope.pipes import open_input
 
 _MOST_TIMES = 10**15
 
@@ -115,7 +116,7 @@ def read_frequencies(path: str | Path, encode: Encode) -> TokenCounts:
     counts: TokenCounts | None = None
     read_frequency = _json_frequency if format_of(name) == "jsonl" else _tab_frequency
     try:
-        with Path(path).open("rb") as file:
+        with open_input(Path(path)) as file:
             for number, line in enumerate(lines_of(decompress(read_pieces(file, lambda n: None), name)), 1):
                 if not line.strip():
                     continue

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from attnscope.errors import AttnscopeError
+from attnscope.pipes import open_input
 from attnscope.text import MOST_BYTES, other_format, too_long
 
 _CHUNK = 65536
@@ -40,8 +41,15 @@ class Replay:
 
     @classmethod
     def of_pipe(cls, path: Path) -> "Replay":
-        """What a named pipe holds; it is closed with the last user of it."""
-        stream = path.open("rb", buffering=0)
+        """Return what a named pipe holds; it is closed with the last user of it.
+
+        Raises:
+            UnreadableError: Nothing comes through it.
+        """
+        try:
+            stream = open_input(path)
+        except AttnscopeError as error:
+            raise UnreadableError(error.message) from None
         replay = cls(stream, str(path))
         weakref.finalize(replay, stream.close)
         return replay

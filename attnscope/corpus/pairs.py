@@ -64,7 +64,7 @@ class Pairs:
             self.sources: tuple[str, ...] = ("pairs",)
             entries = (("pairs", number, each) for number, each in enumerate(listed, 1))
         else:
-            corpus = Corpus([str(each) for each in listed], format="txt")
+            corpus = Corpus([str(each) for each in listed], format="txt", most_characters=None)
             self.sources = corpus.sources
             entries = ((text.source, text.line, json_object(text.text or "")) for text in corpus)
         known: dict[tuple[Any, ...], int] = {}

@@ -28,7 +28,7 @@ from attnscope.corpus.formats import (
 )
 from attnscope.corpus.lines import Replay, UnreadableError, decompress, lines_of, read_pieces
 from attnscope.errors import AttnscopeError, amount
-from attnscope.text import is_blank
+from attnscope.text import MOST_CHARACTERS, is_blank
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Corpus:
         format: How to read all of them.
         chat_template: How the conversations of jsonl are written; None = by the model's chat template, "plain" =
             `role: content`.
+        most_characters: A longer text is cut to so many characters, and listed in `problems`; None = none is cut.
 
     Attributes:
         sources: What will be read, in order.
@@ -110,6 +111,7 @@ class Corpus:
         field: str = "text",
         format: Format = "auto",
         chat_template: str | None = None,
+        most_characters: int | None = MOST_CHARACTERS,
     ) -> None:
         for name, value, known in (
             ("split", split, get_args(Split)),
@@ -124,6 +126,7 @@ class Corpus:
             raise AttnscopeError("no file given", "give --file PATH, or - for stdin")
         self.sources = expand(files)
         self.split, self.field, self.format = split, field, format
+        self.most_characters = most_characters
         self.problems: list[Problem] = []
         self.bytes_read = 0
         self.sha256 = ""
@@ -150,12 +153,11 @@ class Corpus:
                     written = content.text if isinstance(content, Chat) else content
                     if is_blank(written) if isinstance(written, str) else not written:
                         continue
-                    if isinstance(content, Chat):
-                        text = CorpusText(index, name, line, content.text, is_chat=content.is_marked)
-                    elif isinstance(content, str):
-                        text = CorpusText(index, name, line, text=content)
+                    if isinstance(written, str):
+                        is_chat = isinstance(content, Chat) and content.is_marked
+                        text = CorpusText(index, name, line, self._cut(written, name, line), is_chat=is_chat)
                     else:
-                        text = CorpusText(index, name, line, ids=content)
+                        text = CorpusText(index, name, line, ids=written)
                     digest.update(text.digested())
                     index += 1
                     yield text
@@ -177,6 +179,15 @@ class Corpus:
         """Has conversations written by the chat template of a model, where none was chosen."""
         if self.chat is not write_plainly:
             self.chat = chat
+
+    def _cut(self, text: str, name: str, line: int) -> str:
+        """Return a text, or the beginning of one that would fill the memory as it is tokenised."""
+        most = self.most_characters
+        if most is None or len(text) <= most:
+            return text
+        reason = f"the text has {len(text):,} characters: the first {most:,} are read, the rest is left out"
+        self.problems.append(Problem(name, line, reason))
+        return text[:most]
 
     def _hint(self) -> str:
         if not self.problems:

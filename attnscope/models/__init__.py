@@ -4,7 +4,6 @@ Loads no torch and no engine before a model is loaded.
 """
 
 import os
-import sys
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from attnscope.models.catalog import BUILT_IN, Source, read_config, resolve, ver
 from attnscope.models.files import holds_gguf, weight_files
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Batch, Model, Tokenizer
-from attnscope.models.own.layouts import OWN_DECODER, Encoder, native_info, supports
+from attnscope.models.own.layouts import Encoder, native_info, supports
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from attnscope.models.hf.dispatch import DeviceMap
     from attnscope.models.inputs.labels import Labels
-    from attnscope.models.own.decoder import OwnDecoder
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
 
@@ -34,7 +32,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 @with_plain_torch
 def load(
-    spec: "str | os.PathLike[str] | Source | PreTrainedModel | OwnDecoder | nn.Module" = "minilm",
+    spec: "str | os.PathLike[str] | Source | PreTrainedModel | nn.Module" = "minilm",
     tokenizer: Any = None,
     *,
     inputs: Any = None,
@@ -53,8 +51,7 @@ def load(
     Args:
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, or what
             `resolve` made of one.
-            A transformers model in memory, also one that peft has wrapped; attnscope's own decoder (`own_decoder`),
-            of which a copy is taken as it is now; or with `inputs` any torch module.
+            A transformers model in memory, also one that peft has wrapped; or with `inputs` any torch module.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         inputs: What the forward of a torch module in memory receives, where only you can make it: a tensor, a tuple by
             position, or a mapping by name; a list holds several such inputs. Each sequence in them becomes a text.
@@ -90,11 +87,6 @@ def load(
             return load_inputs(spec, inputs, labels, check=check)
         if labels is not None:
             raise UsageError("labels name the positions of inputs", "give inputs=… too")
-        if sys.modules.get("attnscope.models.own.decoder"):
-            from attnscope.models.own.decoder import OwnDecoder, wrap_decoder
-
-            if isinstance(spec, OwnDecoder):
-                return wrap_decoder(spec)
         from attnscope.models.hf.model import wrap
 
         return wrap(cast("PreTrainedModel", spec), tokenizer, check=check)
@@ -130,10 +122,6 @@ def load(
         from attnscope.models.own.glass_box import load_own
 
         return load_own(source, device=device, dtype=dtype)
-    if native and is_own_decoder(source):
-        from attnscope.models.own.decoder import load_decoder
-
-        return load_decoder(source, device=device, dtype=dtype)
     if native:
         from attnscope.models.own.native import load_native
 
@@ -190,23 +178,14 @@ def describe(
         model = load(source, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
         return model.info, model.tokenizer
     from attnscope.models.own.checkpoint import Checkpoint
-    from attnscope.models.own.decoder_config import DecoderConfig, WordTokenizer
     from attnscope.models.tokenizer import FastTokenizer
 
     config, sha256 = read_config(source), verify(source)
-    shape: DecoderConfig | Encoder
-    tokenizer: FastTokenizer
-    if is_own_decoder(source):
-        shape = DecoderConfig.of(config, source.name)
-        info = shape.info(source.name, source.origin, sha256)
-        layout, tokenizer = None, WordTokenizer.open(source.folder)
-    else:
-        shape = Encoder.of(config)
-        info = native_info(source, config, sha256=sha256, engine="numpy" if engine == "numpy" else "native")
-        layout, tokenizer = shape.layout, FastTokenizer.open(source.folder)
+    shape = Encoder.of(config)
+    info = native_info(source, config, sha256=sha256, engine="numpy" if engine == "numpy" else "native")
     with ExitStack() as stack:
-        Checkpoint(weight_files(source.folder), layout, stack, "np").plan(shape)
-    return info, tokenizer
+        Checkpoint(weight_files(source.folder), shape.layout, stack, "np").plan(shape)
+    return info, FastTokenizer.open(source.folder)
 
 
 def _choose(
@@ -223,15 +202,11 @@ def _choose(
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
-    is_built_in, is_decoder = source.spec in BUILT_IN and source.folder is None, is_own_decoder(source)
-    if is_built_in or is_decoder:
-        decoder = "it is attnscope's own decoder"
+    if source.spec in BUILT_IN and source.folder is None:
         if source.adapter is not None:
-            why = decoder if is_decoder else "attnscope makes it"
-            raise AttnscopeError(f"{source.spec} takes no adapter: {why}", "leave out --adapter")
+            raise AttnscopeError(f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter")
         if engine in ("hf", "numpy"):
-            lacks = f"does not run {source.name}: {decoder}" if is_decoder else f"has no model {source.name}"
-            raise AttnscopeError(f"the {engine} engine {lacks}", "use --engine auto")
+            raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
         return source, True
     if engine == "hf":
         return source, False
@@ -239,13 +214,6 @@ def _choose(
     if reason and engine in ("native", "numpy"):
         raise AttnscopeError(f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto")
     return source, reason is None
-
-
-def is_own_decoder(source: Source) -> bool:
-    """Whether a folder holds what `OwnDecoder.save` wrote."""
-    if source.folder is None or source.file or not (source.folder / "config.json").is_file():
-        return False
-    return read_config(source).get("model_type") == OWN_DECODER
 
 
 def _why_not_native(source: Source) -> str | None:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
-from attnscope.hub import PATIENCE_S, run_within
+from attnscope.hub import PATIENCE_S, run_while_growing, run_within
 from attnscope.models.files import (
     MAIN,
+    cached_bytes,
     cached_folder,
     cached_ids,
     describe_origin,
@@ -347,7 +348,7 @@ def _download(
     known_as: str = "",
     revision: str = MAIN,
 ) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     with _online(repo_id, known_as):
@@ -361,7 +362,13 @@ def _download(
         if not sys.stderr.isatty():
             disable_progress_bars()
         files = sorted(weights | {name for name in names if name.endswith(endings)})
-        folder = Path(snapshot_download(repo_id, allow_patterns=files, revision=revision))
+        folder = Path(
+            run_while_growing(
+                lambda: snapshot_download(repo_id, allow_patterns=files, revision=revision),
+                lambda: cached_bytes(repo_id),
+                f"{repo_id} from {constants.ENDPOINT}",
+            )
+        )
     require_model(folder, allow_pickle)
     return folder
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, first_line
-from attnscope.models.own.layouts import LAYOUTS, OWN_DECODER, Encoder
+from attnscope.models.own.layouts import LAYOUTS, Encoder
 
 Config = Mapping[str, Any]
 
@@ -193,18 +193,6 @@ def _t5(config: Config, name: str, source: str) -> Sizes:
     )  # fmt: skip
 
 
-def _own(config: Config, name: str, source: str) -> Sizes:
-    width, heads, inner = int(config["d_model"]), int(config["n_heads"]), int(config["d_ff"])
-    limit, norms = config["max_tokens"], 2 * bool(config["norm"])
-    return Sizes(
-        name=name, source=source, kind="decoder", d_model=width, n_layers=int(config["n_layers"]), n_heads=heads,
-        n_kv_heads=heads, d_head=width // heads, d_ff=inner, vocab_size=int(config["vocab_size"]),
-        max_tokens=None if limit is None else int(limit), ff_bias=bool(inner), d_embedding=width,
-        n_positions=int(limit) if config["positions"] == "learned" else 0,
-        norm_vectors=norms * (1 + bool(inner)), norm_vectors_outside=norms, unembedding="own",
-    )  # fmt: skip
-
-
 _FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
     **dict.fromkeys(LAYOUTS, _bert),
     "gpt2": _gpt2,
@@ -212,7 +200,6 @@ _FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
     "mistral": _llama,
     "qwen2": _llama,
     "t5": _t5,
-    OWN_DECODER: _own,
 }
 
 

@@ -9,7 +9,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line, parse_json
 from attnscope.records import Tokens
-from attnscope.text import Style, build_tokens, segments_of
+from attnscope.text import Style, build_tokens, require_tokenizable, segments_of
 
 
 def supports(folder: Path) -> str | None:
@@ -75,6 +75,7 @@ class FastTokenizer:
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        require_tokenizable(text, pair)
         try:
             with catch_panics():
                 encoding = self.backend.encode(text, pair)

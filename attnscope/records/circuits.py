@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from attnscope.records.frame.checks import NUMBER, shaped
 from attnscope.records.frame.codec import ARRAY, OMITTED
-from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.pair_tables import OneHead, require_known
 from attnscope.records.frame.record import Record
 
@@ -241,32 +240,6 @@ class Circuits(Record):
         numbers = {(head.layer, head.head): number for number, head in enumerate(self.heads)}
         require_known(numbers, picked, "this record")
         return replace(self, picked=tuple(numbers[head] for head in dict.fromkeys(picked)))
-
-    def head_table(self) -> HeadTable:
-        """How each head copies and matches, and how strongly it composes with those before and after it."""
-        scores = {"copying": "whether it raises the token that it attends to",
-                  "matching": "whether it looks for its own"}  # fmt: skip
-        columns = [
-            Column(
-                name, np.array([getattr(head, name).value for head in self.heads], np.float64),
-                what=f"{what}, by its weights: eigenvalues", range=(-1, 1),
-            )
-            for name, what in scores.items()
-        ]  # fmt: skip
-        excess = np.where(np.isfinite(self.excess), self.excess, -np.inf)
-        for axis, side, other, does in (
-            (2, "sent", "what a later head reads by is", "is read"), (1, "received", "what it reads by is", "reads"),
-        ):  # fmt: skip
-            for number, by in enumerate(COMPOSITIONS):
-                most = excess[number].max(axis - 1).astype(np.float64)
-                what = f"how much of {by}, {other} written by one head, at most: share above random directions"
-                columns.append(
-                    Column(
-                        f"{by.lower()}_composition_{side}", np.where(np.isfinite(most), most, np.nan), what=what,
-                        range=(None, 1), label=f"{by} composition, {does}",
-                    )
-                )  # fmt: skip
-        return HeadTable(tuple((self.kind, head.layer, head.head) for head in self.heads), tuple(columns))
 
     def drawn_texts(self) -> Any:
         """Only the model: tables have tokens, figures have none."""

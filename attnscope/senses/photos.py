@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.pipes import refuse_pipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,6 +68,7 @@ def read_photo(given: Any) -> Photo:
     if not isinstance(given, str | os.PathLike):
         raise AttnscopeError(f"{type(given).__name__} is no picture", "give a path, an image of Pillow, or an array")
     path = Path(given)
+    refuse_pipe(path, "a picture")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of its size, which is asked below, and of odd tags

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.pipes import refuse_pipe
 
 MOST_BYTES = 1_000_000_000
 """Of a file."""
@@ -82,6 +83,7 @@ def read_recording(given: Any) -> Recording:
     from scipy.io import wavfile
 
     path = Path(given)
+    refuse_pipe(path, "a recording")
     if path.is_dir():
         raise AttnscopeError(f"{path} is a folder, not a recording", _HINT)
     try:

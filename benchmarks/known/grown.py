@@ -52,7 +52,7 @@ class Task:
         rules: Which rules some head must follow, by layer; None = any layer.
         n_layers: Layers of the decoder, each of N_HEADS heads.
         steps: Steps of training.
-        positions: As of `attnscope.own_decoder`.
+        positions: As of `examples.decoder.decoder`.
     """
 
     name: str
@@ -157,11 +157,11 @@ def train(task: Task, seed: int = 0) -> Any:
     """A decoder that has learned a task; equal seeds give equal weights on one machine."""
     import torch
 
-    import attnscope
+    from examples.decoder import decoder
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    network = attnscope.own_decoder(
+    network = decoder(
         task.words, n_layers=task.n_layers, n_heads=N_HEADS, d_model=D_MODEL, positions=task.positions,
         max_tokens=LONGEST, seed=seed,
     )  # fmt: skip
@@ -302,11 +302,11 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
     """
     import torch
 
-    import attnscope
+    from examples.decoder import decoder, wrap
 
     if (again := measure(task, weights)).heads != told.heads or again.circuit != told.circuit:
         raise WrongTruth(f"grown {task.name}: {again} is measured, {told} was saved")
-    network = attnscope.own_decoder(
+    network = decoder(
         task.words, n_layers=task.n_layers, n_heads=N_HEADS, d_model=D_MODEL, positions=task.positions,
         max_tokens=LONGEST,
     )  # fmt: skip
@@ -320,7 +320,7 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
     heads = {place: Truth(tuple(of), True, "grown", task.source) for place, of in rules.items()}
     example = task.draw(chance)
     asks_all = len(example.asked) >= len(example.words) - 2  # nothing foretells the first word
-    return KnownModel(f"grown {task.name}", attnscope.load(network), True, texts[N_HELD_OUT : N_HELD_OUT + N_TEXTS],
+    return KnownModel(f"grown {task.name}", wrap(network), True, texts[N_HELD_OUT : N_HELD_OUT + N_TEXTS],
                       texts[:N_HELD_OUT], heads, told.circuit, asks_all)  # fmt: skip
 
 

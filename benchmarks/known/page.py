@@ -114,9 +114,9 @@ compared with the model's own weights before attnscope sees it.
 {counts}"""
 
 SCORING = """\
-A *rule* says which keys each query attends to. A tool *names* a rule if its keys are the rule's keys: on the queries
-that the rule is about, the keys that both name must be 0.8 or more of those that either names. So the wording does not
-matter."""
+A *rule* says which keys each query attends to. A tool *names* a rule if its keys are the rule's keys. Both are compared
+on the queries that the rule is about. There the keys that both name must be 0.8 or more of those that either names. So
+the wording does not matter."""
 
 HOW = """\
 ## How to run it

@@ -23,6 +23,7 @@ import typer
 
 import attnscope
 from attnscope.cli import app
+from examples.decoder import decoder
 from tests.conftest import write_tiny
 from tests.vision_language_helpers import write_family
 
@@ -189,14 +190,11 @@ class Generator:
         self._write_decoder()
 
     def _write_decoder(self) -> None:
-        """A model that writes, and what was found of it: its circuits, and an atlas in two parts."""
+        """A model that writes, and an atlas of it in two parts."""
         torch.manual_seed(0)
         folder = self.inputs / "decoder"
-        attnscope.own_decoder(
-            ["the", "cat", "and", "a", "dog", "sat", "it", "was"], n_layers=2, n_heads=2, d_model=8
-        ).save(folder)
+        decoder(["the", "cat", "and", "a", "dog", "sat", "it", "was"], n_layers=2, n_heads=2, d_model=8).save(folder)
         model = attnscope.load(folder)
-        attnscope.circuits(model).save(self.inputs / "composition.npz")
         for part in (1, 2):
             how = attnscope.AtlasOptions(heads=attnscope.HeadsOptions(shard=(part, 2)), examples=1, sample=2)
             texts = attnscope.Corpus([self.inputs / "cat.txt"])

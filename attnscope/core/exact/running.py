@@ -118,7 +118,8 @@ class RunningSums:
 
     def total(self, name: Literal["s", "c"]) -> Floats:
         """Return Σs or Σc."""
-        return self._moments[_S if name == "s" else _C].copy()
+        total: Floats = self._moments[_S if name == "s" else _C].copy()
+        return total
 
     def ratio(self) -> Floats:
         """Return the value Σs / Σc; NaN where Σc is 0."""
@@ -185,12 +186,14 @@ class RunningSums:
 
     def _squared_counts(self) -> Floats:
         """Return Σc²."""
-        return self._moments[_CC] + _divide(self._moments[_C] ** 2, self._moments[_N], 0.0)
+        squares: Floats = self._moments[_CC] + _divide(self._moments[_C] ** 2, self._moments[_N], 0.0)
+        return squares
 
     def _apart(self) -> Floats:
         """Return (Σc)² - Σc², which is 0 where at most one text has a count."""
         n = self._moments[_N]
-        return self._moments[_C] ** 2 * _divide(n - 1, n, 0.0) - self._moments[_CC]
+        apart: Floats = self._moments[_C] ** 2 * _divide(n - 1, n, 0.0) - self._moments[_CC]
+        return apart
 
 
 def _moments_of(s: Floats, c: Floats) -> Floats:

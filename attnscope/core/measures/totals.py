@@ -201,11 +201,18 @@ def join_totals(heads: Totals, uniform: Totals, names: tuple[str, ...]) -> SumsO
     """Puts the totals of a layer's heads beside those of uniform attention; drops sums that only others needed."""
     for part in (heads, uniform):
         part.settle()
-    shared = [heads.sum, heads.count, uniform.sum]
+    keep: slice | list[int] = slice(None)
     if names != heads.names:
         keep = [heads.names.index(name) for name in names]
-        shared = [part[keep] for part in shared]
-    return SumsOf(names, *shared, heads.offset_sum, heads.offset_count, uniform.offset_sum)
+    return SumsOf(
+        names,
+        heads.sum[keep],
+        heads.count[keep],
+        uniform.sum[keep],
+        heads.offset_sum,
+        heads.offset_count,
+        uniform.offset_sum,
+    )
 
 
 def internal_names(measures: Iterable[str] | None) -> tuple[str, ...]:

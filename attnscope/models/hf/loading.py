@@ -78,6 +78,7 @@ def load_huggingface(
     gguf = _gguf_file(source, source.folder)
     if gguf is None:
         files = weight_files(source.folder, allow_pickle=allow_pickle)
+        require_real(path for path in files if path.suffix == ".safetensors")
         pickled, sha256 = not any(path.suffix == ".safetensors" for path in files), verify(source)
     else:
         pickled, sha256 = False, file_sha256(source.folder / gguf)
@@ -306,6 +307,15 @@ def shapes_of(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
         with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
             shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     return shapes
+
+
+def require_real(files: Iterable[Path]) -> None:
+    """Refuse complex weights: transformers would drop their imaginary part."""
+    for path in files:
+        with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                if str(file.get_slice(name).get_dtype()).startswith("C"):
+                    raise AttnscopeError(f"{path}: {name} holds complex numbers", "give a model with real weights")
 
 
 def head_of(key: str, model: PreTrainedModel) -> str:

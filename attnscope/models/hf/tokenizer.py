@@ -18,7 +18,7 @@ from attnscope.models.bare import BareTokenizer
 from attnscope.models.hf.alignment import Spans, align
 from attnscope.models.tokenizer import style_of, tokens_of, unreadable
 from attnscope.records import Tokens
-from attnscope.text import Style, build_tokens
+from attnscope.text import Style, build_tokens, require_tokenizable
 
 
 class HuggingFaceTokenizer:
@@ -97,6 +97,7 @@ class HuggingFaceTokenizer:
 
         `ends` are the numbers that end a text. The decoder writes such a token and never reads it.
         """
+        require_tokenizable(text)
         try:
             with catch_panics():
                 ids = list(self.backend(text_target=text)["input_ids"])
@@ -197,6 +198,7 @@ class HuggingFaceTokenizer:
         return self._build(text, ids, spans, special, segments=segments, pair=pair)
 
     def _call(self, text: str, pair: str | None, add_special_tokens: bool, **more: Any) -> Any:
+        require_tokenizable(text, pair)
         try:
             with catch_panics():
                 return self.backend(text, pair, add_special_tokens=add_special_tokens, verbose=False, **more)

@@ -3,32 +3,25 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.own.layouts import Layout, Shape
+from attnscope.models.own.layouts import Encoder, Layout
 
 _NUMPY_FLOATS = ("F16", "F32", "F64")
 """Precisions that NumPy knows, as safetensors names them."""
 
 
-class Shaped(Protocol):
-    """What knows the tensors of a network, such as `layouts.Encoder`."""
-
-    def tensors(self) -> dict[str, tuple[str, Shape]]:
-        """Every tensor: our name for it -> its name in the file (without prefix) and its shape."""
-
-
 class Checkpoint:
     """The tensors of a checkpoint, in one file or several, found by the names that its family or its elders use.
 
-    Without a layout, names in the file are ours. The stack closes the files; tensors are torch's ("pt") or NumPy's.
+    The stack closes the files; tensors are torch's ("pt") or NumPy's.
     """
 
     def __init__(
-        self, files: list[Path], layout: Layout | None, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
+        self, files: list[Path], layout: Layout, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
     ) -> None:
         self._files = files
         self._layout = layout
@@ -43,8 +36,8 @@ class Checkpoint:
             self._files_by_tensor |= dict.fromkeys(file.keys(), file)
             self._names_by_file[path] = set(file.keys())
         # A checkpoint saved with a head on top has the family's prefix before every name.
-        has_prefix = layout is not None and f"{layout.prefix}{layout.word}.weight" in self._files_by_tensor
-        self._prefix = layout.prefix if layout is not None and has_prefix else ""
+        has_prefix = f"{layout.prefix}{layout.word}.weight" in self._files_by_tensor
+        self._prefix = layout.prefix if has_prefix else ""
 
     @property
     def where(self) -> str:
@@ -53,10 +46,10 @@ class Checkpoint:
 
     def has_layer(self, number: int) -> bool:
         """Whether it holds a layer of this number."""
-        start = self._prefix + ("layers.{}." if self._layout is None else self._layout.layer).format(number)
+        start = self._prefix + self._layout.layer.format(number)
         return any(name.startswith(start) for name in self._files_by_tensor)
 
-    def plan(self, shape: Shaped) -> dict[str, str]:
+    def plan(self, shape: Encoder) -> dict[str, str]:
         """The names in the file of all tensors that a network needs, by ours; all are there, in their shapes."""
         plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in shape.tensors().items()}
         missing = [name for name, _ in plan.values() if name not in self._files_by_tensor]
@@ -74,7 +67,7 @@ class Checkpoint:
                 )
         return {ours: name for ours, (name, _) in plan.items()}
 
-    def raw(self, shape: Shaped) -> Iterator[tuple[str, str, Any]]:
+    def raw(self, shape: Encoder) -> Iterator[tuple[str, str, Any]]:
         """Yields every tensor that a network needs, once all are there: our name, the file's, the tensor."""
         for ours, name in self.plan(shape).items():
             try:

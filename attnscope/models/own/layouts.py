@@ -13,9 +13,6 @@ from attnscope.models.info import ModelInfo
 Config = dict[str, Any]
 Shape = tuple[int, ...]
 
-OWN_DECODER = "attnscope-decoder"
-"""The model_type in the config.json of attnscope's own decoder."""
-
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_by_tanh",

@@ -23,7 +23,7 @@ from attnscope.models.devices import name_dtype, place
 from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo, require_numbers
 from attnscope.models.model import Batch, Tokenizer
-from attnscope.models.own.checkpoint import Checkpoint, Shaped
+from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer
 
@@ -97,7 +97,7 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
 
 
 def read_weights(
-    checkpoint: Checkpoint, shape: Shaped, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint, shape: Encoder, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields every tensor that a network of a shape needs, by our name; refuses NaN and infinity."""
     tensor: Tensor

@@ -19,12 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.pipes import refuse_pipe
 from attnscope.records.frame import checks, codec
+from attnscope.records.frame.json_bounds import require_bounded
 
 MOST_BYTES = 2**30
 """The most that an archive may unpack to, unless MOST_TIMES its own size is more."""
 MOST_TIMES = 50
 MOST_JSON_BYTES = 2**30
+MOST_DESCRIPTION_BYTES = 2**28
+MOST_DESCRIPTION_VALUES = 2**22
+"""What describes the arrays of an archive is small beside them."""
 _KINDS = "biufUS"
 """What arrays hold: truth values, whole numbers, floats, texts, bytes."""
 
@@ -86,10 +91,12 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
     with path.open("rb") as file:
         if path.stat().st_size > MOST_JSON_BYTES:
             raise ValueError(f"it is no archive, and larger than {MOST_JSON_BYTES:,} bytes")
-        try:
-            document = json.load(file)
-        except ValueError:
-            raise ValueError("it is neither a whole npz archive nor JSON") from None
+        content = file.read()
+    require_bounded(content)
+    try:
+        document = json.loads(content)
+    except ValueError:
+        raise ValueError("it is neither a whole npz archive nor JSON") from None
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")
     described = document.get("record")
@@ -103,6 +110,7 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
 
 def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
     """The arrays of an npz archive, by name; None where the file is no archive."""
+    refuse_pipe(path, "a record")
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             return None
@@ -126,7 +134,11 @@ def read_description(path: Path) -> Mapping[str, Any]:
 
 
 def _description(written: NDArray[Any]) -> Any:
-    return json.loads(written.tobytes() if written.dtype == np.uint8 else str(written))
+    if written.nbytes > MOST_DESCRIPTION_BYTES:
+        raise ValueError(f"what describes it has {written.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}")
+    content = written.tobytes() if written.dtype == np.uint8 else str(written).encode("utf-8", "surrogatepass")
+    require_bounded(content, MOST_DESCRIPTION_VALUES)
+    return json.loads(content)
 
 
 def schema_of(path: Path) -> str:
@@ -135,6 +147,7 @@ def schema_of(path: Path) -> str:
     Reads no more than it must: of an archive the member `record`, of JSON its beginning.
     """
     try:
+        refuse_pipe(path, "a record")
         with reading(path, "record", ""), path.open("rb") as file:
             if zipfile.is_zipfile(file):
                 require_room(file, path)

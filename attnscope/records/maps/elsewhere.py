@@ -58,7 +58,10 @@ def record_from_arrays(
         AttnscopeError: The shapes do not fit, a weight is negative, or a row sums to more than 1.
     """
     try:
-        array = np.asarray(weights, np.float32)
+        given = np.asarray(weights)
+        if given.dtype.kind in "biuc":
+            raise AttnscopeError(f"the weights are of type {given.dtype}", "give floating-point numbers")
+        array = given.astype(np.float32)
     except (TypeError, ValueError) as error:
         raise AttnscopeError(
             f"the weights are no array of numbers: {first_line(error)}",
@@ -134,10 +137,18 @@ def _labels(tokens: Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def _numbers(what: str, named: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    numbers = tuple(range(n)) if named is None else tuple(map(int, named))
+    numbers = tuple(range(n)) if named is None else _whole(what, named)
     if len(numbers) != n or len(set(numbers)) != n:
         raise AttnscopeError(f"{len(set(numbers))} {what} are named, and the weights have {n}", f"give {n} numbers")
     return numbers
+
+
+def _whole(what: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return whole numbers as Python's; refuse others, such as 1.5 or True."""
+    for number in numbers:
+        if isinstance(number, bool | np.bool_) or not isinstance(number, int | np.integer):
+            raise AttnscopeError(f"the {what} are named by {number!r}, which is no whole number", "count them from 0")
+    return tuple(map(int, numbers))
 
 
 def _looks_back_only(weights: Any) -> bool:
@@ -149,7 +160,7 @@ def _tokens_of(text: str, labels: tuple[str, ...], special: Sequence[int]) -> To
     """Tokens of which no more is known than what they are called; where they stand in the text, if it holds them."""
     n, offsets, at = len(labels), [], 0
     added = np.zeros(n, bool)
-    places = [int(place) for place in special]
+    places = _whole("special tokens", special)
     if any(not 0 <= place < n for place in places):
         raise AttnscopeError(f"there is no token {max(places, key=abs)} to be special", f"there are {n}, from 0")
     added[places] = True

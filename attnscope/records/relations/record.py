@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
 from attnscope.records.frame import codec
 from attnscope.records.frame.checks import SHARE, shaped
 from attnscope.records.frame.codec import APART, ARRAY, OMITTED
-from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.record import StudyRecord
 from attnscope.records.frame.storage import finite, plain
-from attnscope.records.heads.findings import RECORDINGS, Findings, Role
+from attnscope.records.heads.findings import RECORDINGS, Role
 from attnscope.records.relations.word_times import WordTimes
 
 Array = NDArray[np.float64]
@@ -274,13 +271,6 @@ class Relations(StudyRecord):
                 verdict = (head == relation.best, bool(relation.found[head]))
                 yield relation.name, *head, *verdict, *numbers, *facts
 
-    def head_table(self) -> HeadTable:
-        """The accuracy of every head on each relation that any head expresses."""
-        expressed = [relation for relation in self.relations if relation.found.any()]
-        shape = expressed[0].accuracy.shape if expressed else (0, 0)
-        heads = tuple((self.kind, layer, head) for layer, head in np.ndindex(*shape))
-        return HeadTable(heads, tuple(_accuracy_column(relation) for relation in expressed))
-
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
         """The relations that `describe` and `arrays` were made of."""
@@ -295,66 +285,3 @@ class Relations(StudyRecord):
 
 
 _ARRAYS = (*ARRAYS, "found")
-
-
-def _accuracy_column(relation: Relation) -> Column:
-    accuracy, low, high = (np.asarray(a, np.float64).ravel() for a in (relation.accuracy, relation.low, relation.high))
-    what = f"accuracy on {relation.name}; the best simple rule ({relation.rule}) reaches {relation.baseline:.2f}"
-    return Column(
-        "relation_" + re.sub(r"\W+", "_", relation.name).strip("_"), accuracy,
-        {"low": low, "high": high, "count": np.full(accuracy.shape, float(relation.n_scored))},
-        what, "share", (0, 1), label=f"accuracy on {relation.name}",
-    )  # fmt: skip
-
-
-def with_relations(findings: Findings, relations: Relations) -> Findings:
-    """Findings whose heads have the relations that they express as roles too, after those that they have.
-
-    Raises:
-        AttnscopeError: They are of different models.
-    """
-    for what in ("sha256", "model"):
-        mine, theirs = findings.run.get(what), relations.run.get(what)
-        if mine and theirs and mine != theirs:
-            raise AttnscopeError(
-                f"the relations are of another model: {relations.run.get('model')}, not {findings.run.get('model')}",
-                "make them with the same --model",
-            )
-        if mine and theirs:
-            break
-    roles = relations.roles()
-    margin = float(relations.options.get("margin", 0.0))
-    expressed = {
-        each.name: {
-            "what": f"{explain_relation(each.name)}; the best simple rule ({each.rule}) reaches {each.baseline:.2f}",
-            "measure": f"accuracy on {each.name}",
-            "threshold": each.baseline + margin,
-        }
-        for each in relations.relations
-        if each.found.any()
-    }
-    heads = tuple(
-        replace(head, roles=(*head.roles, *roles.get((head.layer, head.head), ())))
-        if head.kind == relations.kind
-        else head
-        for head in findings.heads
-    )
-    described = {"sources": relations.corpus.get("sources"), "sha256": relations.corpus.get("sha256")}
-    roles_known = {**(findings.options.get("roles") or {}), **expressed}
-    options = dict(findings.options) | {"roles": roles_known, "relations": described}
-    corpus = dict(findings.corpus) | {
-        "problems": [*findings.corpus.get("problems", ()), *relations.corpus.get("problems", ())],
-        "complete": findings.corpus.get("complete", True) and relations.corpus.get("complete", True),
-    }
-    run = dict(findings.run) | {"notes": [*findings.run.get("notes", ()), *relations.run.get("notes", ())]}
-    return replace(findings, run=run, corpus=corpus, heads=heads, options=options)
-
-
-def explain_relation(name: str) -> str:
-    """A relation in words."""
-    origin, arrow, goal = name.partition("→")
-    if not arrow:
-        return f"attends along {name!r}"
-    if goal == "parent":
-        return f"attends from the {origin} to what it depends on"
-    return f"attends from a word to its {goal}" if origin == "parent" else f"attends from {origin} to {goal}"

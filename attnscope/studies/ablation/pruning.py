@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
-from attnscope.models import is_own_decoder
 from attnscope.models.files import weight_files
 from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Ablation
@@ -104,7 +103,7 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
     Args:
         spec: A catalogue name, a folder, or a Hub id.
         order: Which heads, and where to.
-        loading: How the model is loaded; always on transformers, but for the project's own decoders.
+        loading: How the model is loaded; always on transformers.
         report: Is told how far the texts are, on which the change is measured.
 
     Raises:
@@ -120,10 +119,7 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
     _require_free(order.out)
     source = loading.resolve(spec)
-    is_own = is_own_decoder(source)
-    if is_own and order.texts is None:
-        raise UsageError(f"no text is given, and {source.name} knows its own words alone", "give one, or --file")
-    loading = replace(loading, engine="auto" if is_own else "hf")
+    loading = replace(loading, engine="hf")
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
     if source.adapter is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnscope.errors import UsageError, suggest
-from attnscope.options import group, option, options
+from attnscope.options import group, option, options, seed_option
 from attnscope.studies.heads.options import HeadsOptions, Listing, measures_option
 
 CONTENT = "content_nats"
@@ -26,7 +26,7 @@ class AtlasOptions:
     examples: int = option("How many of the best texts of each head.", default=10, least=0, most=100)
     sample: int = option("How many texts are drawn for deciles.", default=512, least=1, most=8192)
     heads: HeadsOptions = group(HeadsOptions)
-    seed: int = option("Seed of the hashes by which texts are drawn.", default=0, python_only=True)
+    seed: int = seed_option("the hashes by which texts are drawn", python_only=True)
 
     def require(self) -> None:
         """Refuse a score that there is not."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnscope.errors import UsageError, amount, require_choice
-from attnscope.options import chunk_option, group, option, options, stride_option, whole_numbers
+from attnscope.options import chunk_option, group, option, options, seed_option, stride_option, whole_numbers
 
 if TYPE_CHECKING:
     from attnscope.studies.describe.sample import DescribeOptions
@@ -58,7 +58,7 @@ class HeadsOptions:
         "untrained: also study the same architecture with random weights.", default=False, read=_is_untrained
     )
     causal: bool = option("Ablate each head that has a role, and print how the model's output changes.", default=False)
-    seed: int = option("Seed of the random weights of the control.", default=0, python_only=True)
+    seed: int = seed_option("the random weights of the control", python_only=True)
     describe: DescribeOptions | None = option(
         "How heads are described; None = they are not.", default=None, python_only=True
     )
@@ -117,7 +117,7 @@ class NeedleOptions:
         "Take the heads that are found on one half of the needles out on the other, and as many others.",
         default=False, python_only=True,
     )  # fmt: skip
-    seed: int = option("Seed of needles, haystacks and the heads that are drawn.", default=0, least=0, python_only=True)
+    seed: int = seed_option("needles, haystacks and the heads that are drawn", python_only=True)
 
     def require(self) -> None:
         """Refuses lengths and depths that mean nothing."""

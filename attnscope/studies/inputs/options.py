@@ -93,13 +93,15 @@ class LoadOptions:
 
     def _suits_numpy(self, source: models.Source, prompts: Sequence[Prompt]) -> bool:
         from attnscope import models
-        from attnscope.studies.inputs.reading import Prompt
+        from attnscope.studies.inputs.reading import WHOLE_CHARACTERS, Prompt
 
         if self != LoadOptions(check=self.check, allow_pickle=self.allow_pickle):
             return False
         if any(prompt != Prompt(prompt.text, prompt.pair) for prompt in prompts):
             return False
         tokenizer = models.open_tokenizer(source)
+        if any(len(prompt.text) + len(prompt.pair or "") > WHOLE_CHARACTERS for prompt in prompts):
+            return False
         return tokenizer is not None and all(
             len(tokenizer.encode(prompt.text, prompt.pair)) <= NUMPY_TOKENS for prompt in prompts
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -26,6 +26,12 @@ MOST_WRITTEN = 64
 
 ANSWER = 20
 """Tokens that a model writes at most about a picture where nothing else is said."""
+
+WHOLE_CHARACTERS = 2**20
+"""A text of so many characters is tokenised whole, so that it is known how many tokens it has."""
+
+_CHARACTERS = 16
+"""Of a longer text, how many characters for each token that the model takes are tried first. English has 4 to 5."""
 
 
 class PromptOptions(TypedDict, total=False):
@@ -191,13 +197,13 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
             raise AttnscopeError(f"{model.info.name} has no chat template", "leave out --chat")
         if prompt.pair is not None:
             raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
-        tokens, cut = truncate(model.tokenizer.chat(prompt.text), limit)
+        text, tokens, cut = encode_within(limit, model.tokenizer.chat, prompt.text)
     else:
-        tokens, cut = truncate(model.tokenizer.encode(prompt.text, prompt.pair), limit)
+        text, tokens, cut = encode_within(limit, model.tokenizer.encode, prompt.text, prompt.pair)
     notes: tuple[str, ...] = (cut,) if cut else ()
     if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         target, note = _target(model, tokens, prompt)
-        return Reading(prompt.text, tokens, target, (*notes, note) if note else notes)
+        return Reading(text, tokens, target, (*notes, note) if note else notes)
     if prompt.target is not None:
         raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
     if prompt.generate:
@@ -207,7 +213,7 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         written = len(tokens) - tokens.n_given
         if written < prompt.generate:
             notes += (f"the model wrote {written} of {prompt.generate} tokens: it ended the text or reached its limit",)
-    return Reading(prompt.text, tokens, None, notes)
+    return Reading(text, tokens, None, notes)
 
 
 def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
@@ -216,7 +222,7 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
         raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
     assert model.writer is not None  # it has a decoder
     if prompt.target is not None:
-        return truncate(model.writer.encode_target(prompt.target), model.info.max_tokens)
+        return encode_within(model.info.max_tokens, model.writer.encode_target, prompt.target)[1:]
     target = model.writer.greedy_target(tokens)
     answer = target.text if target.text.strip() else "nothing"
     return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
@@ -271,7 +277,7 @@ def _hear(model: Model, speech: Speech) -> Reading:
             raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
         return Reading(heard.tokens.text, heard.tokens, None, heard.notes, heard.inputs, heard.picture, heard.sound)
     if speech.transcript is not None:
-        target, note = truncate(model.writer.encode_target(speech.transcript), model.info.max_tokens)
+        _, target, note = encode_within(model.info.max_tokens, model.writer.encode_target, speech.transcript)
     else:
         target = model.writer.transcribe(heard, MOST_WRITTEN)
         written = " ".join(target.text.split()) or "nothing"
@@ -281,10 +287,44 @@ def _hear(model: Model, speech: Speech) -> Reading:
     return Reading(target.text, heard.tokens, target, notes, inputs, sound=heard.sound)
 
 
-def truncate(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
+def encode_within(
+    limit: int | None, encode: Callable[..., Tokens], text: str, pair: str | None = None
+) -> tuple[str, Tokens, str]:
+    """Tokenise a text, or a pair, and cut the tokens to what a model takes, as `truncate` does.
+
+    The tokenizer gets no more of a very long text than the beginning that holds these tokens.
+
+    Returns:
+        The text, or its beginning; the tokens; and a sentence that says what was cut, "" if nothing was.
+    """
+    begins = [each if each is None else _beginning(each, encode, limit) for each in (text, pair)]
+    beginning = begins[0] or ""
+    tokens = encode(beginning) if begins[1] is None else encode(beginning, begins[1])
+    tokens, note = truncate(tokens, limit, is_whole=begins == [text, pair])
+    return beginning, tokens, note
+
+
+def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> str:
+    """Return the beginning of a very long text that has twice as many tokens as a model takes, else the text.
+
+    It ends where a word does: a word in two has other tokens. Without a blank the text stays whole.
+    """
+    if limit is None or len(text) <= WHOLE_CHARACTERS:
+        return text
+    n_characters = _CHARACTERS * limit
+    while n_characters < len(text):
+        end = max(text.rfind(blank, 0, n_characters) for blank in " \n\t")
+        if end > 0 and len(encode(text[:end])) >= 2 * limit:
+            return text[:end]
+        n_characters *= 2
+    return text
+
+
+def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tuple[Tokens, str]:
     """The tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
 
-    The first tokens stay, and all special ones; of a pair, the longer text is cut first.
+    The first tokens stay, and all special ones; of a pair, the longer text is cut first. If the tokens are not those of
+    the whole text, the sentence says that there are more.
 
     Raises:
         AttnscopeError: There are no tokens but special ones.
@@ -302,16 +342,18 @@ def truncate(tokens: Tokens, limit: int | None) -> tuple[Tokens, str]:
     shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
     chosen = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
     places = np.sort(np.concatenate([*chosen, np.flatnonzero(tokens.special)]))
+    more = "" if is_whole else "more than "
     what = (
         " and ".join(
-            f"the first {len(k)} of {n} tokens of the {which} text"
+            f"the first {len(k)} of {more}{n} tokens of the {which} text"
             for k, n, which in zip(chosen, shares, ("first", "second"), strict=False)
         )
         if shares[1]
-        else f"the first {room} of {len(ordinary)} tokens of the text"
+        else f"the first {room} of {more}{len(ordinary)} tokens of the text"
     )
     return tokens.take(places), (
-        f"the text has {amount(len(tokens), 'token')}, the model takes {limit}: {what} are shown, the rest is left out"
+        f"the text has {more}{amount(len(tokens), 'token')}, the model takes {limit}: {what} are shown, the rest is "
+        "left out"
     )
 
 

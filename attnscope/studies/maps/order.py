@@ -15,7 +15,7 @@ from attnscope.records.frame.kinds import SIZES
 from attnscope.records.maps.pooled import PooledHeatmap
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import fingerprint
-from attnscope.studies.inputs.reading import Given, Prompt, Reading, read, reader_of, truncate
+from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
 from attnscope.studies.maps.options import MapOptions
 from attnscope.studies.maps.pooled import CELLS, POOLED_OVER, longest, pool_maps
 from attnscope.studies.maps.study import apply_changes, outline, run_model
@@ -76,8 +76,8 @@ def _foresee(source: models.Source, given: Given, loading: LoadOptions) -> tuple
     if tokenizer is None or not isinstance(given, Prompt) or given != Prompt(given.text, given.pair):
         return None
     info = native_info(source, read_config(source), sha256="")
-    tokens, cut = truncate(tokenizer.encode(given.text, given.pair), info.max_tokens)
-    return info, Reading(given.text, tokens, None, (cut,) if cut else ())
+    text, tokens, cut = encode_within(info.max_tokens, tokenizer.encode, given.text, given.pair)
+    return info, Reading(text, tokens, None, (cut,) if cut else ())
 
 
 def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:

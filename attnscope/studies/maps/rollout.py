@@ -15,7 +15,7 @@ from attnscope.records import Heatmap
 from attnscope.records.maps.rollouts import Rollout
 from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.choice import Choice
-from attnscope.studies.inputs.reading import Given, Prompt, Reading, read, reader_of, truncate
+from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
 from attnscope.studies.maps.study import outline, run_model
 
 
@@ -86,8 +86,8 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
     model = reader_of(model, given)
     if isinstance(given, Prompt) and "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         # What a decoder reads changes nothing in the encoder, so it may read the same.
-        tokens, cut = truncate(model.tokenizer.encode(given.text), model.info.max_tokens)
-        reading = Reading(given.text, tokens, tokens, (cut,) if cut else ())
+        text, tokens, cut = encode_within(model.info.max_tokens, model.tokenizer.encode, given.text)
+        reading = Reading(text, tokens, tokens, (cut,) if cut else ())
         record = outline(model.info, reading, Choice().within(model.info))
         note = "rollout is the encoder's: it is not defined through a decoder that reads it"
         record = replace(record, maps=record.maps[:1], run={**record.run, "notes": [*record.run["notes"], note]})

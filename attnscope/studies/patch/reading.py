@@ -15,6 +15,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
 from attnscope.records import Tokens
 from attnscope.studies.inputs.texts import batch_of
+from attnscope.text import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,6 +98,8 @@ class _Reader:
         return ReadPair(pair, clean, corrupt, place, right, wrong)
 
     def _encode(self, text: str) -> Tokens:
+        if len(text) > MOST_CHARACTERS:
+            raise _BadPairError(f"it has {len(text):,} characters, more than {MOST_CHARACTERS:,}")
         tokens = self._model.tokenizer.encode(text)
         limit = self._model.info.max_tokens
         if limit is not None and len(tokens) > limit:

@@ -29,6 +29,9 @@ TRIES = 3
 
 Where = Literal["local", "ray"]
 
+MOST_COUNT = 4096
+"""More workers or threads than that are a slip of the pen."""
+
 T = TypeVar("T")
 
 
@@ -103,6 +106,8 @@ class Workers:
         if self.executor == "local" and self.n is None:
             raise UsageError("how many processes are to work is not said", "give --workers")
         for what, number in (("workers", self.n), ("threads", self.threads)):
+            if number is not None and number > MOST_COUNT:
+                raise UsageError(f"{number:,} {what} are more than any machine has", f"choose at most {MOST_COUNT:,}")
             if number is not None and number < 1:
                 raise UsageError(f"{number} {what} do nothing", f"choose at least 1, or leave out --{what}")
 

@@ -16,6 +16,7 @@ from attnscope.core.teaching import example, splitting
 from attnscope.core.teaching.stepwise import Inputs
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
+from attnscope.pipes import refuse_pipe
 from attnscope.records.teaching.split import Drop, Seen, Split
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, read
@@ -152,6 +153,7 @@ def _output_projection(options: SplitOptions, width: int) -> Array | None:
     if options.project == "permute":
         return splitting.random_permutation(width, options.seed)
     path = Path(options.project)
+    refuse_pipe(path, "a matrix")
     try:
         if path.suffix == ".npy":
             matrix = np.load(path, allow_pickle=False)

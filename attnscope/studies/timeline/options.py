@@ -71,7 +71,7 @@ class TimelineOptions:
         if not self.measures:
             raise UsageError("no measure is given", f"choose from {', '.join(names)}")
         heads = self.heads
-        if heads.control or heads.causal or heads.relations or heads.describe is not None:
+        if heads.control or heads.causal or heads.describe is not None:
             raise UsageError("a timeline has no control", "leave them out; descriptions: EXPLAINED")
 
     @property

@@ -221,12 +221,10 @@ class Growing:
         checkpoint = Checkpoint(stage.name, stage.step, model.info.sha256, loss.value, loss.low, loss.high, elapsed_s)
         self._done.append(_Measured(checkpoint, replace(findings, sums={}), composed))
 
-    def skip(self, name: str, error: Exception) -> str:
-        """Notes that a checkpoint could not be measured; returns why."""
+    def skip(self, name: str, error: Exception) -> None:
+        """Note that a checkpoint could not be measured, and why."""
         self._error = self._error or error
-        reason = one_line(failure(name, error)["error"])
-        self.skipped.append(_problem(name, reason))
-        return reason
+        self.skipped.append(_problem(name, one_line(failure(name, error)["error"])))
 
     def record(self, *, complete: bool = True) -> Timeline:
         """The timeline until now; without any checkpoint, the first one's error, or the interruption."""

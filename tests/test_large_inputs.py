@@ -1,0 +1,326 @@
+"""Inputs that would fill the memory, keep waiting, or be read as something else: each is refused or cut in one line."""
+
+import json
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import attnscope
+from attnscope import hub
+from attnscope.corpus import Corpus
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.tokenizer import FastTokenizer
+from attnscope.records.frame import json_bounds
+from attnscope.records.frame.json_bounds import require_bounded
+from attnscope.studies.inputs import reading
+from attnscope.studies.inputs.reading import Prompt, encode_within, truncate
+from tests.conftest import Run
+
+WORDS = ("the", "cat", "sat", "on", "mat", "and", "then", "it", "ran", "over", "hills", "where", "nobody", "had")
+
+
+# Long texts --------------------------------------------------------------------------------------------------------
+
+
+def trained(model: Any, trainer: Any, before: Any, normalizer: Any = None) -> FastTokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = before
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    rng = np.random.default_rng(0)
+    backend.train_from_iterator([" ".join(rng.choice(WORDS, 20)) + " 日本語 aaaa éa" for _ in range(200)], trainer)
+    return FastTokenizer(backend, "trained")
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[str, FastTokenizer]:
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+    special = ["<unk>"]
+    pieces = models.WordPiece(unk_token="<unk>")  # type: ignore[call-arg]
+    return {
+        "wordpiece": trained(
+            pieces, trainers.WordPieceTrainer(vocab_size=120, special_tokens=special),
+            pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(),
+        ),
+        "bytes": trained(
+            models.BPE(), trainers.BpeTrainer(vocab_size=350, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ),
+        "unigram": trained(
+            models.Unigram(), trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>"),
+            pre_tokenizers.Metaspace(), normalizers.NFKC(),
+        ),
+    }  # fmt: skip
+
+
+def require_same_beginning(tokenizer: FastTokenizer, text: str, limit: int) -> str:
+    """The note; the tokens are those of the whole text."""
+    _, tokens, note = encode_within(limit, tokenizer.encode, text)
+    whole, _ = truncate(tokenizer.encode(text), limit)
+    assert tokens.labels == whole.labels
+    np.testing.assert_array_equal(tokens.ids, whole.ids)
+    np.testing.assert_array_equal(tokens.offsets, whole.offsets)
+    return note
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
+@given(text=st.text(st.sampled_from("ab é\n日本語e\u0301ﬁthe.  "), min_size=70, max_size=400), limit=st.integers(3, 8))
+def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(
+    kinds: dict[str, FastTokenizer], kind: str, text: str, limit: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "WHOLE_CHARACTERS", 60)
+        patch.setattr(reading, "_CHARACTERS", 4)
+        require_same_beginning(kinds[kind], f"the {text}", limit)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
+@pytest.mark.parametrize("n_more", range(12))
+def test_a_cut_at_any_character_of_a_word_changes_no_token_that_is_shown(
+    kinds: dict[str, FastTokenizer], kind: str, n_more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "WHOLE_CHARACTERS", 500)
+    text = "the " + "a" * n_more + " ".join(np.random.default_rng(n_more).choice(WORDS, 2000))
+    assert "more than" in require_same_beginning(kinds[kind], text, 32)
+    if kind != "wordpiece":  # for it that is one unknown word
+        assert "more than" not in require_same_beginning(kinds[kind], text.replace(" ", ""), 32)
+
+
+@pytest.mark.parametrize("sizes", [(400, 400), (400, 3), (3, 400)])
+def test_a_pair_is_cut_as_its_whole_texts_are(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = attnscope.load("minilm").tokenizer
+    monkeypatch.setattr(reading, "WHOLE_CHARACTERS", 500)
+    text, pair = ("the cat sat on the mat " * n for n in sizes)
+    beginning, tokens, note = encode_within(24, tokenizer.encode, text, pair)
+    whole, said = truncate(tokenizer.encode(text, pair), 24)
+    assert len(beginning) < 1000 and tokens.labels == whole.labels
+    np.testing.assert_array_equal(tokens.segments, whole.segments)
+    assert note.startswith("the text has more than ") and not said.startswith("the text has more than")
+
+
+def test_the_tokenizer_gets_a_little_of_a_text_of_50_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    usual = FastTokenizer.encode
+
+    def encode(self: FastTokenizer, text: str, pair: str | None = None) -> Any:
+        lengths.append(len(text))
+        return usual(self, text, pair)
+
+    monkeypatch.setattr(FastTokenizer, "encode", encode)
+    text = "The cat sat on the mat. " * (50_000_000 // 24)
+    with pytest.warns(UserWarning, match="the text has more than .* the rest is left out"):
+        record = attnscope.heatmap(attnscope.load("minilm"), text, pick=[(0, 0)])
+    assert lengths and max(lengths) < 100_000
+    assert len(record.maps[0].queries) == 512 and len(record.text) < 100_000
+
+
+def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat sat " * 400_000 + "\na dog\n")
+    corpus = Corpus([tmp_path / "a.txt"])
+    assert [len(text.text or "") for text in corpus] == [2**22, 5]
+    (problem,) = corpus.problems
+    assert (problem.line, problem.reason) == (
+        1, "the text has 4,800,000 characters: the first 4,194,304 are read, the rest is left out",
+    )  # fmt: skip
+    short = Corpus([tmp_path / "a.txt"], most_characters=8)
+    assert [text.text for text in short] == ["the cat ", "a dog"]
+
+
+def test_what_no_tokenizer_can_hold_is_refused() -> None:
+    model = attnscope.load("minilm")
+    with pytest.raises(AttnscopeError, match="too many to be tokenised at once"):
+        model.tokenizer.encode("a" * (2**23 + 1))
+    with pytest.raises(AttnscopeError, match="too many to be tokenised at once"):
+        attnscope.heatmap(model, " " * 2**24 + "a")
+
+
+# JSON that would fill the memory -----------------------------------------------------------------------------------
+
+
+def archive(path: Path, described: bytes) -> Path:
+    np.savez_compressed(path, record=np.frombuffer(described, np.uint8))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("inside", "said"),
+    [
+        (b"[]," * 2_200_000 + b"0", "lists and objects, more than 2,097,152"),
+        (b"{}," * 2_200_000 + b"0", "lists and objects, more than 2,097,152"),
+        (b"0," * 4_300_000 + b"0", "values, more than 4,194,304"),
+        (b"[" * 70 + b"]" * 70, "nested 72 deep, more than 64"),
+    ],
+)
+def test_a_small_record_that_unpacks_to_millions_of_values_is_refused(
+    tmp_path: Path, run: Run, inside: bytes, said: str
+) -> None:
+    described = b'{"schema": "attnscope.heads/1", "a": [' + inside + b"]}"
+    path = archive(tmp_path / "heads.npz", described)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(AttnscopeError, match=said):
+        attnscope.load_record(path)
+    status, out, err = run("show", path)
+    assert (status, out) == (1, "") and len(err.splitlines()) <= 2
+
+
+def test_a_json_record_is_bounded_too(tmp_path: Path) -> None:
+    (tmp_path / "heads.json").write_bytes(b'{"schema": "attnscope.heads/1", "a": [' + b"[]," * 2_200_000 + b"0]}")
+    with pytest.raises(AttnscopeError, match="lists and objects, more than"):
+        attnscope.load_record(tmp_path / "heads.json")
+
+
+@given(
+    st.recursive(
+        st.none() | st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_values_are_counted_as_json_has_them(value: Any) -> None:
+    def depth(of: Any) -> int:
+        inner = of.values() if isinstance(of, dict) else of if isinstance(of, list) else ()
+        return 1 + max(map(depth, inner), default=0) if isinstance(of, dict | list) else 0
+
+    for ascii_only in (False, True):
+        document = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(json_bounds, "MOST_DEPTH", depth(value))
+            require_bounded(document)
+            patch.setattr(json_bounds, "MOST_DEPTH", depth(value) - 1)
+            if depth(value):
+                with pytest.raises(ValueError, match="deep"):
+                    require_bounded(document)
+
+
+def test_a_line_of_jsonl_is_bounded(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "b": [' + "[]," * 2_200_000 + '0]}\n{"text": "ok"}\n')
+    corpus = Corpus([tmp_path / "a.jsonl"])
+    assert [text.text for text in corpus] == ["ok"]
+    assert "lists and objects, more than" in corpus.problems[0].reason
+
+
+# Waits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.pipes.PATIENCE_S", 0.3)
+    monkeypatch.setattr("attnscope.pipes.SILENCE_S", 0.1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("command", [["heatmap", "--file"], ["heads", "--file"], ["relations", "--kind", "jsonl"]])
+def test_a_pipe_that_nobody_writes_to_is_given_up(run: Run, tmp_path: Path, command: list[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    status, out, err = run(*command, "pipe", "-m", "own")
+    assert (status, out) == (1, "")
+    note, error, hint = err.splitlines()
+    assert note == "note: waiting for something to read from the pipe pipe"
+    assert error.startswith("error: ") and "nothing came through the pipe pipe within 0.3 s" in error
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["heatmap", "--image", "pipe"], ["heatmap", "--audio", "pipe"], ["show", "pipe"], ["split", "--project", "pipe"]],
+)
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(run: Run, tmp_path: Path, command: list[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    status, out, err = run(*command)
+    assert (status, out) == (1, "") and "pipe is a pipe, and a" in err
+
+
+def test_a_pipe_that_is_written_late_is_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnscope.pipes.SILENCE_S", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Timer(0.3, lambda: (tmp_path / "pipe").write_text("the cat"))
+    writer.start()
+    status, _, err = run("heatmap", "--file", "pipe", "-m", "own", "-f", "npz", "-o", "out")
+    writer.join()
+    assert status == 0, err
+    assert attnscope.load_record(tmp_path / "out").text == "the cat"
+
+
+def test_a_download_that_brings_nothing_is_given_up_and_a_slow_one_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hub, "STALL_S", 0.5)
+    monkeypatch.setattr(hub, "SILENCE_S", 0.1)
+    monkeypatch.setattr(hub, "_LOOK_S", 0.01)
+    held, ended = SimpleNamespace(n=0), threading.Event()
+
+    def size() -> int:
+        held.n += 1
+        if held.n == 200:
+            ended.set()
+        return held.n
+
+    assert hub.run_while_growing(lambda: ended.wait(60), size, "org/name") is True
+    assert capsys.readouterr().err == ""
+    with pytest.raises(TimeoutError, match=r"nothing came from org/name for 0\.5 s"):
+        hub.run_while_growing(threading.Event().wait, lambda: 0, "org/name")
+    assert capsys.readouterr().err == "note: waiting for org/name\n"
+
+
+# Numbers of another kind -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["circuits", "-m", "own", "--seed", str(2**64 - 1)], "--seed"),
+        (["heads", "a cat", "-m", "own", "--workers", "2", "--threads", "99999999999"], "99,999,999,999 threads"),
+        (["heads", "a cat", "-m", "own", "--workers", "99999999999"], "99,999,999,999 workers"),
+    ],
+)
+def test_numbers_beyond_any_machine_are_one_line(run: Run, command: list[str], said: str) -> None:
+    status, out, err = run(*command)
+    assert (status, out) == (2, "")
+    assert said in err and len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("how", [{}, {"engine": "native"}, {"engine": "numpy"}, {"engine": "hf"}])
+@pytest.mark.parametrize("kind", ["complex", "whole"])
+def test_weights_that_are_no_real_numbers_are_refused(tiny_bert: Path, how: dict[str, Any], kind: str) -> None:
+    if kind == "whole" and how.get("engine") == "hf":
+        return  # transformers takes quantised weights
+    path = tiny_bert / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if name.endswith("query.weight"))
+    weights[name] = weights[name].to(torch.complex64) * 1j if kind == "complex" else (weights[name] * 50).to(torch.int8)
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(AttnscopeError, match="complex" if kind == "complex" else "quantised") as error:
+        attnscope.load(str(tiny_bert), **how)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("weights", "more", "said"),
+    [
+        (np.eye(2, dtype=np.complex64)[None, None], {}, "the weights are of type complex64"),
+        (np.eye(2, dtype=np.int64)[None, None], {}, "the weights are of type int64"),
+        (np.eye(2, dtype=bool)[None, None], {}, "the weights are of type bool"),
+        (np.eye(2)[None, None], {"special": [0.5]}, "the special tokens are named by 0.5"),
+        (np.eye(2)[None, None], {"layers": [1.5]}, "the layers are named by 1.5"),
+        (np.eye(2)[None, None], {"heads": [True]}, "the heads are named by True"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(weights: Any, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(AttnscopeError, match=said):
+        attnscope.record_from_arrays(weights, ["a", "b"], **more)
+    with pytest.raises(AttnscopeError, match="no list of texts"):
+        attnscope.record_from_arrays(np.eye(2)[None, None], [0.5, 1.5])  # type: ignore[list-item]
+
+
+def test_a_prompt_is_text() -> None:
+    with pytest.raises((AttnscopeError, UsageError)):
+        Prompt(3)  # type: ignore[arg-type]
