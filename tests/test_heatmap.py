@@ -218,3 +218,12 @@ def test_the_record_draws_and_saves_itself(minilm: Model, tmp_path: Path) -> Non
     paths: Sequence[Path] = record.draw(tmp_path, ["png"], query="cat")
     assert [path.name for path in paths] == ["L00.png", "query-002.png"]
     require_lossless(record, tmp_path)
+
+
+def test_words_that_the_tokenizer_does_not_know_are_named(minilm: Model) -> None:
+    """Emoji in MiniLM, or DNA in a model of k-mers, became `[UNK]` without a word."""
+    with pytest.warns(UserWarning, match=r"2 words are unknown .* reads \[UNK\] instead: 🦜, 🐙🐙$"):
+        attnscope.heatmap(minilm, "I love 🦜 and 🐙🐙")
+    with pytest.warns(UserWarning, match="1 word is unknown .*: ACGTACGTACGTACGTACGT…$"):
+        attnscope.heatmap(minilm, "ACGT" * 50)
+    attnscope.heatmap(minilm, "[UNK] love")  # warnings are errors: this name of a token is known

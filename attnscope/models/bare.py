@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class BareTokenizer:
     """What stands for a tokenizer where there is no vocabulary: no ordinary tokens are known."""
 
-    mask_id = chat = None
+    mask_id = unknown_id = chat = None
 
     def ordinary_ids(self) -> list[int]:
         """None are known."""

@@ -34,6 +34,10 @@ class Tokenizer(Protocol):
         """The number of the token that stands for a hidden one; None where there is none."""
 
     @property
+    def unknown_id(self) -> int | None:
+        """The number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
+
+    @property
     def chat(self) -> "Callable[[str], Tokens] | None":
         """Tokenises a text as the user's message in the model's chat template; None where there is no template."""
 

@@ -34,6 +34,15 @@ class FastTokenizer:
         self.backend = backend
         self._style = style_of(backend)
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
+        model = self.backend.model
+        number = getattr(model, "unk_id", None)  # of Unigram; the other kinds name the token
+        if number is None and getattr(model, "unk_token", None):
+            number = self.backend.token_to_id(model.unk_token)
+        return number
+
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
         added = {number for number, token in self.backend.get_added_tokens_decoder().items() if token.special}

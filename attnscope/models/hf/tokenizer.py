@@ -44,6 +44,12 @@ class HuggingFaceTokenizer:
         return number if isinstance(number, int) else None
 
     @property
+    def unknown_id(self) -> int | None:
+        """The number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
+        number = getattr(self.backend, "unk_token_id", None)
+        return number if isinstance(number, int) else None
+
+    @property
     def prefix_ids(self) -> list[int]:
         """What it puts before a transcript, the start token first; empty for tokenizers that are not of speech."""
         return [int(number) for number in getattr(self.backend, "prefix_tokens", None) or ()]

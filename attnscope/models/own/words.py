@@ -26,7 +26,7 @@ class OwnTokenizer:
     """
 
     name = "words and punctuation marks, hashed to 4,194,304 numbers"
-    mask_id = chat = None
+    mask_id = unknown_id = chat = None
 
     def ordinary_ids(self) -> list[int]:
         """Numbers of words, one in a thousand of them: all would be millions."""

@@ -33,6 +33,10 @@ WHOLE_CHARACTERS = 2**20
 _CHARACTERS = 16
 """Of a longer text, how many characters for each token that the model takes are tried first. English has 4 to 5."""
 
+_UNKNOWN_SHOWN = 5
+_UNKNOWN_LENGTH = 20
+"""How many unknown words a note names, and how many characters of each."""
+
 
 class PromptOptions(TypedDict, total=False):
     """How a text is read, as keywords; see `Prompt`."""
@@ -200,7 +204,7 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         text, tokens, cut = encode_within(limit, model.tokenizer.chat, prompt.text)
     else:
         text, tokens, cut = encode_within(limit, model.tokenizer.encode, prompt.text, prompt.pair)
-    notes: tuple[str, ...] = (cut,) if cut else ()
+    notes = tuple(note for note in (cut, _note_unknown(model, tokens)) if note)
     if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         target, note = _target(model, tokens, prompt)
         return Reading(text, tokens, target, (*notes, note) if note else notes)
@@ -214,6 +218,24 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         if written < prompt.generate:
             notes += (f"the model wrote {written} of {prompt.generate} tokens: it ended the text or reached its limit",)
     return Reading(text, tokens, None, notes)
+
+
+def _note_unknown(model: Model, tokens: Tokens) -> str:
+    """Return which words the tokenizer does not know; "" if it knows all."""
+    unknown_id = model.tokenizer.unknown_id
+    if unknown_id is None:
+        return ""
+    label = model.tokenizer.spell(unknown_id)
+    stretches = [tokens.text[start:stop] for start, stop in tokens.offsets[tokens.ids == unknown_id] if stop > start]
+    # The token's own name may stand in the text, and it is no unknown word there.
+    words = [stretch for stretch in stretches if stretch != label]
+    if not words:
+        return ""
+    short = [word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…" for word in words]
+    shown = ", ".join(dict.fromkeys(short[:_UNKNOWN_SHOWN]))
+    more = ", …" if len(words) > _UNKNOWN_SHOWN else ""
+    verb = "is" if len(words) == 1 else "are"
+    return f"{amount(len(words), 'word')} {verb} unknown to the tokenizer, which reads {label} instead: {shown}{more}"
 
 
 def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
