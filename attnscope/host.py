@@ -15,23 +15,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, cast
 
-_is_ours = False
-
-
-def claim_process() -> None:
-    """Says that this process is the command line's or one of its workers': studies may tell its heap what to keep.
-
-    Called from Python, attnscope leaves the allocator as it is; who wants memory tuned there calls this once.
-    """
-    global _is_ours
-    _is_ours = True
-
-
-def is_claimed() -> bool:
-    """Whether this process is attnscope's own."""
-    return _is_ours
-
-
 _AGAIN_S = 0.05
 """Seconds after which an interruption that fell into an import is tried again."""
 
@@ -164,3 +147,19 @@ def delay_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def block_interrupts() -> Iterator[None]:
+    """Block Ctrl-C in this thread for a moment; it arrives right after.
+
+    A process that starts meanwhile inherits this. One that Ctrl-C reaches before its first line ends with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

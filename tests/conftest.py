@@ -270,7 +270,7 @@ def worker_here(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from attnscope import Workers
     from tests.pretend_workers import Here
 
-    monkeypatch.setattr(Workers, "open", lambda *_: Here(1))
+    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here())
 
 
 @pytest.fixture(scope="session")

@@ -1,46 +1,27 @@
-"""Workers that are objects of this process, for tests of what is shared and not of who shares it."""
+"""A worker in this process, for tests of what is shared and not of who shares it."""
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from attnscope.studies.running.worker import Doer, WorkerLostError
-
-
-class Here:
-    """Workers that are objects of this process; `dies` says at which message a worker is lost.
-
-    They get messages and answer as processes do, by copies that pickle makes.
-    """
-
-    def __init__(self, n: int, dies: Callable[[object], bool] = lambda _: False) -> None:
-        self.n, self._dies, self.started = n, dies, 0
-
-    def __enter__(self) -> "Here":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def worker(self) -> "HereWorker":
-        self.started += 1
-        return HereWorker(self._dies)
+from attnscope.studies.run import Function, Outcome
 
 
 def copied(message: object) -> Any:
     return pickle.loads(pickle.dumps(message))
 
 
-class HereWorker:
-    def __init__(self, dies: Callable[[object], bool]) -> None:
-        self._doer, self._dies = Doer(), dies
+class Here:
+    """Runs blocks in this process, on copies as a worker gets them. `lost` says which blocks are given up."""
 
-    def ask(self, message: object) -> object:
-        if self._dies(message):
-            raise WorkerLostError("struck")
-        return copied(self._doer.answer(copied(message)))
+    def __init__(self, lost: Callable[[Any], bool] = lambda _: False) -> None:
+        self._lost = lost
 
-    def end(self) -> None:
-        pass
-
-    stop = end
+    def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Iterator[Outcome[Any]]:
+        worker = copied(function)
+        for number, block in enumerate(blocks):
+            if self._lost(block):
+                yield Outcome(number, block, None, "struck")
+                continue
+            worker.load()
+            yield Outcome(number, block, copied(worker(copied(block))))

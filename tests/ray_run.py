@@ -1,109 +1,50 @@
-"""What tests of Ray look at: one cluster of this process, two workers, one of them killed. Prints JSON.
+"""Study a corpus on a Ray cluster of two nodes in one machine, of which one is killed on the way. Prints JSON.
 
-usage: python -m tests.ray_run FOLDER   (with many.txt and links.conllu in it)
+usage: python -m tests.ray_run MODEL TEXTS FOLDER BLOCK   (writes FOLDER/ray.npz)
 """
 
 import json
-import logging
-import os
-import signal
 import sys
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import attnscope
-from attnscope import BatchOptions, Corpus, Workers, batch, heads, relations
-from attnscope.errors import AttnscopeError
-from attnscope.studies.running import ray as worker_ray
-from attnscope.studies.running.ray import RayWorker
-
-
-def watched(ray: Any, doomed: Callable[[object, int], bool]) -> type[RayWorker]:
-    """Workers of which some are killed when they have been given a message."""
-
-    class Killed:
-        def __init__(self, pid: int) -> None:
-            self.exceptions, self.kill, self._pid = ray.exceptions, ray.kill, pid
-
-        def get(self, answer: object) -> object:
-            os.kill(self._pid, signal.SIGKILL)
-            return ray.get(answer)
-
-    class Watched(RayWorker):
-        n_asked = 0
-
-        def ask(self, message: object) -> object:
-            self.n_asked += 1
-            if doomed(message, self.n_asked):
-                pid = ray.get(self._actor.__ray_call__.remote(lambda _: __import__("os").getpid()))
-                self._ray = Killed(pid)
-                killed.append(pid)
-            return super().ask(message)
-
-    return Watched
-
-
-killed: list[int] = []
-
-
-NOT_STARTED = 75
-"""The exit status where Ray itself did not start: it gives its own processes 15 and 30 s by the clock, for good."""
-
-
-def start_ray() -> Any:
-    """A cluster of this process."""
-    import ray
-
-    try:
-        ray.init(
-            num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL,
-            object_store_memory=80 * 2**20, configure_logging=False,
-        )  # fmt: skip
-    except Exception as error:  # Ray raises what its many parts raise
-        print(error, file=sys.stderr)
-        sys.exit(NOT_STARTED)
-    return ray
-
-
-BLOCK = 64
-"""Texts of a block here, of links two times as many."""
-
-
-def cut_small(patch: pytest.MonkeyPatch) -> None:
-    """Cuts corpora into small blocks, in the process that hands them out."""
-    patch.setattr("attnscope.studies.heads.study.BLOCK", BLOCK)
-    patch.setattr("attnscope.studies.relations.study.BLOCK", 2 * BLOCK)
+import attnscope.studies.heads.study as study
+from attnscope import BatchOptions, Corpus, Workers, batch, heads
 
 
 def main() -> None:
-    cut_small(pytest.MonkeyPatch())
-    folder, ray = Path(sys.argv[1]), start_ray()
+    import ray
+    from ray.cluster_utils import Cluster
+
+    spec, texts, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    study.BLOCK = int(sys.argv[4])  # type: ignore[misc]
+    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
+    second = cluster.add_node(**small)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
     told: dict[str, Any] = {}
+
+    def kill_second(done: Any) -> None:
+        """Kill the second node as soon as a first block is done."""
+        if not done.step and "killed_after" not in told:
+            told["killed_after"] = done.n_texts
+            cluster.remove_node(second, allow_graceful=False)
+
     try:
-        pool = Workers("own", 2, executor="ray")
-        corpus = Corpus([folder / "many.txt", folder / "absent.txt"])
-        model = attnscope.load("own")
-
-        # The first worker to be asked for its second task, in the middle of the corpus, is killed at it.
-        worker_ray.RayWorker = watched(ray, lambda _, n: n == 3 and not killed)  # type: ignore[misc]
-        heads(model, corpus, workers=pool).save(folder / "ray.npz")
-        told["killed"] = len(killed)
-
-        worker_ray.RayWorker = RayWorker  # type: ignore[misc]
-        relations(model, str(folder / "links.conllu"), workers=Workers("own", 1, executor="ray")).save(
-            folder / "ray-links.npz"
-        )
+        started = time.perf_counter()
+        found = heads(attnscope.load(spec), Corpus(texts), None, kill_second, Workers(spec, 2, executor="ray"))
+        told["elapsed_s"] = round(time.perf_counter() - started, 1)
+        found.save(folder / "ray.npz")
+        told["n_texts"] = found.corpus["n_texts"]
+        told["n_nodes_left"] = sum(bool(node["Alive"]) for node in ray.nodes())
         drawn = batch("own", ["a b"], folder / "figures", BatchOptions(layers=(0,), workers=1, executor="ray"))
         told["drawn"] = [len(drawn.drawn), len(drawn.failed)]
-        try:
-            heads(model, corpus, workers=Workers("own", 3, executor="ray"))
-        except AttnscopeError as error:
-            told["too_many"] = str(error)
     finally:
         ray.shutdown()
+        cluster.shutdown()
     print(json.dumps(told))
 
 

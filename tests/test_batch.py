@@ -24,15 +24,12 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
 from attnscope.records.batches import DrawnText, FailedText
 from attnscope.studies.batch import study, worker
-from attnscope.studies.batch.folder import BatchFolder, folder_name
+from attnscope.studies.batch.folder import folder_name
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import order as heatmap_order
 from attnscope.studies.maps.options import MapOptions
-from attnscope.studies.running import process as worker_process
-from attnscope.studies.running.process import ProcessWorker
-from attnscope.studies.running.workers import TRIES
 from attnscope.views.drawing.style import Style
 from attnscope.views.pages.gallery import page
 from tests.conftest import Run
@@ -42,13 +39,12 @@ from tests.processes import LIMIT_S, started
 TEXTS = ["the cat sat on the mat", "<script>alert(1)</script> & ../..", "CON", "1, 2, 1, 2, 1", "a b c a b"]
 HOW = BatchOptions(layers=(0,), formats=("png", "svg", "pdf", "npz", "json"), query="cat", workers=2)
 PLAIN = BatchOptions(layers=(0,), workers=1)
-LOG = "log.jsonl"
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All files below a folder but the log."""
+    """All files below a folder."""
     found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in sorted(found.items()) if name != LOG}
+    return {name: path.read_bytes() for name, path in sorted(found.items())}
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +69,7 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> ProcessWorker:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(worker_process, "ProcessWorker", refuse)
+    monkeypatch.setattr("attnscope.studies.run.ProcessPoolExecutor", None)
 
 
 def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_path: Path) -> None:
@@ -112,8 +105,6 @@ def test_what_is_done_is_not_drawn_again(corpus: Path, undisturbed: Path, copied
     assert batch("own", Corpus([corpus]), copied, replace(HOW, workers=7, threads=2)).n_fresh == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert files(copied) == files(undisturbed)
-    events = [json.loads(line)["event"] for line in (copied / LOG).read_text().splitlines()]
-    assert events == ["start", "plan", *["text"] * 5, "end", "start", "plan", "end"]
 
 
 def test_what_is_missing_cut_off_or_stale_is_drawn_again(
@@ -129,7 +120,6 @@ def test_what_is_missing_cut_off_or_stale_is_drawn_again(
     (third / "unfinished-01234567/L00.png").write_text("half a fi")
     (third / "mine.txt").write_text("kept")
     (third / "L07.png").write_text("kept")
-    (copied / LOG).write_text((copied / LOG).read_text() + '{"at": "2026-01')
     kept = (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns
     assert batch("own", Corpus([corpus]), copied, HOW).n_fresh == 3
     for mine in ("mine.txt", "L07.png"):
@@ -137,7 +127,6 @@ def test_what_is_missing_cut_off_or_stale_is_drawn_again(
         (third / mine).unlink()
     assert files(copied) == files(undisturbed)
     assert (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns == kept
-    assert all(json.loads(line) for line in (copied / LOG).read_text().splitlines() if line != '{"at": "2026-01')
 
 
 def test_a_fingerprint_is_of_all_that_files_depend_on(tmp_path: Path, tiny_bert: Path) -> None:
@@ -211,21 +200,11 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
     assert "line 3" in (tmp_path / "out" / "index.html").read_text()
 
 
-@pytest.mark.parametrize("times", [1, TRIES])
-def test_a_text_that_costs_three_workers_is_given_up(
-    times: int, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, bytes],
-    one_thread: None,
-) -> None:  # fmt: skip
-    strikes = iter([True] * times)
-    where = Here(1, lambda message: getattr(message, "index", None) == 1 and next(strikes, False))
-    monkeypatch.setattr(Workers, "open", lambda *_: where)
+def test_a_text_that_is_given_up_is_listed(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lambda task: task.index == 1))
     result = batch("own", Corpus([corpus]), tmp_path, PLAIN)
-    assert result.complete and where.started == 1 + times
-    if times < TRIES:
-        assert files(tmp_path) == expected
-        return
-    assert [text.index for text in result.drawn] == [0, 2, 3, 4]
-    assert [(f.index, f.line, f.reason) for f in result.failed] == [(1, 2, "struck; tried 3 times")]
+    assert result.complete and [text.index for text in result.drawn] == [0, 2, 3, 4]
+    assert [(f.index, f.line, f.reason) for f in result.failed] == [(1, 2, "struck")]
 
 
 def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path: Path, worker_here: None) -> None:
@@ -239,14 +218,6 @@ def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path: Path, worker_h
         BatchOptions(workers=0)
 
 
-def test_a_second_run_into_the_folder_is_refused(corpus: Path, copied: Path, nobody: None) -> None:
-    before = files(copied)
-    with BatchFolder(copied), pytest.raises(AttnscopeError, match=f"process {os.getpid()} is writing into"):
-        batch("own", Corpus([corpus]), copied, replace(HOW, force=True))
-    assert files(copied) == before
-    assert batch("own", Corpus([corpus]), copied, HOW).n_fresh == 0
-
-
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "attnscope", "batch", *map(str, arguments)]
 
@@ -258,7 +229,7 @@ def of_workers(corpus: Path, out: Path, n: int = 1) -> contextlib.AbstractContex
 
 
 def after_first_text(run: subprocess.Popen[bytes], out: Path) -> None:
-    while not (out / LOG).is_file() or '"text"' not in (out / LOG).read_text():
+    while not list(out.glob("*/entry.json")):
         try:
             run.wait(0.01)
         except subprocess.TimeoutExpired:
@@ -270,7 +241,7 @@ def after_first_text(run: subprocess.Popen[bytes], out: Path) -> None:
 def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("expected")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workers, "open", lambda *_: Here(1))
+        patch.setattr(Workers, "executor_on", lambda *_: Here())
         batch("own", Corpus([corpus]), out, PLAIN)
     return files(out)
 
@@ -321,10 +292,9 @@ def test_killed_at_any_moment(seed: int, corpus: Path, tmp_path: Path, expected:
             if seed % 2:
                 os.killpg(run.pid, signal.SIGKILL)
             else:
-                run.kill()  # its workers may still be ending when the next run begins, which waits for them
-            run.wait(LIMIT_S)
+                run.kill()
+            run.communicate(timeout=LIMIT_S)  # until no process holds its stderr any more
         require_finished_by_one_more_run(corpus, tmp_path / "out", expected)
-        run.communicate(timeout=LIMIT_S)
 
 
 # Names and the page ---------------------------------------------------------------------------------------------
@@ -347,8 +317,8 @@ def test_an_earlier_result_is_whole_until_each_text_is_drawn_again(
         seen.append({name: content for name, content in files(copied).items() if "unfinished-" not in name})
         return n
 
-    drawing = worker._Drawer._draw
-    monkeypatch.setattr(worker._Drawer, "_draw", draw)
+    drawing = worker.Drawer._draw
+    monkeypatch.setattr(worker.Drawer, "_draw", draw)
     assert batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, force=True)).n_fresh == 5
     assert len(seen) == 10 and all(one == before for one in seen)
     assert files(copied) == before
@@ -363,7 +333,7 @@ def test_a_text_that_fails_leaves_what_was_there(
     def fail(*_: Any) -> int:
         raise AttnscopeError("it is full")
 
-    monkeypatch.setattr(worker._Drawer, "_draw", fail)
+    monkeypatch.setattr(worker.Drawer, "_draw", fail)
     assert len(batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, force=True)).failed) == 5
     after = files(copied)
     assert after.pop(f"{folder_name(0, TEXTS[0])}/mine.png") == b"mine"

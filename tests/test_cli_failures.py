@@ -409,7 +409,6 @@ def test_a_command_that_is_named_is_built_alone(
 ) -> None:
     found = []
     monkeypatch.setattr(sys, "argv", ["attnscope", *asked])
-    monkeypatch.setattr(cli, "claim_process", lambda: None)
     monkeypatch.setattr(typer.Typer, "__call__", lambda app, **how: found.append(app.registered_commands))
     with pytest.raises(SystemExit):
         cli.main()

@@ -232,7 +232,7 @@ def names_in_files(folder: Path) -> set[str]:
                 found |= set(archive.files)
         elif path.suffix in (".json", ".jsonl"):
             for line in [path.read_text("utf-8")] if path.suffix == ".json" else path.read_text("utf-8").splitlines():
-                found |= set(json.loads(line)) if path.name != "log.jsonl" else {"at", "event"} & set(json.loads(line))
+                found |= set(json.loads(line))
         elif path.suffix == ".csv":
             found |= set(path.read_text("utf-8").splitlines()[0].split(","))
     named = set()

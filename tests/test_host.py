@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-import attnscope
 from attnscope import cli, host
 from attnscope.host import delay_interrupts, die_at_once, wait_for_imports
-from attnscope.studies.heads.study import heads
-from attnscope.studies.running import memory
 
 
 @pytest.fixture
@@ -141,16 +138,3 @@ def test_ctrl_c_at_an_import_is_one_line_and_130(name: str, tmp_path: Path) -> N
     assert found.stderr.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in found.stderr and "Error" not in found.stderr
     assert not list(tmp_path.rglob("*.part"))
-
-
-def test_from_python_the_heap_of_the_process_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(memory, "_load_glibc", lambda: asked.append(1))
-    monkeypatch.setattr(host, "_is_ours", False)
-    own = attnscope.load("own")
-    long = "The animal crossed the street because it was tired. " * 12
-    heads(own, [long])
-    assert not asked
-    host.claim_process()
-    heads(own, [long])
-    assert asked

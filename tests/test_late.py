@@ -21,6 +21,7 @@ from attnscope.studies.measuring.head_blocks import HeadMeasurer
 from attnscope.studies.measuring.pair_blocks import PairMeasurer
 from tests.ablation_helpers import save_tiny
 from tests.conftest import Run
+from tests.pretend_workers import Here
 
 TEXTS = ["the cat sat, the cat sat", "a dog ran off", "off the cat ran", "the dog sat"]
 
@@ -188,20 +189,16 @@ def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, m
 def test_a_batch_indexes_what_was_drawn_before_a_failure(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import attnscope.studies.batch.study as drawing
-
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
-    usual = drawing.start_workers
+    usual = Here.map_blocks
 
     def carry_out(*given: Any) -> Any:
-        outcomes = usual(*given)
-        yield next(outcomes)
-        outcomes.close()
-        raise RuntimeError("in a worker: a bug")
+        yield next(usual(*given))
+        raise RuntimeError("a bug")
 
-    monkeypatch.setattr(drawing, "start_workers", carry_out)
+    monkeypatch.setattr(Here, "map_blocks", carry_out)
     status, _, err = run("batch", "t.txt", "-m", "own", "-o", "out", "--workers", "1")
     assert status == 1
-    assert "in a worker: a bug" in err
+    assert "a bug" in err
     assert (tmp_path / "out" / "index.html").exists()
     assert len((tmp_path / "out" / "manifest.jsonl").read_text().splitlines()) >= 1

@@ -336,8 +336,6 @@ ADDS = """
 import json, sys, tempfile
 from pathlib import Path
 import torch, transformers, attnscope
-from attnscope.host import claim_process
-claim_process()  # as the command line does: the heap of a host's process is its own business
 torch.manual_seed(0)
 torch.set_num_threads(1)
 shape = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, vocab_size=1000)

@@ -259,10 +259,8 @@ from pathlib import Path
 import numpy as np, torch
 import transformers as t
 import attnscope
-from attnscope.host import claim_process
 from tests import vision_language_helpers as helpers
 from tests.record_helpers import require_lossless
-claim_process()  # as the command line does
 torch.set_num_threads(1)
 text = t.OPTConfig(
     hidden_size=24, ffn_dim=32, num_hidden_layers=16, num_attention_heads=4, word_embed_proj_dim=24,

@@ -316,10 +316,8 @@ import sys
 from pathlib import Path
 import numpy as np, torch
 import attnscope
-from attnscope.host import claim_process
 from tests import vision_language_helpers as helpers
 from tests.record_helpers import require_lossless
-claim_process()  # as the command line does
 torch.set_num_threads(1)
 helpers.TEXT["num_hidden_layers"] = 24
 model = attnscope.load(helpers.write_family(Path(sys.argv[1]), "llava"))

@@ -56,7 +56,7 @@ def test_batch_that_waits_for_a_text_can_be_interrupted(tiny_bert: Path, tmp_pat
         assert process.stdin is not None
         process.stdin.write(f"{LINES[0]}\n".encode())
         process.stdin.flush()
-        wait_for(lambda: any('"n_tokens"' in log.read_text("utf-8") for log in tmp_path.glob("out/log.jsonl")))
+        wait_for(lambda: any(tmp_path.glob("out/*/entry.json")))
         process.send_signal(signal.SIGINT)
         wait_for(lambda: process.poll() is not None)
         process.stdin.close()

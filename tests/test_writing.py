@@ -123,15 +123,6 @@ def corpus(tmp_path: Path) -> Corpus:
     return Corpus([str(tmp_path / "texts.txt")])
 
 
-def test_a_log_that_is_a_link_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "foreign").write_text("mine", "utf-8")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/log.jsonl").symlink_to(tmp_path / "foreign")
-    with pytest.raises(AttnscopeError, match="it is a link"):
-        batch("own", corpus, tmp_path / "out", PLAIN)
-    assert (tmp_path / "foreign").read_text("utf-8") == "mine"
-
-
 @pytest.mark.usefixtures("worker_here")
 def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"

@@ -31,7 +31,7 @@ from attnscope.cli.test.timeline import timeline
 from attnscope.cli.tools.models import info, models
 from attnscope.cli.tools.show import show
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
-from attnscope.host import claim_process, is_interrupted
+from attnscope.host import is_interrupted
 from attnscope.version import VERSION
 
 
@@ -104,7 +104,6 @@ def main() -> None:
     """Runs the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
     # Nothing is drawn on a screen here, so a window system that the environment names must not stop it.
     os.environ["MPLBACKEND"] = "agg"
-    claim_process()
     _tolerate_unprintable()
     status = 0
     try:

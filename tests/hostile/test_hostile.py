@@ -155,16 +155,14 @@ def copy(source: Path, target: Path) -> None:
 
 
 def results(case: Case, home: Path, generator: Generator, kept: Path) -> dict[Path, bytes]:
-    """What a command writes that nothing stops, by its files; all but the log of a batch. It runs once, into `kept`."""
+    """What a command writes that nothing stops, by its files. It runs once, into `kept`."""
     assert case.out is not None
     if not kept.exists():
         status, _, said = run_case(case, home)
         assert status == 0, said
         copy(case.out, kept)
         clean(home, generator)
-    return {
-        case.out / path.relative_to(kept): path.read_bytes() for path in files_below(kept) if path.name != "log.jsonl"
-    }
+    return {case.out / path.relative_to(kept): path.read_bytes() for path in files_below(kept)}
 
 
 def files_below(out: Path) -> list[Path]:
@@ -193,7 +191,7 @@ def complete(path: Path) -> bool:
 def require_whole(home: Path, parts: bool) -> None:
     """Every file of a result is whole; whether parts of results may be left is said."""
     for path in home.rglob("out*/**/*"):
-        if not path.is_file() or path.name in ("log.jsonl", "foreign.txt"):
+        if not path.is_file() or path.name == "foreign.txt":
             continue
         if path.name.endswith(".part") or any(part.startswith(("unfinished-", "replacing-")) for part in path.parts):
             assert parts, path

@@ -19,7 +19,7 @@ from attnscope.studies.atlas.scores import Place, Scores
 from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadText
 from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_ids
 from attnscope.studies.measuring.head_blocks import decoder_start, target_of
-from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size
+from attnscope.studies.running.memory import Room, halves, padded_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -178,7 +178,6 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
                     done += sum(map(len, some))
                     if report is not None:
                         report(Progress(len(rows.examples), done, done / total, "reading examples"))
-                give_memory_back()
     except KeyboardInterrupt:
         rows.complete = False
     return rows

@@ -22,11 +22,12 @@ from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.maps.head_maps import spans
 from attnscope.studies.batch.folder import BatchFolder, folder_name
-from attnscope.studies.batch.worker import BatchOptions, Done, Setup, Task
+from attnscope.studies.batch.worker import BatchOptions, Done, Drawer, Task
 from attnscope.studies.inputs.provenance import versions
 from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.run import Executor
 from attnscope.studies.running.memory import physical_bytes
-from attnscope.studies.running.workers import Executor, Lost, Workers, start_workers
+from attnscope.studies.running.workers import Workers
 from attnscope.views.pages.gallery import page
 
 # What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
@@ -45,12 +46,12 @@ def batch(
 
     A second call with the same arguments skips finished texts: those of the same text, model, options and versions. So
     it completes a run that was interrupted or killed. The same texts give the same files, byte for byte, whatever the
-    number of workers. Only `log.jsonl` differs: it says when each step was done, and how long it took.
+    number of workers.
 
     Args:
         spec: The model, as `attnscope.load` takes it by name: each worker loads it.
         texts: The texts. Those of files are all held in memory; of stdin each is drawn as it comes, and let go.
-        out: The folder, which no other run may be writing into.
+        out: The folder. No other run may write into it at the same time.
         options: How they are drawn.
         report: Is told how far it is, after each text that was drawn.
 
@@ -59,8 +60,8 @@ def batch(
         `complete` is False then.
 
     Raises:
-        AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written or
-            that another run is writing into, or that holds figures of another model or other options.
+        AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written,
+            or that holds figures of another model or other options.
     """
     options, out = options or BatchOptions(), Path(out)
     options.map_options()  # what makes no sense is refused at once
@@ -74,27 +75,25 @@ def batch(
     require_writable(out)
     source = options.loading.resolve(spec)
     absolute = source if source.folder is None else replace(source, folder=source.folder.absolute())
-    setup = Setup(absolute, options, hashes(), _describe_options(source, options))
+    drawer = Drawer(absolute, options, hashes(), _describe_options(source, options))
     with BatchFolder(out) as folder:
         folder.sweep()
-        plan = _Plan(folder, setup, _common(source, options))
+        plan = _Plan(folder, drawer, _common(source, options))
         todo: Iterator[Task] = plan.todo(corpus_texts)
         n_todo = None
         if not streamed:
             listed = list(todo)
             todo, n_todo = iter(listed), len(listed)
         first = next(todo, None)
-        folder.log(
-            "plan", model=source.name, n_texts=None if streamed else len(plan.tasks), n_done=len(plan.done_before)
-        )
         failure: Exception | None = None
         interrupted = False
         if first is not None:
             try:
-                with _workers(options, n_todo, source).open(options.loading.device, (folder.handle,)) as workers:
-                    interrupted = not _draw(plan, workers, chain([first], todo), n_todo, report)
+                executor = _workers(options, n_todo, source).executor_on(options.loading.device)
+                interrupted = not _draw(plan, executor, chain([first], todo), n_todo, report)
             except Exception as error:  # told when what was drawn before it has its index
                 failure = error
+        folder.sweep()  # a worker that was stopped leaves half a text
         texts_drawn, missing = plan.outcome()
         if failure is not None and not texts_drawn:
             raise failure
@@ -103,8 +102,6 @@ def batch(
             source.name, len(plan.tasks), texts_drawn, (*missing, *unread), len(texts_drawn) - len(plan.done_before)
         )
         folder.publish(result, page(result))
-        complete = result.complete and not interrupted
-        folder.log("end", complete=complete, n_fresh=result.n_fresh, n_failed=len(result.failed))
         if failure is not None:
             raise failure
         if interrupted and result.complete:  # more would have come of stdin
@@ -121,8 +118,8 @@ class _Plan:
         failed: Why others could not be drawn, and what they say, by index.
     """
 
-    def __init__(self, folder: BatchFolder, setup: Setup, common: bytes) -> None:
-        self.folder, self.setup, self._common = folder, setup, common
+    def __init__(self, folder: BatchFolder, drawer: Drawer, common: bytes) -> None:
+        self.folder, self.drawer, self._common = folder, drawer, common
         self.tasks: list[Task] = []
         self.done_before: dict[int, DrawnText] = {}
         self.failed: dict[int, tuple[str, str]] = {}
@@ -133,12 +130,12 @@ class _Plan:
             # Ray's workers stand elsewhere.
             task = _task(text, self.folder.path.absolute(), self._common)
             self.tasks.append(replace(task, text=None, ids=None))
-            done = None if self.setup.options.force else _done(self.folder, task)
+            done = None if self.drawer.options.force else _done(self.folder, task)
             if done is not None:
                 self.done_before[task.index] = done
                 continue
-            if not self.setup.options.replace:
-                self.folder.require_same([task.folder.name], self.setup.asked)
+            if not self.drawer.options.replace:
+                self.folder.require_same([task.folder.name], self.drawer.asked)
             earlier = self.folder.entry(task.folder.name)
             if earlier is not None and earlier.fingerprint != task.fingerprint:
                 self.folder.withdraw()
@@ -156,23 +153,21 @@ class _Plan:
         return tuple(finished), missing
 
 
-def _draw(plan: _Plan, workers: Executor, todo: Iterable[Task], n_todo: int | None, report: Report | None) -> bool:
-    """Has workers draw the tasks; returns whether it came to the end, which Ctrl-C prevents."""
-    folder = plan.folder
+def _draw(plan: _Plan, executor: Executor, todo: Iterable[Task], n_todo: int | None, report: Report | None) -> bool:
+    """Have workers draw the tasks; return whether they came to the end, which Ctrl-C prevents."""
     n_done = n_tokens = 0
     try:
-        with closing(start_workers(workers, plan.setup, todo)) as outcomes:
+        with closing(executor.map_blocks(plan.drawer, todo)) as outcomes:
             for outcome in outcomes:
-                done = Done(outcome.task, 0, 0.0, outcome.reason) if isinstance(outcome, Lost) else outcome.result
-                n_done, n_tokens = n_done + 1, n_tokens + done.n_tokens
+                task = outcome.block
+                done = Done(reason=outcome.lost) if outcome.lost else outcome.result
                 if done.reason:
-                    plan.failed[done.task.index] = done.reason, done.task.text or ""
-                facts = {"error": done.reason} if done.reason else {"n_tokens": done.n_tokens}
-                folder.log("text", index=done.task.index, elapsed_s=round(done.elapsed_s, 4), **facts)
+                    plan.failed[task.index] = done.reason, task.text or ""
+                n_done += 1
+                n_tokens += done.n_tokens
                 if report is not None:
                     report(Progress(n_done, n_tokens, n_todo and n_done / n_todo))
     except KeyboardInterrupt:
-        folder.log("interrupted")
         return False
     return True
 

@@ -1,10 +1,9 @@
-"""What a worker of a batch does: draws texts, one after the other, with a model that it loads once."""
+"""How a batch draws a text, in whichever worker gets it."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.records.frame.storage import write_whole
 from attnscope.studies.batch.folder import ENTRY, files_of, require_own
-from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.inputs.choice import Choice, Chosen
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
 from attnscope.studies.inputs.texts import special_ids
@@ -50,7 +49,7 @@ class BatchOptions:
         force: Whether what is done already is drawn again.
         replace: Whether figures of another model or other options, where they are in the folder, may be lost.
         loading: How the model is loaded.
-        executor: "local": workers are processes of this machine; "ray": actors of a Ray cluster, on whose machines the
+        executor: "local": workers are processes of this machine; "ray": those of a Ray cluster, on whose machines the
             folder and the model must be the same.
         ray_address: Of the cluster; None = as Ray finds it, else one that is started on this machine.
     """
@@ -84,26 +83,6 @@ class BatchOptions:
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What all texts have in common.
-
-    Attributes:
-        hashes: Of the model's files; see `models.files.hashes`.
-        asked: See `DrawnText`.
-    """
-
-    source: models.Source
-    options: BatchOptions
-    hashes: dict[tuple[Path, int, int], str]
-    asked: Mapping[str, str]
-
-    def begin(self) -> Callable[[Task], Done]:
-        """Loads the model, and returns a function that draws a text."""
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
-        return _Drawer(self).do
-
-
-@dataclass(frozen=True)
 class Task:
     """One text to draw; see `CorpusText` and `DrawnText`."""
 
@@ -125,42 +104,57 @@ class Done:
         reason: Why it failed; empty if it did not.
     """
 
-    task: Task
-    n_tokens: int
-    elapsed_s: float
+    n_tokens: int = 0
     reason: str = ""
 
 
-class _Drawer:
-    """A loaded model and a painter, for one text after the other."""
+@dataclass
+class Drawer:
+    """Draws one text after the other in a worker, which gets a pickled copy and loads the model once.
 
-    def __init__(self, setup: Setup) -> None:
+    Attributes:
+        source: The model.
+        options: How texts are drawn.
+        hashes: Of the model's files; see `models.files.hashes`.
+        asked: See `DrawnText`.
+    """
+
+    source: models.Source
+    options: BatchOptions
+    hashes: dict[tuple[Path, int, int], str]
+    asked: Mapping[str, str]
+    _loaded: _Loaded | None = None
+
+    def load(self) -> None:
+        """Load the model, unless that is done."""
+        if self._loaded is not None:
+            return
         import torch
 
-        self._setup, self._options, self._map_options = setup, setup.options, setup.options.map_options()
-        torch.set_num_threads(self._options.threads)
-        remember_hashes(setup.hashes)
-        self._model: Model = self._options.loading.load(setup.source)
-        self._heads = self._map_options.choice.within(self._model.info)
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
+        torch.set_num_threads(self.options.threads)
+        remember_hashes(self.hashes)
+        model = self.options.loading.load(self.source)
+        heads = self.options.map_options().choice.within(model.info)
         # Compressing beside drawing would take the cores of other workers.
-        self._painter = Painter(self._options.style, threads=0)
-        self._special_ids: frozenset[int] | None = None
+        self._loaded = _Loaded(model, heads, Painter(self.options.style, threads=0), special_ids(model))
 
-    def do(self, task: Task) -> Done:
-        """Draws a text; an error is reported, and leaves the files that were there."""
-        started = time.perf_counter()
+    def __call__(self, task: Task) -> Done:
+        """Draw a text; an error is reported, and leaves the files that were there."""
         try:
             require_own(task.folder)
             with replace_together(task.folder, files_of(task.folder)) as staged:
                 n_tokens = self._draw(task, staged)
         except Exception as error:
-            return Done(task, 0, time.perf_counter() - started, _reason(error))
-        return Done(task, n_tokens, time.perf_counter() - started)
+            return Done(reason=_reason(error))
+        return Done(n_tokens)
 
     def _draw(self, task: Task, folder: Path) -> int:
-        options, formats, info = self._map_options, self._options.formats, self._model.info
+        assert self._loaded is not None
+        model, heads, painter = self._loaded.model, self._loaded.heads, self._loaded.painter
+        options, formats = self.options.map_options(), self.options.formats
         reading = self._read(task)
-        record = run_model(self._model, outline(info, reading, self._heads), reading)
+        record = run_model(model, outline(model.info, reading, heads), reading)
         record = apply_changes(record, hide_special=options.hide_special, words=options.words)
         notes = list(record.run["notes"])
         query = options.query
@@ -168,7 +162,7 @@ class _Drawer:
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
             query = None
         figures = [name for name in formats if name in FIGURE_FORMATS]
-        paths = self._painter.draw(record, sheets_of(record, query), folder, figures)
+        paths = painter.draw(record, sheets_of(record, query), folder, figures)
         paths += write(record, folder, [name for name in formats if name not in figures])
         entry = DrawnText(
             index=task.index,
@@ -178,27 +172,36 @@ class _Drawer:
             text=task.text or "",
             tokens=reading.tokens.labels,
             files={path.name: path.stat().st_size for path in paths},
-            model=info.name,
+            model=model.info.name,
             run={name: record.run[name] for name in ("sha256", "engine", "dtype", "device", "versions")},
             notes=tuple(notes),
             fingerprint=task.fingerprint,
-            asked=self._setup.asked,
+            asked=self.asked,
         )
         write_whole(folder / ENTRY, entry.entry().encode("utf-8", "backslashreplace"))
         return len(entry.tokens)
 
     def _read(self, task: Task) -> Reading:
+        assert self._loaded is not None
+        model, options = self._loaded.model, self.options
         if task.ids is None:
-            prompt = Prompt(task.text or "", chat=self._options.chat, generate=self._options.generate)
-            return read(self._model, prompt)
-        if len(self._model.info.kinds) > 1 or self._options.chat or self._options.generate:
+            return read(model, Prompt(task.text or "", chat=options.chat, generate=options.generate))
+        if len(model.info.kinds) > 1 or options.chat or options.generate:
             raise AttnscopeError(
                 "token numbers are shown as they are, by models of one kind of attention", "give texts"
             )
-        if self._special_ids is None:
-            self._special_ids = special_ids(self._model)
-        tokens, cut = truncate(tokens_of_ids(task.ids, self._special_ids), self._model.info.max_tokens)
+        tokens, cut = truncate(tokens_of_ids(task.ids, self._loaded.special_ids), model.info.max_tokens)
         return Reading("", tokens, None, (cut,) if cut else ())
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What all texts need: the model, the heads that are shown, and what draws them."""
+
+    model: Model
+    heads: Chosen
+    painter: Painter
+    special_ids: frozenset[int]
 
 
 def _reason(error: Exception) -> str:

@@ -38,7 +38,7 @@ from attnscope.studies.inputs.texts import (
     texts_of,
 )
 from attnscope.studies.running.late import add_steps
-from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size
+from attnscope.studies.running.memory import Room, halves, padded_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -308,7 +308,6 @@ class _Study:
                                 reason = f"{self.model.info.name} computes NaN or infinity on it"
                                 name = f"needle {len(self._written)}"
                                 problems.append({"source": name, "line": None, "reason": reason})
-                give_memory_back()
                 if report is not None:
                     report(Progress(len(self._written), scores.n_tokens, len(self._written) / self.n_all))
         except KeyboardInterrupt:
@@ -408,7 +407,6 @@ class _Study:
                     change.add((counts + before - written.sum(1)) / 2, counts)  # from 0, all more, to 1, all less
             n_tokens += sum(map(len, cuts))
             n_cut += len(cuts)
-            give_memory_back()
             if report is not None:
                 report(Progress(number, n_tokens, number / self.n_all, "taking heads out"))
         if not n_cut:

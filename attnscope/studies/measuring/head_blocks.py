@@ -20,7 +20,7 @@ from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.measuring.block_sums import BlockSums, Hits
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, pair_hits
 from attnscope.studies.running import passes
-from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, spare_memory
+from attnscope.studies.running.memory import Room, halves, padded_size
 from attnscope.studies.running.overflow import LeftOut
 
 if TYPE_CHECKING:
@@ -112,7 +112,6 @@ class HeadMeasurer:
                 hits = [self._pair_hits(part) for part in some]
                 with delay_interrupts():
                     sums.add(some, by_kind, hits)
-                give_memory_back()
                 yield
 
     def finish(self, block: Block, sums: BlockSums, *, whole: bool) -> HeadTotals:
@@ -146,7 +145,7 @@ class HeadMeasurer:
                 probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
                              norms=self._norms.of, in_units=True)  # fmt: skip
                 with self._norms.watch():
-                    self._model.run(inputs, spare_memory(probe, facts.real.shape[1]))
+                    self._model.run(inputs, probe)
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             weights_probe = Weights()
             self._model.run(inputs, weights_probe)

@@ -21,7 +21,7 @@ from attnscope.records.maps.tokens import Tokens
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import batch_of, special_ids
 from attnscope.studies.running import passes
-from attnscope.studies.running.memory import Room, give_memory_back, halves, padded_size, physical_bytes
+from attnscope.studies.running.memory import Room, halves, padded_size, physical_bytes
 from attnscope.studies.running.overflow import LeftOut, Place
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ class PairMeasurer:
                 for some, seen in self._room.each(batch, self._look, halves, padded_size):
                     for row, part in enumerate(some):
                         self._add_text([(part, seen, row)], sums)
-            give_memory_back()
             yield
 
     def finish(self, block: Block, sums: BlockPairs, *, whole: bool) -> PairTotals:

@@ -234,11 +234,11 @@ class _Study:
         return "cross"
 
     def _tasks(self, texts: Iterable[AnnotatedText], corpus: Iterable[AnnotatedText]) -> Iterator[Task[LinkBlock]]:
-        for number, block_texts in enumerate(runs(texts, BLOCK, lambda text: len(text.text))):
+        for block_texts in runs(texts, BLOCK, lambda text: len(text.text)):
             share = _share_read(corpus)
             block = self._block(block_texts)
             first = block_texts[0]
-            yield Task(number, block, first.source, first.line, block.counts.n_texts, share)
+            yield Task(block, first.source, first.line, block.counts.n_texts, share)
 
     def _block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
         tallies: defaultdict[str, Tally] = defaultdict(Tally)

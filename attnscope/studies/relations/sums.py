@@ -16,7 +16,7 @@ from attnscope.models.model import Batch, Model
 from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.relations.evidence import Cell, CellSums, Tally
 from attnscope.studies.running import passes
-from attnscope.studies.running.memory import Room, give_memory_back, halves, spare_memory
+from attnscope.studies.running.memory import Room, halves
 from attnscope.studies.running.overflow import broken_rows
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ class LinkMeasurer:
             for _, (pieces, not_finite) in self._room.each(batch, self._run_batch, halves, _padded_size):
                 sums.pieces += pieces
                 sums.not_finite += not_finite
-                give_memory_back()
             sums.n_tokens += sum(len(piece.placed.chunk) for piece in batch)
             yield
 
@@ -132,8 +131,7 @@ class LinkMeasurer:
                 by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self.kind].items()}
             else:
                 links = Links(facts, self._buffers)
-                n_tokens = max(len(piece.placed.chunk) for piece in pieces)
-                self.model.run(batch, spare_memory(probe_by_kind({self.kind: links}), n_tokens))
+                self.model.run(batch, probe_by_kind({self.kind: links}))
                 by_layer = links.sums[self.kind]
         layers = sorted(by_layer)
         n_heads = max(by_layer[layer].hits.shape[1] for layer in layers)

@@ -1,90 +1,17 @@
-"""Memory: given back to the system, so that long studies do not grow; and batches halved that do not fit."""
+"""Memory: batches that do not fit are halved."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence, Sized
-from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from attnscope.errors import AttnscopeError, is_out_of_memory
-from attnscope.host import is_claimed
 from attnscope.models.model import MixedLengthsError
-
-if TYPE_CHECKING:
-    import ctypes
-
-    from torch import Tensor
-
-    from attnscope.core.attention.seam import AttentionCall, Probe
 
 B = TypeVar("B")
 R = TypeVar("R")
-
-
-LONG = 64
-"""Tokens from which a text's layers leave gaps that are worth closing one by one. Below, that takes a third of the
-time (texts of 25 tokens), and gaps are small."""
-
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # what glibc's malloc.h calls M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
-_APART_FROM = 2 << 20
-"""Bytes from which the arrays of long texts lie outside the heap. From 1 MiB on, the activations of a small model do
-too, and their pages cost a tenth to a third more time; with 2 MiB the time is the same."""
-_NEVER_APART = 32 << 20  # the most that glibc itself goes up to
-
-
-def _glibc() -> ctypes.CDLL | None:
-    """The C library where it is glibc, whose heap can be told what to keep, and may be; None elsewhere."""
-    return _load_glibc() if is_claimed() else None
-
-
-@cache
-def _load_glibc() -> ctypes.CDLL | None:
-    import ctypes
-
-    with contextlib.suppress(OSError, TypeError):
-        library = ctypes.CDLL(None)
-        if hasattr(library, "malloc_trim") and hasattr(library, "mallopt"):
-            return library
-    return None
-
-
-def give_memory_back() -> None:
-    """Gives back what batches have freed: glibc keeps it, in pieces that the next batch's other shapes do not fit.
-
-    Without, a process holds four times as much after 90,000 tokens as after 9,000.
-    """
-    glibc = _glibc()
-    if glibc is not None:
-        glibc.malloc_trim(0)
-
-
-def spare_memory(probe: Probe, n_tokens: int) -> Probe:
-    """A probe for the next batch whose memory does not depend on the batches before it.
-
-    glibc's heap keeps gaps where arrays of other sizes were: a process that has seen many batches takes up to a tenth
-    more than one that has seen a few. For long texts large arrays come from the system instead, and what a layer has
-    freed is given back after it, which costs them nothing; short ones it would cost a third of the time.
-
-    Args:
-        probe: The probe.
-        n_tokens: Tokens in the batch's longest text.
-    """
-    glibc = _glibc()
-    if glibc is not None:
-        glibc.mallopt(_TRIM_THRESHOLD, 2 * _NEVER_APART)
-        glibc.mallopt(_MMAP_THRESHOLD, _NEVER_APART if n_tokens < LONG else _APART_FROM)
-    if n_tokens < LONG:
-        return probe
-
-    def call_and_trim(call: AttentionCall) -> Tensor:
-        output = probe(call)
-        give_memory_back()
-        return output
-
-    return call_and_trim
 
 
 class Room:
@@ -179,7 +106,6 @@ def make_room() -> None:
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    give_memory_back()
 
 
 def physical_bytes() -> int | None:

@@ -1,4 +1,8 @@
-"""One pass of a study over all texts, block by block: here or by workers, to the end, an interruption or a failure."""
+"""One pass of a study over all texts, block by block, to the end, an interruption or a failure.
+
+An executor says where blocks are measured (`studies.run`). Here a block is measured batch by batch, and what comes of
+blocks is added up in the order of the corpus.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,13 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from attnscope.corpus import Block, Copies, CorpusText, Problem, blocks, distinct
 from attnscope.errors import amount
+from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
 from attnscope.studies.inputs.texts import Progress, Report, Texts, share_read, special_ids
+from attnscope.studies.run import Outcome, ThisProcess
 from attnscope.studies.running.late import failure
 from attnscope.studies.running.overflow import LeftOut
-from attnscope.studies.running.workers import Lost, Workers, WorkersModel, start_workers
+from attnscope.studies.running.workers import Workers, WorkersModel
 
 
 class Sums(Protocol):
@@ -92,25 +98,16 @@ class Measurer(Protocol[B_contra, S, D_co]):
         """What the sums amount to; not whole where the block was not gone through to its end."""
 
 
-def measure_block(measurer: Measurer[B, S, D], block: B) -> D:
-    """What is found on a whole block."""
-    sums = measurer.begin(block)
-    for _ in measurer.steps(block, sums):
-        pass
-    return measurer.finish(block, sums, whole=True)
-
-
 @dataclass(frozen=True)
 class Task(Generic[B]):
     """A block, and where it is among the texts.
 
     Attributes:
-        number: How many blocks of the pass come before it.
         source: Where its first text is from, and on which `line` that is.
+        n_texts: How many texts it has.
         share: How much of all texts had been read when it was made; None = unknown.
     """
 
-    number: int
     block: B
     source: str
     line: int
@@ -119,28 +116,15 @@ class Task(Generic[B]):
 
 
 def tasks_of(texts: Texts, copies: Copies, n: int) -> Iterator[Task[Block]]:
-    """The blocks of a corpus, of at most n texts; copies of earlier texts are left out, and counted."""
-    for number, block in enumerate(blocks(distinct(texts, copies), n)):
+    """Cut a corpus into blocks of at most n texts; copies of earlier texts are left out, and counted."""
+    for block in blocks(distinct(texts, copies), n):
         first = block.texts[0]
-        yield Task(number, block, first.source, first.line, len(block.texts), share_read(texts))
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """What workers begin with: the models, as they load them, and what makes their measurer; it can be pickled."""
-
-    models: tuple[WorkersModel, ...]
-    make: Callable[..., Measurer[Any, Any, Any]]
-
-    def begin(self) -> Callable[[Task[Any]], Any]:
-        """Loads the models; what it returns measures a block."""
-        measurer = self.make(*(model.load() for model in self.models))
-        return lambda task: measure_block(measurer, task.block)
+        yield Task(block, first.source, first.line, len(block.texts), share_read(texts))
 
 
 Keeps = Literal["blocks", "first", "texts"]
 """What counts of a block in which a pass ends early: nothing; the texts that were done, if it is the first block and
-the user ended it; or always the texts that were done."""
+the user ended it; or always the texts that were done. Of workers only whole blocks count."""
 
 
 @dataclass
@@ -149,7 +133,7 @@ class Pass(Generic[D]):
 
     Attributes:
         complete: Whether all texts were gone through.
-        lost: Blocks over which workers were lost, as problems of a corpus.
+        lost: Blocks over which workers died, as problems of a corpus.
         failures: What failed after some blocks, as `late.failure` tells it.
         notes: What must be known of an interruption.
         n_copies: How many texts were left out as copies of earlier ones.
@@ -170,7 +154,7 @@ class Driver(Generic[B, D]):
     Attributes:
         make: Makes a measurer of the models; with workers it is pickled.
         workers: Who measures, for each model; None = this process.
-        keeps: See `Keeps`; of workers only whole blocks count.
+        keeps: What counts of a block in which this process stops.
         step: What is at work, for the record of a failure after some blocks; None = a failure is raised.
     """
 
@@ -181,98 +165,155 @@ class Driver(Generic[B, D]):
     step: str | None = None
 
     def run_texts(self: Driver[Block, D], texts: Texts, n: int, nothing: D, report: Report | None) -> Pass[D]:
-        """As `run`, over the blocks of a corpus, of at most n texts; copies of earlier texts are left out."""
+        """Go over the blocks of a corpus, of at most n texts, as `run` does. Copies of earlier texts are left out."""
         copies = Copies()
         going = self.run(tasks_of(texts, copies, n), nothing, report)
         going.n_copies = copies.n
         return going
 
     def run(self, tasks: Iterable[Task[B]], nothing: D, report: Report | None) -> Pass[D]:
-        """Goes over the blocks; ends early if the user ends it, or something fails after some texts.
+        """Go over the blocks, and add up what comes of each in their order.
 
-        `report` hears how far it is after each batch; with workers after each block.
+        The pass ends early if the user ends it, or if something fails after some texts. `report` hears how far it is
+        after each batch; with workers after each block.
 
         Raises:
             AttnscopeError: Something fails before any text is done, or no worker could begin.
         """
         going = Pass(nothing)
+        sums = _InOrder(nothing)
+        here: _Here[B, D] | None = None
         try:
             if self.workers is None:
-                self._measure(tasks, going, report)
-            else:
-                self._share(self.workers, tasks, going, report)
+                here = _Here(self.make(*self.models), self.keeps, report)
+            for outcome in self._outcomes(here, tasks):
+                task = outcome.block
+                with delay_interrupts():
+                    sums.take(outcome.number, outcome.result)
+                if outcome.lost:
+                    n_lost = amount(task.n_texts, "text from here on was", "texts from here on were")
+                    problem = Problem(task.source, task.line, f"{n_lost} not studied: {outcome.lost}")
+                    going.lost.append(asdict(problem))
+                if report is not None and here is None:
+                    report(Progress(sums.n_texts, sums.n_tokens, task.share))
         except KeyboardInterrupt:
             going.complete = False
         except Exception as error:
-            if self.step is None or not going.done.n_texts:
+            is_worthless = not sums.n_texts and (here is None or here.partial is None)
+            if self.step is None or is_worthless:
                 raise
             going.failures.append(failure(self.step, error))
             going.complete = False
+        if sums.take_rest() and not going.failures:
+            going.notes.append("Interrupted: these are whole blocks of texts, but not the first ones of the corpus.")
+        if here is not None:
+            sums.add(here.partial)
+        going.done = sums.done
         return going
 
-    def _measure(self, tasks: Iterable[Task[B]], going: Pass[D], report: Report | None) -> None:
-        measurer = self.make(*self.models)
-        for task in tasks:
-            sums = measurer.begin(task.block)
-            n_texts, n_tokens = going.done.n_texts, going.done.n_tokens
-            try:
-                for _ in measurer.steps(task.block, sums):
-                    if report is not None:
-                        report(Progress(n_texts + sums.n_texts, n_tokens + sums.n_tokens, task.share))
-            except BaseException as error:
-                # After a first whole block only such count: the first texts of the corpus, and not the longest of some.
-                first = isinstance(error, KeyboardInterrupt) and not going.done.n_texts
-                if sums.n_texts and (self.keeps == "texts" or (self.keeps == "first" and first)):
-                    going.done = going.done.merge(measurer.finish(task.block, sums, whole=False))
-                raise
-            # In one step: an interruption leaves either the old sums or the new ones.
-            going.done = going.done.merge(measurer.finish(task.block, sums, whole=True))
+    def _outcomes(self, here: _Here[B, D] | None, tasks: Iterable[Task[B]]) -> Iterator[Outcome[Task[B]]]:
+        """Measure the blocks in this process, or by workers."""
+        if here is not None:
+            yield from ThisProcess().map_blocks(here, tasks)
+            return
+        assert self.workers is not None
+        specs = tuple(who.model(model) for who, model in zip(self.workers, self.models, strict=True))
+        executor = self.workers[0].executor_on(self.models[0].info.device)
+        with closing(executor.map_blocks(_Elsewhere(specs, self.make), tasks)) as outcomes:
+            yield from outcomes
 
-    def _share(
-        self, workers: tuple[Workers, ...], tasks: Iterable[Task[B]], going: Pass[D], report: Report | None
-    ) -> None:
-        """Has workers measure the blocks; adds what comes of each in the order of the texts.
 
-        Sums depend in their last digits on that order: whichever worker is first, the numbers are the same.
-        """
-        work = Work(tuple(who.model(model) for who, model in zip(workers, self.models, strict=True)), self.make)
-        waiting: dict[int, Any] = {}
-        last, n_done, n_added, share = -1, 0, 0, 0.0
+class _InOrder(Generic[D]):
+    """Add up the results of blocks in the order of the corpus, whichever comes first.
 
-        def take(number: int) -> None:
-            result = waiting.pop(number)
-            if result is not None:
-                going.done = going.done.merge(result)
+    Attributes:
+        done: The sum.
+        n_texts: Texts of all results, those that wait for an earlier one included; `n_tokens` likewise.
+    """
 
+    def __init__(self, nothing: D) -> None:
+        self.done = nothing
+        self.n_texts = self.n_tokens = 0
+        self._waiting: dict[int, D | None] = {}
+        self._next = 0
+
+    def take(self, number: int, result: D | None) -> None:
+        """Take the result of a block; None if it was given up."""
+        self._waiting[number] = result
+        if result is not None:
+            self.n_texts += result.n_texts
+            self.n_tokens += result.n_tokens
+        while self._next in self._waiting:
+            self.add(self._waiting.pop(self._next))
+            self._next += 1
+
+    def take_rest(self) -> bool:
+        """Add the results that wait for a block which will not come; return whether there are any."""
+        for number in sorted(self._waiting):
+            self.add(self._waiting[number])
+        return bool(self._waiting)
+
+    def add(self, result: D | None) -> None:
+        """Add what was found on further texts, if anything."""
+        if result is not None:
+            self.done = self.done.merge(result)
+
+
+class _Here(Generic[B, D]):
+    """Measure blocks in this process.
+
+    Attributes:
+        partial: What was found on the block in which this process stopped, where that counts.
+    """
+
+    def __init__(self, measurer: Measurer[B, Any, D], keeps: Keeps, report: Report | None) -> None:
+        self.partial: D | None = None
+        self._measurer, self._keeps, self._report = measurer, keeps, report
+        self._n_texts = self._n_tokens = 0
+
+    def load(self) -> None:
+        """Do nothing: the models are loaded."""
+
+    def __call__(self, task: Task[B]) -> D:
+        """Measure a block batch by batch."""
+        sums = self._measurer.begin(task.block)
         try:
-            with (
-                workers[0].open(self.models[0].info.device) as executor,
-                closing(start_workers(executor, work, tasks)) as outcomes,
-            ):
-                for outcome in outcomes:
-                    task = outcome.task
-                    if isinstance(outcome, Lost):
-                        n_lost = amount(task.n_texts, "text from here on was", "texts from here on were")
-                        reason = f"{n_lost} not studied: {outcome.reason}"
-                        going.lost.append(asdict(Problem(task.source, task.line, reason)))
-                        waiting[task.number] = None
-                    else:
-                        waiting[task.number] = outcome.result
-                    last, n_done = max(last, task.number), n_done + 1
-                    while n_added in waiting:
-                        take(n_added)
-                        n_added += 1
-                    share = max(share, task.share or 0.0)
-                    if report is not None:
-                        report(Progress(going.done.n_texts, going.done.n_tokens, task.share and share))
-        except KeyboardInterrupt:
-            if last >= n_done:
-                going.notes.append(
-                    "Interrupted: these are whole blocks of texts, but not the first ones of the corpus."
-                )
-            for number in sorted(waiting):
-                take(number)
+            for _ in self._measurer.steps(task.block, sums):
+                if self._report is not None:
+                    n_texts, n_tokens = self._n_texts + sums.n_texts, self._n_tokens + sums.n_tokens
+                    self._report(Progress(n_texts, n_tokens, task.share))
+        except BaseException as error:
+            # After a first whole block only such count: the first texts of the corpus, and not the shortest of some.
+            is_first = isinstance(error, KeyboardInterrupt) and not self._n_texts
+            if sums.n_texts and (self._keeps == "texts" or (self._keeps == "first" and is_first)):
+                self.partial = self._measurer.finish(task.block, sums, whole=False)
             raise
+        result = self._measurer.finish(task.block, sums, whole=True)
+        self._n_texts += result.n_texts
+        self._n_tokens += result.n_tokens
+        return result
+
+
+@dataclass(eq=False)
+class _Elsewhere(Generic[B, D]):
+    """Measure blocks in a worker, which loads the models once; it is pickled before that."""
+
+    models: tuple[WorkersModel, ...]
+    make: Callable[..., Measurer[B, Any, D]]
+    measurer: Measurer[B, Any, D] | None = None
+
+    def load(self) -> None:
+        """Load the models, unless that is done."""
+        if self.measurer is None:
+            self.measurer = self.make(*(model.load() for model in self.models))
+
+    def __call__(self, task: Task[B]) -> D:
+        """Measure a block."""
+        assert self.measurer is not None
+        sums = self.measurer.begin(task.block)
+        for _ in self.measurer.steps(task.block, sums):
+            pass
+        return self.measurer.finish(task.block, sums, whole=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,13 +8,13 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.host import delay_interrupts
+from attnscope.host import block_interrupts, delay_interrupts
 from attnscope.records import Heatmap
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.views.drawing.sheets import Sheet
@@ -38,8 +38,7 @@ class _Order:
 def start_python(module: str, **options: Any) -> subprocess.Popen[bytes]:
     """Starts a process that runs `main()` of a module of attnscope, with pipes to its stdin and from its stdout.
 
-    Ctrl-C does not reach it: the first process decides when it ends. Options are of `subprocess.Popen`; `env` is added
-    to the environment.
+    Ctrl-C does not reach it: the first process decides when it ends. Options are of `subprocess.Popen`.
     """
     # This very package is imported, wherever it lies; last, as its folder may hold much else.
     home = str(Path(__file__).parents[3])
@@ -48,27 +47,11 @@ def start_python(module: str, **options: Any) -> subprocess.Popen[bytes]:
         f"import sys; sys.path.append({home!r}); from {module} import main; main()"
     )
     # It draws on no screen, whatever the environment names.
-    environment = os.environ | options.pop("env", {}) | {"MPLBACKEND": "agg"}
+    environment = os.environ | {"MPLBACKEND": "agg"}
     # -P: a numpy.py that lies where the user stands must not be imported.
     command = [sys.executable, "-P", "-c", code]
-    with _without_interrupts():
+    with block_interrupts():
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **options)
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Holds Ctrl-C back from this thread, and so from a process that it starts, which inherits this.
-
-    Such a process ignores Ctrl-C in its first line; one that came before that line would end it with a traceback.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # what came meanwhile comes now
 
 
 class DrawingProcess:
