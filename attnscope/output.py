@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
-from attnscope.records.frame.file_sets import replace_together, require_writable
+from attnscope.records.frame.file_sets import OwnFiles, replace_together, require_writable
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
 from attnscope.records.frame.storage import PAGE_MARK, require_replaceable
 from attnscope.records.maps.head_maps import choose_heads
@@ -306,7 +306,8 @@ def write(
     saved = [name for name in formats if name in kind.data]
     if not (figures or pages or saved):
         return []
-    with replace_together(out) as staged:
+    own = OwnFiles.of_kind(kind)
+    with replace_together(out, own) as staged:
         data = [record.save(staged / kind.file(name)) for name in saved]
         data += [kind.view("page")(record).save(staged / kind.file(name)) for name in pages]
         drawn: list[Path] = []
@@ -314,7 +315,7 @@ def write(
             if figures:
                 drawn = drawing(record, staged, figures) if drawing else _draw(record, staged, figures, options)
         except BaseException:
-            keep_data(staged, out)
+            keep_data(staged, out, own)
             raise
     paths = [*drawn, *data] if kind.usual[0] in FIGURE_FORMATS else [*data, *drawn]
     return [out / path.relative_to(staged) for path in paths]

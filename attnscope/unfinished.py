@@ -12,7 +12,7 @@ from typing import Any
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.host import delay_interrupts
 from attnscope.records.frame.completion import failure_line, is_interrupted
-from attnscope.records.frame.file_sets import replace_together
+from attnscope.records.frame.file_sets import OwnFiles, locate, replace_together
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 
 INTERRUPTED = "interrupted"
@@ -47,17 +47,15 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
     return _add_note(record, f"Interrupted, and {message}."), aside
 
 
-def keep_data(staged: Path, out: Path) -> None:
+def keep_data(staged: Path, out: Path, own: OwnFiles) -> None:
     """Keeps the data of an unfinished set of files if not all figures were drawn: aside if `out` has other files."""
-    names = [path.relative_to(staged) for path in staged.rglob("*") if path.is_file()]
-    names = [name for name in names if name.suffix[1:] not in FIGURE_FORMATS]
+    names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
     target = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
     with contextlib.suppress(AttnscopeError), delay_interrupts():
         if not names:
             return
-        with replace_together(target) as folder:
+        with replace_together(target, own) as folder:
             for name in names:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (staged / name).replace(folder / name)
         if target != out:
             message = f"not all figures were drawn, so none is kept: the data are in {target}"
@@ -72,7 +70,7 @@ def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
     """Whether files of an earlier run there are complete, or of more texts; those that do not tell are taken to be."""
     from attnscope.records.frame.reading import read_description
 
-    earlier = [folder / f"{stem}.{ending}" for ending in ("npz", "json", "csv")]
+    earlier = [locate(folder / f"{stem}.{ending}") for ending in ("npz", "json", "csv")]
     paths = [path for path in earlier if path.is_file()]
     corpora = [corpus for path in paths if isinstance(corpus := read_description(path).get("corpus"), Mapping)]
     if not corpora:

@@ -117,7 +117,8 @@ def test_what_is_missing_cut_off_or_stale_is_drawn_again(
     entry = (third / "entry.json").read_text().replace('"fingerprint": "', '"fingerprint": "0')
     (third / "entry.json").write_text(entry)
     (third / "unfinished-01234567").mkdir()
-    (third / "unfinished-01234567/L00.png").write_text("half a fi")
+    (third / "unfinished-01234567/L00.png").write_bytes((third / "L00.png").read_bytes())
+    (third / "unfinished-01234567/.0123456789abcdef.part").write_text("half a fi")
     (third / "mine.txt").write_text("kept")
     (third / "L07.png").write_text("kept")
     kept = (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns

@@ -4,36 +4,81 @@ A set is written into the folder `unfinished-…` inside its target. Once it is 
 `replacing-…`, and its files move to their names, which takes milliseconds. Whatever else is in the target stays.
 
 A run that is killed before the renaming has changed nothing. A run that is killed after it leaves a complete new set,
-part of which has moved. `attnscope show` reads the rest where it is; the next run that writes there moves it.
+part of which has moved. Readers find the rest where it is. The next run moves it, just before it writes its own files.
+
+Anybody may have put a folder of such a name into the target, with anything in it. So a run moves only regular files
+whose names are its own, and removes only what its earlier result in the target lists.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 import secrets
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.host import delay_interrupts
-from attnscope.records.frame.storage import kind_of, making_folders_for, require_replaceable
+from attnscope.records.frame.kinds import FIGURE_FORMATS, Kind
+from attnscope.records.frame.storage import is_plain_file, kind_of, making_folders_for, require_replaceable
 
-_OBSOLETE = ".obsolete"
-"""The file of a set that lists the earlier files to remove."""
+_STAGED, _COMPLETE = "unfinished-", "replacing-"
+_TOKEN = re.compile("[0-9a-f]{8}")
+_PART = re.compile(r"\.[0-9a-f]{16}\.part")
+
+_MARKS = {"png": b"Software\0attnscope ", "svg": b"<dc:title>attnscope ", "pdf": b"/Creator (attnscope "}
+"""What every figure of ours holds within its first or its last 4096 bytes."""
+
+
+def _list_none(folder: Path) -> Iterable[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """The files that a command writes into a folder, by which it knows them again. All lie in the folder itself.
+
+    Attributes:
+        names: The names of its data.
+        has_figures: Whether it draws figures besides. Their names are free; they bear a mark of ours.
+        index: The file that lists the others of its set; it moves last. Empty = no file does.
+        listed: Reads, for a folder, what the index there lists, itself included.
+    """
+
+    names: frozenset[str] = frozenset()
+    has_figures: bool = False
+    index: str = ""
+    listed: Callable[[Path], Iterable[str]] = _list_none
+
+    @classmethod
+    def of_kind(cls, kind: Kind) -> OwnFiles:
+        """Return the files that records of a kind become."""
+        return cls(frozenset(kind.file(name) for name in (*kind.data, *kind.pages)), bool(kind.figures))
+
+    def has(self, path: Path) -> bool:
+        """Whether a path is a file of ours: a regular one that no link leads to, of a name or with a mark of ours."""
+        return is_plain_file(path) and (path.name in self.names or (self.has_figures and _is_figure(path)))
+
+    def may_replace(self, path: Path) -> bool:
+        """Whether a path is free for a file of ours: nothing has its name, or what has it is ours."""
+        return not path.is_symlink() and (not path.exists() or self.has(path))
 
 
 @contextlib.contextmanager
-def replace_together(target: Path, earlier: Iterable[str] = ()) -> Iterator[Path]:
+def replace_together(target: Path, own: OwnFiles = OwnFiles()) -> Iterator[Path]:  # noqa: B008  # it is frozen
     """Yields a folder to write files into; at the end of the block, all of them move to the target.
 
     If the block or a check at its end fails, nothing changes in the target.
 
     Args:
         target: The folder for the files; made if it is not there.
-        earlier: Files of an earlier set, by their paths in the target; those that the new set lacks are removed.
+        own: Which files the caller writes there: what a killed run has left of these is moved first, and what its
+            earlier result lists and the new one lacks is removed.
 
     Yields:
         A folder inside the target.
@@ -41,34 +86,26 @@ def replace_together(target: Path, earlier: Iterable[str] = ()) -> Iterator[Path
     Raises:
         AttnscopeError: The files cannot be written, or something else than a file has the name of one.
     """
-    staged = target / f"unfinished-{secrets.token_hex(4)}"
+    staged = target / f"{_STAGED}{secrets.token_hex(4)}"
     with making_folders_for(staged, "write into", target):
         try:
-            finish_replacing(target)
             staged.mkdir(parents=True)
             try:
                 yield staged
             except AttnscopeError as error:  # a user knows the file by the name that it was to have
                 raise type(error)(error.message.replace(str(staged), str(target)), error.hint) from error
             with delay_interrupts():
-                names = _names_in(staged)
+                names = sorted(path.name for path in staged.iterdir())
                 for name in names:
-                    _require_own(target, name)
-                obsolete = sorted({*earlier} - {*names})
-                if obsolete:
-                    (staged / _OBSOLETE).write_text(json.dumps(obsolete), "utf-8")
-                whole = staged.rename(target / staged.name.replace("unfinished", "replacing"))
-                _move(whole, target)
+                    require_replaceable(target / name)
+                # All that can be refused has been checked: from here on, this run writes.
+                for earlier in find_unmoved(target):
+                    _move(earlier, target, _own_files_in(earlier, target, own), own)
+                complete = staged.rename(target / staged.name.replace(_STAGED, _COMPLETE))
+                _move(complete, target, names, own)
         finally:
             with delay_interrupts():
                 shutil.rmtree(staged, ignore_errors=True)
-
-
-def finish_replacing(target: Path) -> None:
-    """Moves the complete sets that killed runs had not yet moved to their names."""
-    for whole in find_unmoved(target):
-        with delay_interrupts():
-            _move(whole, target)
 
 
 def require_writable(folder: Path) -> None:
@@ -86,7 +123,6 @@ def require_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-        finish_replacing(folder)
     except OSError as error:
         raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
     finally:
@@ -96,44 +132,72 @@ def require_writable(folder: Path) -> None:
 
 
 def find_unmoved(target: Path) -> list[Path]:
-    """The folders in a target that hold a complete set, some files of which have not moved to their names."""
-    return [path for path in sorted(target.glob("replacing-????????")) if path.is_dir() and not path.is_symlink()]
+    """The folders in a target that hold a complete set, some files of which have not moved; the latest comes last."""
+    return _folders_in(target, _COMPLETE)
 
 
-def remove_unfinished(target: Path) -> None:
-    """Removes incomplete sets of killed runs. Call it only if no other run can be writing."""
-    for path in target.glob("unfinished-????????"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+def locate(path: Path) -> Path:
+    """Return where a file is: in the complete set of a killed run if it has not moved to its name, else as named."""
+    for folder in reversed(find_unmoved(path.parent)):
+        if is_plain_file(folder / path.name):
+            return folder / path.name
+    return path
 
 
-def _names_in(folder: Path) -> list[str]:
-    """The files of a set, by their paths in it."""
-    paths = [path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink()]
-    return [path.relative_to(folder).as_posix() for path in paths if path.name != _OBSOLETE]
+def remove_unfinished(target: Path, own: OwnFiles) -> None:
+    """Removes what killed runs have left of incomplete sets. Call it only if no other run can be writing."""
+    for folder in _folders_in(target, _STAGED):
+        for path in folder.iterdir():
+            if own.has(path) or (is_plain_file(path) and _PART.fullmatch(path.name)):
+                path.unlink()
+        with contextlib.suppress(OSError):  # what is not ours stays
+            folder.rmdir()
 
 
-def _move(whole: Path, target: Path) -> None:
-    """Removes obsolete files, then moves those of a set to their names; also finishes a move that was cut short."""
-    obsolete: list[str] = []
-    with contextlib.suppress(OSError, ValueError):
-        obsolete = [str(name) for name in json.loads((whole / _OBSOLETE).read_text("utf-8"))]
-    for name in obsolete:
-        with contextlib.suppress(AttnscopeError, OSError):  # it is no loss where it stays
-            _require_own(target, name)
-            (target / name).unlink()
-    for name in _names_in(whole):
-        _require_own(target, name)
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
+def _folders_in(target: Path, begin: str) -> list[Path]:
+    """The real folders in a target that are called so, by when they changed."""
+    found: list[tuple[int, Path]] = []
+    with contextlib.suppress(OSError, ValueError):  # there is no such folder, or it cannot be read
+        for path in target.iterdir():
+            if path.name.startswith(begin) and _TOKEN.fullmatch(path.name.removeprefix(begin)):
+                status = path.lstat()
+                if stat.S_ISDIR(status.st_mode):
+                    found.append((status.st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
+
+
+def _own_files_in(earlier: Path, target: Path, own: OwnFiles) -> list[str]:
+    """Which files of a killed run's set are the caller's, and may take their names in the target."""
+    return [path.name for path in sorted(earlier.iterdir()) if own.has(path) and own.may_replace(target / path.name)]
+
+
+def _move(complete: Path, target: Path, names: list[str], own: OwnFiles) -> None:
+    """Moves files of a complete set to their names, once those of the earlier set are gone that the new one lacks.
+
+    It may be the rest of a move that was cut short. The earlier index stands until the new one takes its place, as the
+    last file of its set; the new index tells which files of the new set have moved already.
+    """
+    kept = {*names, *own.listed(complete)}
+    if own.index in names:
+        for name in own.listed(target):
+            if name not in kept and Path(name).name == name and own.has(target / name):
+                (target / name).unlink()
+    for name in sorted(names, key=lambda name: (name == own.index, name)):
         with contextlib.suppress(FileNotFoundError):  # another run, which found this set, has moved it
-            (whole / name).replace(target / name)
-    shutil.rmtree(whole, ignore_errors=True)
+            (complete / name).replace(target / name)
+    with contextlib.suppress(OSError):  # what is not ours stays where it is
+        complete.rmdir()
 
 
-def _require_own(target: Path, name: str) -> None:
-    """Refuses a path that leads out of its folder, or to something other than a file."""
-    path = target / name
-    inside = [parent for parent in path.parents if target in parent.parents]
-    if ".." in Path(name).parts or Path(name).is_absolute() or any(parent.is_symlink() for parent in inside):
-        raise AttnscopeError(f"cannot write {path}: it leads out of {target}", "choose another folder with --out")
-    require_replaceable(path)
+def _is_figure(path: Path) -> bool:
+    """Whether a regular file is a figure that attnscope drew."""
+    kind = path.suffix.removeprefix(".")
+    if kind not in FIGURE_FORMATS:
+        return False
+    try:
+        with path.open("rb") as file:
+            begins = file.read(4096)
+            file.seek(max(0, path.stat().st_size - 4096))
+            return _MARKS[kind] in begins or _MARKS[kind] in file.read(4096)
+    except OSError:
+        return False

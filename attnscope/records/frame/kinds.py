@@ -219,18 +219,20 @@ def kind_of_schema(schema: str) -> Kind:
 
 
 def file_of(record: Path, first: Kind | None = None) -> Path:
-    """The file of a record that is named by its folder; else the path as it is.
+    """Return the file of a record, which may be in a set that a killed run has not moved to its names.
 
     Args:
         record: The file, or the folder that a command wrote it into.
         first: The kind that is meant, where the folder may hold several.
     """
+    from attnscope.records.frame.file_sets import locate  # with NumPy, which the command line starts without
+
+    if not record.is_dir():
+        return locate(record)
     kinds = [*KINDS.values()] if first is None else [first, *KINDS.values()]
     names = [kind.file(ending) for kind in kinds for ending in kind.lossless]
-    from attnscope.records.frame.file_sets import find_unmoved  # with NumPy, which the command line starts without
-
-    folders = [*find_unmoved(record), record]
-    return next((folder / name for name in names for folder in folders if (folder / name).is_file()), record)
+    files = (locate(record / name) for name in names)
+    return next((file for file in files if file.is_file()), record)
 
 
 def load_named(name: str) -> Any:

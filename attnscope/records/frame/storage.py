@@ -92,6 +92,15 @@ def write_stream(path: Path, content: bytes) -> None:
         raise AttnscopeError(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def is_plain_file(path: Path) -> bool:
+    """Whether a path is a regular file of one name: no link of any kind, no folder, no pipe, no device."""
+    try:
+        status = path.lstat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+
+
 PAGE_MARK = b'<meta name="generator" content="attnscope '
 """What every page of ours holds within its first 4096 bytes."""
 

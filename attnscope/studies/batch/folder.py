@@ -11,15 +11,19 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.batches import Batch, DrawnText
-from attnscope.records.frame.file_sets import finish_replacing, remove_unfinished, replace_together
-from attnscope.records.frame.storage import write_whole
+from attnscope.records.frame.file_sets import OwnFiles, remove_unfinished, replace_together
+from attnscope.records.frame.kinds import KINDS
+from attnscope.records.frame.storage import is_plain_file, write_whole
 from attnscope.text import slug
 
 MANIFEST, INDEX, ENTRY = "manifest.jsonl", "index.html", "entry.json"
+
+_SUMMARIES = OwnFiles(frozenset({MANIFEST, INDEX}))
 
 _TEXT_FOLDER = re.compile(r"\d{5,}-[a-z0-9-]+")
 
@@ -91,23 +95,22 @@ class BatchFolder:
             )
 
     def sweep(self) -> None:
-        """Removes what killed runs have left half-written, and moves to its name what they had written whole."""
-        for folder in (self.path, *self._text_folders()):
+        """Removes what killed runs have left half-written."""
+        for folder, own in ((self.path, _SUMMARIES), *((folder, own_files()) for folder in self._text_folders())):
             with contextlib.suppress(OSError):
-                remove_unfinished(folder)
-                finish_replacing(folder)
+                remove_unfinished(folder, own)
 
     def withdraw(self) -> None:
         """Removes the manifest and the index, which are out of date; they come back if the run fails altogether."""
         for name in (MANIFEST, INDEX):
             with contextlib.suppress(OSError):
-                if not (self.path / name).is_symlink():
+                if is_plain_file(self.path / name):
                     self._withdrawn[name] = (self.path / name).read_bytes()
                 (self.path / name).unlink(missing_ok=True)
 
     def publish(self, batch: Batch, index: str) -> list[Path]:
         """Writes the index and the manifest, and returns their paths."""
-        with replace_together(self.path) as staged:
+        with replace_together(self.path, _SUMMARIES) as staged:
             write_whole(staged / INDEX, index.encode("utf-8", "backslashreplace"))
             # File names that are no text hold lone surrogates; this writes them as JSON's own \udc80.
             write_whole(staged / MANIFEST, batch.manifest().encode("utf-8", "backslashreplace"))
@@ -125,7 +128,13 @@ def require_own(folder: Path) -> None:
         raise AttnscopeError(f"{folder} is a link, which leads out of the batch", "remove it")
 
 
-def files_of(folder: Path) -> list[str]:
+def own_files() -> OwnFiles:
+    """Return the files of a text in its folder: a record of attention, figures, and the entry that lists them."""
+    record = OwnFiles.of_kind(KINDS["attnscope.heatmap"])
+    return replace(record, names=record.names | {ENTRY}, index=ENTRY, listed=_files_of)
+
+
+def _files_of(folder: Path) -> list[str]:
     """The files of the text that is drawn in a folder, as its entry lists them; empty without an entry."""
     entry = _read_entry(folder)
     return [] if entry is None else [*entry.files, ENTRY]
@@ -133,7 +142,7 @@ def files_of(folder: Path) -> list[str]:
 
 def _read_entry(folder: Path, *, index: int = 0, source: str = "", line: int = 0) -> DrawnText | None:
     """The entry of a text's folder; None if there is no whole one."""
-    if folder.is_symlink():
+    if folder.is_symlink() or not is_plain_file(folder / ENTRY):
         return None
     try:
         entry = (folder / ENTRY).read_text("utf-8")

@@ -17,7 +17,7 @@ from attnscope.records.batches import DrawnText
 from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.records.frame.storage import write_whole
-from attnscope.studies.batch.folder import ENTRY, files_of, require_own
+from attnscope.studies.batch.folder import ENTRY, own_files, require_own
 from attnscope.studies.inputs.choice import Choice, Chosen
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
@@ -143,7 +143,7 @@ class Drawer:
         """Draw a text; an error is reported, and leaves the files that were there."""
         try:
             require_own(task.folder)
-            with replace_together(task.folder, files_of(task.folder)) as staged:
+            with replace_together(task.folder, own_files()) as staged:
                 n_tokens = self._draw(task, staged)
         except Exception as error:
             return Done(reason=_reason(error))
