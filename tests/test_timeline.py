@@ -172,7 +172,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
     )
     lines = err.splitlines()
     assert (status, len(lines)) == (1, 5), err
-    assert "checkpoint-5" in lines[0] and "damaged or cut short" in lines[0]
+    assert "checkpoint-5" in lines[0] and "cannot load checkpoint-5: " in lines[0]
     assert "checkpoint-7" in lines[1] and "holds no config.json" in lines[1]
     assert "checkpoint-8" in lines[2]
     assert lines[3] == "error: 3 checkpoints could not be measured"
