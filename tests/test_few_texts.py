@@ -249,28 +249,31 @@ def test_intervals_of_explained_shares_hold_for_every_head(
             active, sinks = fit.group.part(scored), fit.group.sinks.of_texts(scored)
             for head in range(len(fit.group.heads)):
                 left, nats = fitting.whole_losses(fit, sinks, head)
-                held["all attention"].append(shares_held(sinks.texts, left, nats, n_texts, n_draws, drawn))
+                numbers = np.stack([left, nats, np.ones_like(left)])
+                held["all attention"].append(shares_held(sinks.texts, numbers, n_texts, n_draws, drawn))
                 left = row_losses(active, head, fit.active[head])
                 nats, mass = active.rows.uniform_nats[active.index, head], active.mass[:, head]
-                held["when it attends"].append(
-                    shares_held(active.texts, left * mass, nats * mass, n_texts, n_draws, drawn)
-                )
+                numbers = np.stack([left * mass, nats * mass, mass])
+                held["when it attends"].append(shares_held(active.texts, numbers, n_texts, n_draws, drawn))
         for part, of_heads in held.items():
             print(model.info.name, n_texts, "of", len(scored), part, coverage(np.array(of_heads)))
             assert np.array(of_heads).mean(1).min() >= 0.9
 
 
 def shares_held(
-    texts: NDArray[np.int64], left: Floats, nats: Floats, n_texts: int, n_draws: int, drawn: np.random.Generator
+    texts: NDArray[np.int64], numbers: Floats, n_texts: int, n_draws: int, drawn: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """(draw,): whether the interval of the share that is explained, from texts drawn again, has that of all texts."""
+    """(draw,): whether the interval of the share that is explained, from texts drawn again, has that of all texts.
+
+    `numbers` are what is left, nats, and mass, (3, row). No interval counts as one that has it.
+    """
     _, which, n_rows = np.unique(texts, return_inverse=True, return_counts=True)
-    left, nats = (np.bincount(which, of_rows) / n_rows for of_rows in (left, nats))
+    left, nats, mass = (np.bincount(which, of_rows) / n_rows for of_rows in numbers)
     true, held = 1 - left.sum() / nats.sum(), np.zeros(n_draws, np.bool_)
     for draw in range(n_draws):
         some = drawn.integers(0, len(nats), n_texts)
-        how = score_of_texts(np.arange(n_texts), left[some], nats[some])
-        held[draw] = how.low <= true <= how.high
+        how = score_of_texts(np.arange(n_texts), left[some], nats[some], mass[some])
+        held[draw] = not (how.low > true or how.high < true)
     return held | (nats.mean() < EVEN)  # a head that spreads evenly has no share
 
 

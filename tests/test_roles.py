@@ -8,12 +8,13 @@ import pytest
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.measures.catalogue import MEASURES, OFFSETS
 from attnscope.errors import UsageError
-from attnscope.records.heads.findings import Head
+from attnscope.records.heads.findings import Findings, Head
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, judge
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
+from attnscope.views.heads.summary import role_notes
 from tests.heads_helpers import names_of
 
 NAMES = (
@@ -219,6 +220,24 @@ def test_measures_from_0_to_1_have_intervals_from_0_to_1() -> None:
     assert head.measures["previous_token"].low < 0.98
     assert head.measures["window"].high > 0.02
     assert 0.95 < head.measures["relative_entropy"].low < 0.98  # unseen texts may have none
+
+
+def test_a_text_that_holds_much_of_a_sum_is_told() -> None:
+    """Twenty texts, one of which has as many queries as ten others: it holds 10 of 29."""
+    tally = with_a_long_text(tally_of({"previous_token": 0.9}, n_texts=19), 10, 0.9)
+    head = only_head(tally)
+    assert head.measures["previous_token"].largest_part == pytest.approx(10 / 29, abs=0.01)
+    assert "one text holds much of what a role adds up: L0H0 previous token (34%)" in role_notes(findings_of(head))
+    alike = only_head(tally_of({"previous_token": 0.9}, n_texts=20))
+    assert alike.measures["previous_token"].largest_part is None
+    assert not any("one text" in note for note in role_notes(findings_of(alike)))
+    few = only_head(tally_of({"previous_token": 0.9}, n_texts=2))  # one of two texts holds half
+    assert few.measures["previous_token"].largest_part is None
+
+
+def findings_of(head: Head) -> Findings:
+    """Findings about one head."""
+    return Findings(run={}, corpus={"n_texts": 20}, options={}, heads=(head,), sums={})
 
 
 def test_a_value_that_is_not_sure_is_no_role() -> None:

@@ -30,6 +30,10 @@ NEEDLES = "needles"
 needles in haystacks."""
 
 
+MUCH_OF_A_SUM = 1 / 3
+"""A note says so if one text holds more than this part of what a measure adds up."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A measure of one head over a corpus.
@@ -41,6 +45,7 @@ class Estimate:
         high: Upper end.
         uniform: The measure's value under uniform attention over the keys that the mask allows.
         count: How many queries of texts of one length would say as much.
+        largest_part: The part of Σ w sum that one text holds, if that is more than MUCH_OF_A_SUM; else None.
     """
 
     value: float
@@ -48,6 +53,7 @@ class Estimate:
     high: float
     uniform: float
     count: float
+    largest_part: float | None = field(default=None, metadata=OMITTED)
 
 
 UNKNOWN = Estimate(math.nan, math.nan, math.nan, math.nan, 0.0)

@@ -9,15 +9,15 @@ the best of them.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
 from attnscope.core.exact.running import RunningSums
-from attnscope.core.measures.catalogue import FROM_OFFSETS, OFFSETS
-from attnscope.records.heads.findings import Estimate, Head, Role
+from attnscope.core.measures.catalogue import FROM_OFFSETS, MEASURES, OFFSETS
+from attnscope.records.heads.findings import MUCH_OF_A_SUM, Estimate, Head, Role
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, kinds_of, measure_intervals
 from attnscope.studies.heads.rules import RULES, Rule
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
@@ -230,6 +230,7 @@ class _Judged:
         """
         positional = self._positional()
         resting = self._column("resting")
+        largest = self._largest_parts()
         heads = []
         for at in np.ndindex(*self.shape):
             if np.isnan(self.values[at]).all():
@@ -237,11 +238,23 @@ class _Judged:
             arrays = (self.values, self.low, self.high, self.uniform, self.queries)
             columns = zip(self.tally.names, *(array[at].tolist() for array in arrays), strict=True)
             measures = {name: Estimate(*numbers) for name, *numbers in columns}
+            for name, part in zip(self.tally.names, largest[at].tolist(), strict=True):
+                if part > MUCH_OF_A_SUM:
+                    measures[name] = replace(measures[name], largest_part=part)
             measures[FROM_OFFSETS] = Estimate(*(float(array[at]) for array in positional))
             share = math.nan if resting is None else float(self.values[(*at, resting)])
             layer, head = self.tally.layers[at[0]], at[1]
             heads.append(Head(self.tally.kind, layer, head, self._roles(at, q, accepted), share, measures))
         return heads
+
+    def _largest_parts(self) -> Floats:
+        """Return the part of each measure's sum that one text holds, (layer, head, measure).
+
+        NaN with few texts, of which one always holds much, and where terms of both signs cancel.
+        """
+        never_negative = [MEASURES[name.removesuffix("_active")].low >= 0 for name in self.tally.names]
+        has_part = np.array(never_negative) & (self.tally.n_texts > 2 / MUCH_OF_A_SUM)
+        return np.where(has_part, self.tally.measures.largest_part(), np.nan)
 
     def _roles(self, at: tuple[int, ...], q: Floats, accepted: float) -> tuple[Role, ...]:
         """The roles of a head, each by the best of the tests that pass alone.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attnscope.errors import AttnscopeError, amount, suggest
 from attnscope.records.heads.findings import Findings, Head, Role
-from attnscope.views.tables.numbers import number
+from attnscope.views.tables.numbers import number, percent
 from attnscope.views.tables.wording import full_name, label, printable
 
 UNCLASSIFIED = "·"
@@ -218,6 +218,7 @@ def role_notes(findings: Findings) -> list[str]:
         idle_line(findings),
         nearest_roles_line(findings),
         evidence_line(findings),
+        carried_line(findings),
         _control_line(findings.control),
     )
     return [line for line in lines if line]
@@ -250,6 +251,21 @@ def evidence_line(findings: Findings) -> str:
     if not isinstance(least, int):  # a record of version 0.1 or earlier
         return "tentative (small letter): a role that rests on its value alone, as so few texts give no interval"
     return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{weight}"
+
+
+def carried_line(findings: Findings) -> str:
+    """Return which roles rest on a sum of which one text holds much; empty if none does."""
+    parts = [
+        (part, f"{full_name(head, findings)} {label(role.name)} ({percent(part)})")
+        for head in findings.heads
+        for role in head.roles
+        if (part := head.estimate(role.measure).largest_part)
+    ]
+    if not parts:
+        return ""
+    named = [words for _, words in sorted(parts, key=lambda part: -part[0])]
+    more = f" and {len(named) - 6} more" if len(named) > 6 else ""
+    return f"one text holds much of what a role adds up: {', '.join(named[:6])}{more}"
 
 
 def idle_line(findings: Findings) -> str:

@@ -157,8 +157,13 @@ def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> 
             Column(f"rank of {len(others)}", lambda row: _rank(row[1].value, row[2]), right=True, drop=3),
         ]
         parts += [Text(), Table(columns, zip(names, estimates, values, strict=True))]
-    note = "rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"
-    return Group(*parts, *dim_lines([note]))
+    notes = ["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"]
+    for head in findings.heads:
+        carried = [(name, part) for name in names if (part := head.estimate(name).largest_part)]
+        if carried:
+            listed = ", ".join(f"{title_of(findings, name)} ({percent(part)})" for name, part in carried)
+            notes.append(f"one text holds much of the sum: {listed}")
+    return Group(*parts, *dim_lines(notes))
 
 
 def _number_format(findings: Findings) -> Callable[[float], str]:
