@@ -343,3 +343,14 @@ def test_a_model_of_sentence_transformers_is_taken_as_it_is(minilm_folder: Path)
     whole = SentenceTransformer(torch.nn.Sequential(AutoModel.from_pretrained(minilm_folder)), torch.nn.Identity())
     shown = attnscope.heatmap(attnscope.load(whole), "The cat sat.")
     np.testing.assert_allclose(shown.weights, attnscope.heatmap(attnscope.load(), "The cat sat.").weights, atol=1e-5)
+
+
+def test_info_names_the_questions_that_a_model_without_the_seam_is_refused() -> None:
+    """The weights of BLOOM are shown exactly, but `why` refused it without a word of that in `info`."""
+    config = AutoConfig.for_model("bloom", vocab_size=40, hidden_size=12, n_head=3, n_layer=2)
+    model = wrap(AutoModel.from_config(config))
+    assert model.info.path == "eager"
+    assert dict(model.info.lines("none"))["not for"].startswith("why, ablate, patch, prune and circuits: ")
+    with pytest.raises(AttnscopeError, match="its own modules compute attention, and give its weights alone"):
+        attnscope.why(model, "7 5 9", 1, 1, 2)
+    assert "not for" not in dict(wrap(tiny("llama")).info.lines("none"))

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_NEEDS_SEAM = "why, ablate, patch, prune and circuits: its own modules compute attention, and give its weights alone"
+"""What `info` says of a model whose attention passes no seam, such as BLOOM, MPT, GPT-J, Falcon or DeBERTa."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
     """What is known of a loaded model; all of it ends up in records.
@@ -108,6 +112,7 @@ class ModelInfo:
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),
             ("checked", checked[self.checked]),
+            *([("not for", _NEEDS_SEAM)] if self.path == "eager" else []),
             *(("note", note) for note in self.notes),
             *self.heads,
         ]
