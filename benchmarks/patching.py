@@ -1,14 +1,16 @@
 """Patching on pairs: what it costs beside the half forwards that it needs, TransformerLens in the same run, figures.
 
     python -m benchmarks.patching --speed MODEL [--pairs 100] [--tokens 20] [--layers-step 1]
-    python -m benchmarks.patching --rival [MODEL]          # needs transformer_lens 2.16: its own hooks, in the same run
+    python -m benchmarks.patching --rival [MODEL]          # needs transformer_lens 4.3: its own hooks, in the same run
     python -m benchmarks.patching --figures MODEL sample_pairs/agreement.jsonl
 
 Times are of the processor, of one thread, so that other work on the machine does not count. The last line is JSON.
 """
 
 import argparse
+import copy
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,11 @@ import torch
 
 import attnscope
 from attnscope.core.attention.seam import attend
+from attnscope.core.exact.ratios import mean_interval
 from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Edge, Patching
-from attnscope.studies.ablation.effects import rank_correlation
 from attnscope.studies.inputs.choice import Choice
+from attnscope.studies.patch.evidence import rank_correlation
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.views.patch.terminal import strongest
 
@@ -97,21 +100,12 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
     Args:
         folder: A trained model; "" = random weights.
     """
-    from transformer_lens import HookedTransformer, HookedTransformerConfig, patching
-    from transformer_lens.pretrained.weight_conversions import convert_gpt2_weights
+    from transformer_lens import patching
     from transformers import GPT2LMHeadModel
 
     network = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval() if folder else random_gpt2()
     config = network.config
-    theirs = HookedTransformer(
-        HookedTransformerConfig(
-            n_layers=config.n_layer, d_model=config.n_embd, n_ctx=config.n_positions, n_heads=config.n_head,
-            d_head=config.n_embd // config.n_head, d_mlp=config.n_inner or 4 * config.n_embd,
-            d_vocab=config.vocab_size, act_fn=config.activation_function, normalization_type="LN",
-            eps=config.layer_norm_epsilon, seed=0, device="cpu",
-        )
-    )  # fmt: skip
-    theirs.load_state_dict(theirs.state_dict() | convert_gpt2_weights(network, theirs.cfg))
+    theirs = bridge_to(network)
     pairs = random_pairs(list(range(5, config.vocab_size)), lambda number: f" {number}", 32, length)
     ids = {k: torch.tensor([[int(i) for i in pair[k].split()] for pair in pairs]) for k in ("clean", "corrupt")}
     rows = torch.arange(len(pairs))
@@ -127,7 +121,7 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
         "key": patching.get_act_patch_attn_head_k_all_pos, "value": patching.get_act_patch_attn_head_v_all_pos,
         "pattern": patching.get_act_patch_attn_head_pattern_all_pos,
     }  # fmt: skip
-    report: dict[str, Any] = {"model": Path(folder).name or "random"}
+    report: dict[str, Any] = {"model": Path(folder).name or "random", "coverage": coverage()}
     with torch.no_grad():
         logits, cache = theirs.run_with_cache(ids["clean"])
         corrupt_logits, own = theirs.run_with_cache(ids["corrupt"])
@@ -154,6 +148,39 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
             "largest_difference": float(np.abs(ours - expected).max()),
         }
     return report
+
+
+def bridge_to(network: Any) -> Any:
+    """A model of TransformerLens with the weights of a GPT-2, whose tokens are numbers."""
+    from tokenizers import Tokenizer, models
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import PreTrainedTokenizerFast
+
+    words = {str(number): number for number in range(network.config.vocab_size)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), bos_token="0", eos_token="0", pad_token="0"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        network.config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        # It puts its own modules into the network.
+        return TransformerBridge.boot_transformers(folder, hf_model=copy.deepcopy(network), device="cpu")
+
+
+def coverage(n_draws: int = 1000) -> dict[str, dict[str, float]]:
+    """How often 95% intervals hold the mean of exponential effects: bootstraps of TransformerLens, and attnscope's."""
+    from transformer_lens.utilities.statistics import bootstrap_ci
+
+    chance, shares = np.random.default_rng(0), {}
+    for n in (5, 10, 20, 50):
+        values = chance.exponential(size=(n, n_draws))
+        low, high = (end.numpy() for end in bootstrap_ci(torch.from_numpy(values.T), dim=-1))
+        _, our_low, our_high, _ = mean_interval(values)
+        shares[f"{n} pairs"] = {
+            "bootstrap": float(((low <= 1) & (high >= 1)).mean()),
+            "attnscope": float(((our_low <= 1) & (our_high >= 1)).mean()),
+        }
+    return shares
 
 
 def ends(edge: Edge) -> tuple[tuple[int, int], tuple[int, int] | None, str]:

@@ -13,11 +13,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import attnscope
+from attnscope.core.exact.ratios import mean_interval
 from attnscope.core.interventions.patched import Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Patching
-from attnscope.studies.ablation.effects import estimate_shares, rank_correlation
+from attnscope.studies.patch.evidence import rank_correlation
 from attnscope.studies.patch.options import BY
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns, Unit
@@ -316,6 +317,48 @@ def test_bad_pairs_are_named_and_the_others_run(grouped: Any) -> None:
         attnscope.Pairs([{}])
 
 
+def test_pairs_of_the_same_tokens_count_once(grouped: Any) -> None:
+    """Texts that differ in blanks alone would give intervals of no width."""
+    first = entries(1)[0]
+    copies = [{**first, "clean": first["clean"].replace(" ", " " * n)} for n in (2, 3)]
+    found = attnscope.patch(grouped, [first, *copies, *entries(2, seed=7)])
+    assert found.corpus["n_texts"] == 3 and found.whole["total"].count == 3
+    reasons = [problem["reason"] for problem in found.corpus["problems"]]
+    assert reasons == ["it has the tokens of pair 1, which counts once"] * 2
+
+
+def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
+    pairs = entries(4)
+    mirrored = [
+        {"clean": pair["corrupt"], "corrupt": pair["clean"], "right": pair["wrong"], "wrong": pair["right"]}
+        for pair in pairs[:3]
+    ]
+    found = attnscope.patch(grouped, [*pairs, *mirrored], attnscope.PatchOptions(attribution=True, paths=2))
+    assert found.by_pair.shape[1] == 7 and found.corpus["n_texts"] == 7
+    averages = found.by_pair[:, :4].astype(np.float64)
+    averages[:, :3] = (averages[:, :3] + found.by_pair[:, 4:]) / 2
+    for number, head in enumerate(found.heads):
+        effect = head.effects["effect"]
+        mean, low, high, _ = mean_interval(averages[number][:, None])
+        ends = (mean[0], low[0], high[0])
+        assert (effect.value, effect.low, effect.high) == pytest.approx(ends, rel=1e-4, abs=1e-5)
+        assert effect.count == head.effects["attribution"].count == 4
+    assert all(edge.effect.count == 4 for edge in found.edges)
+    assert "The 7 pairs count as 4" in " ".join(found.run["notes"])
+
+
+def test_a_weak_total_has_no_shares_and_a_strong_one_has(grouped: Any) -> None:
+    network, options = llama(), attnscope.PatchOptions(curve=True)
+    shown = shown_by(network, entries(100))
+    few, many = (attnscope.patch(grouped, pairs, options) for pairs in (shown[:8], shown))
+    assert few.whole["total"].low > 0
+    assert all(np.isnan(head.effects["share"].value) for head in few.heads) and few.curve is None
+    assert "standard errors away from 0. With 8 pairs it must be" in " ".join(few.run["notes"])
+    assert all(np.isfinite(head.effects["share"].low) for head in many.heads) and many.curve is not None
+    share, effect = (many.heads[0].effects[name].value for name in ("share", "effect"))
+    assert share == pytest.approx(effect / many.whole["total"].value)
+
+
 def test_pairs_of_other_lengths_run_beside_each_other(grouped: Any) -> None:
     mixed = [*entries(3, 5, seed=1), *entries(3, 9, seed=2)]
     found = attnscope.patch(grouped, mixed[::-1])
@@ -328,9 +371,8 @@ def test_pairs_of_other_lengths_run_beside_each_other(grouped: Any) -> None:
 def test_one_pair_has_no_interval_and_no_total_no_shares(grouped: Any) -> None:
     found = attnscope.patch(grouped, entries(1))
     assert all(np.isnan(head.effects["effect"].low) for head in found.heads) and np.isnan(found.q).all()
-    exact = estimate_shares(np.array([[2.0], [2.5], [3.0]]), np.array([4.0, 5.0, 6.0]))[0]
-    assert exact.value == pytest.approx(0.5) == exact.low == exact.high
-    assert np.isnan(estimate_shares(np.array([[1.0], [2.0]]), np.array([-1.0, 1.1]))[0].value)
+    assert all(np.isnan(head.effects["share"].value) for head in found.heads)
+    assert "one pair does not tell how sure it is" in " ".join(found.run["notes"])
     assert rank_correlation(np.array([1.0, 5.0, 2.0]), np.array([10.0, 30.0, 20.0])) == pytest.approx(1)
 
 
@@ -379,7 +421,7 @@ def test_all_heads_kept_are_the_whole_effect_and_none_is_the_corrupt_run() -> No
     """With pairs that differ before the last token alone, the corrupt z of all heads makes the corrupt answer."""
     network = llama()
     found = attnscope.patch(
-        wrap(network, name="grouped", check=False), shown_by(network, entries(12)), attnscope.PatchOptions(curve=True)
+        wrap(network, name="grouped", check=False), shown_by(network, entries(100)), attnscope.PatchOptions(curve=True)
     )
     curve = found.curve
     assert curve is not None
@@ -462,7 +504,7 @@ def test_an_interruption_keeps_the_pairs_up_to_there(grouped: Any) -> None:
 def test_a_record_comes_back_and_is_drawn(tmp_path: Path) -> None:
     network = llama()
     options = attnscope.PatchOptions(positions=True, attribution=True, curve=True, paths=6)
-    found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(8)), options)
+    found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(100)), options)
     require_lossless(found, tmp_path)
     again = Patching.load(found.save(tmp_path / "patching.npz"))
     assert np.array_equal(again.position_effects, found.position_effects) and again.pairs == found.pairs

@@ -121,6 +121,11 @@ class Patching(Ablation):
         return "effect"
 
     @property
+    def has_shares(self) -> bool:
+        """Whether the total effect is strong enough for shares of it."""
+        return any(np.isfinite(head.effects["share"].value) for head in self.heads if "share" in head.effects)
+
+    @property
     def shares_heads(self) -> bool:
         """Whether some heads are patched together."""
         return len(set(self.units.tolist())) < len(self.heads)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.exact.running import RunningSums
 from attnscope.models.model import Loss
 from attnscope.records.ablation import Effect
@@ -80,35 +79,3 @@ def effects_by_cut(result: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) 
 def whole_losses(result: Pass[Found]) -> dict[str, Effect]:
     """The loss of the whole model, and that by position."""
     return dict(zip(("loss", *(f"loss_{position}" for position in PLACES)), effects_of(result.done.whole), strict=True))
-
-
-def estimate_means(values: Floats) -> tuple[list[Effect], Floats]:
-    """Means over pairs with 95% intervals, and q-values of being 0; values are (pair, quantity)."""
-    sums = RunningSums((values.shape[1],))
-    sums.add(values, 1.0)
-    above = sums.p_above(0)
-    return effects_of(sums, False), benjamini_hochberg(np.minimum(2 * np.minimum(above, 1 - above), 1))
-
-
-def estimate_shares(values: Floats, total: Floats) -> list[Effect]:
-    """Mean values by the mean total effect; intervals by the delta method, for values and totals of the same pairs.
-
-    NaN where the total effect may be 0: then it has no shares.
-    """
-    whole = estimate_means(total[:, None])[0][0]
-    if whole.low <= 0 <= whole.high or not whole.value:
-        return [Effect(np.nan, np.nan, np.nan, whole.count)] * values.shape[1]
-    ratios = values.mean(0) / whole.value
-    beside, _ = estimate_means(values - ratios * total[:, None])
-    return [
-        Effect(ratio, ratio - half, ratio + half, residual.count)
-        for ratio, residual in zip(ratios.tolist(), beside, strict=True)
-        for half in [(residual.high - residual.low) / 2 / abs(whole.value)]
-    ]
-
-
-def rank_correlation(first: Floats, second: Floats) -> float:
-    """Spearman's rank correlation."""
-    from scipy.stats import rankdata
-
-    return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])

@@ -48,6 +48,11 @@ class ReadPair:
     wrong: tuple[int, ...]
 
     @property
+    def tokens(self) -> tuple[bytes, bytes]:
+        """The token numbers of the clean and of the corrupt text."""
+        return self.clean.ids.tobytes(), self.corrupt.ids.tobytes()
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Its length, and the place of the answer from the end."""
         return len(self.clean), len(self.clean) - self.place
@@ -63,13 +68,29 @@ def read_pairs(model: Model, pairs: Iterable[Pair]) -> tuple[list[ReadPair], lis
             f"{model.info.name} predicts neither the next token nor a masked one, so it has no answers to compare",
             "choose a decoder, or an encoder with its head for masked words; attnscope ablate compares hidden states",
         )
-    reader, read, problems = _Reader(model), [], []
+    reader, problems = _Reader(model), []
+    read: list[ReadPair] = []
+    first_with: dict[tuple[bytes, bytes], Pair] = {}
     for pair in pairs:
         try:
-            read.append(reader.read(pair))
+            each = reader.read(pair)
+            # Texts that differ in case or blanks alone may have the same tokens.
+            first = first_with.setdefault(each.tokens, pair)
+            if first is not pair:
+                raise _BadPairError(f"it has the tokens of pair {first.line}, which counts once")
+            read.append(each)
         except (_BadPairError, AttnscopeError) as error:
             problems.append(Problem(pair.source, pair.line, str(getattr(error, "message", error))))
     return read, problems
+
+
+def independent(read: Sequence[ReadPair]) -> Numbers:
+    """Return for each pair the number of what it is an observation of: a pair and its mirror image have the same.
+
+    The mirror image of a pair has its two texts the other way round, and tells little that the pair does not.
+    """
+    numbers: dict[frozenset[bytes], int] = {}
+    return np.array([numbers.setdefault(frozenset(each.tokens), len(numbers)) for each in read], np.int64)
 
 
 class _Reader:

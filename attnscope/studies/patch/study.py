@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.exact.ratios import weakest_total
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records.ablation import Effect, HeadEffects
 from attnscope.records.patch import Edge, FaithfulnessCurve, PatchedPair, Patching, quantities
-from attnscope.studies.ablation.effects import estimate_means, estimate_shares, rank_correlation
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.patch.evidence import Observations, rank_correlation
 from attnscope.studies.patch.options import PatchOptions
-from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, read_pairs
+from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, independent, read_pairs
 
 if TYPE_CHECKING:
     from attnscope.core.interventions.patched import By
@@ -120,8 +121,10 @@ class _Study:
         self._finite = np.flatnonzero(there)
         if not len(self._finite):
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
-        self._has_total = bool(np.isfinite(estimate_shares(self._total[:, None], self._total)[0].value))
-        curve = self._curve() if complete and self._options.curve and self._has_total else None
+        numbers = independent([self._read[number] for number in self._finite.tolist()])
+        self._observations = Observations(numbers)
+        has_shares = bool(np.isfinite(self._observations.shares(self._total[:, None], self._total)[0].value))
+        curve = self._curve() if complete and self._options.curve and has_shares else None
         edges = self._edges() if complete and (self._options.paths or self._options.edges) else ()
         return self._record(complete, curve, edges)
 
@@ -224,13 +227,8 @@ class _Study:
         from attnscope.studies.patch.runs import Change
 
         n_units, by = len(self._units), self._options.by
-        folds = [self._finite[half::2] for half in (0, 1)] if len(self._finite) > 3 else []
-        if not folds:
-            raise AttnscopeError(
-                "--curve orders heads by one half of the pairs and measures on the other: "
-                f"{amount(len(self._finite), 'pair')} cannot be halved",
-                "give at least 4 pairs",
-            )
+        # A pair and its mirror image are in the same half.
+        folds = [self._finite[self._observations.of_pair % 2 == half] for half in (0, 1)]
         inner = np.unique(np.geomspace(1, n_units, CURVE_POINTS).round().astype(int))
         sizes = [0, *inner.tolist()]
         differences = np.full((len(self._read), len(sizes)), np.nan)
@@ -248,7 +246,7 @@ class _Study:
             if not self._each_batch("curve", tried.tolist(), measure):
                 raise KeyboardInterrupt
         left = differences[self._finite] - self._corrupt[self._finite, None]
-        points = tuple(reversed(estimate_shares(left, self._total)))
+        points = tuple(reversed(self._observations.shares(left, self._total)))
         least_first = np.argsort(self._effects[self._finite].mean(0), kind="stable")
         names = tuple(self._name(self._units[number]) for number in least_first.tolist())
         return FaithfulnessCurve(names, tuple(reversed(sizes)), points)
@@ -283,7 +281,8 @@ class _Study:
         if not effects or not self._each_batch("paths", self._finite.tolist(), measure):
             return ()
         values = np.stack([each[self._finite] for each in effects.values()], 1)
-        (means, q), shares = estimate_means(values), estimate_shares(values, self._total)
+        means, q = self._observations.means(values)
+        shares = self._observations.shares(values, self._total)
         if self._options.edges is not None and len(effects) > 2:
             self._path_agreement = rank_correlation(values.mean(0), np.array(list(estimates.values())))
         ends = [
@@ -346,16 +345,15 @@ class _Study:
         tried = ~self._untried
         q = np.full(len(self._units), np.nan)
         effects_of_unit: list[dict[str, Effect]] = [{} for _ in self._units]
-        means, q[tried] = estimate_means(effects[:, tried])
-        for number, mean, share in zip(
-            np.flatnonzero(tried).tolist(), means, estimate_shares(effects[:, tried], total), strict=True
-        ):
+        means, q[tried] = self._observations.means(effects[:, tried])
+        shares = self._observations.shares(effects[:, tried], total)
+        for number, mean, share in zip(np.flatnonzero(tried).tolist(), means, shares, strict=True):
             effects_of_unit[number] |= {"effect": mean, "share": share}
         nothing = Effect(np.nan, np.nan, np.nan, 0)
         for number in np.flatnonzero(~tried).tolist():
             effects_of_unit[number] |= {"effect": nothing, "share": nothing}
         if self._estimates:
-            for number, mean in enumerate(estimate_means(self._estimated[there])[0]):
+            for number, mean in enumerate(self._observations.means(self._estimated[there])[0]):
                 effects_of_unit[number]["attribution"] = mean
         heads, units = [], []
         for number, unit in enumerate(self._units):
@@ -367,14 +365,15 @@ class _Study:
         position_effects = np.zeros((len(units), 0, 3))
         if options.positions:
             positions = self._read[int(there[0])].clean.labels
-            parts = estimate_means(self._position_effects[there].reshape(len(there), -1))[0]
+            parts, _ = self._observations.means(self._position_effects[there].reshape(len(there), -1))
             values = np.array([(effect.value, effect.low, effect.high) for effect in parts])
             position_effects = values.reshape(len(self._units), -1, 3)[units]
+        of_whole = dict(zip(("clean", "corrupt", "total"), self._observations.means(whole)[0], strict=True))
         return Patching(
-            run=self._run(),
+            run=self._run(of_whole["total"]),
             corpus=self._corpus(complete),
             options=self._describe(effects),
-            whole=dict(zip(("clean", "corrupt", "total"), estimate_means(whole)[0], strict=True)),
+            whole=of_whole,
             heads=tuple(heads),
             curve=curve,
             pairs=tuple(self._pair(int(number)) for number in there),
@@ -396,12 +395,15 @@ class _Study:
             float(self._clean[number]), float(self._corrupt[number]),
         )  # fmt: skip
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self, total: Effect) -> dict[str, Any]:
         notes = []
-        if not self._has_total:
+        n_pairs, n_observations = len(self._finite), self._observations.n
+        if not np.isfinite(self._observations.shares(self._total[:, None], self._total)[0].value):
+            notes.append(_why_no_shares(total, self._observations.average(self._total)))
+        if n_observations < n_pairs:
             notes.append(
-                "The interval of the total effect holds 0: the model does not show this behaviour here, and effects "
-                "have no shares of it."
+                f"The {n_pairs} pairs count as {n_observations}: some are another with its two texts the other way "
+                "round, and such two count as one."
             )
         if not self._model.resumes:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
@@ -439,3 +441,20 @@ class _Study:
             "path_agreement": self._path_agreement if np.isfinite(self._path_agreement) else None,
             "quantities": quantities(options.by, options.direction),
         }
+
+
+def _why_no_shares(total: Effect, totals: Floats) -> str:
+    """Say why effects have no shares of the total."""
+    n = len(totals)
+    if n < 2:
+        return "Effects have no shares of the total effect: one pair does not tell how sure it is."
+    if total.low <= 0 <= total.high:
+        return (
+            "The interval of the total effect holds 0: the model does not show this behaviour here, and effects "
+            "have no shares of it."
+        )
+    strength = abs(total.value) / (totals.std(ddof=1) / np.sqrt(n))
+    return (
+        f"Effects have no shares of the total effect, which is {strength:.1f} standard errors away from 0. With "
+        f"{n} pairs it must be {weakest_total(n):.1f}, as shares of a weaker one are too often wrong."
+    )

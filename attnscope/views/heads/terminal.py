@@ -317,7 +317,6 @@ def _explanation(findings: Findings, roles: Sequence[str], columns: Collection[s
         "sinks": "the share of its attention on special tokens and the first token",
         "share": "how much of its attention the value is about: all of it, or that share outside sinks",
         "effect": f"{effect} without the head, by zero ablation",
-        "causal share": "1 - what changes with the head's line in its place / with uniform attention",
         _OTHERWISE: "if a head is only a sink, its strongest measure outside sinks, and of how much attention; "
         "it is no role",
     }

@@ -46,6 +46,6 @@ def notes(patching: Patching) -> list[str]:
         said.append("only the heads that attribution patching puts first were patched: q counts these alone")
     if patching.curve is not None:
         said.append("faithfulness: the order of heads is that of one half of the pairs, measured on the other half")
-    if patching.corpus.get("n_texts") == 1:
+    if patching.whole["total"].count == 1:
         said.append("one pair gives no interval")
     return said + corpus_notes(patching)

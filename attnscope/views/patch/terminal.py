@@ -59,8 +59,9 @@ def _ranking(patching: Patching) -> Table:
     n_units = len(set(patching.units.tolist()))
     title = f"head, of {n_units}" if n_units > _MOST else "head"
     columns = [Column(title, lambda n: printable(patching.unit_name(n)), style="bold", wraps=True, least=12)]
-    intervals = len(patching.pairs) > 1
-    for at, name in enumerate(patching.names):
+    intervals = patching.whole["total"].count > 1
+    names = [name for name in patching.names if name != "share" or patching.has_shares]
+    for at, name in enumerate(names):
         effect = partial(lambda name, n: patching.heads[n].effects.get(name), name)
         columns += effect_columns(short_label(name), effect, intervals=intervals, drop=at and at + 2)
     columns.insert(3, Column("q", lambda n: q_value(float(patching.q[n])), right=True, drop=1))
@@ -92,10 +93,11 @@ def _edges(patching: Patching) -> Table:
 
     columns = [
         Column(f"path, of {len(ranked)}", name, style="bold"),
-        *effect_columns("effect", lambda edge: edge.effect, intervals=len(patching.pairs) > 1, drop=0),
+        *effect_columns("effect", lambda edge: edge.effect, intervals=patching.whole["total"].count > 1, drop=0),
         Column("q", lambda edge: q_value(edge.q), right=True, drop=1),
-        *effect_columns("share of total", lambda edge: edge.share, intervals=False, drop=2),
     ]
+    if patching.has_shares:
+        columns += effect_columns("share of total", lambda edge: edge.share, intervals=False, drop=2)
     if patching.options.get("n_paths"):
         columns.append(Column("attribution", lambda edge: small_number(edge.attribution), right=True, drop=3))
     return Table(columns, ranked[:_MOST], gap=1)
