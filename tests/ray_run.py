@@ -39,7 +39,7 @@ def main() -> None:
         told["elapsed_s"] = round(time.perf_counter() - started, 1)
         found.save(folder / "ray.npz")
         told["n_texts"] = found.corpus["n_texts"]
-        told["n_nodes_left"] = sum(bool(node["Alive"]) for node in ray.nodes())
+        told["n_nodes_left"] = len(cluster.list_all_nodes())
         drawn = batch("own", ["a b"], folder / "figures", BatchOptions(layers=(0,), workers=1, executor="ray"))
         told["drawn"] = [len(drawn.drawn), len(drawn.failed)]
     finally:

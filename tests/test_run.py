@@ -104,14 +104,13 @@ from pathlib import Path
 from attnscope.studies.run import Processes
 from tests.block_functions import Slow
 
-if __name__ == "__main__":
-    function = Slow(Path(sys.argv[1]))
-    done = []
-    try:
-        for outcome in Processes(2, 1).map_blocks(function, range(4)):
-            done.append(outcome.number)
-    except KeyboardInterrupt:
-        print(*sorted(done))
+function = Slow(Path(sys.argv[1]))
+done = []
+try:
+    for outcome in Processes(2, 1).map_blocks(function, range(4)):
+        done.append(outcome.number)
+except KeyboardInterrupt:
+    print(*sorted(done))
 """
 
 

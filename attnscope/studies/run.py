@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 from attnscope.errors import AttnscopeError, first_line
@@ -178,7 +180,7 @@ class Processes:
                     if n_failed_starts == RUNS:
                         raise AttnscopeError(
                             f"no worker could load the model: {reason}; tried {RUNS} times",
-                            'choose fewer --workers; a Python script calls this under if __name__ == "__main__"',
+                            "choose fewer --workers, so that more memory is left for each",
                         ) from None
                     yield from todo.retry([number for number in numbers if number != _LOADING], reason)
 
@@ -233,13 +235,19 @@ def _submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments:
 
 @contextmanager
 def _safe_start() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach, and that import no numpy.py from where the user stands."""
+    """Start processes that Ctrl-C does not reach, and that import no numpy.py from where the user stands.
+
+    Nor do they import the script that runs here, which multiprocessing does otherwise: it may do its work again.
+    """
     before = os.environ.get("PYTHONSAFEPATH")
+    main_module = sys.modules["__main__"]
     os.environ["PYTHONSAFEPATH"] = "1"
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
         with block_interrupts():
             yield
     finally:
+        sys.modules["__main__"] = main_module
         del os.environ["PYTHONSAFEPATH"]
         if before is not None:
             os.environ["PYTHONSAFEPATH"] = before
