@@ -149,7 +149,7 @@ def sums_of(times: Floats, s: Floats, c: Floats, n_texts: int) -> RunningSums:
         np.maximum(cc - sum_c**2 / at_least_one, 0), np.zeros_like(n),
     ]  # fmt: skip
     shape = (7, len(times), *s.shape[1:])
-    return RunningSums.from_arrays({"moments": np.reshape(moments, shape), "n_texts": np.array(n_texts)})
+    return RunningSums.of_moments(np.reshape(moments, shape), n_texts)
 
 
 class Held:

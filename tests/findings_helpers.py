@@ -91,7 +91,6 @@ def fake_findings(
         corpus={"sources": ["alice.txt"], "n_texts": 6 if tentative else 812, "n_tokens": 41234, "complete": True},
         options=said,
         heads=heads,
-        sums={"encoder_s": np.arange(7, dtype=np.int64), "texts": np.array(["a", "b"])},
         control=compared if control else (),
     )
 
@@ -170,7 +169,7 @@ def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ..
 
 def of(*heads: Head, **more: object) -> Findings:
     """Findings about some heads alone."""
-    settings: dict = {"run": {}, "corpus": {}, "options": {}, "sums": {}} | more
+    settings: dict = {"run": {}, "corpus": {}, "options": {}} | more
     return Findings(heads=heads, **settings)
 
 

@@ -1,15 +1,17 @@
 """What tests of the study of heads share: how findings are read, and what interrupts the study."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import attnscope.studies.heads.study as study
+from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TokenCounts
 from attnscope.records.heads.findings import Findings, Head
+from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.measuring.tally import Tally
 from tests.record_helpers import require_close
 
 
@@ -29,8 +31,15 @@ def head_of(found: Findings, name: str) -> Head:
 
 def require_same(one: Findings, other: Findings) -> None:
     """Within the roundings of float64."""
-    assert sorted(one.sums) == sorted(other.sums)
-    require_close(one, replace(other, sums={name: other.sums[name] for name in one.sums}), rtol=1e-9, atol=1e-12)
+    require_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def study_tallies(model: Any, texts: Any, options: HeadsOptions | None = None) -> tuple[Findings, Mapping[str, Tally]]:
+    """What `attnscope.heads` finds, and the sums over texts that it rests on, by kind of attention."""
+    options = options or HeadsOptions()
+    reading = study.open_reading(model, texts, options, None)
+    found, done = with_plain_torch(study.study_heads)(reading, options)
+    return found, done.tallies
 
 
 def fix_counts(monkeypatch: pytest.MonkeyPatch, model: Any, text: str) -> None:

@@ -221,8 +221,6 @@ def names_in_files(folder: Path) -> set[str]:
         (r"(zero|mean)_(l2|loss|kl)(?=_)", "Q"),
         (r"(sensitivity|importance)(?=_)", "Q"),
         (r"(hellinger|jensen_shannon)(_without_special)?(?=\.)", "T"),
-        (r"sum_encoder", "sum_KIND"),
-        (r"\b(measures|uniform|offsets|offsets_uniform|pairs|lengths)(?=\.(moments|n_texts)$)", "PART"),
         (r"step_\d+", "step_0"),
     )
     found: set[str] = set()

@@ -12,12 +12,13 @@ import pytest
 
 import attnscope
 from attnscope.models.own.glass_box import roles as own_roles
-from attnscope.records.heads.findings import Findings, Head
+from attnscope.records.heads.findings import Head
 from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, judge
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
-from attnscope.studies.measuring.tally import Tally, tallies_of
+from attnscope.studies.measuring.tally import Tally
 from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer
+from tests.heads_helpers import study_tallies
 from tests.test_roles import N_QUERIES, NAMES, tally_of
 
 WORDS = [word for word in VOCABULARY if word not in SPECIAL and not word.startswith("##")]
@@ -166,17 +167,16 @@ def test_planted_heads_are_found_in_ten_texts(name: str) -> None:
     chance = np.random.default_rng(0)
     for number in range(6):
         texts = (PARAGRAPHS, SENTENCES)[number % 2]
-        found = heads(model, [texts[i] for i in chance.permutation(len(texts))[:10]])
-        few = few_texts_define(found)
+        found, tallies = study_tallies(model, [texts[i] for i in chance.permutation(len(texts))[:10]])
+        few = few_texts_define(*tallies.values())
         for head in found.heads:
             planted = set(known[head.layer, head.head])
             assert roles_of(head) <= planted
             assert planted - roles_of(head) <= (few if texts is SENTENCES else set()), head.name
 
 
-def few_texts_define(found: Findings) -> set[str]:
+def few_texts_define(tally: Tally) -> set[str]:
     """Roles of which fewer than LEAST_TEXTS effective texts say anything."""
-    (tally,) = tallies_of(found.sums).values()
     effective = tally.measures.effective_texts()
     return {
         name

@@ -30,11 +30,11 @@ from attnscope.studies.atlas import rows, tables
 from attnscope.studies.describe import fitting, study
 from attnscope.studies.describe import sample as sampling
 from attnscope.studies.heads.measure_intervals import measure_intervals
-from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring import block_sums
 from attnscope.studies.measuring.head_blocks import Frequencies
-from attnscope.studies.measuring.tally import OF_TEXTS, tallies_of, weigh_units
+from attnscope.studies.measuring.tally import OF_TEXTS, weigh_units
+from tests.heads_helpers import study_tallies
 
 Floats = NDArray[np.float64]
 
@@ -351,7 +351,7 @@ def test_intervals_of_measures_hold_for_every_head(
         return dict(by_text[-1][1])
 
     monkeypatch.setattr(block_sums, "weigh_units", keep)
-    (tally,) = tallies_of(heads(model, [text.text for text in sentences]).sums).values()
+    (tally,) = study_tallies(model, [text.text for text in sentences])[1].values()
     weights = np.concatenate([one for one, _ in by_text])
     sums, uniform, counts = (
         np.concatenate([one[name] for _, one in by_text]) for name in ("sum", "uniform_sum", "count")

@@ -37,7 +37,7 @@ plain = st.dictionaries(
 
 def one(*given_roles: Role, resting: float = 0.25, **measures: Estimate) -> Findings:
     """Findings about a single head."""
-    return Findings({}, {}, {}, (Head("encoder", 2, 5, given_roles, resting, measures),), {})
+    return Findings({}, {}, {}, (Head("encoder", 2, 5, given_roles, resting, measures),))
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -57,15 +57,10 @@ def test_a_record_reads_back_as_it_was(
     run: dict,
     corpus: dict,
 ) -> None:
-    sums = {"a": np.array([2**62, -1]), "b/c": np.array(["x", "yy"]), "record": np.zeros((0, 3), np.float32)}
-    record = Findings(run, corpus, {}, found, sums, control)
+    record = Findings(run, corpus, {}, found, control)
     back = findings.Findings.load(record.save(tmp_path_factory.mktemp("findings") / "heads.npz"))
     # repr tells every bit of a float, and NaN from NaN it does not.
     assert repr((back.run, back.corpus, back.heads, back.control)) == repr((run, corpus, found, control))
-    assert list(back.sums) == list(sums)
-    for name, array in sums.items():
-        assert back.sums[name].dtype == array.dtype
-        np.testing.assert_array_equal(back.sums[name], array)
 
 
 def test_json_is_strict_and_says_null_for_what_is_undefined(tmp_path: Path) -> None:
@@ -117,7 +112,7 @@ def test_csv_has_a_row_a_head_and_five_columns_a_measure() -> None:
         Head("encoder", 0, 0, named, NAN, {"x": Estimate(0.1, 0, 1, NAN, 3)}),
         Head("encoder", 0, 1, (), 0.5, {"y": Estimate(1 / 3, NAN, NAN, 0.25, 9.0)}),
     )
-    first, second = rows_of(Findings({}, {}, {}, two, {}).to_csv())
+    first, second = rows_of(Findings({}, {}, {}, two).to_csv())
     assert first["roles"] == 'a,b\n"c"+local'
     assert (first["tentative"], second["tentative"]) == ("True", "False")
     assert second["roles"] == "unclassified"
@@ -128,7 +123,7 @@ def test_csv_has_a_row_a_head_and_five_columns_a_measure() -> None:
 
 
 def test_csv_of_nothing_has_a_header() -> None:
-    assert Findings({}, {}, {}, (), {}).to_csv() == "kind,layer,head,roles,tentative,resting_share\n"
+    assert Findings({}, {}, {}, ()).to_csv() == "kind,layer,head,roles,tentative,resting_share\n"
 
 
 def test_a_grid_has_nan_where_there_is_no_such_head() -> None:
@@ -138,7 +133,7 @@ def test_a_grid_has_nan_where_there_is_no_such_head() -> None:
         Head("encoder", 1, 0, (), NAN, {}),
         Head("cross", 4, 0, (), NAN, {}),
     )
-    record = Findings({}, {}, {}, ragged, {})
+    record = Findings({}, {}, {}, ragged)
     assert record.kinds == ("encoder", "cross")
     np.testing.assert_array_equal(record.grid("encoder", "x"), [[NAN, NAN, 2.0], [NAN, NAN, NAN]])
     assert record.grid("decoder", "x").shape == (0, 0)
@@ -192,12 +187,12 @@ def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> 
              ({"zero_l2": lone}, True), ({}, False), ({"zero_kl": small}, False)]  # fmt: skip
     heads = tuple(Head("encoder", 0, i, (role,), 0.0, {}, effects) for i, (effects, _) in enumerate(cases))
     causal = {"quantity": "l2", "what": "change", "nothing_below": 0.01}
-    found = Findings({}, {}, {"causal": causal}, heads, {})
+    found = Findings({}, {}, {"causal": causal}, heads)
     assert [found.does_nothing(head) for head in heads] == [idle for _, idle in cases]
     assert idle_line(found).endswith(": L0H0 (previous token), L0H2 (previous token)")
-    assert not any(Findings({}, {}, {}, heads, {}).does_nothing(head) for head in heads)
+    assert not any(Findings({}, {}, {}, heads).does_nothing(head) for head in heads)
     twice = (*heads, *(replace(head, kind="cross") for head in heads))
-    assert idle_line(Findings({}, {}, {"causal": causal}, twice, {})).endswith(
+    assert idle_line(Findings({}, {}, {"causal": causal}, twice)).endswith(
         ": encoder L0H0 (previous token), encoder L0H2 (previous token), cross L0H0 (previous token), "
         "cross L0H2 (previous token)"
     )
@@ -206,7 +201,7 @@ def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> 
 def test_roles_of_a_table_stand_in_the_order_of_the_record_whichever_is_strongest() -> None:
     roles = [role("local", 0.9), role("previous_token", 0.8), role("a_new_one", 0.7)]
     listed = {name: {"what": "", "measure": name, "threshold": 0.4} for name in ("previous_token", "local")}
-    found = Findings({}, {}, {"roles": listed}, (Head("encoder", 0, 0, tuple(roles), 0.2, {}),), {})
+    found = Findings({}, {}, {"roles": listed}, (Head("encoder", 0, 0, tuple(roles), 0.2, {}),))
     same = replace(found, heads=(replace(found.heads[0], roles=tuple(roles[::-1])),))
     assert (
         found.head_table().flat()["roles"]

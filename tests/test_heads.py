@@ -16,11 +16,10 @@ from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import FEWEST_TEXTS
 from attnscope.studies.heads.study import heads
-from attnscope.studies.measuring.tally import tallies_of
 from attnscope.views.heads.summary import role_notes
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, VOCABULARY, write_tokenizer
-from tests.heads_helpers import head_of, names_of, require_same, words
+from tests.heads_helpers import head_of, names_of, require_same, study_tallies, words
 
 
 @pytest.fixture(scope="module")
@@ -186,11 +185,11 @@ def test_a_text_that_a_model_takes_in_one_piece_is_several_units_of_evidence(own
     """Of about 1,500 tokens without a cut: three units share the weight of one text."""
     long = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:1150])
     n_units = round(len(own.tokenizer.encode(long)) / 512)
-    found = heads(own, [*SENTENCES, long], HeadsOptions())
+    found, tallies = study_tallies(own, [*SENTENCES, long])
     assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (27, 0)
     assert n_units == 3
     assert 27 < found.corpus["effective_texts"] < 28
-    (tally,) = tallies_of(found.sums).values()
+    (tally,) = tallies.values()
     assert tally.n_texts == 26 + n_units
     assert {(head.layer, head.head): names_of(head) for head in found.heads} == {
         place: set(known) for place, known in own_roles("own").items()
@@ -199,22 +198,22 @@ def test_a_text_that_a_model_takes_in_one_piece_is_several_units_of_evidence(own
 
 def test_units_change_no_value_and_sinks_are_told_of_the_text(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
-    whole = heads(own, [text])
+    whole, wanted = study_tallies(own, [text])
     assert whole.corpus["effective_texts"] == 1
     assert "cut long ones into chunks that count apart" in role_notes(whole)[0]
     monkeypatch.setattr(catalogue, "UNIT_QUERIES", 64)
-    found = heads(own, [text])
+    found, tallies = study_tallies(own, [text])
     assert 4 < found.corpus["effective_texts"] <= -(-found.corpus["n_tokens"] // 64)
-    ours, theirs = (tallies_of(of.sums)["encoder"] for of in (found, whole))
+    ours, theirs = tallies["encoder"], wanted["encoder"]
     assert set(ours.measures.total("c")[..., ours.names.index("sink")].ravel()) == {1.0}
     # float32 adds n numbers within n roundings of their sum: of at most 1 a query, of distances at most n.
     n = found.corpus["n_tokens"]
     slack = np.array([n * n * rounding.unit(torch.float32) * (n if "distance" in name else 1) for name in ours.names])
     for part in ("measures", "uniform"):
         for name in ("s", "c"):
-            wanted = getattr(theirs, part).total(name)
-            size = np.maximum(1, np.abs(wanted) / n)  # what a query has of norms of values and the like
-            over = np.abs(getattr(ours, part).total(name) - wanted) / (slack * size)
+            total = getattr(theirs, part).total(name)
+            size = np.maximum(1, np.abs(total) / n)  # what a query has of norms of values and the like
+            over = np.abs(getattr(ours, part).total(name) - total) / (slack * size)
             assert over.max() <= 1, (part, name, ours.names[over.max((0, 1)).argmax()])
 
 
@@ -222,12 +221,12 @@ def test_units_of_chunks_are_told_as_one_text(own: Any, monkeypatch: pytest.Monk
     """Chunks of two units each: a sink counts once."""
     text = " ".join(SENTENCES[:12])
     options = HeadsOptions(chunk=60)
-    whole = heads(own, [text, *SENTENCES[:3]], options)
+    whole, wanted = study_tallies(own, [text, *SENTENCES[:3]], options)
     monkeypatch.setattr(catalogue, "UNIT_QUERIES", 32)
-    found = heads(own, [text, *SENTENCES[:3]], options)
-    ours, theirs = (tallies_of(of.sums)["encoder"].measures for of in (found, whole))
+    found, tallies = study_tallies(own, [text, *SENTENCES[:3]], options)
+    ours, theirs = tallies["encoder"].measures, wanted["encoder"].measures
     assert ours.n_texts == theirs.n_texts + 2
-    sink = tallies_of(found.sums)["encoder"].names.index("sink")
+    sink = tallies["encoder"].names.index("sink")
     for name in ("s", "c"):
         np.testing.assert_array_equal(ours.total(name)[..., sink], theirs.total(name)[..., sink])
     assert found.corpus["effective_texts"] > whole.corpus["effective_texts"]

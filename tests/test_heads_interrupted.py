@@ -37,8 +37,6 @@ def test_an_interruption_leaves_whole_blocks(own: Any) -> None:
     assert found.corpus["n_texts"] == 8
     expected = heads(own, SENTENCES[:8], options)
     assert found.as_json()["heads"] == expected.as_json()["heads"]
-    for name, array in expected.sums.items():
-        np.testing.assert_array_equal(found.sums[name], array)
 
 
 @pytest.mark.parametrize("spec", ["own", "seam"])
@@ -77,8 +75,7 @@ def test_what_an_interruption_keeps_is_what_those_texts_say(own: Any, monkeypatc
     assert 0 < n < 6
     expected = heads(own, by_length[-n:], options)
     assert (found.corpus["n_tokens"], expected.corpus["n_texts"]) == (expected.corpus["n_tokens"], n)
-    for name, array in expected.sums.items():
-        np.testing.assert_array_equal(found.sums[name], array)
+    assert found.as_json()["heads"] == expected.as_json()["heads"]
 
 
 def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(

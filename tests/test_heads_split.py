@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.core.measures.catalogue import measure_names
 from attnscope.corpus import CorpusText, chunks
-from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
-from attnscope.studies.measuring.tally import tallies_of
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
-from tests.heads_helpers import fix_counts, names_of, small_blocks, words
+from tests.heads_helpers import fix_counts, names_of, small_blocks, study_tallies, words
 
 __all__ = ["small_blocks"]
 
@@ -26,9 +25,9 @@ def own_causal() -> Any:
     return attnscope.load("own-causal")
 
 
-def sums_of_texts(found: Findings) -> dict[str, np.ndarray[Any, Any]]:
+def sums_of_texts(model: Any, texts: list[str]) -> dict[str, np.ndarray[Any, Any]]:
     """All sums and counts."""
-    (tally,) = tallies_of(found.sums).values()
+    (tally,) = study_tallies(model, texts)[1].values()
     parts = (tally.measures, tally.uniform, tally.offsets, tally.offsets_uniform, tally.pairs)
     return {f"{number}{name}": part.total(name) for number, part in enumerate(parts) for name in ("s", "c")}
 
@@ -54,14 +53,12 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
 ) -> None:
     model = request.getfixturevalue(spec.replace("-", "_"))
     fix_counts(monkeypatch, model, "the the the a a")  # those of some of the texts would differ
-    options = HeadsOptions()
     texts = SENTENCES[:6]
-    together = sums_of_texts(heads(model, texts, options))
-    alone = [sums_of_texts(heads(model, [text], options)) for text in texts]
-    plain = sums_of_texts(heads(Dense(model), texts, options))  # type: ignore[arg-type]
-    found = heads(attnscope.load(spec, dtype="float64"), texts, options)
-    exact = sums_of_texts(found)
-    (names,) = (tally.names for tally in tallies_of(found.sums).values())
+    together = sums_of_texts(model, texts)
+    alone = [sums_of_texts(model, [text]) for text in texts]
+    plain = sums_of_texts(Dense(model), texts)
+    exact = sums_of_texts(attnscope.load(spec, dtype="float64"), texts)
+    names = measure_names()
     # A measure adds up over queries what it adds up over keys.
     slack = rounding.adding(2 * max(len(model.tokenizer.encode(text).ids) for text in texts))
     for part, true in exact.items():
@@ -110,11 +107,11 @@ def test_stdin_gives_what_the_file_gives(own: Any, monkeypatch: pytest.MonkeyPat
 
 def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
     text = " ".join(SENTENCES[:4])
-    found = heads(own, [text, "a cat"], HeadsOptions(chunk=16))
+    found, tallies = study_tallies(own, [text, "a cat"], HeadsOptions(chunk=16))
     assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
     tokens = own.tokenizer.encode(text)
     assert found.corpus["n_tokens"] > len(tokens)  # special tokens come with each chunk
-    (tally,) = tallies_of(found.sums).values()
+    (tally,) = tallies.values()
     n_chunks = len(chunks(own.tokenizer.encode(text), chunk=16))
     assert tally.pairs.n_texts == n_chunks + 1
     assert 2 < found.corpus["effective_texts"] < n_chunks + 1
@@ -128,8 +125,8 @@ def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | Non
     tokens = own.tokenizer.encode(text)
     parts = chunks(tokens, chunk=16, stride=stride)
     assert len(parts) > 3
-    found = heads(own, [text], HeadsOptions(chunk=16, stride=stride))
-    (tally,) = tallies_of(found.sums).values()
+    found, tallies = study_tallies(own, [text], HeadsOptions(chunk=16, stride=stride))
+    (tally,) = tallies.values()
     n_special = int(tokens.special.sum())
     expected = len(tokens) + n_special * (len(parts) - 1)  # special tokens come with each chunk
     assert found.corpus["n_tokens"] == expected

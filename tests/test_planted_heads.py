@@ -22,13 +22,14 @@ from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import judge as judge_tallies
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
-from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, tallies_of
+from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads import terminal as heads_terminal
 from attnscope.views.tables.numbers import number
 from attnscope.views.tables.wording import label
 from benchmarks.known.families import Scores, build, writer_of_the_token_before
 from tests.findings_helpers import fake_findings
+from tests.heads_helpers import study_tallies
 
 
 def text_of(ids: Sequence[int], **facts: Tensor) -> TextFacts:
@@ -137,9 +138,11 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
 
 def test_a_text_in_chunks_is_a_sink_once() -> None:
     own = attnscope.load("own")
-    found = heads(own, ["the animal saw the street and the cat saw it. " * 3, "a cat"], HeadsOptions(chunk=16))
+    found, tallies = study_tallies(
+        own, ["the animal saw the street and the cat saw it. " * 3, "a cat"], HeadsOptions(chunk=16)
+    )
     assert found.corpus["n_chunked"] == 1
-    (tally,) = tallies_of(found.sums).values()
+    (tally,) = tallies.values()
     sink = tally.names.index("sink")
     assert (tally.measures.total("c")[..., sink] == 2).all()
     assert (tally.measures.total("s")[..., sink] <= 2).all()

@@ -237,7 +237,7 @@ def test_a_text_that_holds_much_of_a_sum_is_told() -> None:
 
 def findings_of(head: Head) -> Findings:
     """Findings about one head."""
-    return Findings(run={}, corpus={"n_texts": 20}, options={}, heads=(head,), sums={})
+    return Findings(run={}, corpus={"n_texts": 20}, options={}, heads=(head,))
 
 
 def test_a_value_that_is_not_sure_is_no_role() -> None:

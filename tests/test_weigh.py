@@ -8,8 +8,8 @@ import pytest
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
-from attnscope.studies.measuring.tally import tallies_of
 from tests.conftest import SAMPLES, SENTENCES
+from tests.heads_helpers import study_tallies
 
 LONG = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
 
@@ -34,8 +34,7 @@ def test_a_text_weighs_the_same_however_long_it_is(own: Any) -> None:
 
 
 def test_chunks_of_a_text_share_its_weight(own: Any) -> None:
-    found = heads(own, [*SENTENCES[:4], LONG], HeadsOptions(chunk=40))
-    (tally,) = tallies_of(found.sums).values()
+    (tally,) = study_tallies(own, [*SENTENCES[:4], LONG], HeadsOptions(chunk=40))[1].values()
     counts = tally.measures.total("c")[0, 0]
     assert counts[tally.names.index("resting")] == pytest.approx(5, abs=1e-6)
     assert counts[tally.names.index("sink")] == 5

@@ -6,8 +6,7 @@ texts: see `core.exact.intervals`. Seven numbers per measure hold all this, for 
 no heads and no torch.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,12 +40,16 @@ class RunningSums:
 
     Args:
         shape: The shape of the quantities, such as (layer, head, measure); () is one quantity.
+
+    Attributes:
+        moments: The seven numbers, (7, *shape).
+        n_texts: How many texts were added.
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.shape = tuple(int(size) for size in shape)
         self.n_texts = 0
-        self._moments = np.zeros((N_MOMENTS, *self.shape))
+        self.moments = np.zeros((N_MOMENTS, *self.shape))
 
     def add(self, sums: ArrayLike, counts: ArrayLike) -> None:
         """Add one text, or a batch of texts.
@@ -69,7 +72,7 @@ class RunningSums:
             raise ValueError("sums and counts are finite; a text gave NaN or infinity")
         if (c < 0).any():
             raise ValueError(f"counts are at least 0; got {c.min()}")
-        self._moments = _merge(self._moments, _moments_of(s, c))
+        self.moments = _merge(self.moments, _moments_of(s, c))
         self.n_texts += len(s)
 
     def merge(self, other: "RunningSums") -> "RunningSums":
@@ -80,62 +83,40 @@ class RunningSums:
         """
         if other.shape != self.shape:
             raise ValueError(f"sums of {self.shape} and of {other.shape} cannot be merged")
-        return self._of(_merge(self._moments, other._moments), self.n_texts + other.n_texts)
+        return self.of_moments(_merge(self.moments, other.moments), self.n_texts + other.n_texts)
 
     def take(self, index: NDArray[np.int64]) -> "RunningSums":
         """Return some of the quantities along the last axis, as `numpy.take_along_axis` picks them by `index`."""
-        return self._of(np.take_along_axis(self._moments, index[None], -1), self.n_texts)
+        return self.of_moments(np.take_along_axis(self.moments, index[None], -1), self.n_texts)
 
     @classmethod
-    def _of(cls, moments: Floats, n_texts: int) -> "RunningSums":
-        sums = cls(())
-        sums.shape = moments.shape[1:]
+    def of_moments(cls, moments: Floats, n_texts: int) -> "RunningSums":
+        """Return the sums that have these moments, (7, *shape)."""
+        sums = cls(moments.shape[1:])
         sums.n_texts = n_texts
-        sums._moments = moments
+        sums.moments = moments
         return sums
-
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the whole state, for npz without pickle: `moments`, (7, *shape), and `n_texts`, ()."""
-        return {"moments": self._moments.copy(), "n_texts": np.array(self.n_texts, np.int64)}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "RunningSums":
-        """Return the object whose `to_arrays` these are.
-
-        Raises:
-            KeyError: An array is missing.
-            ValueError: They are not such arrays.
-        """
-        moments, n_texts = np.asarray(arrays["moments"]), np.asarray(arrays["n_texts"])
-        if moments.dtype != np.float64 or moments.ndim < 1 or len(moments) != N_MOMENTS:
-            raise ValueError(f"moments are float64, ({N_MOMENTS}, ...); got {moments.dtype}, {moments.shape}")
-        if n_texts.shape != () or n_texts.dtype.kind not in "iu" or n_texts < 0:
-            raise ValueError(f"n_texts is one integer, at least 0; got {n_texts!r}")
-        never_negative = moments[[_N, _C, _SS, _CC, _LARGEST]]
-        if not np.isfinite(moments).all() or (never_negative < 0).any() or (moments[_N] > n_texts).any():
-            raise ValueError("moments are out of range: the arrays are damaged")
-        return cls._of(moments.copy(), int(n_texts))
 
     def total(self, name: Literal["s", "c"]) -> Floats:
         """Return Σs or Σc."""
-        total: Floats = self._moments[_S if name == "s" else _C].copy()
+        total: Floats = self.moments[_S if name == "s" else _C].copy()
         return total
 
     def ratio(self) -> Floats:
         """Return the value Σs / Σc; NaN where Σc is 0."""
-        return _divide(self._moments[_S], self._moments[_C], np.nan)
+        return _divide(self.moments[_S], self.moments[_C], np.nan)
 
     def largest_part(self) -> Floats:
         """Return which part of Σs is that of the text with the largest |s|; NaN where Σs is not above 0."""
-        total = self._moments[_S]
-        return _divide(self._moments[_LARGEST], np.where(total > 0, total, 0.0), np.nan)
+        total = self.moments[_S]
+        return _divide(self.moments[_LARGEST], np.where(total > 0, total, 0.0), np.nan)
 
     def effective_texts(self) -> Floats:
         """Return how many texts of equal count would weigh the same: (Σc)² / Σc² (Kish 1965, section 11.7).
 
         From 1 (one text holds everything) to the number of texts; 0 where Σc is 0.
         """
-        return _divide(self._moments[_C] ** 2, self._squared_counts(), 0.0)
+        return _divide(self.moments[_C] ** 2, self._squared_counts(), 0.0)
 
     def standard_error(self) -> Floats:
         """Return the standard error of r by the delta method, for texts drawn independently.
@@ -151,7 +132,7 @@ class RunningSums:
 
         NaN if fewer than two texts have a count.
         """
-        ss, sc, cc = self._moments[[_SS, _SC, _CC]]
+        ss, sc, cc = self.moments[[_SS, _SC, _CC]]
         r = np.nan_to_num(self.ratio())
         residual = ss - 2 * r * sc + r**2 * cc
         terms = ss + 2 * np.abs(r * sc) + r**2 * cc
@@ -186,13 +167,13 @@ class RunningSums:
 
     def _squared_counts(self) -> Floats:
         """Return Σc²."""
-        squares: Floats = self._moments[_CC] + _divide(self._moments[_C] ** 2, self._moments[_N], 0.0)
+        squares: Floats = self.moments[_CC] + _divide(self.moments[_C] ** 2, self.moments[_N], 0.0)
         return squares
 
     def _apart(self) -> Floats:
         """Return (Σc)² - Σc², which is 0 where at most one text has a count."""
-        n = self._moments[_N]
-        apart: Floats = self._moments[_C] ** 2 * _divide(n - 1, n, 0.0) - self._moments[_CC]
+        n = self.moments[_N]
+        apart: Floats = self.moments[_C] ** 2 * _divide(n - 1, n, 0.0) - self.moments[_CC]
         return apart
 
 

@@ -218,7 +218,7 @@ class Atlas(StudyRecord):
     @property
     def findings(self) -> Findings:
         """Measures, roles and descriptions alone."""
-        return Findings(self.run, self.corpus, self.options, self.heads, {}, descriptions=self.descriptions)
+        return Findings(self.run, self.corpus, self.options, self.heads, descriptions=self.descriptions)
 
     def examples(self) -> list[Example]:
         """All examples with their attention, in the order of `facts`."""

@@ -1,7 +1,4 @@
-"""What was found about the heads of a model: measures with intervals, roles with evidence. NumPy only.
-
-The sums over texts are kept beside what was concluded from them.
-"""
+"""What was found about the heads of a model: measures with intervals, roles with evidence. NumPy only."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
-from attnscope.records.frame.codec import OMITTED, beside
+from attnscope.records.frame.codec import OMITTED
 from attnscope.records.frame.head_table import Column, HeadTable, number_column, read_numbers
 from attnscope.records.frame.pair_tables import HeadOfKind, require_known
 from attnscope.records.frame.record import StudyRecord
@@ -157,7 +154,6 @@ class Findings(StudyRecord):
             `roles`: {name: {"what": str, "measure": str, "threshold": float}} and
             `measures`: {name: {"what": str, "unit": str, "range": [least, largest], null = no bound}}.
         heads: One entry a head, by kind, layer, head.
-        sums: The sums over texts by name.
         control: Findings of the same architecture with random weights, on the same texts, if asked for.
         descriptions: What each head does, found and not asked for; None where heads were not described.
         needles: Of needles in haystacks, what the model finds, and what it finds without some heads; else None.
@@ -165,10 +161,8 @@ class Findings(StudyRecord):
 
     SCHEMA: ClassVar[str] = "attnscope.heads/1"
     HOLDS: ClassVar[str] = "heads"
-    LISTS_ARRAYS: ClassVar[bool] = False
 
     heads: tuple[Head, ...] = field(metadata={"distinct": "address"})
-    sums: Mapping[str, NDArray[Any]] = field(metadata=beside("sum_"))
     control: tuple[Head, ...] = field(default=(), metadata={"distinct": "address", **OMITTED})
     descriptions: Descriptions | None = field(default=None, metadata=OMITTED)
     needles: Needles | None = field(default=None, metadata=OMITTED)
@@ -283,7 +277,7 @@ class Findings(StudyRecord):
             raise AttnscopeError(error.args[0], "layers and heads count from 0") from None
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Findings:
-        """The same findings about some heads, (layer, head), of every kind; the sums over texts stay those of all."""
+        """The same findings about some heads, (layer, head), of every kind."""
         require_known([(head.layer, head.head) for head in self.heads], picked, "these findings")
 
         def choose(heads: Iterable[HeadOfKind]) -> Any:

@@ -328,7 +328,7 @@ class _Study:
         copied, at = scores.copied()
         run = run_of(self.model.info, self._notes(scores.n, copied.value)) | {"seed": self.options.seed}
         heads = scores.heads(self.options.threshold)
-        return Findings(run, corpus, self._describe(), heads, {}, needles=Needles(copied, at))
+        return Findings(run, corpus, self._describe(), heads, needles=Needles(copied, at))
 
     def _notes(self, n: int, copied: float) -> list[str]:
         notes = []

@@ -31,11 +31,10 @@ from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.order import require_measures
 from attnscope.studies.ablation.causal import with_effects
 from attnscope.studies.describe.study import describe_texts, require_heads
-from attnscope.studies.heads.concluding import conclude, sums_of
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, MARGIN
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, MARGIN, effective_texts, judge
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.provenance import run_of
@@ -255,11 +254,14 @@ def study_heads(
     run |= {"seed": options.seed if options.control else None, "threads": threads}
     if failures := [failed for each in passes for failed in each.failures]:
         run["failures"] = failures
-    findings = conclude(
-        run,
-        settle_corpus(studied, interrupted=not complete),
-        chosen,
-        sums_of(done.tallies, control.tallies),
+    tallies = list(done.tallies.values())
+    effective = max(map(effective_texts, tallies), default=0.0)
+    findings = Findings(
+        run=run,
+        corpus={**settle_corpus(studied, interrupted=not complete), "effective_texts": effective},
+        options=chosen,
+        heads=judge(tallies, thresholds, done.n_texts),
+        control=judge(list(control.tallies.values()), thresholds, done.n_texts),
     )
     steps: list[tuple[str, Callable[[Findings], Findings]]] = []
     if options.describe is not None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,39 +81,6 @@ class Tally:
             self.names,
             *(getattr(self, part).merge(getattr(other, part)) for part in _PARTS),
         )
-
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """The whole state, for npz: "kind.part.name" -> array."""
-        return {
-            f"{self.kind}.{part}.{name}": array
-            for part in _PARTS
-            for name, array in getattr(self, part).to_arrays().items()
-        } | {f"{self.kind}.layers": np.array(self.layers), f"{self.kind}.names": np.array(self.names)}
-
-
-def tallies_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tally]:
-    """The tallies that `to_arrays` wrote, by kind.
-
-    Raises:
-        KeyError: An array is missing.
-        ValueError: They are damaged.
-    """
-    return {kind: _tally_of(kind, arrays) for kind in dict.fromkeys(name.split(".", 1)[0] for name in arrays)}
-
-
-def _tally_of(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Tally:
-    layers = tuple(int(layer) for layer in arrays[f"{kind}.layers"])
-    names = tuple(str(name) for name in arrays[f"{kind}.names"])
-    parts = {
-        part: RunningSums.from_arrays({name: arrays[f"{kind}.{part}.{name}"] for name in ("moments", "n_texts")})
-        for part in _PARTS
-    }
-    n_heads = parts["measures"].shape[1] if len(parts["measures"].shape) > 1 else 0
-    empty = Tally.empty(kind, layers, n_heads, names)
-    for part, sums in parts.items():
-        if sums.shape != getattr(empty, part).shape:
-            raise ValueError(f"{part} are {sums.shape}, not {getattr(empty, part).shape}")
-    return Tally(kind, layers, names, **parts)
 
 
 def weigh_units(

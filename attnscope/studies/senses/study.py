@@ -247,13 +247,6 @@ class _Done:
             heads.append(Head(sense.kind, self.layers[at[0]], at[1], (), sense.resting(measures), measures))
         return tuple(heads)
 
-    def arrays(self) -> dict[str, Any]:
-        """All that was added up, for a record."""
-        parts = {"measures": self.measures.to_arrays(), "uniform": self.uniform.to_arrays()}
-        arrays = {f"{part}.{name}": array for part, sums in parts.items() for name, array in sums.items()}
-        arrays |= {"layers": np.array(self.layers), "names": np.array(list(self.sense.catalogue))}
-        return {f"{self.sense.kind}.{name}": array for name, array in arrays.items()}
-
 
 def _study(
     model: Model,
@@ -296,7 +289,7 @@ def _study(
     notes = list(dict.fromkeys(done.notes))
     if done.n == 1:
         notes.append(f"of one {sense.noun} there are no intervals")
-    return Findings(run_of(model.info, notes), corpus, _describe(sense.catalogue), done.heads(), done.arrays())
+    return Findings(run_of(model.info, notes), corpus, _describe(sense.catalogue), done.heads())
 
 
 def _require_finite(probe: SenseSums[Any, Any], model: Model, source: str) -> None:

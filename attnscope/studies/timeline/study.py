@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +219,7 @@ class Growing:
         composed = composition(model) if self._options.composition else None
         elapsed_s = time.perf_counter() - began
         checkpoint = Checkpoint(stage.name, stage.step, model.info.sha256, loss.value, loss.low, loss.high, elapsed_s)
-        self._done.append(_Measured(checkpoint, replace(findings, sums={}), composed))
+        self._done.append(_Measured(checkpoint, findings, composed))
 
     def skip(self, name: str, error: Exception) -> None:
         """Note that a checkpoint could not be measured, and why."""

@@ -47,7 +47,7 @@ def effect_maps(ablation: Ablation, names: Sequence[str], lettering: Lettering) 
         heads.append(Head(head.kind, head.layer, head.head, roles=(), resting_share=math.nan, measures=effects))
     facts = {label(name): ablation.facts(name) for name in ablation.names}
     measures = {title: {"what": fact.what, "unit": fact.unit} for title, fact in facts.items()}
-    findings = Findings(ablation.run, ablation.corpus, {"measures": measures}, tuple(heads), {})
+    findings = Findings(ablation.run, ablation.corpus, {"measures": measures}, tuple(heads))
     for title in map(label, names):
         yield measure_page(findings, title, scale_of(findings, title, small_number), lettering)
 

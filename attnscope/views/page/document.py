@@ -196,7 +196,7 @@ def page_of_saved(record: Record, *, findings: Findings | None = None) -> Page:
 
 def _column_facts() -> dict[str, dict[str, str]]:
     """What the columns of any table of heads mean, by their names in conditions."""
-    nothing = Findings({}, {}, {}, (), {}, descriptions=Descriptions((), 0, 0, 0))
+    nothing = Findings({}, {}, {}, (), descriptions=Descriptions((), 0, 0, 0))
     columns = [column for column in nothing.head_table().columns if column.what]
     return {
         (column.names or (column.name,))[0]: {"label": column.label, "what": column.what, "unit": column.unit}
