@@ -45,7 +45,7 @@ def with_effects(findings: R, reading: Reading, report: Report | None = None) ->
     ]
     ablation = ablations[0]
     quantity = "kl" if ablation.whole else "l2"
-    notes = [note for each in ablations for note in each.run["notes"] if note not in findings.run["notes"]]
+    notes: list[str] = [note for each in ablations for note in each.run["notes"] if note not in findings.run["notes"]]
     complete = all(each.corpus["complete"] for each in ablations)
     how = {
         "quantity": quantity,
