@@ -56,7 +56,7 @@ def sentences() -> list[str]:
     return parts
 
 
-def collect(spec: str, texts: Sequence[str], queries: int) -> dict[str, NDArray[Any]]:
+def collect(spec: str, texts: Sequence[str], queries: int) -> dict[str, Any]:
     """Return the numbers of each text: what `measures_of` and `lines_of` return, by name."""
     import torch
 
