@@ -1,7 +1,7 @@
 """A worker in this process, for tests of what is shared and not of who shares it."""
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from attnscope.studies.run import Function, Outcome
@@ -17,7 +17,7 @@ class Here:
     def __init__(self, lost: Callable[[Any], bool] = lambda _: False) -> None:
         self._lost = lost
 
-    def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Iterator[Outcome[Any]]:
+    def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome[Any], None, None]:
         worker = copied(function)
         for number, block in enumerate(blocks):
             if self._lost(block):

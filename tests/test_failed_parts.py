@@ -25,7 +25,7 @@ SENTENCE = "--frobnicate failed: a bug"
 
 
 def failed_record(name: str) -> Any:
-    """A record of an earlier version, whose study failed in part."""
+    """A saved record, whose study failed in part."""
     record: Any = load(RECORDS / name)
     return replace(record, run={**record.run, "failures": [FAILURE]})
 

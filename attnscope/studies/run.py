@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -66,7 +66,7 @@ class Outcome(Generic[B]):
 class Executor(Protocol):
     """Where blocks are run."""
 
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Iterator[Outcome[B]]:
+    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
         """Run a function over blocks, and yield what came of each as soon as it is there, in any order.
 
         Ctrl-C yields the blocks that are done, and then raises KeyboardInterrupt. All workers end when the iterator is
@@ -80,7 +80,7 @@ class Executor(Protocol):
 class ThisProcess:
     """Run one block after the other in this process."""
 
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Iterator[Outcome[B]]:
+    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
         """Run a function over blocks; see `Executor`."""
         for number, block in enumerate(blocks):
             yield Outcome(number, block, function(block))
@@ -162,7 +162,7 @@ class Processes:
     def __init__(self, n_workers: int, n_threads: int) -> None:
         self._n_workers, self._n_threads = n_workers, n_threads
 
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Iterator[Outcome[B]]:
+    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
         """Run a function over blocks; see `Executor`."""
         pickled = pickle.dumps(function)
         todo = _Todo(blocks, self._n_workers)
@@ -269,7 +269,7 @@ def _how_it_died(pool: ProcessPoolExecutor) -> str:
     """Return why a process of a broken pool died; the others were terminated by the pool."""
     processes = list((pool._processes or {}).values())
     pool.shutdown()
-    codes = {process.exitcode for process in processes} - {0, None, -signal.SIGTERM}
+    codes = {process.exitcode or 0 for process in processes} - {0, -signal.SIGTERM}
     if _OUT_OF_MEMORY in codes:
         return "its process ran out of memory"
     if -9 in codes:
@@ -353,7 +353,7 @@ class RayCluster:
         self._n_workers, self._n_threads, self._address = n_workers, n_threads, address
         self._n_gpus = int(on_gpu)
 
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Iterator[Outcome[B]]:
+    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
         """Run a function over blocks; see `Executor`.
 
         Raises:

@@ -36,11 +36,7 @@ OUTSIDE_SINKS = (
     "what the key would get if each query's attention outside sinks were spread evenly outside sinks (the mean over "
     "texts)"
 )
-"""What the attention on a key or pair is divided by in its lift. Records of earlier versions weigh queries alike, and
-do not speak of texts."""
-
-OVER_ALL_KEYS = "what uniform attention over all keys would give"
-"""The same in records of earlier versions, which do not say."""
+"""What the attention on a key or pair is divided by in its lift."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,7 @@ class TokenRow:
             text's mean, so all texts weigh the same.
         lift: The mean over texts of the attention in a text divided by an even share of it; at least 0. For "gets" and
             "pairs" the even share is what the key would get if each query's attention outside sinks were spread evenly
-            over its keys outside sinks (the record's `options["lift"]` says so). For "asks", and in records without
-            that option, it is what uniform attention over all keys would give. Records whose option does not speak of
-            texts divide sums over all queries, so that a text with many of the item weighs more.
+            over its keys outside sinks. For "asks" it is what uniform attention over all keys would give.
         low: Lower end of the 95% interval of the lift, over texts; NaN where there are fewer than two.
         high: Upper end.
         count: How many queries it was seen with.
@@ -91,7 +85,7 @@ class ExampleFacts:
         labels: The labels of the tokens that are shown.
         focus: Which of the shown tokens to look at first, the query that counts most; -1 = none.
         excerpt: The source's own characters of the shown tokens and between them, with `LEFT_OUT` for tokens that are
-            not shown; empty where they are not known, as in records of earlier versions.
+            not shown; empty where the tokenizer does not tell them.
         offsets: Of each shown token its first and last + 1 character in the excerpt; an empty range where it stands for
             no character, as special tokens do. As many as `labels`, or none without an excerpt.
     """

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.records.atlas.record import FURTHEST, OVER_ALL_KEYS, Atlas, ExampleFacts, Side
+from attnscope.records.atlas.record import FURTHEST, OUTSIDE_SINKS, Atlas, ExampleFacts, Side
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.order import sort_heads
 from attnscope.views.heads.summary import description_notes
@@ -121,7 +121,7 @@ def _notes(atlas: Atlas, *, whole: bool, has_page: bool) -> list[str]:
     notes = [
         "offset: of the key from the query, where attention is furthest above uniform attention (by 5 points or more), "
         "and its share there; pairs (query→key) and keys: those with the largest lift.",
-        f"lift: attention divided by {printable(atlas.options.get('lift', OVER_ALL_KEYS))}.",
+        f"lift: attention divided by {OUTSIDE_SINKS}.",
         *description_notes(atlas.findings),
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]

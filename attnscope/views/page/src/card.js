@@ -17,7 +17,7 @@ const FURTHEST = 64; // as records have it
 const LOWEST = 1e-4; // the least share that the profile shows
 const SIDES = { pairs: "pairs, query \u2192 key", gets: "keys that receive most", asks: "queries that give most" };
 const MOST_TOKENS = 8;
-const OVER_ALL_KEYS = "what uniform attention over all keys would give"; // what lifts are over where a record does not say
+const OVER_ALL_KEYS = "what uniform attention over all keys would give"; // what lifts of queries are over
 
 /** Where an offset stands, near ones further apart: from -1 to 1, with what is beyond at both ends. */
 function placeOfOffset(offset) {
@@ -289,7 +289,7 @@ export class Card {
       Object.entries(SIDES).map(([side, title]) => {
         const rows = this.rowsOf(side);
         if (!rows.length) return null;
-        const even = (side !== "asks" && catalogs.current.options.lift) || OVER_ALL_KEYS;
+        const even = side === "asks" ? OVER_ALL_KEYS : catalogs.current.options.lift;
         const lift = `mass divided by ${even}, with its 95% interval over texts`;
         const header = headerOf([["token"], ["mass", "number"], ["lift", "number", lift], ["texts", "number"]]);
         return el("table", { class: "tokens" }, el("caption", {}, title), header, el("tbody", {}, rows.map(lineOfTokens)));
