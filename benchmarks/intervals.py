@@ -69,25 +69,28 @@ def collect(spec: str, texts: Sequence[str], queries: int) -> dict[str, Any]:
 
 def measures_of(model: Any, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return `sum`, `count` and `uniform_sum`, (text, layer, head, measure), `weights`, (text,), and `names`."""
-    from attnscope.studies.heads.study import heads
+    import attnscope
     from attnscope.studies.measuring import block_sums
-    from attnscope.studies.measuring.tally import OF_TEXTS, tallies_of, weigh_units
+    from attnscope.studies.measuring.tally import OF_TEXTS, weigh_units
 
-    batches: list[tuple[Floats, Mapping[str, Floats]]] = []
+    weights: list[Floats] = []
+    batches: list[Mapping[str, Floats]] = []
+    names: dict[str, None] = {}
 
-    def keep(names: Sequence[str], weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
-        batches.append((weights, weigh_units(names, weights, sums)))
-        return dict(batches[-1][1])
+    def keep(names_of_batch: Sequence[str], of_batch: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
+        names.update(dict.fromkeys(names_of_batch))
+        weights.append(of_batch)
+        batches.append(weigh_units(names_of_batch, of_batch, sums))
+        return dict(batches[-1])
 
     with patch.object(block_sums, "weigh_units", keep):
-        (tally,) = tallies_of(heads(model, list(texts)).sums).values()
-    known = [column for column, name in enumerate(tally.names) if name not in OF_TEXTS]
+        attnscope.heads(model, list(texts))
+    known = [column for column, name in enumerate(names) if name not in OF_TEXTS]
     numbers: dict[str, NDArray[Any]] = {
-        name: np.concatenate([sums[name] for _, sums in batches])[..., known]
-        for name in ("sum", "count", "uniform_sum")
+        name: np.concatenate([sums[name] for sums in batches])[..., known] for name in ("sum", "count", "uniform_sum")
     }
-    numbers["weights"] = np.concatenate([weights for weights, _ in batches])
-    numbers["names"] = np.array([tally.names[column] for column in known])
+    numbers["weights"] = np.concatenate(weights)
+    numbers["names"] = np.array(list(names))[known]
     return numbers
 
 
