@@ -133,10 +133,8 @@ def share_interval(
        level) / 2, as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N). If all units are hits this
        is the end of Clopper & Pearson (1934). N is from `independent_units`.
 
-    Simulated, 95% intervals of 10 to 100 texts hold shares of 0.01 to 0.99 in 94% of samples or more, whether texts
-    count 1 or 0, hits that depend on each other within texts (ρ of 0 to 0.3), or masses. They are conservative (97 to
-    100%) near 0 and 1, with fewer than ten texts, and for masses that hardly vary. Of three texts that are either 0.2
-    or 1 as a whole (ρ = 1) they hold the truth in 71%.
+    Simulated, 95% intervals of 10 to 100 texts hold shares of 0.01 to 0.99 in 94% of samples or more; of
+    three texts that are either 0.2 or 1 as a whole (ρ = 1), in 71%.
 
     `hits`, `unseen`, `dependence` and `units` are broadcast to the shape of the sample.
 
@@ -228,14 +226,7 @@ def independent_units(sample: Sample, dependence: ArrayLike = DEPENDENCE, units:
 
 
 class _Share(NamedTuple):
-    """A share, and how many independent units it stands for.
-
-    Attributes:
-        r: The share.
-        n: The units that would have its standard error.
-        correction: For continuity.
-        n_unseen: The units under the assumed dependence within texts; infinite without the second bound.
-    """
+    """A share, its continuity correction, and how many independent units it stands for: by its error, and unseen."""
 
     r: Floats
     n: Floats
