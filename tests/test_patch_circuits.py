@@ -25,7 +25,7 @@ def test_a_planted_head_alone_has_the_effect(seed: int) -> None:
             block.attn.c_proj.weight.zero_()
             if number == layer:
                 block.attn.c_proj.weight[head * 5 : (head + 1) * 5] = kept
-    pairs = shown_by(network, entries(40, seed=seed))
+    pairs = shown_by(network, entries(1000, seed=seed))
     found = attnscope.patch(wrap(network, name="planted", check=False), pairs)
     above = [each.name for each in found.heads if each.effects["effect"].low > 0]
     assert above == [f"L{layer}H{head}"]
