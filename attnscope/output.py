@@ -306,7 +306,7 @@ def write(
     saved = [name for name in formats if name in kind.data]
     if not (figures or pages or saved):
         return []
-    own = OwnFiles.of_kind(kind)
+    own = OwnFiles(kind.named_files, bool(kind.figures))
     with replace_together(out, own) as staged:
         data = [record.save(staged / kind.file(name)) for name in saved]
         data += [kind.view("page")(record).save(staged / kind.file(name)) for name in pages]

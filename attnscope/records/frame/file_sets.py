@@ -24,7 +24,6 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.host import delay_interrupts
-from attnscope.records.frame.kinds import FIGURE_FORMATS, Kind
 from attnscope.records.frame.storage import is_plain_file, kind_of, making_folders_for, require_replaceable
 
 _STAGED, _COMPLETE = "unfinished-", "replacing-"
@@ -54,11 +53,6 @@ class OwnFiles:
     has_figures: bool = False
     index: str = ""
     listed: Callable[[Path], Iterable[str]] = _list_none
-
-    @classmethod
-    def of_kind(cls, kind: Kind) -> OwnFiles:
-        """Return the files that records of a kind become."""
-        return cls(frozenset(kind.file(name) for name in (*kind.data, *kind.pages)), bool(kind.figures))
 
     def has(self, path: Path) -> bool:
         """Whether a path is a file of ours: a regular one that no link leads to, of a name or with a mark of ours."""
@@ -192,7 +186,7 @@ def _move(complete: Path, target: Path, names: list[str], own: OwnFiles) -> None
 def _is_figure(path: Path) -> bool:
     """Whether a regular file is a figure that attnscope drew."""
     kind = path.suffix.removeprefix(".")
-    if kind not in FIGURE_FORMATS:
+    if kind not in _MARKS:
         return False
     try:
         with path.open("rb") as file:

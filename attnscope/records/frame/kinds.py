@@ -101,6 +101,11 @@ class Kind:
         """All formats that it is written in."""
         return (*self.figures, *self.data, *self.pages)
 
+    @property
+    def named_files(self) -> frozenset[str]:
+        """The names of its data and its page in a folder; figures are named by what they show."""
+        return frozenset(self.file(name) for name in (*self.data, *self.pages))
+
     def rename(self, stem: str) -> Kind:
         """The same, with files of another name."""
         return replace(self, stem=stem)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from attnscope.errors import AttnscopeError
@@ -130,8 +129,7 @@ def require_own(folder: Path) -> None:
 
 def own_files() -> OwnFiles:
     """Return the files of a text in its folder: a record of attention, figures, and the entry that lists them."""
-    record = OwnFiles.of_kind(KINDS["attnscope.heatmap"])
-    return replace(record, names=record.names | {ENTRY}, index=ENTRY, listed=_files_of)
+    return OwnFiles(KINDS["attnscope.heatmap"].named_files | {ENTRY}, has_figures=True, index=ENTRY, listed=_files_of)
 
 
 def _files_of(folder: Path) -> list[str]:
