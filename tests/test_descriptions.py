@@ -59,7 +59,7 @@ def test_heads_that_were_built_are_described_as_they_were_built(of_own: Descript
         terms = one.terms if feature.startswith("special:") else one.active.terms
         assert terms[0].feature == feature, one.line
         assert one.explained > 0.95 and one.low <= one.explained <= one.high
-        assert one.agrees is not False
+        assert not one.other_half
     for place, feature in {(0, 4): "same_elsewhere", (1, 1): "induction", (1, 4): "same_elsewhere"}.items():
         assert of_own.of(*place).active.terms[0].feature == feature
         assert of_own.of(*place).terms[0].feature == "special:[REST]"
@@ -189,7 +189,7 @@ def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -
 
 def test_stability_is_that_of_terms_outside_sinks(of_own: Descriptions) -> None:
     for place in ((0, 3), (1, 3)):  # heads that only rest
-        assert of_own.of(*place).terms[0].feature == "special:[BOS]" and of_own.of(*place).agrees is not False
+        assert of_own.of(*place).terms[0].feature == "special:[BOS]" and not of_own.of(*place).other_half
     assert of_own.of(0, 0).content == "offset-1" and of_own.of(1, 1).content == "induction"
     assert of_own.of(1, 1).terms[0].feature == "special:[REST]"
     assert not of_own.of(0, 0).warning and not of_own.of(1, 1).warning

@@ -158,7 +158,10 @@ def test_with_few_texts_roles_are_tentative(own: Any) -> None:
     few = heads(own, SENTENCES[:9])
     assert names_of(head_of(few, "L0H0")) == {"previous_token", "local"}
     roles = [role for head in few.heads for role in head.roles]
-    assert all(role.tentative and role.low > max(role.threshold, role.baseline) and role.q <= 0.05 for role in roles)
+    assert all(role.tentative and role.q <= 0.05 for role in roles)
+    # The interval of an entropy allows for kinds of text that nine texts may lack.
+    shares = [role for role in roles if role.name != "diffuse"]
+    assert all(role.low > max(role.threshold, role.baseline) for role in shares)
     assert 3 <= few.corpus["effective_texts"] < 10
     assert "a role on the evidence of 3 to 10 texts of one length; all together weigh as much as" in role_notes(few)[0]
 

@@ -148,7 +148,6 @@ class HeadDescription(HeadOfKind):
         low: Lower end of its 95% interval over texts. The interval allows for kinds of text that the scored texts lack;
             NaN where these texts cannot tell (`core.exact.intervals.predicted_interval`).
         high: Upper end, at most 1; NaN likewise.
-        agrees: Whether the other half of the texts gives the same first term; None where neither gives any.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
         content: The feature of the first active term, with "not" before it if its weight is below 0. "" = there is
             none.
@@ -163,7 +162,6 @@ class HeadDescription(HeadOfKind):
     explained: float
     low: float
     high: float
-    agrees: bool | None = None
     failures: tuple[Failure, ...] = ()
     content: str = field(default="", metadata=OMITTED)
     other_half: str = field(default="", metadata=OMITTED)

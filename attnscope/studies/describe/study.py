@@ -189,13 +189,12 @@ class _Head:
         nats = how.nats / share if share > 0 else _NAN
         active = Active(terms, share, nats, how.explained, how.low, how.high, pairs, summary)
         other, first = self.fit.other_half[number], self.active.first or self.active
-        agrees = first.terms[:1] == other.terms[:1] if first.terms or other.terms else None
+        differs = first.terms[:1] != other.terms[:1]
         return HeadDescription(
             kind, layer, head, self._sink_terms(), whole.nats, whole.explained, whole.low, whole.high,
-            agrees=agrees,
             failures=self._failures(of_rows * rows.mass[:, number]),
             content=self._first(first)[0],
-            other_half="" if agrees is None or agrees else self._first(other)[1] or NO_TERM,
+            other_half=self._first(other)[1] or NO_TERM if differs else "",
             active=active,
         )  # fmt: skip
 
