@@ -144,7 +144,7 @@ def seed_option(of: str, *, python_only: bool = False) -> Any:
 def kind_option() -> Any:
     """The field `kind` of a dataclass of options."""
     return option(
-        "Of an encoder-decoder: encoder, decoder or cross attention alone.  [default: all]",
+        "In an encoder-decoder: only encoder, decoder or cross attention.  [default: all]",
         "--kind", default=None, choices=("encoder", "decoder", "cross"), panel="Heads",
     )  # fmt: skip
 

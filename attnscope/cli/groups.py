@@ -209,19 +209,19 @@ class Drawing:
 
     scale: Annotated[
         str | None,
-        "What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).",
+        "The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).",
     ] = None
     cmap: Annotated[str, "A matplotlib colormap, such as viridis or Greys."] = "Blues"
     width: Annotated[
         str | None,
-        "Width of each figure: inches, 85mm, 8.5cm, column (3.3 inches) or page (6.9).  [default: as it needs to be]",
+        "Width of each figure: inches, 85mm, 8.5cm, column (3.3 inches) or page (6.9).  [default: as wide as needed]",
     ] = None
     dpi: Annotated[int | None, "Pixels per inch of a PNG.  [default: 100; 300 with --width]"] = None
     font_size: Annotated[
         float | None, "Size in points of the smallest letters.  [default: fitted to the figure; 6.5 with --width]"
     ] = None
     no_title: Annotated[bool, "Leave out figure titles (for papers with captions); the names of heads stay."] = False
-    font: Annotated[str | None, "A font to take first, for texts of any script: an installed family, or a file."] = None
+    font: Annotated[str | None, "The font to try first, for any script: an installed family, or a file."] = None
 
     def options(self) -> dict[str, Any]:
         """What differs from the defaults, by the names that `draw` of a record has for it."""

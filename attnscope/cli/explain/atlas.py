@@ -9,9 +9,12 @@ from attnscope.studies.running.options import SharedWork
 
 
 @groups.command(
-    omit=("control",),
+    omit=("control", "every"),
     out="The page to write, such as atlas.html; or a folder, or a file of another format.",
     formats="Files to write: several of html, npz, csv, json.  [default: html,npz, or that of the file]",
+    measures="Also print these measures, such as entropy_nats,positional; all: every one.",
+    sort="List heads by layer, by explained (the best described first), or by entropy (the sharpest first).  "
+    "[default: layer]",
 )
 def atlas(
     *,
@@ -29,7 +32,7 @@ def atlas(
     Each head has the texts on which it does most, one of each decile, and those where its description fails. You also
     see where it attends, and which queries, keys and pairs stand out.
 
-    - `attnscope atlas --file sample_texts/alice.txt -o atlas.html`
+    - `attnscope atlas --file sample_texts/alice.txt --split paragraph -o atlas.html`
     - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --workers 8 -o atlas.html -f html,npz`
     - `attnscope atlas --file 'corpus/*.txt.gz' --rank induction -o induction.html`
     """

@@ -10,7 +10,7 @@ from attnscope.studies.why.options import WhyOptions
 @groups.command(
     omit=("scale", "cmap", "layers", "heads"),
     pick="The head, such as L18H6.",
-    kind="Of an encoder-decoder: encoder, decoder or cross attention.  [default: encoder]",
+    kind="In an encoder-decoder: encoder, decoder or cross attention.  [default: encoder]",
 )
 def why(
     *,

@@ -47,7 +47,7 @@ def batch(
 ) -> None:
     """Draw every text of a file as `heatmap` draws one, with an index.html of all.
 
-    The same command goes on where it was stopped, and draws nothing twice.
+    If a run stops, the same command continues it, and draws nothing twice.
 
     - `attnscope batch sample_texts/sentences.txt -o figures`
     - `attnscope batch 'corpus/*.jsonl.gz' -o figures -L 3-5 --format svg --workers 2`

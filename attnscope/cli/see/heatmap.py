@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @groups.command(
     out="The folder to write to.  [default: attnscope-out/MODEL-TEXT-HASH]",
     formats="Several of png, svg, pdf (figures), npz, json (data), text (in the terminal).  [default: png,npz]",
-    scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+    scale="The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "
     "[default: fixed; head for pictures and sound]",
 )
 def heatmap(
@@ -24,15 +24,15 @@ def heatmap(
     source: OneText,
     image: Annotated[
         list[Path] | None,
-        "A photo: attention is laid over it. Alone, of vision transformers: --query is then CLS, REG0, a patch as "
-        "ROW,COLUMN, or mean (over all patches). With TEXT, of models that read both: --query is then a word, "
-        "--generate lets the model answer; may be given several times.",
+        "A photo, with attention drawn over it; may be given several times. Alone, for vision transformers: --query is "
+        "CLS, REG0, a patch as ROW,COLUMN, or mean (over all patches). With TEXT, for models that read both: --query "
+        "is a word, and --generate lets the model answer.",
         "Text",
     ] = None,
     audio: Annotated[
         Path | None,
-        "A WAV file: what Whisper attends to as it writes TEXT, its transcript (default: what the model "
-        "itself writes); or wav2vec 2.0 and other encoders over time.",
+        "A WAV file. Whisper: what it attends to as it writes TEXT, the transcript (default: its own). wav2vec 2.0 and "
+        "other encoders: attention over time.",
         "Text",
     ] = None,
     reading: ReadingOptions,

@@ -18,7 +18,7 @@ from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsW
     pick="Single heads, such as L3H1,L5H11.",
     words="Open with word pieces merged.",
     hide_special="Open with special tokens hidden, in decoders also the first one.",
-    scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+    scale="The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "
     "[default: fixed; head for pictures and sound]",
     out="The file to write; `-` is stdout.  [default: attnscope-out/MODEL-TEXT-HASH.html]",
 )
@@ -40,7 +40,7 @@ def page(
     ] = None,
     heads_record: Annotated[
         Path | None,
-        "What `attnscope heads` saved (heads.npz): names the heads' roles; an atlas (atlas.npz) is shown beside.",
+        "A record of `attnscope heads` (heads.npz), to name the heads' roles; or an atlas (atlas.npz), to show it too.",
     ] = None,
     reading: ReadingOptions,
     model: groups.Model = "minilm",

@@ -13,7 +13,7 @@ from attnscope.studies.inputs.options import LoadOptions, OneText
 @groups.command(
     omit=("words", "hide_special"),
     formats="Several of png, svg, pdf, npz, json.  [default: npz,png]",
-    scale="What the darkest colour means: 1 (fixed), each map's largest (head), the figure's (figure).  "
+    scale="The weight of the darkest colour: 1 (fixed), each map's largest (head), the figure's (figure).  "
     "[default: figure; head for pictures]",
 )
 def rollout(

@@ -16,7 +16,7 @@ from attnscope.studies.inputs.choice import Choice, Tokens
     out="Draw its figures into this folder.",
     formats="Several of png, svg, pdf, npz, json, csv, text.  "
     "[default: text; with -o png, or npz and json for a trace]",
-    scale="What the darkest colour means: weight 1 (fixed), each head's largest (head), the figure's (figure).  "
+    scale="The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "
     "[default: fixed; figure for rollout, head for pictures and sound]",
     cmap=groups.Changed(default=None),
 )
@@ -34,7 +34,7 @@ def show(
         str | None,
         typer.Option(
             help="Of heads: also print these measures, such as entropy_nats,positional; all: every one. Figures then "
-            "show these alone at large.",
+            "have a large map of each, and nothing else.",
             autocompletion=options.complete_measures,
         ),
     ] = None,

@@ -19,12 +19,12 @@ class AtlasOptions:
     """
 
     rank: str = option(
-        "What examples of a head are ranked by: content_nats (attention excluding special tokens and the first, times "
-        "nats from uniform), or a measure.",
+        "How a head's examples are ranked: by content_nats (attention outside special tokens and the first, times nats "
+        "from uniform), or by a measure.",
         default=CONTENT, complete="measures",
     )  # fmt: skip
-    examples: int = option("How many of the best texts of each head.", default=10, least=0, most=100)
-    sample: int = option("How many texts are drawn for deciles.", default=512, least=1, most=8192)
+    examples: int = option("How many of its best texts each head shows.", default=10, least=0, most=100)
+    sample: int = option("How many texts are drawn at random for the deciles.", default=512, least=1, most=8192)
     heads: HeadsOptions = group(HeadsOptions)
     seed: int = seed_option("the hashes by which texts are drawn", python_only=True)
 

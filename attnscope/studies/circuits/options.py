@@ -12,9 +12,9 @@ class CircuitsOptions:
     """What is asked of the weights."""
 
     frequencies: Path | None = option(
-        "Counts of words (word, tab, count): also says what heads write for the commonest tokens.", default=None
+        "A file of word counts (word, tab, count): also say what heads write for the most common tokens.", default=None
     )
-    directions: int = option("How many singular directions of each head are shown.", default=2, least=0)
+    directions: int = option("How many singular directions to show per head.", default=2, least=0)
     seed: int = seed_option("the random heads that scores are compared with")
     tokens: int = option("Tokens at each end of a direction.", default=5, least=1, python_only=True)
     draws: int = option(

@@ -35,7 +35,7 @@ class CompareOptions:
     """How heads are compared."""
 
     measures: tuple[str, ...] = option(
-        "hellinger (fast), jensen-shannon (Clark et al. 2019), or hellinger,jensen-shannon.",
+        "The distance: hellinger (fast), jensen-shannon (Clark et al. 2019), or hellinger,jensen-shannon for both.",
         "--measure", default=MEASURES[:1], read=_measures, written="hellinger",
     )  # fmt: skip
     hide_special: bool = option(

@@ -177,8 +177,8 @@ class Listing:
 def measures_option() -> Any:
     """The field `measures` of what a command about heads is asked."""
     return option(
-        "Also print these measures, such as entropy_nats,positional; all: every one. Figures of heads then have a "
-        "large map of each.",
+        "Also print these measures, such as entropy_nats,positional; all: every one. Figures then have a large map "
+        "of each.",
         default=None, complete="measures",
     )  # fmt: skip
 

@@ -92,8 +92,8 @@ def heads(
     token of the text. Its own heads and those of cross-attention are listed by kind. Measures that compare places in
     one text are undefined for cross-attention.
 
-    Blocks are added in the order of the texts, so the same call gives the same numbers. Another split of the corpus may
-    differ in the 15th digit. torch rounds the sums of one text differently with another number of threads.
+    Blocks are added in the order of the texts, so the same call gives the same numbers. torch rounds the sums of
+    one text differently with another number of threads.
 
     With `workers`, the result is that of one process with as many threads. After an interruption, all finished blocks
     count. If three workers are lost over a block, `corpus["problems"]` lists it, and the other blocks are in the

@@ -79,7 +79,7 @@ class Tokens:
     )
     words: bool = option("Merge word pieces: sum over keys, mean over queries.", default=False)
     hide_special: bool = option(
-        "Leave out what heads rest on, special tokens and in decoders the first one, and renormalise each row.",
+        "Leave out special tokens, and in decoders the first token; renormalise each row.",
         default=False,
     )
 
@@ -91,10 +91,12 @@ class Cut:
     PANEL: ClassVar[str] = "Drawing"
 
     rows: Span | None = option(
-        "Only these queries, exactly, such as 1000:1064.", default=None, read=partial(read_span, option="--rows")
+        "Only these queries, without pooling, such as 1000:1064.",
+        default=None,
+        read=partial(read_span, option="--rows"),
     )
     cols: Span | None = option(
-        "Only these keys, exactly, such as 0:64.", default=None, read=partial(read_span, option="--cols")
+        "Only these keys, without pooling, such as 0:64.", default=None, read=partial(read_span, option="--cols")
     )
 
     def require(self) -> None:

@@ -45,7 +45,7 @@ class LoadOptions:
         default=None,
     )
     check: bool = option(
-        "Skip comparing a Hugging Face model with its own eager attention (some models are compared even so).",
+        "Skip comparing a Hugging Face model with its own eager attention (some models are always compared).",
         "--no-check",
         default=True,
     )
@@ -155,7 +155,7 @@ class ReadingOptions:
 
     pair: str | None = option("A second text, for models that read pairs.", default=None)
     target: str | None = option("What an encoder-decoder is to write.  [default: its own greedy output]", default=None)
-    generate: int = option("Let a decoder write that many tokens, and show them too.", default=0, least=0, most=10000)
+    generate: int = option("Let a decoder write this many tokens, and show them too.", default=0, least=0, most=10000)
     chat: bool = option("Put each text into the model's chat template.", default=False)
 
     def require(self) -> None:

@@ -19,13 +19,13 @@ class MapOptions(Tokens):
     choice: Choice = group(Choice)
     cut: Cut = group(Cut)
     pooled: int | None = option(
-        "Pool long texts to at most so many rows and columns of cells, 8 to 1024; 0: never.  "
+        "Pool a long text to at most this many rows and columns, 8 to 1024; 0: never.  "
         "[default: 256 for more than 400 tokens]",
         default=None,
     )
     pool: str = option("What a pooled cell shows: mean (mass per query) or max (largest weight).", default="mean")
     times: bool = option(
-        "Say when each word of a recording is spoken, by the heads that the model's files name, or --pick.",
+        "Say when each word of a recording is spoken, from the heads that the model's files name, or from --pick.",
         default=False, panel="Text",
     )  # fmt: skip
 

@@ -33,5 +33,5 @@ class RelationsOptions:
     chunk: int | None = chunk_option()
     stride: int | None = stride_option()
     n_examples: int = option(
-        "Show so many texts of each relation that a head expresses.", "--examples", default=0, least=0, most=100
+        "Show this many texts of each relation that a head expresses.", "--examples", default=0, least=0, most=100
     )

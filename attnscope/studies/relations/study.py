@@ -189,7 +189,7 @@ def note_mixed_halves(results: Sequence[Relation]) -> list[str]:
     named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
     return [
         f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
-        "texts or chunks of one source are in both, and what is found is of these sources."
+        "texts or chunks of one source are in both halves, and the result holds for these sources alone."
     ]
 
 

@@ -19,18 +19,16 @@ class SharedWork:
     PANEL: ClassVar[str] = "Running"
 
     executor: str = option(
-        "Where workers live: local, on this machine; ray, on those of a Ray cluster (extra [ray]).", default="local"
+        "Where workers run: local, on this machine; ray, on a Ray cluster (extra [ray]).", default="local"
     )
     workers: int | None = option(
-        "Workers that share the texts, each with its own copy of the model.  [default: this process; of Ray "
-        "as many as fit]",
+        "Workers that share the texts, each with its own copy of the model.  [default: none but "
+        "this process; with Ray, as many as fit]",
         default=None,
     )
-    threads: int | None = option(
-        "Threads that each worker computes with; more than 1 for large models.  [default: 1]", default=None
-    )
+    threads: int | None = option("Threads per worker; more than 1 for large models.  [default: 1]", default=None)
     ray_address: str | None = option(
-        "Address of the cluster, such as 10.0.0.1:6379.  [default: as Ray finds it, else one is started here]",
+        "Address of the cluster, such as 10.0.0.1:6379.  [default: the one that Ray finds, else a new one here]",
         default=None,
     )
 

@@ -51,5 +51,5 @@ class TraceOptions:
         "Follow this query: a token, a word, or a place such as @3.  [default: all]", default=None, panel="Drawing"
     )
     kind: str | None = option(
-        "Of an encoder-decoder: encoder, decoder or cross.  [default: the first]", default=None, panel="Heads"
+        "In an encoder-decoder: encoder, decoder or cross.  [default: the first]", default=None, panel="Heads"
     )

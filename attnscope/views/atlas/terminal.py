@@ -47,7 +47,7 @@ def show(
     whole = len(heads) == 1
     parts: list[RenderableType] = [table(atlas, heads if whole else heads[:_MOST_SHOWN], whole=whole)]
     if not whole and len(heads) > _MOST_SHOWN:
-        more = f"and {len(heads) - _MOST_SHOWN} more: choose some with --pick, --sort"
+        more = f"and {len(heads) - _MOST_SHOWN} more: --sort puts others first; the page and npz have all"
         parts.append(Text(more, style="dim"))
     notes = _notes(atlas, whole=whole, has_page=has_page)
     parts += dim_lines([*notes, corpus_line(findings), *corpus_notes(findings)])
@@ -126,7 +126,9 @@ def _notes(atlas: Atlas, *, whole: bool, has_page: bool) -> list[str]:
         f"Examples are ranked by {printable(atlas.rank)}: {printable(atlas.options.get('rank', ''))}.",
     ]
     if not whole:
-        notes.append("… : more is known of the head: --pick L3H1 shows all")
+        notes.append(
+            "… : cut. `attnscope show atlas.npz --pick L3H1` prints everything about a head; -f npz writes that file"
+        )
     if atlas.facts and not has_page:
         notes.append(f"not shown: {amount(len(atlas.facts), 'example')}; -o atlas.html writes the page with them")
     return notes

@@ -55,7 +55,7 @@ def draw_heading(trace: Trace) -> Text:
 
 def name_section(trace: Trace, head: int | None) -> str:
     """The heading above the steps of a head, or above those of all heads."""
-    return "All heads together" if head is None else f"Head {head} of 0 to {trace.n_heads - 1}"
+    return "All heads together" if head is None else f"Head {head} (of heads 0 to {trace.n_heads - 1})"
 
 
 def draw_title(step: Step, number: int) -> list[Text]:
