@@ -6,6 +6,8 @@ begin after imports, so nothing is lost.
 """
 
 import _thread
+import importlib.util
+import os
 import signal
 import sys
 import threading
@@ -163,3 +165,57 @@ def block_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# What libraries read in the folder where the user stands ----------------------------------------------------------
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Start Python processes meanwhile that import no module from the working folder, such as a numpy.py there."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+class _MatplotlibFinder:
+    """Find matplotlib as it is imported, and keep it from a file `matplotlibrc` in the working folder.
+
+    Such a file changes no figure, as figures have settings of their own. But one that is damaged makes matplotlib
+    complain, or fail.
+    """
+
+    def find_spec(self, name: str, *_: object) -> Any:
+        """Return how the other finders load matplotlib; None for every other module."""
+        if name != "matplotlib":
+            return None
+        sys.meta_path.remove(cast(Any, self))
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        load, exists = spec.loader.exec_module, os.path.exists
+
+        def load_without_local_settings(module: Any) -> None:
+            # It asks for the file by this relative name alone.
+            os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
+            try:
+                load(module)
+            finally:
+                os.path.exists = exists
+
+        spec.loader.exec_module = load_without_local_settings  # type: ignore[method-assign]
+        return spec
+
+
+def tame_matplotlib() -> None:
+    """Have matplotlib, where it is imported later, draw on no screen and read no settings in the working folder."""
+    # A window system that the environment names must not stop it.
+    os.environ["MPLBACKEND"] = "agg"
+    is_found = any(isinstance(finder, _MatplotlibFinder) for finder in sys.meta_path)
+    if "matplotlib" not in sys.modules and not is_found:
+        sys.meta_path.insert(0, cast(Any, _MatplotlibFinder()))

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-LIMIT_S = 120
-"""Seconds that a process may take; what it does takes a few on a machine that does nothing else."""
+LIMIT_S = 900
+"""Seconds after which a process is given up as one that hangs. On a busy machine all take long."""
 
 
 def python(*arguments: object, **how: Any) -> "subprocess.CompletedProcess[str]":

@@ -307,7 +307,7 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
         while not begun():
             assert run.poll() is None, run.communicate(timeout=LIMIT_S)
         os.killpg(run.pid, signal.SIGINT)
-        out, err = run.communicate(timeout=60)
+        out, err = run.communicate(timeout=LIMIT_S)
     assert (run.returncode, out, err) == (130, "", "error: interrupted\n")
     left = [path.name for path in (tmp_path / "out").iterdir()]
     assert left and all(name.endswith((".png", ".svg", ".pdf")) and not name.startswith(".") for name in left)
@@ -338,7 +338,7 @@ def test_a_stdout_that_is_full_is_said(tmp_path: Path, arguments: list[str]) -> 
 def test_a_stdout_that_is_closed_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
     path = simple(3, layers=1).save(tmp_path / "weights.npz")
     script = f"exec {sys.executable} -m attnscope show {path} {' '.join(arguments)} >&-"
-    result = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=60)
+    result = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
     assert (result.returncode, result.stderr) == (0, "")
 
 

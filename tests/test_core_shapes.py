@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.processes import python
+from tests.processes import LIMIT_S, python
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(
@@ -32,7 +32,7 @@ def test_shapes_hold() -> None:
     modules = [f"tests/{module}.py" for module, _ in TESTS]
     chosen = " or ".join(f"({module} and ({names}))" for module, names in TESTS)
     done = python(
-        "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HOOK, *modules, "-k", chosen, cwd=ROOT, timeout=250
+        "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HOOK, *modules, "-k", chosen, cwd=ROOT, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 

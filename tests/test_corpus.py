@@ -198,16 +198,16 @@ def test_stdin_can_be_read_again_even_after_half_of_it(stdin):
     assert held.problems == [Problem("stdin", 2, "not UTF-8: byte 0xFF at offset 2")]
 
 
-def test_little_of_stdin_needs_no_room_on_disk(stdin, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+def test_little_of_stdin_needs_no_room_on_disk(stdin, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     stdin(b"a\nb\n")
     held = Corpus(["-"])
     assert [text.text for text in held] == [text.text for text in held] == ["a", "b"]
 
 
-def test_a_stdin_that_finds_no_room_ends_the_study_and_is_no_part_of_it(stdin, monkeypatch):
+def test_a_stdin_that_finds_no_room_ends_the_study_and_is_no_part_of_it(stdin, monkeypatch, tmp_path):
     monkeypatch.setattr(lines, "_IN_MEMORY", 1000)
-    monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     stdin(b"a line\n" * 1000)
     with pytest.raises(AttnscopeError, match=r"stdin cannot be kept to be read again.*TMPDIR"):
         list(Corpus(["-"]))

@@ -34,6 +34,7 @@ from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads import study as heads_study
 from docs import generate
 from tests.conftest import write_tiny
+from tests.processes import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -196,10 +197,12 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixt
     if words[0] == "python":
         words[0] = sys.executable
     if words[0] != "attnscope":
-        done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
-    piped = subprocess.run(before, shell=True, capture_output=True, timeout=100, check=True).stdout if before else b""
+    piped = (
+        subprocess.run(before, shell=True, capture_output=True, timeout=LIMIT_S, check=True).stdout if before else b""
+    )
     with io.TextIOWrapper(io.BytesIO(piped), encoding="utf-8") as stdin, monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", stdin)
         patch.setattr(sys, "argv", words)
@@ -343,7 +346,7 @@ printf %s {shlex.quote(install)} > "$3/bin/pip" && chmod +x "$3/bin/pip"
     environment = {"PATH": f"{path}:/usr/bin:/bin", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
     typed = "set -e\n" + "\n".join(readme_lines()) + "\n"
     done = subprocess.run(
-        ["bash"], input=typed, cwd=clone, env=environment, capture_output=True, text=True, timeout=250
+        ["bash"], input=typed, cwd=clone, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
     assert {"overview.png", "L03H01.png", "page.html"} <= {

@@ -213,6 +213,16 @@ def test_what_is_no_file_is_not_replaced(target: Path) -> None:
     assert contents(target) == EARLIER
 
 
+@pytest.mark.parametrize("command", [("heatmap", "a cat"), ("prune", "--pick", "L0H0"), ("batch", "texts.txt")])
+def test_an_empty_name_is_not_the_working_folder(command: tuple[str, ...], run: Run) -> None:
+    Path("texts.txt").write_text("a cat\n")
+    before = {*Path.cwd().iterdir()}
+    for empty in (("-o", ""), ("--out=",)):
+        status, out, err = run(*command, "-m", "own", *empty)
+        assert (status, out) == (2, "") and "--out is empty" in err
+    assert {*Path.cwd().iterdir()} == before
+
+
 def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

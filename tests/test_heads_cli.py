@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SAMPLES, Run
-from tests.processes import started
+from tests.processes import LIMIT_S, started
 
 SENTENCES = str(SAMPLES / "sentences.txt")
 
@@ -258,7 +258,7 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
             if line.strip() == "READY":
                 break
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=100)
+        out, err = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 130
     assert "incomplete: this is what 8 texts say" in err
     assert "error: interrupted" in err
@@ -280,7 +280,7 @@ def test_ctrl_c_at_any_moment_leaves_whole_files_or_none(tmp_path: Path) -> None
         ) as running:  # fmt: skip
             time.sleep(0.3 + 0.5 * number)
             running.send_signal(signal.SIGINT)
-            _, err = running.communicate(timeout=100)
+            _, err = running.communicate(timeout=LIMIT_S)
         assert running.returncode in (0, 130, -signal.SIGINT), err
         assert "Traceback" not in err or number < 2  # before main has begun Python speaks for itself
         for path in folder.glob("*") if folder.exists() else ():

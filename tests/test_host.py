@@ -1,5 +1,6 @@
 """Ctrl-C from the first line of the program to its last: one line, exit status 130, no traceback."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import pytest
 
 from attnscope import cli, host
 from attnscope.host import delay_interrupts, die_at_once, wait_for_imports
+from tests.processes import LIMIT_S, python
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -133,8 +137,42 @@ main()
 @pytest.mark.parametrize("name", ["typer", "attnscope.cli.see.heatmap", "rich", "torch", "numpy"])
 def test_ctrl_c_at_an_import_is_one_line_and_130(name: str, tmp_path: Path) -> None:
     code = _STRUCK.format(name=name, arguments=["heatmap", "a b", "-m", "own", "-o", "out", "-f", "png,npz"])
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
     assert found.returncode == 130, found.stderr
     assert found.stderr.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in found.stderr and "Error" not in found.stderr
     assert not list(tmp_path.rglob("*.part"))
+
+
+# The working folder -----------------------------------------------------------------------------------------------
+
+
+def command(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    """Runs attnscope in a folder, in a process of its own that looks for modules as the installed script does."""
+    return python("-P", "-m", "attnscope", *arguments, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)})
+
+
+def test_no_code_of_the_working_folder_runs(tmp_path: Path) -> None:
+    """Not in this process, nor in workers, in what draws, or in what keeps the locks of a pool."""
+    for name in ("numpy", "torch", "matplotlib", "multiprocessing", "signal", "json", "attnscope", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'a').write(__name__)\nraise SystemExit(3)\n")
+    (tmp_path / "texts.txt").write_text("the cat\na dog\n")
+    for asked in (("heads", "--file", "texts.txt", "--workers", 2), ("heatmap", "a cat")):
+        done = command(tmp_path, *asked, "-m", "own", "-f", "png", "-o", "out", "-q")
+        assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"no.such.key: 3\nnonsense\n", b"\xff\xfe", b"figure.dpi: 7\naxes.facecolor: red\n"]
+)
+def test_settings_of_matplotlib_in_the_working_folder_are_not_read(tmp_path: Path, content: bytes) -> None:
+    drawn = []
+    for name in ("plain", "settings"):
+        (tmp_path / name).mkdir()
+        if name == "settings":
+            (tmp_path / name / "matplotlibrc").write_bytes(content)
+        done = command(tmp_path / name, "heatmap", "a cat", "-m", "own", "-L", 0, "-f", "png", "-o", "out", "-q")
+        assert (done.returncode, done.stderr) == (0, "")
+        drawn.append((tmp_path / name / "out/L00.png").read_bytes())
+    assert drawn[0] == drawn[1]

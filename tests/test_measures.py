@@ -18,6 +18,7 @@ from attnscope.core.measures.dense import measures_of_weights
 from attnscope.core.measures.facts import TextFacts, output_factor, value_norms
 from tests.core_helpers import make_call
 from tests.measure_helpers import make_facts
+from tests.processes import LIMIT_S
 
 ROOT = Path(__file__).parent.parent
 NAMES = [
@@ -178,7 +179,7 @@ def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path: Path) -> None:
     tests = [f"tests/test_{name}.py" for name in ("measures", "sums")]
     subprocess.run(
         [sys.executable, "-m", "pytest", "-x", *tests, *chosen],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=True, timeout=250,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=True, timeout=LIMIT_S,
     )  # fmt: skip
 
 

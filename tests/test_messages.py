@@ -10,6 +10,7 @@ from attnscope.cli import app
 from attnscope.errors import MOST_QUOTED, MOST_SAID, one_line
 from attnscope.studies.compare.options import require_measures
 from tests.conftest import Run
+from tests.processes import LIMIT_S
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_no_command_repeats_a_long_argument(arguments: tuple[str, ...], run: Run
 def test_with_stderr_closed_nothing_of_an_error_goes_to_stdout(tmp_path: Path) -> None:
     call = 'exec "$0" -m attnscope "$@" 2>&-'
     ran = ["sh", "-c", call, sys.executable, "show", "none.npz"]
-    done = subprocess.run(ran, stdout=subprocess.PIPE, cwd=tmp_path, timeout=200)
+    done = subprocess.run(ran, stdout=subprocess.PIPE, cwd=tmp_path, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (1, b"")
 
 

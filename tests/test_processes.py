@@ -10,7 +10,7 @@ import pytest
 
 from attnscope.views.maps.process import start_python
 from tests import variants
-from tests.processes import python, started
+from tests.processes import LIMIT_S, python, started
 
 
 def test_ctrl_c_reaches_what_a_test_starts_though_pytest_was_to_ignore_it() -> None:
@@ -55,5 +55,5 @@ def test_an_interrupt_as_a_process_starts_does_not_reach_it() -> None:
     """The process ignores it by its first line; before that line, whoever starts it holds it back."""
     child = start_python("attnscope.views.maps.process", stderr=subprocess.PIPE)
     os.kill(child.pid, signal.SIGINT)  # long before an interpreter runs its first line
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=LIMIT_S)
     assert (child.returncode, said) == (0, b"")

@@ -1,5 +1,6 @@
 """The executor: each block once, whoever dies; the same interface in this process, in processes and on Ray."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -8,12 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from attnscope.errors import AttnscopeError
 from attnscope.studies.run import AHEAD, RUNS, Executor, Processes, RayCluster, ThisProcess
+from attnscope.studies.running.ray import connect
 from tests.block_functions import Environment, Raises, Square
+from tests.processes import LIMIT_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -129,7 +133,7 @@ def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path:
         assert run.poll() is None, run.communicate()
         time.sleep(0.01)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all processes
-    out, err = run.communicate(timeout=60)  # workers hold stderr: none of them is left
+    out, err = run.communicate(timeout=LIMIT_S)  # workers hold stderr: none of them is left
     assert (out, err, run.returncode) == ("0 2\n", "", 0)
 
 
@@ -145,7 +149,7 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
         assert run.poll() is None, run.communicate()
         time.sleep(0.01)
     run.kill()
-    run.communicate(timeout=60)  # until no process holds its stderr
+    run.communicate(timeout=LIMIT_S)  # until no process holds its stderr
 
 
 # Ray ------------------------------------------------------------------------------------------------------------
@@ -158,3 +162,21 @@ def test_what_is_wrong_with_ray_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AttnscopeError, match=r"needs Ray \(pip install 'attnscope\[ray\]'\)"):
         squares(RayCluster(1, 1, None), Square(tmp_path), 1)
+
+
+def test_what_ray_warns_of_as_it_is_set_up_is_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster of ours is set up quietly; the level of its log is the caller's again afterwards."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+
+    def init(**_: object) -> None:
+        logging.getLogger("ray._private.authentication").warning("Token authentication is enabled")
+        assert os.environ["PYTHONSAFEPATH"] == "1"
+
+    stand_in = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", stand_in)
+    with connect(None) as ray:
+        assert ray is stand_in and logger.level == before
+    assert capfd.readouterr() == ("", "")

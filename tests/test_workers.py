@@ -38,7 +38,7 @@ from tests.block_functions import DeadlyMeasurer
 from tests.conftest import Run
 from tests.heads_helpers import after
 from tests.pretend_workers import Here
-from tests.processes import started
+from tests.processes import LIMIT_S, started
 
 ROOT = Path(__file__).parent.parent
 N, BLOCK = 150, 64
@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_what_is_done(n_workers: int, folder: Path) -> None:
     """In this process too, in the first block."""
     command = [sys.executable, "-c", INTERRUPTED, str(folder / "many.txt"), str(n_workers)]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        out, err = run.communicate(timeout=200)
+        out, err = run.communicate(timeout=LIMIT_S)
     assert (run.returncode, err) == (0, ""), err
     complete, n_texts, has_heads = out.split()
     assert (complete, has_heads) == ("False", "True")

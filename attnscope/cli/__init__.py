@@ -31,7 +31,7 @@ from attnscope.cli.test.timeline import timeline
 from attnscope.cli.tools.models import info, models
 from attnscope.cli.tools.show import show
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
-from attnscope.host import is_interrupted
+from attnscope.host import is_interrupted, tame_matplotlib
 from attnscope.version import VERSION
 
 
@@ -46,7 +46,14 @@ class _PlainFlags:
         return parameters
 
 
-class _Command(_PlainFlags, TyperCommand): ...
+class _Command(_PlainFlags, TyperCommand):
+    """A command that takes an empty --out for a slip, as of a variable that is not set, and not for this folder."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing and self.make_parser(ctx).parse_args(args=[*args])[0].get("out") == "":
+            raise UsageError("--out is empty", "name a file or folder; . is the folder that you are in")
+        rest: list[str] = super().parse_args(ctx, args)
+        return rest
 
 
 class _Group(_PlainFlags, TyperGroup): ...
@@ -102,8 +109,7 @@ def attnscope(
 
 def main() -> None:
     """Runs the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
-    # Nothing is drawn on a screen here, so a window system that the environment names must not stop it.
-    os.environ["MPLBACKEND"] = "agg"
+    tame_matplotlib()
     _tolerate_unprintable()
     status = 0
     try:

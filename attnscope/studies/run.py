@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.host import block_interrupts
+from attnscope.host import block_interrupts, safe_path, tame_matplotlib
 from attnscope.studies.running.ray import connect, count_room
 
 RUNS = 3
@@ -210,7 +210,8 @@ class Processes:
     def _pool(self, pickled: bytes) -> Iterator[ProcessPoolExecutor]:
         """Open a pool. Its processes start as blocks are submitted, and end with it."""
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(self._n_workers, context, _begin_process, (self._n_threads, pickled))
+        with _safe_start():  # a process of its own keeps its locks
+            pool = ProcessPoolExecutor(self._n_workers, context, _begin_process, (self._n_threads, pickled))
         try:
             yield pool
         except BaseException:
@@ -239,18 +240,13 @@ def _safe_start() -> Iterator[None]:
 
     Nor do they import the script that runs here, which multiprocessing does otherwise: it may do its work again.
     """
-    before = os.environ.get("PYTHONSAFEPATH")
     main_module = sys.modules["__main__"]
-    os.environ["PYTHONSAFEPATH"] = "1"
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        with block_interrupts():
+        with block_interrupts(), safe_path():
             yield
     finally:
         sys.modules["__main__"] = main_module
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _collect(future: Future[Any], running: dict[Future[Any], int], todo: _Todo[B]) -> Iterator[Outcome[B]]:
@@ -304,10 +300,10 @@ def _end_with_parent() -> None:
 
 
 def _set_environment(n_threads: int) -> None:
-    """Say how many threads libraries may use that are not loaded yet, and that figures need no display."""
+    """Say how many threads libraries may use that are not loaded yet, and tame matplotlib."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(n_threads)
-    os.environ["MPLBACKEND"] = "agg"
+    tame_matplotlib()
 
 
 def _load() -> None:

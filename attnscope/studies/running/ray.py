@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line
+from attnscope.host import safe_path
 
 _PATIENCE_S = 5
 """Seconds that an address of Ray may take to answer."""
@@ -32,19 +33,25 @@ def connect(address: str | None) -> Iterator[Any]:
         yield ray
         return
     _require_reachable(address)
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of how it is set up
     try:
-        ray.init(
-            address=address,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            logging_level=logging.ERROR,
-        )
+        with safe_path():
+            ray.init(
+                address=address,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+            )
     except Exception as error:  # Ray raises what its many parts raise
         where = f"Ray at {address}" if address else "Ray"
         raise AttnscopeError(
             f"{where} cannot be used: {first_line(error)}", "see that `ray status` finds it, with the same versions"
         ) from None
+    finally:
+        logger.setLevel(level)
     try:
         yield ray
     finally:

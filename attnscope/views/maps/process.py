@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from attnscope.errors import AttnscopeError
-from attnscope.host import block_interrupts, delay_interrupts
+from attnscope.host import block_interrupts, delay_interrupts, tame_matplotlib
 from attnscope.records import Heatmap
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.views.drawing.sheets import Sheet
@@ -46,12 +46,10 @@ def start_python(module: str, **options: Any) -> subprocess.Popen[bytes]:
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
         f"import sys; sys.path.append({home!r}); from {module} import main; main()"
     )
-    # It draws on no screen, whatever the environment names.
-    environment = os.environ | {"MPLBACKEND": "agg"}
     # -P: a numpy.py that lies where the user stands must not be imported.
     command = [sys.executable, "-P", "-c", code]
     with block_interrupts():
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, **options)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
 
 
 class DrawingProcess:
@@ -145,6 +143,7 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
 
 def main() -> None:
     """Runs in the process."""
+    tame_matplotlib()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
