@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -29,6 +30,7 @@ os.environ.update(
     OMP_NUM_THREADS=os.environ.get("ATTNSCOPE_TEST_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"),
     MPLBACKEND="Agg",
     MPLCONFIGDIR=_home,
+    XDG_CACHE_HOME=str(Path(_home, "cache")),
 )
 for _name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_OFFLINE"):
     os.environ.pop(_name, None)
@@ -107,6 +109,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         waits = "browser" in getattr(item, "fixturenames", ()) or item.path.stem.removeprefix("test_") in WITH_OTHERS
         if waits and not hunting:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for verdicts of the check at load that no other test has written to; it is not there yet."""
+    cache = Path(_home, f"cache-{secrets.token_hex(8)}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return cache / "attnscope" / "checks"
 
 
 @pytest.fixture(scope="session")

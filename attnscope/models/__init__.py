@@ -40,7 +40,7 @@ def load(
     engine: str = "auto",
     device: str = "cpu",
     dtype: str = "float32",
-    check: bool = True,
+    check: bool | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     device_map: "DeviceMap | None" = None,
@@ -61,7 +61,8 @@ def load(
             weights without torch, to look at single texts), or "auto": native where it computes the model as it is.
         device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu.
         dtype: Precision to compute with.
-        check: Whether a Hugging Face model is compared with eager attention first.
+        check: Whether a Hugging Face model is compared with eager attention first. True: always. False: never. None: a
+            model from files whose verdict is remembered is not compared again.
         allow_pickle: Whether weights may be pickles, which can run any code, where there are no safetensors.
         trust_remote_code: Whether Python code that comes with the model may run.
         device_map: "auto" to spread a model over all devices, and over memory and disk where it does not fit, by
@@ -84,12 +85,12 @@ def load(
 
             if tokenizer is not None:
                 raise UsageError("inputs are no texts", "leave out the tokenizer, or the inputs")
-            return load_inputs(spec, inputs, labels, check=check)
+            return load_inputs(spec, inputs, labels, check=check is not False)
         if labels is not None:
             raise UsageError("labels name the positions of inputs", "give inputs=… too")
         from attnscope.models.hf.model import wrap
 
-        return wrap(cast("PreTrainedModel", spec), tokenizer, check=check)
+        return wrap(cast("PreTrainedModel", spec), tokenizer, check=check is not False)
     if inputs is not None or labels is not None:
         raise UsageError("inputs go with a torch module in memory", "load the module, and give it instead of a name")
     if tokenizer is not None:
@@ -159,6 +160,7 @@ def describe(
     spec: str | Source = "minilm",
     *,
     engine: str = "auto",
+    check: bool | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     adapter: "str | os.PathLike[str] | None" = None,
@@ -166,7 +168,8 @@ def describe(
     """What is known of a model, and its tokenizer.
 
     Of a model for the native engine the weights are hashed, and their names, shapes and file lengths compared with its
-    configuration, but they are not loaded; any other is loaded and compared with eager attention.
+    configuration, but they are not loaded. Any other is loaded, and compared with eager attention as `check` of `load`
+    says.
     """
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if native and source.folder is None:
@@ -175,7 +178,7 @@ def describe(
 
         return own_info(source.name), OwnTokenizer()
     if not native or source.folder is None:
-        model = load(source, engine=engine, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        model = load(source, engine=engine, check=check, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
         return model.info, model.tokenizer
     from attnscope.models.own.checkpoint import Checkpoint
     from attnscope.models.tokenizer import FastTokenizer

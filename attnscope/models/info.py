@@ -37,6 +37,7 @@ class ModelInfo:
         dtype: Precision of the weights as computed with, such as "float32".
         device: Where it runs, such as "cpu".
         checked: Whether the self-check against eager ran and held (True), was skipped (False), or is not needed (None).
+        remembered: When, and with which torch, a self-check ran that was not repeated; "" = there is none.
         notes: What a user must know to read the pictures truly, one sentence each.
         adapter: The adapter that is part of the weights, "" = none.
         adapter_sha256: Hash of its weights.
@@ -59,6 +60,7 @@ class ModelInfo:
     dtype: str = "float32"
     device: str = "cpu"
     checked: bool | None = None
+    remembered: str = ""
     notes: tuple[str, ...] = ()
     adapter: str = ""
     adapter_sha256: str = ""
@@ -87,6 +89,8 @@ class ModelInfo:
         has_pooler = self.engine == "native" and self.kinds == ("encoder",)
         counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
         equal = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
+        if self.remembered:
+            equal = f"{equal}; checked on {self.remembered}, and remembered since"
         checked = {
             True: "equal to what the module computes by itself, on its inputs" if self.engine == "torch" else equal,
             False: "no: the comparison with eager attention was skipped",

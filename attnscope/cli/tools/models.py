@@ -35,7 +35,7 @@ def models(printing: groups.Printing) -> None:
         print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
 
 
-@groups.command(omit=("device", "dtype", "device_map", "check"))
+@groups.command(omit=("device", "dtype", "device_map"))
 def info(
     *,
     model: Annotated[
@@ -54,8 +54,8 @@ def info(
     from attnscope.models import describe
 
     about, tokenizer = describe(
-        options.one_model(model, model_too) or "minilm", engine=loading.engine, allow_pickle=loading.allow_pickle,
-        trust_remote_code=loading.trust_remote_code, adapter=loading.adapter,
+        options.one_model(model, model_too) or "minilm", engine=loading.engine, check=loading.check,
+        allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code, adapter=loading.adapter,
     )  # fmt: skip
     if printing.json:
         from attnscope.output import print_json

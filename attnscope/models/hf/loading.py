@@ -27,6 +27,7 @@ from attnscope.models.devices import place
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.adapters import NONE, merge, require_peft
 from attnscope.models.hf.check.examples import accepts
+from attnscope.models.hf.check.remembered import identify
 from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
 from attnscope.models.hf.model import HuggingFaceModel, RawModel, assemble
 from attnscope.models.hf.parts import (
@@ -63,7 +64,7 @@ def load_huggingface(
     *,
     device: str = "cpu",
     dtype: str = "float32",
-    check: bool = True,
+    check: bool | None = None,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     device_map: DeviceMap | None = None,
@@ -106,8 +107,12 @@ def load_huggingface(
             notes.append(describe_spread(getattr(model, "hf_device_map", {"": "cpu"})))
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
-        raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
-        return assemble(raw, check=check)
+        identity = None
+        # Only of plain weights in one place is it known all that decides what they compute.
+        if check is not False and gguf is None and device_map is None and not quantisation(model.config):
+            identity = identify(source.folder, sha256, source.adapter, again=check is True)
+        raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter, identity)
+        return assemble(raw, check=check is not False)
 
 
 def _readers(

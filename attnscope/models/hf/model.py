@@ -21,6 +21,7 @@ from attnscope.models.hf.adapters import NONE, Adapter, unwrap
 from attnscope.models.hf.check.compare import run_one_by_one
 from attnscope.models.hf.check.examples import accepts, examples, max_tokens
 from attnscope.models.hf.check.longer import Survey, mixes_lengths
+from attnscope.models.hf.check.remembered import Identity, Memory
 from attnscope.models.hf.check.survey import survey_attention
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.network import Network, blocks_by_layer, can_resume, skipped_calls
@@ -62,6 +63,7 @@ class RawModel:
     notes: tuple[str, ...] = ()  # what a user must know of how it was read
     processor: Any = None  # makes what it reads of pictures or sound; None where there is none
     adapter: Adapter = NONE
+    identity: Identity | None = None  # by which its verdict is remembered; None = it is not
 
 
 class HuggingFaceModel(ShownModel):
@@ -82,6 +84,7 @@ class HuggingFaceModel(ShownModel):
         processor: Any = None,
         open_eyes: "Callable[[], HuggingFaceModel] | None" = None,
         open_viewer: "Callable[[], HuggingFaceModel] | None" = None,
+        memory: Memory | None = None,
     ) -> None:
         self.network, self.info = network, network.info
         self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = network.tokenizer
@@ -91,6 +94,7 @@ class HuggingFaceModel(ShownModel):
             )
         self.layers: Mapping[Kind, tuple[int, ...]] = network.survey.layers
         self._processor, self._open_eyes, self._open_viewer = processor, open_eyes, open_viewer
+        self._memory = memory
 
     @cached_property
     def writer(self) -> HuggingFaceWriter | None:
@@ -131,14 +135,20 @@ class HuggingFaceModel(ShownModel):
 
     @cached_property
     def resumes(self) -> bool:
-        """Whether what `rerun` gives from a layer on is what a whole forward gives; tried once."""
+        """Whether what `rerun` gives from a layer on is what a whole forward gives; tried once, remembered if so."""
         base, plan = self.network.base, self.network.survey.plan
         if not self.network.at_seam:
             return False
+        if self._memory is not None and self._memory.resumes:
+            return True
         example = examples(base)[1].inputs
         batch = Batch(example["input_ids"], target_ids=example.get("decoder_input_ids"))
         with torch.no_grad():
-            return can_resume(self._rerun(batch, self.loss is not None, blocks_of(base, plan)), plan, base)
+            resumes = can_resume(self._rerun(batch, self.loss is not None, blocks_of(base, plan)), plan, base)
+        # A failure may be for want of memory.
+        if resumes and self._memory is not None:
+            self._memory.remember_resumes()
+        return resumes
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """See models.model.Model. Where info.path is "eager", the probe can only be a `Weights`.
@@ -309,6 +319,10 @@ def _build(
 ) -> HuggingFaceModel:
     base = base or base_of(raw.model)
     share_lock([raw.model])
+    memory = None
+    if survey is None and raw.identity is not None:
+        memory = Memory(raw.model, base, raw.identity)
+        survey = memory.survey(lambda: survey_attention(base, check=check))
     survey = survey or survey_attention(base, check=check)
     kinds = tuple(survey.layers)
     info = ModelInfo(
@@ -328,9 +342,10 @@ def _build(
         dtype=name_dtype(base.dtype),
         device=str(input_device(base)),
         checked=survey.checked,
+        remembered=survey.remembered,
         notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
         adapter=raw.adapter.name,
         adapter_sha256=raw.adapter.sha256,
     )
     network = Network(raw.model, base, raw.tokenizer, info, survey)
-    return HuggingFaceModel(network, raw.processor, open_eyes, open_viewer)
+    return HuggingFaceModel(network, raw.processor, open_eyes, open_viewer, memory)

@@ -44,10 +44,11 @@ class LoadOptions:
         "auto: split a model that is too large for one device over all of them (needs the extra accelerate).",
         default=None,
     )
-    check: bool = option(
-        "Skip comparing a Hugging Face model with its own eager attention (some models are always compared).",
-        "--no-check",
-        default=True,
+    check: bool | None = option(
+        "Compare a Hugging Face model with its own eager attention, or skip that (some models are always compared). "
+        " [default: compare once, and remember the verdict]",
+        "--check/--no-check",
+        default=None,
     )
     allow_pickle: bool = option("Load weights that are pickles; those can run any code on your machine.", default=False)
     trust_remote_code: bool = option("Run Python code that comes with the model.", default=False)

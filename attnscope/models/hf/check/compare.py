@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import Kind, Probe, attend
-from attnscope.errors import AttnscopeError, RoundingError, require_rounding
+from attnscope.errors import AttnscopeError, RoundingError, is_out_of_memory, require_rounding
 from attnscope.models.devices import name_dtype
 from attnscope.models.hf.check.examples import Example, examples
 from attnscope.models.hf.check.layers import kinds_of, listed_layers
@@ -141,8 +141,11 @@ def _within_rounding(
     """
     try:
         return check(model, example, ours, theirs, allowed)
-    except RoundingError:
-        exact = _agree_in_float64(model, example, allowed, check, with_maps=bool(ours.maps))
+    except RoundingError as difference:
+        try:
+            exact = _agree_in_float64(model, example, allowed, check, with_maps=bool(ours.maps))
+        except Exception as no_memory:  # which may suffice another time
+            raise difference from no_memory
         if exact is None:
             raise
         error = _largest_error(theirs, exact)
@@ -163,7 +166,7 @@ def _agree_in_float64(
 ) -> Outcome | None:
     """What a float64 copy of a model computes with its own eager attention; None if the seam differs from it.
 
-    None also if the copy does not run, or if there is no memory for it.
+    None also if the copy does not run. Where there is no memory for it, the error of that is let through.
     """
     inputs = {
         name: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for name, x in example.inputs.items()
@@ -180,7 +183,9 @@ def _agree_in_float64(
             for kind, of_call in zip(kinds_of(twin.config, example, output, weights), weights, strict=True):
                 maps.setdefault(kind, []).append(of_call)
         check(twin, example, Outcome.of(output, maps), exact, allowed * tolerance(twin, 0) / tolerance(model, 0))
-    except Exception:  # a model may fail in any way in another precision
+    except Exception as error:  # a model may fail in any way in another precision
+        if is_out_of_memory(error):
+            raise
         return None
     return exact
 

@@ -146,6 +146,7 @@ class Survey:
     # of these, those beyond which what would be shown differs from eager, and what was said of it
     refusals: dict[int, AttnscopeError] = field(default_factory=dict)
     beside: bool = False  # whether modules that the plan does not name attend too, as those of a tower for pictures do
+    remembered: str = ""  # when, and with what, it was compared; "" = at this load
     through: Callable[..., Any] | None = None  # what is called instead of the model, to run it; see `seam.perform`
 
 

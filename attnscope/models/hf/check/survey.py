@@ -80,7 +80,10 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True, inputs: Mapp
                 survey = replace(survey, notes=(*survey.notes, *notes))
                 reason = reason or (check_long(model, survey) if check and inputs is None else "")
             except AttnscopeError as error:
-                raise _explain_difference(model, alone, error) from error
+                explained = _explain_difference(model, alone, error)
+                if explained is error:
+                    raise  # and it keeps its own cause
+                raise explained from error
             except Exception as error:  # padding, too, may be more than a model can take
                 reason = shorten(error)
         if not reason:
@@ -228,7 +231,10 @@ def _read_eager(
     try:
         compare_hidden(model, alone, Outcome.of(output, maps), Outcome.of(own, {}), allowed)
     except AttnscopeError as error:
-        raise _name_difference(model, error) from error
+        explained = _name_difference(model, error)
+        if explained is error:
+            raise  # and it keeps its own cause
+        raise explained from error
     notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
     if any(
         float((whole.float() - cut[-1:, :, : whole.shape[2], : whole.shape[3]].float()).abs().max()) > allowed
