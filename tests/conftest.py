@@ -96,7 +96,7 @@ SLOW_LIMIT_S = 3600
 """Seconds after which a test marked slow is given up; others have pyproject.toml's `timeout`."""
 
 
-WITH_OTHERS = {"host", "interrupted", "memory", "process", "processes", "running", "stdin", "workers"}
+WITH_OTHERS = {"host", "interrupted", "memory", "process", "processes", "run", "stdin", "workers"}
 """Modules whose tests wait for other processes, as those with a browser do. A machine that stalls can fail such a test
 where nothing is wrong: it may try once more, and the summary says so. What is wrong fails twice."""
 
