@@ -202,7 +202,7 @@ def test_many_keys_go_on_below_and_many_columns_lose_their_middle() -> None:
     assert out.count("The     cat") >= 2
     assert re.search(r"0\.4109 +… +0\.3663", out), "of four columns the middle is left out"
     wide = re.sub(r"\s+", " ", drawn(cost("gpt3"), 200))
-    assert "attention weights, a layer 603,979,776 604.0 M 4 · d_model² = 4 · 12288²" in wide
+    assert "attention weights, per layer 603,979,776 604.0 M 4 · d_model² = 4 · 12288²" in wide
 
 
 # The quiz

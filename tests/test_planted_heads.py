@@ -253,6 +253,6 @@ def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
     console.print(heads_terminal.table(findings, console))
     text = console.export_text()
     assert f"{label(found.role)} {number(found.value)} of " in text
-    assert "1 head is only a sink; what is strongest excluding sinks" in " ".join(text.split())
+    assert "1 head is only a sink; strongest pattern outside sinks" in " ".join(text.split())
     named = replace(rests, roles=(*rests.roles, replace(rests.roles[0], name="local")))
     assert heads_summary.nearest_role(findings, named) is None

@@ -323,7 +323,7 @@ class Descriptions:
         alike = sum(not head.other_half for head in compared)
         return (
             f"stability: both halves of the texts have the same first term outside sinks in {alike} of "
-            f"{amount(len(compared), 'head')}" + "; if they differ, ! names the other half's" * (alike < len(compared))
+            f"{amount(len(compared), 'head')}" + "; ! marks heads in which they differ" * (alike < len(compared))
         )
 
     @property

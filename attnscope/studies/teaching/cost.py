@@ -120,8 +120,8 @@ def _parameters(s: Sizes) -> list[Quantity]:
         formula = "2 · d_model · d_head · (n_heads + n_kv_heads)"
         numbers = f"2 · {s.d_model} · {s.d_head} · ({s.n_heads} + {s.n_kv_heads})"
     quantities = [
-        each("attention_weights_per_layer", "attention weights, a layer", formula, numbers, weights),
-        each("attention_weights", "attention weights, in all", f"{_layers(s)} · weights a layer",
+        each("attention_weights_per_layer", "attention weights, per layer", formula, numbers, weights),
+        each("attention_weights", "attention weights, total", f"{_layers(s)} · weights per layer",
            f"{layers} · {weights:,}", layers * weights),
     ]  # fmt: skip
     if biases:
@@ -133,7 +133,7 @@ def _parameters(s: Sizes) -> list[Quantity]:
             *([f"{s.d_model}"] if s.o_bias else []),
         ]
         quantities.append(
-            each("attention_biases", "attention biases, in all", f"{_layers(s)} · ({' + '.join(terms)})",
+            each("attention_biases", "attention biases, total", f"{_layers(s)} · ({' + '.join(terms)})",
                f"{layers} · ({' + '.join(values)})", layers * biases)
         )  # fmt: skip
     quantities += _other_parameters(s)
@@ -162,7 +162,7 @@ def _other_parameters(s: Sizes) -> list[Quantity]:
         ups = "" if s.ff_matrices == 2 else f"{s.ff_matrices - 1} · "
         formula, numbers = f"{formula} + {ups}d_ff + d_model", f"{numbers} + {ups}{s.d_ff} + {s.d_model}"
     quantities = [
-        each("feed_forward", "feed-forward, in all", f"{formula})", f"{numbers})",
+        each("feed_forward", "feed-forward, total", f"{formula})", f"{numbers})",
            n_blocks * (s.ff_matrices * s.d_model * s.d_ff + ff_bias))
     ]  # fmt: skip
     if s.vocab_size:
@@ -218,10 +218,10 @@ def _per_token(s: Sizes, n: int) -> list[Quantity]:
     weights, layers, width = attention_weights(s), s.n_attentions, s.n_heads * s.d_head
     each = _quantities_in("multiply-adds")
     if s.kind == "encoder-decoder":
-        what = "a token of the source and one of the target together"
+        what = "one token of the source and one of the target"
         feed = s.n_layers + s.n_decoder_layers
     else:
-        what, feed = "a token", s.n_layers
+        what, feed = "per token", s.n_layers
     quantities = [
         each("projections_per_token", "projections (W_Q, W_K, W_V, W_O)", f"{_layers(s)} · attention weights",
              f"{layers} · {weights:,}", layers * weights),
@@ -237,9 +237,9 @@ def _per_token(s: Sizes, n: int) -> list[Quantity]:
             each("unembedding_per_token", "unembedding", "d_model · vocab_size", f"{s.d_model} · {s.vocab_size}",
                  s.d_model * s.vocab_size)
         )  # fmt: skip
-    quantities.append(each("per_token", f"in all, {what}", "the sum", "", sum(int(q.value) for q in quantities)))
+    quantities.append(each("per_token", f"total, {what}", "the sum", "", sum(int(q.value) for q in quantities)))
     quantities.append(
-        Quantity("exponentials_per_token", "softmax, beside them", f"{_layers(s)} · n_heads · N",
+        Quantity("exponentials_per_token", "softmax, in addition", f"{_layers(s)} · n_heads · N",
                  f"{layers} · {s.n_heads} · {n}", layers * s.n_heads * n, "exponentials")
     )  # fmt: skip
     return quantities
@@ -251,8 +251,8 @@ def _per_text(s: Sizes, n: int) -> list[Quantity]:
     for q in _per_token(s, n):
         name = q.name.replace("_per_token", "_per_text").replace("per_token", "per_text")
         numbers = f"{n} · {q.value:,}"
-        what = "in all, a text" if name == "per_text" else q.what
-        quantities.append(Quantity(name, what, "N · the same for a token", numbers, n * int(q.value), q.unit))
+        what = "total, per text" if name == "per_text" else q.what
+        quantities.append(Quantity(name, what, "N · the same per token", numbers, n * int(q.value), q.unit))
     return quantities
 
 

@@ -260,13 +260,12 @@ def _draw_strips(page: Page, strips: Sequence[tuple[Box, tuple[float, ...]]]) ->
 
 
 def _notes(findings: Findings, has_nats: bool, has_strips: bool) -> list[str]:
-    strips = "at the right: a dot a head, a line at the median; below 30% (grey) a head is mostly undescribed"
+    strips = "at the right: one dot per head, a line at the median; below 30% (grey) a head is mostly undescribed"
     return [
-        "each card is about the head's attention outside special tokens and the first: how much of what sets it apart "
-        "from uniform attention its description predicts, on texts it was not fitted on"
-        + ", and how many nats that is" * has_nats
-        + "; then what it attends to, the most important first",
+        "each card: how much of the difference from uniform attention the description predicts on held-out texts"
+        + ", how many nats that difference is" * has_nats
+        + ", and what the head attends to, the most important first; special tokens and the first do not count",
         *[strips] * has_strips,
         *description_notes(findings),
-        "a description is of attention, not of purpose",
+        "a description says where a head looks, not why",
     ]

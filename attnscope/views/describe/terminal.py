@@ -71,13 +71,13 @@ def _words(described: HeadDescription) -> Text:
 
 def _notes(findings: Findings, described: Descriptions, n_other: int) -> list[str]:
     legend = [
-        "attends: how much of its attention lies on keys other than special tokens and the first; it rests on those. "
-        "nats: how far the attention on other keys is from uniform. predicted: the share of what sets it apart from "
-        "uniform attention that the terms predict, on texts they were not fitted on, with its 95% interval.",
-        "nouns 1.6× (door, key): such keys get 1.6 times what the rest of the line gives them; examples. (69%; uniform "
-        "34%): share of attention there; under uniform attention. then: counts less. equally: as much. from …: for "
-        "such queries. Pages and files have the terms behind the line.",
-        "A description says where a head looks, not what for.",
+        "attends: the share of a head's attention on keys other than special tokens and the first; it rests on those. "
+        "nats: how far the attention on other keys is from uniform. predicted: the share of these nats that the line "
+        "predicts on held-out texts, with its 95% interval.",
+        "nouns 1.6× (door, key): nouns, such as door and key, get 1.6 times what the rest of the line gives them. "
+        "(69%; uniform 34%): the share of attention there, and under uniform attention. then: a weaker part. equally: "
+        "an equally strong part. from …: only from such queries. Pages and files have the terms behind the line.",
+        "A description says where a head looks, not why.",
     ]
     notes = [" ".join(legend), "; ".join(description_notes(findings))]
     n_unsure = sum(each.is_unsure for each in described.heads if not each.spreads_evenly)

@@ -170,8 +170,8 @@ def nearest_roles_line(findings: Findings) -> str:
     if not n_heads:
         return ""
     return (
-        f"{amount(len(sinks), 'head is only a sink', 'heads are only sinks')}; what is strongest excluding sinks, too "
-        f"weak or too unsure for a role: {', '.join(f'{label(name)} {n}' for name, n in n_heads.most_common())}"
+        f"{amount(len(sinks), 'head is only a sink', 'heads are only sinks')}; strongest pattern outside sinks, "
+        f"too weak or uncertain for a role: {', '.join(f'{label(name)} {n}' for name, n in n_heads.most_common())}"
     )
 
 

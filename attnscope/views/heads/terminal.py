@@ -314,14 +314,14 @@ def _explanation(findings: Findings, roles: Sequence[str], columns: Collection[s
     causal = findings.options.get("causal")
     effect = printable(causal.get("what")) if isinstance(causal, dict) else ""
     meanings = {
-        "sinks": "the share of its attention on special tokens and the first token",
-        "share": "how much of its attention the value is about: all of it, or that share outside sinks",
+        "sinks": "share of the head's attention on special tokens and the first token",
+        "share": "how much of the head's attention the value counts: all of it, or that share outside sinks",
         "effect": f"{effect} without the head, by zero ablation",
-        _OTHERWISE: "if a head is only a sink, its strongest measure outside sinks, and of how much attention; "
-        "it is no role",
+        _OTHERWISE: "if a head's only role is a sink, its strongest other pattern, and the share of attention that "
+        "this covers; it is no role",
     }
     notes = [f"{name}: {meaning}" for name, meaning in meanings.items() if name in columns]
-    return "; ".join([*notes, f"a role must exceed its baseline and: {thresholds}"])
+    return "; ".join([*notes, f"a role's value must exceed its baseline and its threshold: {thresholds}"])
 
 
 LEADING = ("distance_patches", "monotonicity")

@@ -17,7 +17,7 @@ from attnscope.views.tables.table import Column, Table
 _INDENT = 6
 _TITLES = {
     "parameters": "Parameters",
-    "per_token": "Multiply-adds for a token of a text of {n:,} tokens",
+    "per_token": "Multiply-adds per token of a text of {n:,} tokens",
     "per_text": "Multiply-adds for the whole text",
     "memory": "Memory of the scores",
     "kv_cache": "Keys and values kept while writing {n:,} tokens (KV cache)",
@@ -95,7 +95,7 @@ def _heads(cost: Cost, console: Console) -> Table:
         Column("heads", lambda row: str(row.n_heads), right=True),
         Column("d_head", lambda row: str(row.d_head), right=True),
         Column("scale", lambda row: fixed(row.scale, 4), right=True, drop=3),
-        Column("weights a layer", lambda row: f"{row.weights_mha:,}", right=True, wraps=True, drop=2),
+        Column("weights per layer", lambda row: f"{row.weights_mha:,}", right=True, wraps=True, drop=2),
         Column("with 1 kv head", lambda row: f"{row.weights_mqa:,}", right=True, wraps=True, drop=1),
         Column(scores, lambda row: abbreviate(row.scores_bytes, "bytes").split(" (")[0], right=True, wraps=True,
                least=8),
