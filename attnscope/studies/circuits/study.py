@@ -87,8 +87,8 @@ class _Weights:
         self.spell: Callable[[int], str] = cache(lambda number: model.tokenizer.spell(number))
         if stream.is_post_norm:
             self.notes.append(
-                "norms lie on the stream itself (post-norm): those between two heads are not folded, and a head is "
-                "taken to read what another wrote as it was written"
+                "this model normalises the stream itself (post-norm): scores leave out the norms between two heads, as if a "
+                "head read exactly what another wrote"
             )
         if stream.unembedding is not None and not stream.is_direct:
             self.notes.append(

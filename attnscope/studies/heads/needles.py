@@ -99,7 +99,7 @@ def retrieval_heads(
     options = options or NeedleOptions()
     if model.loss != "causal":
         raise AttnscopeError(
-            f"{model.info.name} does not write a text on, and so copies nothing",
+            f"{model.info.name} cannot continue a text, so it copies no needle",
             "needles are for decoders with their language-model head, such as GPT-2 or Llama",
         )
     for length in options.lengths:
