@@ -87,7 +87,7 @@ class _Weights:
         self.spell: Callable[[int], str] = cache(lambda number: model.tokenizer.spell(number))
         if stream.is_post_norm:
             self.notes.append(
-                "this model normalises the stream itself (post-norm): scores leave out norms between two heads, as if a "
+                "this model normalises the stream (post-norm): scores leave out norms between two heads, as if a "
                 "head read exactly what another wrote"
             )
         if stream.unembedding is not None and not stream.is_direct:
