@@ -339,7 +339,7 @@ def test_scores_are_those_of_plain_loops() -> None:
 
 def test_models_that_do_not_write_are_told_so(minilm_folder: object) -> None:
     for model in (attnscope.load("minilm"), attnscope.load("own")):
-        with pytest.raises(AttnscopeError, match="does not write a text on, and so copies nothing"):
+        with pytest.raises(AttnscopeError, match="cannot continue a text, so it copies no needle"):
             retrieval_heads(model)
 
 
