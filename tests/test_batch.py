@@ -90,6 +90,15 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_pat
         assert path.read_bytes() == (undisturbed / folder_name(0, TEXTS[0]) / path.name).read_bytes(), path.name
 
 
+@pytest.mark.parametrize("name", ["index.html", "manifest.jsonl"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_file_of_the_users_own_stays(name: str, again: bool, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("<html>mine")
+    with pytest.raises(AttnscopeError, match="is no file of a batch, and would be lost"):
+        batch("own", Corpus([corpus]), tmp_path, replace(HOW, replace=again))
+    assert files(tmp_path) == {name: b"<html>mine"}
+
+
 def test_the_number_of_workers_changes_no_byte(
     corpus: Path, undisturbed: Path, tmp_path: Path, worker_here: None
 ) -> None:

@@ -93,6 +93,16 @@ class BatchFolder:
                 "choose another folder with --out, or give up those figures with --replace",
             )
 
+    def require_ours(self) -> None:
+        """Refuses a folder where a manifest or an index that no batch wrote has the name of one of ours."""
+        for name, is_ours in ((MANIFEST, _is_manifest), (INDEX, _is_index)):
+            path = self.path / name
+            if is_plain_file(path) and not is_ours(path):
+                raise AttnscopeError(
+                    f"{path} is no file of a batch, and would be lost",
+                    "choose another folder with --out, or move it away",
+                )
+
     def sweep(self) -> None:
         """Removes what killed runs have left half-written."""
         for folder, own in ((self.path, _SUMMARIES), *((folder, own_files()) for folder in self._text_folders())):
@@ -147,6 +157,26 @@ def _read_entry(folder: Path, *, index: int = 0, source: str = "", line: int = 0
         return DrawnText.from_entry(entry, index=index, source=source, line=line, folder=folder.name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _is_manifest(path: Path) -> bool:
+    """Whether a file is empty or begins as every manifest does."""
+    begin = _begin(path, 10)
+    return not begin or begin == b'{"index": '
+
+
+def _is_index(path: Path) -> bool:
+    """Whether a file is empty or bears the link to the manifest that every index has near its beginning."""
+    begin = _begin(path, 65_536)
+    return not begin or b"<a href=manifest.jsonl>manifest.jsonl</a>" in begin
+
+
+def _begin(path: Path, most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError:
+        return b""
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -77,6 +77,7 @@ def batch(
     absolute = source if source.folder is None else replace(source, folder=source.folder.absolute())
     drawer = Drawer(absolute, options, hashes(), _describe_options(source, options))
     with BatchFolder(out) as folder:
+        folder.require_ours()
         folder.sweep()
         plan = _Plan(folder, drawer, _common(source, options))
         todo: Iterator[Task] = plan.todo(corpus_texts)
