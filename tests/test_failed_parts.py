@@ -18,7 +18,7 @@ from attnscope.views.tables.plain_text import open_console, print_record
 from tests.atlas_helpers import small_atlas
 from tests.conftest import Run
 from tests.page_helpers import Opened
-from tests.test_old_records import RECORDS, TOLD
+from tests.made_records import RECORDS
 
 FAILURE = {"step": "--frobnicate", "error": "a bug", "hint": "mend it"}
 SENTENCE = "--frobnicate failed: a bug"
@@ -30,7 +30,7 @@ def failed_record(name: str) -> Any:
     return replace(record, run={**record.run, "failures": [FAILURE]})
 
 
-WITH_RUN = [name for name in TOLD if hasattr(load(RECORDS / name), "run")]
+WITH_RUN = [name for name in sorted(path.name for path in RECORDS.iterdir()) if hasattr(load(RECORDS / name), "run")]
 
 
 @pytest.mark.parametrize("name", WITH_RUN)

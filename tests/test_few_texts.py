@@ -8,7 +8,6 @@ thousands of cells lies up to four of these below its own coverage, so `least_of
 
 import os
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +19,14 @@ import attnscope
 from attnscope.core.exact.intervals import predicted_interval, skewed_interval, unseen_share, weight_of_unseen
 from attnscope.core.exact.running import RunningSums
 from attnscope.core.questions import row_tables
-from attnscope.core.questions.descriptions import row_losses, score_of_texts
+from attnscope.core.questions.descriptions import score_of_texts
 from attnscope.core.questions.row_tables import ItemSums
-from attnscope.corpus import CorpusText, chunks, count_tokens
+from attnscope.corpus import CorpusText, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
-from attnscope.records.heads.descriptions import EVEN
 from attnscope.studies.atlas import rows, tables
-from attnscope.studies.describe import fitting, study
-from attnscope.studies.describe import sample as sampling
 from attnscope.studies.heads.measure_intervals import measure_intervals
 from attnscope.studies.inputs.texts import special_ids
-from attnscope.studies.measuring import block_sums
-from attnscope.studies.measuring.head_blocks import Frequencies
-from attnscope.studies.measuring.tally import OF_TEXTS, weigh_units
-from tests.heads_helpers import study_tallies
 
 Floats = NDArray[np.float64]
 
@@ -234,49 +226,6 @@ def coverage(held: NDArray[np.bool_]) -> str:
     return f"{held.mean(-1).min():.3f} at worst, {np.median(held.mean(-1)):.3f} median"
 
 
-@pytest.mark.slow
-def test_intervals_of_explained_shares_hold_for_every_head(
-    model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "MOST_BYTES", 2**40)
-    frequencies = Frequencies.of_counts(count_tokens(sentences, model.tokenizer.encode, special_ids(model)))
-    sample, fits = study.fit_texts(model, sentences, frequencies, sampling.DescribeOptions(queries=8000))
-    scored = [number for number, unit in enumerate(sample) if not unit.fits]
-    drawn, n_draws = np.random.default_rng(0), 200
-    for n_texts in (10, 20, 40, 80):
-        held: dict[str, list[NDArray[np.bool_]]] = {"all attention": [], "when it attends": []}
-        for fit in fits:
-            active, sinks = fit.group.part(scored), fit.group.sinks.of_texts(scored)
-            for head in range(len(fit.group.heads)):
-                left, nats = fitting.whole_losses(fit, sinks, head)
-                numbers = np.stack([left, nats, np.ones_like(left)])
-                held["all attention"].append(shares_held(sinks.texts, numbers, n_texts, n_draws, drawn))
-                left = row_losses(active, head, fit.active[head])
-                nats, mass = active.rows.uniform_nats[active.index, head], active.mass[:, head]
-                numbers = np.stack([left * mass, nats * mass, mass])
-                held["when it attends"].append(shares_held(active.texts, numbers, n_texts, n_draws, drawn))
-        for part, of_heads in held.items():
-            print(model.info.name, n_texts, "of", len(scored), part, coverage(np.array(of_heads)))
-            assert np.array(of_heads).mean(1).min() >= 0.9
-
-
-def shares_held(
-    texts: NDArray[np.int64], numbers: Floats, n_texts: int, n_draws: int, drawn: np.random.Generator
-) -> NDArray[np.bool_]:
-    """(draw,): whether the interval of the share that is explained, from texts drawn again, has that of all texts.
-
-    `numbers` are what is left, nats, and mass, (3, row). No interval counts as one that has it.
-    """
-    _, which, n_rows = np.unique(texts, return_inverse=True, return_counts=True)
-    left, nats, mass = (np.bincount(which, of_rows) / n_rows for of_rows in numbers)
-    true, held = 1 - left.sum() / nats.sum(), np.zeros(n_draws, np.bool_)
-    for draw in range(n_draws):
-        some = drawn.integers(0, len(nats), n_texts)
-        how = score_of_texts(np.arange(n_texts), left[some], nats[some], mass[some])
-        held[draw] = not (how.low > true or how.high < true)
-    return held | (nats.mean() < EVEN)  # a head that spreads evenly has no share
-
-
 def least_of(n_draws: int) -> float:
     """What the coverage of each of thousands of cells reaches in so many draws if it is 90% or more."""
     return float(0.9 - 4 * np.sqrt(0.09 / n_draws))
@@ -337,46 +286,3 @@ def test_intervals_of_lifts_hold_for_every_key_and_pair(
             covered = np.concatenate(held)
             print(model.info.name, n_texts, "texts,", len(covered), "cells,", f"lifts of {side}:", coverage(covered))
             assert covered.mean(1).min() >= least_of(n_draws)
-
-
-@pytest.mark.slow
-def test_intervals_of_measures_hold_for_every_head(
-    model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All measures of all heads; `resting` is the share on sinks. The worst cell is in docs/evidence/intervals.md."""
-    by_text: list[tuple[Floats, Mapping[str, Floats]]] = []
-
-    def keep(names: Sequence[str], weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
-        by_text.append((weights, weigh_units(names, weights, sums)))
-        return dict(by_text[-1][1])
-
-    monkeypatch.setattr(block_sums, "weigh_units", keep)
-    (tally,) = study_tallies(model, [text.text for text in sentences])[1].values()
-    weights = np.concatenate([one for one, _ in by_text])
-    sums, uniform, counts = (
-        np.concatenate([one[name] for _, one in by_text]) for name in ("sum", "uniform_sum", "count")
-    )
-    known = [column for column, name in enumerate(tally.names) if name not in OF_TEXTS]
-    names = [tally.names[column] for column in known]
-    sums, uniform, counts = sums[..., known], uniform[..., known], counts[..., known]
-    assert len(sums) == tally.n_texts
-    with np.errstate(invalid="ignore", divide="ignore"):
-        true = sums.sum(0) / counts.sum(0)
-    drawn, n_draws = np.random.default_rng(0), 200
-    for n_texts in (10, 20, 40, 80):
-        held, has = np.zeros((2, *true.shape))
-        for _ in range(n_draws):
-            some = drawn.integers(0, len(sums), n_texts)
-            of_texts = RunningSums(true.shape)
-            of_texts.add(sums[some], counts[some])
-            with np.errstate(invalid="ignore", divide="ignore"):
-                even = uniform[some].sum(0) / counts[some].sum(0)
-            low, high = measure_intervals(of_texts, names, 1 / weights[some].mean(), even)
-            has += ~np.isnan(low)
-            held += (low <= true + 1e-9) & (true <= high + 1e-9)
-        covered = np.where(has >= n_draws / 4, held / np.maximum(has, 1), np.nan)
-        worst = {name: float(np.nanmin(covered[..., at], initial=1.0)) for at, name in enumerate(names)}
-        print(model.info.name, n_texts, "of", len(sums), {name: round(least, 3) for name, least in worst.items()})
-        print(f"resting: {worst['resting']:.3f}; below 0.9: {(covered < 0.9).sum()} of {np.isfinite(covered).sum()}")
-        assert worst["resting"] >= 0.9
-        assert min(worst.values()) >= least_of(n_draws)

@@ -17,7 +17,7 @@ from attnscope.views.tables import numbers
 from attnscope.views.tables.plain_text import open_console
 from attnscope.views.tables.table import Column, Table
 
-RECORDS = sorted(path for path in (Path(__file__).parent / "records").iterdir() if path.name != "told.json")
+RECORDS = sorted((Path(__file__).parent / "records").iterdir())
 WIDTHS = (0, 20, 40, 60, 79, 80, 99, 100, 120, 200)
 
 

@@ -133,7 +133,7 @@ def measure_intervals(
     takes_shares = kinds.are_shares & ~kinds.are_means
     low = np.where(takes_shares, ends_of_shares[0], np.where(is_active, ends[0], np.nan))
     high = np.where(takes_shares, ends_of_shares[1], np.where(is_active, ends[1], np.nan))
-    return np.where(kinds.are_means, np.fmax(low, 0.0), low), np.where(kinds.are_means, np.fmin(high, 1.0), high)
+    return np.where(kinds.are_means, np.maximum(low, 0.0), low), np.where(kinds.are_means, np.minimum(high, 1.0), high)
 
 
 def kinds_of(names: Sequence[str]) -> _Kinds:
