@@ -17,8 +17,8 @@ from attnscope.views.pages.notebook import to_html
 from attnscope.views.tables.plain_text import open_console, print_record
 from tests.atlas_helpers import small_atlas
 from tests.conftest import Run
-from tests.page_helpers import Opened
 from tests.made_records import RECORDS
+from tests.page_helpers import Opened
 
 FAILURE = {"step": "--frobnicate", "error": "a bug", "hint": "mend it"}
 SENTENCE = "--frobnicate failed: a bug"

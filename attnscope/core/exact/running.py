@@ -32,8 +32,8 @@ class RunningSums:
 
         Σ_AB (s - s̄)² = Σ_A (s - s̄)² + Σ_B (s - s̄)² + (s̄_B - s̄_A)² · n_A n_B / (n_A + n_B)
 
-    Moments about the mean keep most digits of large values with a small spread. One merge is exact to a few units in the
-    last place (relative error about 1e-15). So the same texts in the same order and batches give the same numbers,
+    Moments about the mean keep most digits of large values with a small spread. One merge is exact to a few units in
+    the last place (relative error about 1e-15). So the same texts in the same order and batches give the same numbers,
     bit for bit; another order or split may change the last digits.
 
     A new object holds no text and is the identity of `merge`.
