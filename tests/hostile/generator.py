@@ -21,7 +21,6 @@ from typing import Any, get_args, get_origin
 import torch
 import typer
 
-import attnscope
 from attnscope.cli import app
 from examples.decoder import decoder
 from tests.conftest import write_tiny
@@ -49,7 +48,6 @@ GOOD: dict[str, tuple[str, ...]] = {
     "device": ("cpu", "auto"),
     "dtype": ("float32", "auto", "bfloat16", "float64"),
     "executor": ("local",),
-    "shard": ("1/2", "2/2"),
     "rows": ("0-2",),
     "cols": ("0-2",),
     "cmap": ("viridis",),
@@ -73,12 +71,10 @@ BASES: dict[str, tuple[str, ...]] = {
         "--file INPUTS/texts.csv -m own", "--file INPUTS/texts.txt.gz -m INPUTS/tiny --json",
         "--probe needle --lengths 48 --depths 0,100 --needles 4 --causal -m INPUTS/decoder -f npz,csv -o OUT",
     ),
-    "merge": ("INPUTS/heads.npz -f csv -o OUT", "INPUTS/part-1.npz INPUTS/part-2.npz -m INPUTS/decoder -o OUT"),
     "atlas": (
         "--file INPUTS/cat.txt -m own -f npz,csv,html -o OUT",
         "--file INPUTS/texts.jsonl -m INPUTS/tiny --examples 2 --sample 4 -f json -o OUT",
         "--file INPUTS/cat.txt -m INPUTS/decoder -f html -o OUT",
-        "--file INPUTS/cat.txt -m INPUTS/decoder --shard 1/2 -o OUT",
     ),
     "timeline": (
         "INPUTS/decoder --file INPUTS/cat.txt --composition q,k,v -f npz,csv -o OUT",
@@ -86,12 +82,11 @@ BASES: dict[str, tuple[str, ...]] = {
         "INPUTS/tiny --file INPUTS/texts.jsonl --no-loss --json",
     ),
     "circuits": ("-m own -f npz,csv -o OUT", "-m INPUTS/tiny --pick L0H1"),
-    "why": ("TEXT -m own --pick L1H1 --query @1 -f npz,csv -o OUT", "--file INPUTS/cat.txt -m own --json"),
+    "why": ("TEXT -m own --pick L1H1 --query @1 -f npz,csv -o OUT", "--file INPUTS/cat.txt -m own --pick L1H1 --query @1 --json"),
     "rollout": ("TEXT -m own -f npz,json -o OUT", "TEXT -m INPUTS/tiny"),
     "compare": (
         "--file INPUTS/cat.txt -m own -f npz -o OUT", "TEXT --with TEXT -m own -f npz -o OUT",
         "TEXT -m own --pick L0H0,L0H1 -f json -o OUT",
-        "what --image INPUTS/photo.png --image INPUTS/photo.png -m INPUTS/sight -f npz -o OUT",
     ),
     "relations": (
         "INPUTS/trees.conllu -m own -f npz,csv -o OUT", "INPUTS/links.jsonl -m own --json",
@@ -108,12 +103,8 @@ BASES: dict[str, tuple[str, ...]] = {
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
             "rollout.npz", "weights.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "weights.json",
             "atlas.npz", "circuits.npz", "timeline.npz", "models.npz", "needles.npz",
-            "looking.npz", "listening.npz", "pairs.npz", "patching.npz", "part-1.npz",
+            "looking.npz", "listening.npz", "pairs.npz", "patching.npz",
         )
-    ),
-    "export": (
-        "INPUTS/needles.npz --for retrieval -o OUT", "INPUTS/heads.npz --for scores --score entropy_nats -o OUT",
-        "INPUTS/relations.npz --for scores --score det→head --json -o OUT",
     ),
     "trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --token cat"),
     "split": ("-f json -o OUT", "TEXT -m own -L 0"),
@@ -190,15 +181,10 @@ class Generator:
         self._write_decoder()
 
     def _write_decoder(self) -> None:
-        """A model that writes, and an atlas of it in two parts."""
+        """Write a model that writes."""
         torch.manual_seed(0)
         folder = self.inputs / "decoder"
         decoder(["the", "cat", "and", "a", "dog", "sat", "it", "was"], n_layers=2, n_heads=2, d_model=8).save(folder)
-        model = attnscope.load(folder)
-        for part in (1, 2):
-            how = attnscope.AtlasOptions(heads=attnscope.HeadsOptions(shard=(part, 2)), examples=1, sample=2)
-            texts = attnscope.Corpus([self.inputs / "cat.txt"])
-            attnscope.atlas(model, texts, how).save(self.inputs / f"part-{part}.npz")
 
     def case(self, seed: int) -> Case:
         """The case of a seed, and the files that it needs."""
