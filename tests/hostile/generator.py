@@ -82,7 +82,10 @@ BASES: dict[str, tuple[str, ...]] = {
         "INPUTS/tiny --file INPUTS/texts.jsonl --no-loss --json",
     ),
     "circuits": ("-m own -f npz,csv -o OUT", "-m INPUTS/tiny --pick L0H1"),
-    "why": ("TEXT -m own --pick L1H1 --query @1 -f npz,csv -o OUT", "--file INPUTS/cat.txt -m own --pick L1H1 --query @1 --json"),
+    "why": (
+        "TEXT -m own --pick L1H1 --query @1 -f npz,csv -o OUT",
+        "--file INPUTS/cat.txt -m own --pick L1H1 --query @1 --json",
+    ),
     "rollout": ("TEXT -m own -f npz,json -o OUT", "TEXT -m INPUTS/tiny"),
     "compare": (
         "--file INPUTS/cat.txt -m own -f npz -o OUT", "TEXT --with TEXT -m own -f npz -o OUT",
