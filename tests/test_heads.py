@@ -163,7 +163,8 @@ def test_with_few_texts_roles_are_tentative(own: Any) -> None:
     shares = [role for role in roles if role.name != "diffuse"]
     assert all(role.low > max(role.threshold, role.baseline) for role in shares)
     assert 3 <= few.corpus["effective_texts"] < 10
-    assert "a role on the evidence of 3 to 10 texts of one length; all together weigh as much as" in role_notes(few)[0]
+    said = "a role on the evidence of 3 to 10 texts of one length; all together weigh as much as"
+    assert [note for note in role_notes(few) if said in note]
 
 
 @pytest.mark.parametrize("n", [1, 2])

@@ -315,6 +315,8 @@ DIFFER = {
     ("batch", "--workers"): "as many as fit draw, without being asked for",
     ("compare", "--heads-record"): _SHOWS,
     ("show", "--measures"): "it shows other records too",
+    ("atlas", "--measures"): "it lists in its page, not in the terminal",
+    ("atlas", "--sort"): "it lists in its page, not in the terminal",
     ("timeline", "--measures"): "what is followed over the steps, not printed beside",
     ("show", "--cmap"): "not given, as most records have no colours to choose",
     ("relations", "--kind"): "of annotations",

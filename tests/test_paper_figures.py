@@ -28,7 +28,7 @@ from tests.needle_helpers import planted_findings
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_views import RECORDS, sound
 
-DRAWN = [name for name in MADE if name != "trace.npz"]
+DRAWN = [name for name in MADE if name not in ("atlas.npz", "trace.npz")]
 WORDS = [
     "[CLS]", "the", "animal", "didn", "'", "t", "cross", "the", "street", "because", "it", "was", "too", "tired",
     ".", "[SEP]",

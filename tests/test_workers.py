@@ -216,7 +216,7 @@ def test_comparisons_are_those_of_one_process(own: Model, monkeypatch: pytest.Mo
 def test_what_changes_without_heads_is_that_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.ablation.sweep.BLOCK", 3)
     texts = [f"{'abcdefg'[i % 7]} b {i}" for i in range(7)]
-    options = AblateOptions(importance=True, curve=True, choice=Choice(layers=(0,)))
+    options = AblateOptions(importance=True, choice=Choice(layers=(0,)))
     seen: list[float | None] = []
     shared = ablate(own, texts, options, lambda done: seen.append(done.share), TWO)
     assert shared.as_json() == ablate(own, texts, options).as_json()

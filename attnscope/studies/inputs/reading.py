@@ -228,7 +228,7 @@ def _note_unknown(model: Model, tokens: Tokens) -> str:
     label = model.tokenizer.spell(unknown_id)
     stretches = [tokens.text[start:stop] for start, stop in tokens.offsets[tokens.ids == unknown_id] if stop > start]
     # The token's own name may stand in the text, and it is no unknown word there.
-    words = [stretch for stretch in stretches if stretch != label]
+    words = [stretch for stretch in stretches if stretch.strip() and stretch != label]
     if not words:
         return ""
     short = [word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…" for word in words]
