@@ -49,7 +49,7 @@ by its share of them. `same_token` and `induction` count about an eighth of the 
 a text such as "______". One such text weighs as much as eight others. A note says if one text carries more than a third
 of the sum that a role rests on.
 
-The same command gives the same numbers.
+The same command gives the same numbers. The same texts in other files or another order may differ in the 15th digit.
 
 A query does not count if it is padding, if it may attend to nothing, or if the measure makes no sense for it. The
 first token has no previous token, and the mass on punctuation is undefined for a query that may attend to none. Under
