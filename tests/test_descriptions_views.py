@@ -169,7 +169,7 @@ def test_capitals_inside_sentences_are_called_so() -> None:
 
 def test_notes_say_how_a_line_reads() -> None:
     said = " ".join(printed(described_findings(), every=True).split())
-    assert "share of attention there; under uniform attention." in said
+    assert "share of attention there, and under uniform attention." in said
 
 
 def test_a_head_that_is_picked_alone_has_all_its_measures_and_its_place_among_all() -> None:

@@ -24,7 +24,7 @@ def degrees_of_freedom(n_pairs: int) -> float:
 
     With all n - 1 the intervals of exponential effects hold the mean in 88% of samples of 5 pairs, and in 90% of those
     of 10: the spread of few skewed values is often too small. With a third of them it is 98 and 95%, and 99% for normal
-    effects (`python -m benchmarks.patch_intervals`). The difference goes as pairs become many.
+    effects (`python -m benchmarks.patch_intervals`). The difference goes as pairs become many. The rule is ours.
     """
     return max(1.0, (n_pairs - 1) / 3)
 
@@ -110,7 +110,10 @@ def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floa
 
 
 def weakest_total(n_pairs: int) -> float:
-    """Return c of `shares_of_total`: how many standard errors a total must be away from 0 to have shares."""
+    """Return c of `shares_of_total`: how many standard errors a total must be away from 0 to have shares.
+
+    The rule is ours; `python -m benchmarks.patch_intervals` simulates it.
+    """
     return MARGIN * _quantile(degrees_of_freedom(n_pairs), RARE)
 
 

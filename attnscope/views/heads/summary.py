@@ -120,6 +120,10 @@ SINKS = ("first_token", "outlier_token")
 """Roles of sinks: where heads put attention that goes nowhere else."""
 
 
+_ROUNDING = 1e-6
+"""How far a measure may be above uniform attention's by rounding alone."""
+
+
 @dataclass(frozen=True)
 class NearestRole:
     """What a head comes nearest to excluding sinks.
@@ -148,7 +152,7 @@ def nearest_role(findings: Findings, head: Head) -> NearestRole | None:
         active, whole = head.measures.get(f"{facts.measure}_active"), head.measures.get(facts.measure)
         if name in SINKS or active is None or whole is None:
             continue
-        if active.value > active.uniform and whole.count > 0:
+        if active.value > active.uniform + _ROUNDING and whole.count > 0:
             parts[NearestRole(name, active.value, active.count / whole.count)] = active.value / facts.threshold
     return max(parts, key=lambda role: parts[role], default=None)
 
