@@ -55,6 +55,13 @@ def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_texts_between_which_nothing_changes_are_drawn(run: Run, tmp_path: Path) -> None:
+    """Heads of `own` look at places, so that another last word changes nothing; the scale of that ends near 0."""
+    result = run("compare", "the cat was tired", "--with", "the cat was wide", "-m", "own", "-o", "out")
+    assert result.status == 0, result.err
+    assert (tmp_path / "out" / "differences.png").is_file()
+
+
 def test_names_that_change_places_keep_their_weights(run: Run) -> None:
     """What stands where the other name stood is compared with it; a token without a partner has a dash, not a 0."""
     texts = "Tom met Ann and he left.", "Ann met Tom and he left."

@@ -402,9 +402,13 @@ def pool_factor(n_tokens: int, n_heads: int) -> int:
     return max(1, math.ceil(n_tokens / room))
 
 
+_LEAST_TICK = 1e-11
+"""Scales that end here or below have one tick: ticks are rounded to 12 decimals."""
+
+
 def nice_ticks(top: float) -> tuple[float, ...]:
     """Up to six round numbers from 0 to `top`, for a colour bar."""
-    if not top > 0:
+    if not top > _LEAST_TICK:
         return (0.0,)
     raw = top / 5
     unit = 10.0 ** math.floor(math.log10(raw))
