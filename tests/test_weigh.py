@@ -8,6 +8,7 @@ import pytest
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
+from attnscope.studies.measuring.tally import weigh_units
 from tests.conftest import SAMPLES, SENTENCES
 from tests.heads_helpers import study_tallies
 
@@ -45,3 +46,11 @@ def test_a_long_text_takes_no_roles_from_short_ones(own: Any) -> None:
     short, mixed = heads(own, SENTENCES), heads(own, [*SENTENCES, " ".join([LONG] * 3)])
     for one, other in zip(short.heads, mixed.heads, strict=True):
         assert {role.name for role in one.roles} == {role.name for role in other.roles}, one.name
+
+
+def test_what_rounding_leaves_outside_a_sink_has_no_value() -> None:
+    """A head that puts all but 1e-40 on sinks had values of `_active` measures, from rounding alone."""
+    names = ("previous_token", "previous_token_active")
+    sums = {name: np.array([[0.5, 1e-40]]) for name in ("sum", "uniform_sum")} | {"count": np.array([[4.0, 3e-40]])}
+    weighed = weigh_units(names, np.array([0.25]), sums)
+    assert weighed["count"].tolist() == [[1.0, 0.0]] and weighed["sum"].tolist() == [[0.125, 0.0]]

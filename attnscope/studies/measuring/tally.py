@@ -83,6 +83,10 @@ class Tally:
         )
 
 
+_LEAST_COUNT = 1e-9
+"""The least count of a unit of evidence, as a share of its queries: less is rounding, and counts nothing."""
+
+
 def weigh_units(
     names: Sequence[str], weights: NDArray[np.float64], sums: Mapping[str, NDArray[np.float64]]
 ) -> dict[str, NDArray[np.float64]]:
@@ -97,6 +101,10 @@ def weigh_units(
         if name in ("sum", "count", "uniform_sum"):
             unweighted = np.isin(names, OF_TEXTS)
             weighed[name][..., unweighted] = array[..., unweighted]
+    # A head that puts everything on sinks leaves 1e-40 elsewhere: its ratios would be those of rounding.
+    negligible = weighed["count"] < _LEAST_COUNT
+    for name in ("sum", "count", "uniform_sum"):
+        weighed[name] = np.where(negligible, 0.0, weighed[name])
     return weighed
 
 
