@@ -133,8 +133,8 @@ def share_interval(
        level) / 2, as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N). If all units are hits this
        is the end of Clopper & Pearson (1934). N is from `independent_units`.
 
-    Simulated, 95% intervals of 10 to 100 texts hold shares of 0.01 to 0.99 in 94% of samples or more; of
-    three texts that are either 0.2 or 1 as a whole (ρ = 1), in 71%.
+    Simulated, 95% intervals of 10 to 100 texts with graded values hold shares of 0.01 to 0.99 in 94% of samples or
+    more. Texts that are all or nothing are harder: 74% at worst (docs/evidence/intervals.md).
 
     `hits`, `unseen`, `dependence` and `units` are broadcast to the shape of the sample.
 

@@ -27,14 +27,14 @@ class Checkpoint:
         self._layout = layout
         self._framework = framework
         self._files_by_tensor: dict[str, Any] = {}
-        self._names_by_file: dict[Path, set[str]] = {}
+        self._paths_by_tensor: dict[str, Path] = {}
         for path in files:
             try:
                 file = stack.enter_context(safe_open(path, framework=framework))
             except (SafetensorError, OSError) as error:
                 raise _damaged(path, error) from error
             self._files_by_tensor |= dict.fromkeys(file.keys(), file)
-            self._names_by_file[path] = set(file.keys())
+            self._paths_by_tensor |= dict.fromkeys(file.keys(), path)
         # A checkpoint saved with a head on top has the family's prefix before every name.
         has_prefix = f"{layout.prefix}{layout.word}.weight" in self._files_by_tensor
         self._prefix = layout.prefix if has_prefix else ""
@@ -86,8 +86,7 @@ class Checkpoint:
         if self._framework == "pt" or dtype in _NUMPY_FLOATS:
             return file.get_tensor(name)
         # NumPy has no bfloat16 and no float8. torch has, and each of their numbers is a float32.
-        path = next(path for path, names in self._names_by_file.items() if name in names)
-        with safe_open(path, framework="pt") as torch_file:
+        with safe_open(self._paths_by_tensor[name], framework="pt") as torch_file:
             return torch_file.get_tensor(name).float().numpy()
 
     def _find(self, name: str) -> str:
