@@ -118,20 +118,29 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
-def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+def start_interrupted(folder: Path) -> subprocess.Popen[str]:
+    """Start a script that maps four blocks, in a process group of its own; return once all of them have begun."""
+    script = folder / "script.py"
     script.write_text(INTERRUPTED, "utf-8")
-    marks = tmp_path / "marks"
+    marks = folder / "marks"
     marks.mkdir()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.Popen(
-        [sys.executable, script, marks], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, script, marks],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     while len(list(marks.iterdir())) < 4:
         assert run.poll() is None, run.communicate()
         time.sleep(0.01)
+    return run
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path: Path) -> None:
+    run = start_interrupted(tmp_path)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all processes
     out, err = run.communicate(timeout=LIMIT_S)  # workers hold stderr: none of them is left
     assert (out, err, run.returncode) == ("0 2\n", "", 0)
@@ -139,15 +148,7 @@ def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
 def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(INTERRUPTED, "utf-8")
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.Popen([sys.executable, script, marks], env=environment, stderr=subprocess.PIPE)
-    while len(list(marks.iterdir())) < 4:
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.01)
+    run = start_interrupted(tmp_path)
     run.kill()
     run.communicate(timeout=LIMIT_S)  # until no process holds its stderr
 
