@@ -200,7 +200,7 @@ def plan(
         require_writable(folder)
     chosen = {name: value for name, value in options.items() if value is not None}
     about.require_options(chosen)
-    load_named("attnscope.views.drawing.style:Style")(**_of_style(chosen))
+    load_named("attnscope.drawing.style:Style")(**_of_style(chosen))
     return Output(about, out, files, json, quiet, TEXT in named, chosen, stem, named=formats is not None)
 
 
@@ -351,7 +351,7 @@ def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> 
     """A note where figures among some files show code points in the place of characters that no font has."""
     if not any(name.endswith(FIGURE_FORMATS) for name in files):
         return []
-    note = load_named("attnscope.views.drawing.lettering:note_missing")(texts, font)
+    note = load_named("attnscope.drawing.lettering:note_missing")(texts, font)
     return [note] if note else []
 
 

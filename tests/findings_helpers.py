@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.text import Text as Written
 
+from attnscope.drawing.canvas import Canvas
 from attnscope.records.heads.descriptions import Descriptions, HeadDescription, Term
 from attnscope.records.heads.findings import Estimate, Findings, Head, Role
-from attnscope.views.drawing.canvas import Canvas
 from attnscope.views.heads import figures as heads_figures
 
 NAN = math.nan

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope import Batch, BatchOptions, Corpus, Workers, batch
+from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
 from attnscope.records.batches import DrawnText, FailedText
@@ -30,7 +31,6 @@ from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import order as heatmap_order
 from attnscope.studies.maps.options import MapOptions
-from attnscope.views.drawing.style import Style
 from attnscope.views.pages.gallery import page
 from tests.conftest import Run
 from tests.pretend_workers import Here

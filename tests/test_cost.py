@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
+from attnscope.drawing.layout import SCREEN
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import files
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
 from attnscope.studies.teaching.cost import BYTES, cost, find_sizes
-from attnscope.views.drawing.layout import SCREEN
 from attnscope.views.tables.numbers import abbreviate
 from attnscope.views.tables.plain_text import open_console
 from attnscope.views.teaching import cost_figure

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
 from attnscope.records.heads.descriptions import Descriptions, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.views.describe.figures import _wrap_terms, cards_layout, cards_page, short_terms, texts_of
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.style import Style
 from attnscope.views.heads import figures as heads_figures
 from attnscope.views.heads.terminal import show
 from tests.findings_helpers import CLS, described_findings, fake_findings

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from matplotlib.text import Text
 
+from attnscope.drawing.canvas import Drawing
 from attnscope.errors import AttnscopeError
 from attnscope.records import load_record as load
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.record import Record
-from attnscope.views.drawing.canvas import Drawing
 from attnscope.views.pages.notebook import to_html
 from attnscope.views.tables.plain_text import open_console, print_record
 from tests.atlas_helpers import small_atlas

@@ -15,13 +15,13 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
+from attnscope.drawing import layout, lettering
+from attnscope.drawing.canvas import MARK
+from attnscope.drawing.files import png
+from attnscope.drawing.sheets import Sheet
+from attnscope.drawing.style import SCALES, Scale, Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
-from attnscope.views.drawing import layout, lettering
-from attnscope.views.drawing.canvas import MARK
-from attnscope.views.drawing.files import png
-from attnscope.views.drawing.sheets import Sheet
-from attnscope.views.drawing.style import SCALES, Scale, Style
 from attnscope.views.maps.figures import BarCanvas, MapCanvas, Painter, sheets_of
 from attnscope.views.maps.pages import glance
 from tests.processes import python

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.text import Text as Written
 
+from attnscope.drawing import head_maps as measure_figures
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.records.heads.findings import Estimate, Findings, Head
-from attnscope.views.drawing import head_maps as measure_figures
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.style import Style
 from attnscope.views.heads import figures as heads_figures
 from attnscope.views.heads import summary as heads_summary
 from tests.findings_helpers import MEASURES, NAN, ROLES, UNDEFINED, fake_findings, head, of, page_of, role, written

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
+from attnscope.drawing import head_maps as measure_figures
+from attnscope.drawing import inks
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.rules import RULES
-from attnscope.views.drawing import head_maps as measure_figures
-from attnscope.views.drawing import inks
 from attnscope.views.heads import figures as heads_figures
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads import terminal as heads_terminal

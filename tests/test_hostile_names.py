@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.drawing.lettering import lettering_for
 from attnscope.errors import AttnscopeError, UsageError, safe
 from attnscope.options import heads_from, numbers_from
 from attnscope.output import print_document
-from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.tables.plain_text import open_console
 from tests.conftest import Run
 

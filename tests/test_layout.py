@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.layout import (
+from attnscope.drawing import layout
+from attnscope.drawing.layout import (
     Grid,
     Paper,
     bar_grid,

@@ -12,10 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib import font_manager
 
+from attnscope.drawing import lettering
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import BASE_FAMILY, ELLIPSIS, Lettering, lettering_for
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.views.drawing import lettering
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import BASE_FAMILY, ELLIPSIS, Lettering, lettering_for
 from tests.conftest import Run
 from tests.record_helpers import map_of, record_of, tokens_of
 

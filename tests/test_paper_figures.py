@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+from attnscope.drawing import canvas
+from attnscope.drawing.canvas import Canvas, Drawing
+from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
 from attnscope.records import Heatmap
 from attnscope.records import load_record as load
 from attnscope.records.frame.record import Record
-from attnscope.views.drawing import canvas
-from attnscope.views.drawing.canvas import Canvas, Drawing
-from attnscope.views.drawing.style import Style
 from attnscope.views.heads import figures as heads_figures
 from attnscope.views.maps.figures import Painter, sheets_of
 from attnscope.views.relations import figures as relations_figures
@@ -261,7 +261,7 @@ def _size_of(encoded: str) -> tuple[int, int]:
 
 
 def test_rectangles_cover_each_cell_in_its_colour() -> None:
-    from attnscope.views.drawing.vectors import cells_as_rectangles
+    from attnscope.drawing.vectors import cells_as_rectangles
 
     rng = np.random.default_rng(3)
     shown = rng.integers(0, 2, (5, 7, 1)).astype(np.uint8) * np.array([255, 80, 10, 0], np.uint8)
@@ -324,8 +324,8 @@ def test_a_record_without_figures_has_no_sizes(made: Path) -> None:
 
 
 def test_an_example_is_cut_around_its_links_where_paper_is_narrow() -> None:
+    from attnscope.drawing.lettering import lettering_for
     from attnscope.records.relations.record import Example, ExampleLink
-    from attnscope.views.drawing.lettering import lettering_for
 
     words = tuple(f"word{n:02d}" for n in range(40))
     links = (ExampleLink((20,), (23,), 23, True, 0.9), ExampleLink((21,), (2,), 39, False, 0.5))

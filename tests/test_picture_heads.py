@@ -17,10 +17,10 @@ from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.senses import picture_sums
 from attnscope.core.senses.picture_measures import PICTURE_MEASURES, cielab, gradient, picture_facts
 from attnscope.core.senses.picture_sums import PictureSums
+from attnscope.drawing.head_maps import scale_of
 from attnscope.errors import AttnscopeError
 from attnscope.records.maps.pictures import Picture
 from attnscope.senses.photos import read_photo
-from attnscope.views.drawing.head_maps import scale_of
 from attnscope.views.tables.wording import corpus_notes
 from tests.conftest import Run
 from tests.heads_helpers import after

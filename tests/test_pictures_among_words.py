@@ -12,11 +12,11 @@ from PIL import Image
 
 import attnscope
 from attnscope.core.attention.seam import attend
+from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
 from attnscope.models.hf.senses.patch_places import area_of, slopes
 from attnscope.senses.photos import read_photo
-from attnscope.views.drawing.style import Style
 from attnscope.views.maps.picture_words import _figures, pages, sheets_of, weights_of, words_of
 from tests.conftest import Run
 from tests.processes import python

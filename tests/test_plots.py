@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attnscope.views.drawing.plots import spread
+from attnscope.drawing.plots import spread
 
 BOX = (0.0, 0.0, 100.0, 60.0)
 

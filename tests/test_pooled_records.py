@@ -12,10 +12,10 @@ from PIL import Image
 from rich.console import Console
 
 from attnscope import load_record
+from attnscope.drawing.canvas import Drawing
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
-from attnscope.views.drawing.canvas import Drawing
 from attnscope.views.maps import pooled_figures
 from attnscope.views.maps.pooled_figures import sheets_of
 from attnscope.views.maps.pooling import log_share

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.records import Heatmap
-from attnscope.views.drawing.style import Style
 from attnscope.views.maps import process
 from attnscope.views.maps.process import DrawingProcess
 from tests.record_helpers import simple

@@ -193,7 +193,7 @@ def test_figures_are_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None
 
 
 def test_no_word_of_an_example_lies_over_another() -> None:
-    from attnscope.views.drawing.canvas import matplotlib_defaults
+    from attnscope.drawing.canvas import matplotlib_defaults
 
     with matplotlib_defaults():
         found = made_up(1, shown=1)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from attnscope import heatmap, load, rollout
+from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.frame.checks import require_whole
 from attnscope.records.maps.rollouts import Rollout
-from attnscope.views.drawing.style import Style
 from attnscope.views.maps.figures import MapCanvas
 from attnscope.views.rollout.figures import _as_maps, _RolloutPainter, sheets_of
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line

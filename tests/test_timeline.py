@@ -13,6 +13,9 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.plots import Sheet
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.records.frame.checks import require_whole
@@ -20,9 +23,6 @@ from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.timeline import study
 from attnscope.studies.timeline.options import EXPLAINED, TimelineOptions
 from attnscope.studies.timeline.study import stages_of, step_of
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.plots import Sheet
 from attnscope.views.timeline import figures as timeline_figures
 from attnscope.views.timeline.summary import (
     are_logarithmic,

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnscope.drawing.canvas import Canvas
+from attnscope.drawing.files import distinct, write_pages
+from attnscope.drawing.inks import blend
+from attnscope.drawing.lettering import lettering_for
 from attnscope.errors import UsageError
 from attnscope.records import Heatmap
 from attnscope.records.maps.pictures import Picture
 from attnscope.records.maps.pooled import PooledHeatmap
 from attnscope.records.maps.sounds import Sound
-from attnscope.views.drawing.canvas import Canvas
-from attnscope.views.drawing.files import distinct, write_pages
-from attnscope.views.drawing.inks import blend
-from attnscope.views.drawing.lettering import lettering_for
 from attnscope.views.maps import pages as figures
 from attnscope.views.maps import terminal as terminal
 from attnscope.views.tables.plain_text import open_console

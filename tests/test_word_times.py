@@ -13,10 +13,10 @@ from scipy.io import wavfile
 
 import attnscope
 from attnscope.core.senses.alignment import align_tokens, level_weights
+from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.records.maps.sounds import SpokenWord
 from attnscope.studies.maps.word_times import time_words
-from attnscope.views.drawing.style import Style
 from attnscope.views.maps.sound_figures import SpectrogramPage
 from tests.conftest import Run
 from tests.record_helpers import require_read

@@ -24,9 +24,9 @@ from attnscope.errors import UsageError
 from attnscope.options import heads_from
 
 if TYPE_CHECKING:
+    from attnscope.drawing.style import Style
     from attnscope.output import Output
     from attnscope.studies.describe.sample import DescribeOptions
-    from attnscope.views.drawing.style import Style
 
 
 # The decorator --------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Drawing:
 
     def style(self) -> "Style":
         """The style."""
-        from attnscope.views.drawing.style import Style
+        from attnscope.drawing.style import Style
 
         return Style(**self.options())
 

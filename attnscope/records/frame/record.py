@@ -165,7 +165,7 @@ class Record:
         """
         chosen = {name: value for name, value in options.items() if value is not None}
         usual = {"scale": self.usual_scale, "failed": self.failed}
-        return load_named("attnscope.views.drawing.style:Style")(**usual | chosen)
+        return load_named("attnscope.drawing.style:Style")(**usual | chosen)
 
     @property
     def is_empty(self) -> bool:
@@ -211,7 +211,7 @@ class Record:
         if not kind.draw:
             return []
         pages = kind.view("draw")(self, self.style(**style), **{name: options[name] for name in kind.drawn_with})
-        paths: list[Path] = load_named("attnscope.views.drawing.files:write_pages")(pages, folder, wanted)
+        paths: list[Path] = load_named("attnscope.drawing.files:write_pages")(pages, folder, wanted)
         return paths
 
     @classmethod

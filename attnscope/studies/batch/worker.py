@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attnscope import models
 from attnscope.corpus import tokens_of_ids
+from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, is_out_of_memory
 from attnscope.models.files import remember_hashes
 from attnscope.models.model import Model
@@ -25,7 +26,6 @@ from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.maps.options import MapOptions
 from attnscope.studies.maps.study import apply_changes, outline, run_model
 from attnscope.studies.running.workers import Where, Workers
-from attnscope.views.drawing.style import Style
 from attnscope.views.maps.figures import Painter, sheets_of
 
 

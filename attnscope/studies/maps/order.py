@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from attnscope import models
+from attnscope.drawing.style import Style
 from attnscope.models.catalog import read_config
 from attnscope.models.info import ModelInfo
 from attnscope.models.own.layouts import native_info
@@ -21,7 +22,6 @@ from attnscope.studies.maps.pooled import CELLS, POOLED_OVER, longest, pool_maps
 from attnscope.studies.maps.study import apply_changes, outline, run_model
 from attnscope.studies.maps.word_times import heads_to_follow, time_words
 from attnscope.text import slug
-from attnscope.views.drawing.style import Style
 from attnscope.views.maps.pages import require_query
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from attnscope.drawing.canvas import Drawing
+from attnscope.drawing.head_maps import measure_page, scale_of
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Ablation
 from attnscope.records.heads.findings import Estimate, Findings, Head
 from attnscope.views.ablation.summary import label, notes, predicted_line
-from attnscope.views.drawing.canvas import Drawing
-from attnscope.views.drawing.head_maps import measure_page, scale_of
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import small_number
 from attnscope.views.tables.wording import corpus_line, model_of, printable
 

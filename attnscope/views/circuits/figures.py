@@ -10,14 +10,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, Box
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import HeadGrid, Page
+from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import amount
 from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
 from attnscope.views.circuits.summary import READS, notes_of, title_of
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import HeadGrid, Page
-from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import digits, fixed
 
 _SIGNED, _SHARE = "RdBu_r", "Blues"

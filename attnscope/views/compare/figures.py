@@ -9,6 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, Box, wrap_lines
+from attnscope.drawing.layout import SCREEN, Paper
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import HeadGrid, Page
+from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import amount
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
@@ -25,12 +31,6 @@ from attnscope.views.compare.summary import (
     texts_line,
     title_of,
 )
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, wrap_lines
-from attnscope.views.drawing.layout import SCREEN, Paper
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import HeadGrid, Page
-from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.heads.summary import marks_for
 from attnscope.views.tables.wording import model_of
 

@@ -9,6 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, Box, colormap
+from attnscope.drawing.layout import SCREEN, Paper
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.token_labels import LABEL_ROOM_EM, widest_label, write_token_labels
 from attnscope.errors import amount
 from attnscope.records import Tokens
 from attnscope.records.compare.pairs import MinimalPair
@@ -22,12 +28,6 @@ from attnscope.views.compare.summary import (
     key_name,
     title_of,
 )
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, colormap
-from attnscope.views.drawing.layout import SCREEN, Paper
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.token_labels import LABEL_ROOM_EM, widest_label, write_token_labels
 from attnscope.views.tables.wording import printable
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, Box, Number, colormap
+from attnscope.drawing.inks import hex_of, ink_on
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import Lettering
+from attnscope.drawing.page import Page
+from attnscope.drawing.plots import spread
 from attnscope.records.compare.record import HeadComparison
 from attnscope.records.frame.pair_tables import HeadPlace
 from attnscope.views.compare.summary import table_line, table_notes, texts_line, title_of
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, colormap
-from attnscope.views.drawing.inks import hex_of, ink_on
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.plots import spread
 from attnscope.views.heads.summary import UNCLASSIFIED, Mark, marks_for
 from attnscope.views.tables.wording import label
 

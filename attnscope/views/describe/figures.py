@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, LINE, Box, wrap_lines
+from attnscope.drawing.head_maps import HEAD_NAMES_PX, LEFT_PX, grids_of, name_kinds, place_kinds
+from attnscope.drawing.inks import blend, ink_on
+from attnscope.drawing.lettering import Lettering
+from attnscope.drawing.page import Page
 from attnscope.errors import amount
 from attnscope.records.heads.descriptions import LITTLE, HeadDescription, Term
 from attnscope.records.heads.findings import Findings
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, wrap_lines
-from attnscope.views.drawing.head_maps import HEAD_NAMES_PX, LEFT_PX, grids_of, name_kinds, place_kinds
-from attnscope.views.drawing.inks import blend, ink_on
-from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.drawing.page import Page
 from attnscope.views.heads.summary import description_notes
 from attnscope.views.tables.numbers import percent
 from attnscope.views.tables.wording import corpus_line, model_of, printable

@@ -8,13 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from attnscope.errors import AttnscopeError, amount
-from attnscope.records.heads.findings import Findings, Head
-from attnscope.views.describe.figures import cards_page, texts_of
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, Box, Drawing, FontStyle, Number, wrap_lines
-from attnscope.views.drawing.files import distinct
-from attnscope.views.drawing.head_maps import (
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, Box, Drawing, FontStyle, Number, wrap_lines
+from attnscope.drawing.files import distinct
+from attnscope.drawing.head_maps import (
     HEAD_NAMES_PX,
     KIND_PX,
     LEFT_PX,
@@ -27,11 +24,14 @@ from attnscope.views.drawing.head_maps import (
     place_kinds,
     scale_of,
 )
-from attnscope.views.drawing.inks import blend, ink_on
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import HeadGrid, Page
-from attnscope.views.drawing.style import USUAL, Style
+from attnscope.drawing.inks import blend, ink_on
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import HeadGrid, Page
+from attnscope.drawing.style import USUAL, Style
+from attnscope.errors import AttnscopeError, amount
+from attnscope.records.heads.findings import Findings, Head
+from attnscope.views.describe.figures import cards_page, texts_of
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_figure import needles_drawing
 from attnscope.views.heads.summary import Mark

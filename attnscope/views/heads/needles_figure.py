@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import amount
-from attnscope.records.heads.findings import Findings, Head
-from attnscope.records.heads.needles import Needles
-from attnscope.views.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults
-from attnscope.views.drawing.head_maps import grids_of
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.plots import (
+from attnscope.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults
+from attnscope.drawing.head_maps import grids_of
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.plots import (
     COLORS,
     OTHER,
     Sheet,
@@ -26,6 +23,9 @@ from attnscope.views.drawing.plots import (
     letter_axes,
     write_foot,
 )
+from attnscope.errors import amount
+from attnscope.records.heads.findings import Findings, Head
+from attnscope.records.heads.needles import Needles
 from attnscope.views.heads.questions_terminal import name_removed, needle_notes
 from attnscope.views.tables.numbers import number
 from attnscope.views.tables.wording import corpus_line, model_of, printable

@@ -16,10 +16,10 @@ from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from attnscope.drawing.inks import ink_on
 from attnscope.records.heads.findings import Estimate, Findings, Head, Role
 from attnscope.records.heads.order import sort_heads
 from attnscope.views.describe.terminal import description_table
-from attnscope.views.drawing.inks import ink_on
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.questions_terminal import needles_table
 from attnscope.views.heads.summary import UNCLASSIFIED, Mark

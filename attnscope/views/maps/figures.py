@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, MARK, Canvas, colormap, matplotlib_defaults
+from attnscope.drawing.files import write_pages
+from attnscope.drawing.inks import is_dark
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.sheets import Sheet, sheets_of_heads
+from attnscope.drawing.style import Scale, Style, meanings
+from attnscope.drawing.token_labels import label_color, widest_label, write_token_labels
+from attnscope.drawing.vectors import vertices_of
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, MARK, Canvas, colormap, matplotlib_defaults
-from attnscope.views.drawing.files import write_pages
-from attnscope.views.drawing.inks import is_dark
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Scale, Style, meanings
-from attnscope.views.drawing.token_labels import label_color, widest_label, write_token_labels
-from attnscope.views.drawing.vectors import vertices_of
 from attnscope.views.maps.pooling import max_pool
 from attnscope.views.tables.wording import change_notes, run_notes
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 
+from attnscope.drawing.canvas import Drawing
+from attnscope.drawing.files import first_png
+from attnscope.drawing.style import Style
 from attnscope.records import Heatmap
 from attnscope.records.maps.pooled import PooledHeatmap
-from attnscope.views.drawing.canvas import Drawing
-from attnscope.views.drawing.files import first_png
-from attnscope.views.drawing.style import Style
 
 
 def pages(

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, MARK, colormap
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.sheets import Sheet, sheets_of_heads
+from attnscope.drawing.style import Scale, Style, meanings
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.pictures import MEAN, Picture
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, MARK, colormap
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Scale, Style, meanings
 from attnscope.views.tables.wording import run_notes
 
 if TYPE_CHECKING:

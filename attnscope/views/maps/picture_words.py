@@ -13,12 +13,12 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing.page import Page
+from attnscope.drawing.sheets import Sheet, sheets_of_heads
+from attnscope.drawing.style import Style, meanings
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.records.maps.pictures import SMALL, Picture
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Style, meanings
 from attnscope.views.maps import figures as heatmap_figures
 from attnscope.views.maps.picture_figures import PicturePage
 

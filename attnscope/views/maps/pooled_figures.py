@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, LINE, colormap
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.sheets import Sheet, sheets_of_heads
+from attnscope.drawing.style import Style
 from attnscope.errors import UsageError, amount
 from attnscope.records.maps.pooled import Link, PooledHeatmap, around
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, LINE, colormap
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Style
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
 from attnscope.views.tables.numbers import weight
 from attnscope.views.tables.wording import run_notes

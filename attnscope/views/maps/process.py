@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from attnscope.drawing.sheets import Sheet
+from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.host import block_interrupts, delay_interrupts, tame_matplotlib
 from attnscope.records import Heatmap
 from attnscope.records.frame.kinds import FIGURE_FORMATS
-from attnscope.views.drawing.sheets import Sheet
-from attnscope.views.drawing.style import Style
 from attnscope.views.maps.figures import Painter, sheets_of
 
 _PATIENCE_S = 10

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, colormap
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.sheets import Sheet, sheets_of_heads
+from attnscope.drawing.style import Style, meanings
+from attnscope.drawing.token_labels import label_color
 from attnscope.errors import UsageError, amount
 from attnscope.records import Heatmap
 from attnscope.records.maps.sounds import Sound
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, colormap
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.sheets import Sheet, sheets_of_heads
-from attnscope.views.drawing.style import Style, meanings
-from attnscope.views.drawing.token_labels import label_color
 from attnscope.views.maps.pooling import fit_columns
 from attnscope.views.tables.wording import run_notes
 

@@ -11,12 +11,12 @@ from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from attnscope.drawing.inks import blend
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.head_maps import M, MapsRecord
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
 from attnscope.records.maps.sounds import Sound
-from attnscope.views.drawing.inks import blend
 from attnscope.views.maps.picture_figures import over_patches, query_of, row_of
 from attnscope.views.maps.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool

@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import INK, Drawing, colormap, matplotlib_defaults
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
+from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.circuits import Link
 from attnscope.records.patch import Edge, FaithfulnessCurve, Patching
 from attnscope.views.ablation.figures import effect_maps
 from attnscope.views.ablation.summary import label
 from attnscope.views.circuits.figures import draw_graph
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import INK, Drawing, colormap, matplotlib_defaults
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
-from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.patch.summary import curve_label, notes, title_of, total_line
 from attnscope.views.patch.terminal import strongest
 from attnscope.views.tables.numbers import small_number

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, Box, colormap
+from attnscope.drawing.files import distinct
+from attnscope.drawing.inks import hex_of
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, colormap
-from attnscope.views.drawing.files import distinct
-from attnscope.views.drawing.inks import hex_of
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.relations import summary
 from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing.canvas import Drawing
+from attnscope.drawing.sheets import Sheet
+from attnscope.drawing.style import Scale, Style, meanings
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.pictures import MEAN
 from attnscope.records.maps.rollouts import METHODS, Rollout
-from attnscope.views.drawing.canvas import Drawing
-from attnscope.views.drawing.sheets import Sheet
-from attnscope.views.drawing.style import Scale, Style, meanings
 from attnscope.views.maps.figures import BarCanvas, Header, MapCanvas, Painter
 from attnscope.views.maps.picture_figures import PicturePage, query_of
 from attnscope.views.tables.wording import run_notes

@@ -12,9 +12,9 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Span, Text
 
+from attnscope.drawing.inks import blend, ink_on
 from attnscope.errors import one_line
 from attnscope.errors import safe as safe
-from attnscope.views.drawing.inks import blend, ink_on
 
 if TYPE_CHECKING:
     from attnscope.records.frame.record import Record

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
 
+from attnscope.drawing.canvas import FAINT, Drawing, matplotlib_defaults
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.plots import COLORS, Sheet, finish_axes, letter_axes
+from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import amount
 from attnscope.records.teaching.cost import Cost
-from attnscope.views.drawing.canvas import FAINT, Drawing, matplotlib_defaults
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.plots import COLORS, Sheet, finish_axes, letter_axes
-from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.wording import printable
 
 _DASHES = ("solid", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults
+from attnscope.drawing.inks import hex_of
+from attnscope.drawing.layout import SCREEN, Paper
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.style import DEFAULT_CMAP, USUAL, Style
 from attnscope.errors import amount
 from attnscope.records.teaching.split import Seen, Split
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Canvas, colormap, matplotlib_defaults
-from attnscope.views.drawing.inks import hex_of
-from attnscope.views.drawing.layout import SCREEN, Paper
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.style import DEFAULT_CMAP, USUAL, Style
 from attnscope.views.teaching.split_terminal import range_of_ranks
 
 if TYPE_CHECKING:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
-from attnscope.records.timeline import Timeline
-from attnscope.views.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults, wrap_lines
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import lettering_for
-from attnscope.views.drawing.plots import (
+from attnscope.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults, wrap_lines
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.plots import (
     COLORS,
     OTHER,
     Sheet,
@@ -23,7 +21,9 @@ from attnscope.views.drawing.plots import (
     letter_axes,
     write_foot,
 )
-from attnscope.views.drawing.style import USUAL, Style
+from attnscope.drawing.style import USUAL, Style
+from attnscope.errors import AttnscopeError
+from attnscope.records.timeline import Timeline
 from attnscope.views.tables.numbers import step_text
 from attnscope.views.tables.wording import model_of, printable
 from attnscope.views.timeline.summary import (

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.style import USUAL, Style
 from attnscope.records.why.score import Why
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK
-from attnscope.views.drawing.lettering import Lettering, lettering_for
-from attnscope.views.drawing.page import Page
-from attnscope.views.drawing.style import USUAL, Style
 from attnscope.views.tables.numbers import number
 from attnscope.views.why.summary import notes_of, score_line, title_of
 

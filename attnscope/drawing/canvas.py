@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.lettering import Lettering
+from attnscope.drawing.vectors import cells_as_rectangles, embed_fonts
 from attnscope.errors import AttnscopeError
 from attnscope.version import VERSION
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.drawing.vectors import cells_as_rectangles, embed_fonts
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

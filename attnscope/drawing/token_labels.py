@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from attnscope.drawing.canvas import INK, Canvas
+from attnscope.drawing.layout import Grid, Widest
+from attnscope.drawing.lettering import Lettering
 from attnscope.records import Tokens
-from attnscope.views.drawing.canvas import INK, Canvas
-from attnscope.views.drawing.layout import Grid, Widest
-from attnscope.views.drawing.lettering import Lettering
 
 if TYPE_CHECKING:
     from matplotlib.text import Text

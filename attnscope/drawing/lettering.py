@@ -10,8 +10,8 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
+from attnscope.drawing.layout import SCREEN, Paper
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.views.drawing.layout import SCREEN, Paper
 
 BASE_FAMILY = "DejaVu Sans"
 ELLIPSIS = "…"

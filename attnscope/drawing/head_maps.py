@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, INK, Box, Number, colormap, wrap_lines
+from attnscope.drawing.inks import hex_of, ink_on
+from attnscope.drawing.lettering import Lettering
+from attnscope.drawing.page import HeadGrid, Page
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Findings, Head
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, INK, Box, Number, colormap, wrap_lines
-from attnscope.views.drawing.inks import hex_of, ink_on
-from attnscope.views.drawing.lettering import Lettering
-from attnscope.views.drawing.page import HeadGrid, Page
 from attnscope.views.tables.numbers import UNDEFINED, digits, number, short_interval, small_number
 from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable, title_of, unit_of
 

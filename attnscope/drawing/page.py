@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.views.drawing import layout
-from attnscope.views.drawing.canvas import FAINT, HALF_DIGIT, INK, Box, Canvas, FontStyle, Number, colormap, wrap_lines
-from attnscope.views.drawing.inks import hex_of, ink_on
-from attnscope.views.drawing.lettering import BASE_FAMILY, Lettering
-from attnscope.views.drawing.vectors import vertices_of
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT, HALF_DIGIT, INK, Box, Canvas, FontStyle, Number, colormap, wrap_lines
+from attnscope.drawing.inks import hex_of, ink_on
+from attnscope.drawing.lettering import BASE_FAMILY, Lettering
+from attnscope.drawing.vectors import vertices_of
 from attnscope.views.tables.numbers import digits
 
 if TYPE_CHECKING:

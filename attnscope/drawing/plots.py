@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.views.drawing.canvas import FAINT, INK, LINE, Box, wrap_lines
-from attnscope.views.drawing.layout import Paper
-from attnscope.views.drawing.lettering import Lettering
+from attnscope.drawing.canvas import FAINT, INK, LINE, Box, wrap_lines
+from attnscope.drawing.layout import Paper
+from attnscope.drawing.lettering import Lettering
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 OTHER = "#b8b8b8"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from attnscope.drawing.layout import CAPTION_PX, MIN_WIDTH_PX, Paper
+from attnscope.drawing.lettering import find_font
 from attnscope.errors import UsageError
-from attnscope.views.drawing.layout import CAPTION_PX, MIN_WIDTH_PX, Paper
-from attnscope.views.drawing.lettering import find_font
 
 Scale = Literal["fixed", "head", "figure"]
 SCALES: tuple[Scale, ...] = ("fixed", "head", "figure")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.views.drawing.lettering import charmap
+from attnscope.drawing.lettering import charmap
 
 if TYPE_CHECKING:
     from matplotlib.patches import PathPatch

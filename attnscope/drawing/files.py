@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing.canvas import DPI, Drawing, matplotlib_defaults
 from attnscope.errors import UsageError
 from attnscope.records import write_whole
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.version import VERSION
-from attnscope.views.drawing.canvas import DPI, Drawing, matplotlib_defaults
 
 
 def write_pages(
