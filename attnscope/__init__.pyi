@@ -8,6 +8,7 @@ from attnscope.corpus import Corpus as Corpus
 from attnscope.corpus.pairs import Pairs as Pairs
 from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
+from attnscope.page import Page as Page
 from attnscope.records import (
     AttentionMap as AttentionMap,
 )
@@ -93,6 +94,5 @@ from attnscope.studies.teaching.trace import trace_example as trace_example
 from attnscope.studies.timeline.options import TimelineOptions as TimelineOptions
 from attnscope.studies.timeline.study import timeline as timeline
 from attnscope.studies.why.study import why as why
-from attnscope.views.page import Page as Page
 
 __version__: str

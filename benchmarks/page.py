@@ -31,8 +31,8 @@ import numpy as np
 import torch
 
 import attnscope
+from attnscope.page import PageText, page_of
 from attnscope.records import AttentionMap, Heatmap
-from attnscope.views.page import PageText, page_of
 from tests.page_helpers import open_browser
 
 PROSE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from attnscope.page.atlas import page_of_atlas
 from attnscope.records.atlas.record import Atlas
-from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings
 from tests.page_helpers import Opened, page_opener

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnscope.page import PageText, page_of
 from attnscope.records import Heatmap
-from attnscope.views.page import PageText, page_of
 from tests.findings_helpers import fake_findings
 from tests.page_helpers import Opened, page_opener
 from tests.record_helpers import map_of, record_of, shares, tokens_of

@@ -17,9 +17,9 @@ import pytest
 
 from attnscope.cli import app
 from attnscope.errors import AttnscopeError
+from attnscope.page import PageText, page_of
+from attnscope.page.atlas import pack_atlas, page_of_atlas
 from attnscope.records.atlas.record import Atlas
-from attnscope.views.page import PageText, page_of
-from attnscope.views.page.atlas import pack_atlas, page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.atlas_page_helpers import ATLAS, CONDITIONS, NAMES, OpenedAtlas, _opened, mine, open_atlas
 from tests.findings_helpers import fake_findings

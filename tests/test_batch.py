@@ -23,6 +23,7 @@ from attnscope import Batch, BatchOptions, Corpus, Workers, batch
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
+from attnscope.page.gallery import page
 from attnscope.records.batches import DrawnText, FailedText
 from attnscope.studies.batch import study, worker
 from attnscope.studies.batch.folder import folder_name
@@ -31,7 +32,6 @@ from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import order as heatmap_order
 from attnscope.studies.maps.options import MapOptions
-from attnscope.views.pages.gallery import page
 from tests.conftest import Run
 from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started

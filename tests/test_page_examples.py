@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnscope.page.atlas import page_of_atlas
 from attnscope.records.atlas.record import Atlas
-from attnscope.views.page.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.page_helpers import Opened
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnscope.page.packing import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
 from attnscope.records import AttentionMap, Tokens
-from attnscope.views.page.packing import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
 from tests.record_helpers import map_of, record_of, shares, tokens_of
 
 SHOWN = 0.0005 - 0.00005  # the page writes four decimals, which takes the rest

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attnscope.page import PageText, page_of
 from attnscope.records.maps.pictures import Picture
-from attnscope.views.page import PageText, page_of
 from tests.conftest import Run
 from tests.page_helpers import Opened, blues, number, pixels
 from tests.record_helpers import looking_record, map_of, record_of, tokens_of

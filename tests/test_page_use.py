@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.page import PageText, page_of
 from attnscope.records import Heatmap
-from attnscope.views.page import PageText, page_of
 from tests.conftest import write_tiny
 from tests.page_helpers import VIEWS, Opened, blues, pixels
 from tests.record_helpers import map_of, record_of, tokens_of

@@ -123,7 +123,8 @@ class Kind:
 
     def view(self, which: str) -> Any:
         """What shows or draws it: the function that a field such as `show` names."""
-        return load_named(f"attnscope.views.{getattr(self, which)}")
+        room = "attnscope" if which == "page" else "attnscope.views"
+        return load_named(f"{room}.{getattr(self, which)}")
 
     def record_class(self) -> Any:
         """Its class, a `records.record.Record`."""

@@ -18,6 +18,7 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import verify
 from attnscope.models.files import hashes
+from attnscope.page.gallery import page
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.maps.head_maps import spans
@@ -28,7 +29,6 @@ from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.run import Executor
 from attnscope.studies.running.memory import physical_bytes
 from attnscope.studies.running.workers import Workers
-from attnscope.views.pages.gallery import page
 
 # What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
 _PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2

@@ -16,6 +16,8 @@ from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.output import HOME
+from attnscope.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
+from attnscope.page.atlas import pack_atlas
 from attnscope.records import AttentionMap, Heatmap, file_of
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.file_sets import require_writable
@@ -32,8 +34,6 @@ from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View,
 from attnscope.studies.inputs.texts import Progress, Report, share_read
 from attnscope.studies.maps.study import fill_maps, outline, run_model
 from attnscope.text import read_text, slug
-from attnscope.views.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
-from attnscope.views.page.atlas import pack_atlas
 
 if TYPE_CHECKING:
     from torch import Tensor

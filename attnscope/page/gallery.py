@@ -7,8 +7,8 @@ from html import escape
 from urllib.parse import quote
 
 from attnscope.errors import amount
+from attnscope.page.document import policy_hash
 from attnscope.records.batches import Batch, DrawnText, FailedText
-from attnscope.views.page.document import policy_hash
 
 _MOST_CHARACTERS = 400
 _SHOWN_IN_IMG = (".png", ".svg")

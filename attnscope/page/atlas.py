@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.page.document import Page, page_of
 from attnscope.records.atlas.record import Atlas, Example
 from attnscope.records.frame import codec
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.frame.storage import plain
 from attnscope.records.heads.findings import Findings
-from attnscope.views.page.document import Page, page_of
 from attnscope.views.tables.wording import label
 
 N_NEAR = 12
