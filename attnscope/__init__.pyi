@@ -8,7 +8,7 @@ from attnscope.corpus import Corpus as Corpus
 from attnscope.corpus.pairs import Pairs as Pairs
 from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
-from attnscope.page import Page as Page
+from attnscope.pages import Page as Page
 from attnscope.records import (
     AttentionMap as AttentionMap,
 )

@@ -22,7 +22,7 @@ import torch
 import attnscope
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
-from attnscope.page.atlas import page_of_atlas
+from attnscope.pages.atlas import page_of_atlas
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.describe.sample import DescribeOptions
 from attnscope.studies.heads.options import HeadsOptions

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attnscope.page.atlas import page_of_atlas
+from attnscope.pages.atlas import page_of_atlas
 from benchmarks.page import Traced, recorded, rival
 from tests.atlas_helpers import small_atlas
 from tests.page_helpers import open_browser

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.page import PageText, page_of
+from attnscope.pages import PageText, page_of
 from attnscope.records import AttentionMap, Heatmap
 from tests.page_helpers import open_browser
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.page.atlas import page_of_atlas
+from attnscope.pages.atlas import page_of_atlas
 from attnscope.records.atlas.record import Atlas
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.page import PageText, page_of
+from attnscope.pages import PageText, page_of
 from attnscope.records import Heatmap
 from tests.findings_helpers import fake_findings
 from tests.page_helpers import Opened, page_opener

@@ -17,8 +17,8 @@ import pytest
 
 from attnscope.cli import app
 from attnscope.errors import AttnscopeError
-from attnscope.page import PageText, page_of
-from attnscope.page.atlas import pack_atlas, page_of_atlas
+from attnscope.pages import PageText, page_of
+from attnscope.pages.atlas import pack_atlas, page_of_atlas
 from attnscope.records.atlas.record import Atlas
 from tests.atlas_helpers import small_atlas
 from tests.atlas_page_helpers import ATLAS, CONDITIONS, NAMES, OpenedAtlas, _opened, mine, open_atlas

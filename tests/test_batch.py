@@ -23,7 +23,7 @@ from attnscope import Batch, BatchOptions, Corpus, Workers, batch
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
-from attnscope.page.gallery import page
+from attnscope.pages.gallery import page
 from attnscope.records.batches import DrawnText, FailedText
 from attnscope.studies.batch import study, worker
 from attnscope.studies.batch.folder import folder_name

@@ -21,7 +21,7 @@ MANY_PARAMETERS = {
     "models/hf/seam.py:attention_function",  # as transformers calls it
 }  # fmt: skip
 """Functions that have more; kernels and commands may too."""
-MANY_FILES = {"page/src"}
+MANY_FILES = {"pages/src"}
 """Folders that hold more: the scripts of pages are one program, without folders in it."""
 
 

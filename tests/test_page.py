@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.page import PageText, document, page_of
+from attnscope.pages import PageText, document, page_of
 from tests.page_helpers import SEEN, Opened, blues, number, pixels
 from tests.page_records import FINDINGS, FIRST, FULL, LABELS, PROSE, SECOND, SHORTER, W, _opened, page_file
 from tests.record_helpers import map_of, record_of, tokens_of

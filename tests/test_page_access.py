@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from attnscope.page import PageText, page_of
-from attnscope.page.atlas import page_of_atlas
+from attnscope.pages import PageText, page_of
+from attnscope.pages.atlas import page_of_atlas
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings, fake_findings
 from tests.page_helpers import VIEWS, Opened

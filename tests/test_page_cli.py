@@ -11,7 +11,7 @@ import pytest
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.page import PageText, document, page_of
+from attnscope.pages import PageText, document, page_of
 from tests.atlas_helpers import small_atlas
 from tests.conftest import Run, write_tiny
 from tests.findings_helpers import fake_findings

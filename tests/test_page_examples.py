@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.page.atlas import page_of_atlas
+from attnscope.pages.atlas import page_of_atlas
 from attnscope.records.atlas.record import Atlas
 from tests.atlas_helpers import small_atlas
 from tests.page_helpers import Opened

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnscope.page import PageText, page_of
+from attnscope.pages import PageText, page_of
 from attnscope.records.maps.pictures import Picture
 from tests.conftest import Run
 from tests.page_helpers import Opened, blues, number, pixels

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.page import PageText, document, page_of
-from attnscope.page.document import MODULES, PARTS, script, style
+from attnscope.pages import PageText, document, page_of
+from attnscope.pages.document import MODULES, PARTS, script, style
 from attnscope.records import Heatmap
 from tests.page_helpers import VIEWS
 from tests.record_helpers import map_of, record_of, simple, tokens_of
@@ -163,7 +163,7 @@ def test_a_name_of_two_modules_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_every_module_is_part_of_the_script() -> None:
     from importlib.resources import files
 
-    names = {path.name for path in (files("attnscope.page") / "src").iterdir()}
+    names = {path.name for path in (files("attnscope.pages") / "src").iterdir()}
     modules = {"app", *MODULES, *(name for part in PARTS.values() for name in part)}
     assert names == {f"{name}.js" for name in modules} | {"style.css", "views.css"} | {f"{part}.css" for part in PARTS}
     for whole in (script(), script(*PARTS)):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.page import PageText, page_of
+from attnscope.pages import PageText, page_of
 from attnscope.records import Heatmap
 from tests.conftest import write_tiny
 from tests.page_helpers import VIEWS, Opened, blues, pixels

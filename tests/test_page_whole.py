@@ -12,7 +12,7 @@ from PIL import Image
 
 from attnscope.core.exact import reference
 from attnscope.core.teaching import example
-from attnscope.page.headcount import head_count
+from attnscope.pages.headcount import head_count
 from tests import oracle
 from tests.core_helpers import WORKED
 from tests.page_helpers import SEEN, VIEWS, Opened, blues, number, pixels

@@ -139,36 +139,36 @@ KINDS = {
         Kind(
             "attnscope.heatmap", "record of attention", "maps.heatmap:Heatmap", "heatmap", "weights", ("npz", "json"),
             ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance", "maps.pages:require_query",
-            "page:page_of_record", ("drawn", "query"), ("query",),
+            "pages:page_of_record", ("drawn", "query"), ("query",),
             (*WHICH, "scale", "cmap", "words", "hide_special"), ("npz", "json"),
             (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "maps.pooled:PooledHeatmap", "heatmap", "pooled",
             ("npz", "json"), ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance",
-            page="page:page_of_saved", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
+            page="pages:page_of_saved", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
             lossless=("npz", "json"), files=(("json", "record.json"),),
         ),
         Kind(
             "attnscope.heads", "record of heads", "heads.findings:Findings", "heads", "heads", ("npz", *_TABLE),
             ("npz", "csv", "png"), "heads.terminal:show", "heads.figures:pages",
-            page="page:page_of_saved", shown_with=("measures", "sort", "every", "among"),
+            page="pages:page_of_saved", shown_with=("measures", "sort", "every", "among"),
             drawn_with=("measures",), others=WHICH,
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "compare.record:Comparison", "compare", "compare",
             ("npz", *_TABLE), ("npz", "csv", "png"), "compare.terminal:show", "compare.figures:pages",
-            page="page:page_of_saved",
+            page="pages:page_of_saved",
         ),
         Kind(
             "attnscope.relations", "record of relations", "relations.record:Relations", "relations", "relations",
             ("npz", *_TABLE), ("npz", "csv", "png"), "relations.terminal:show", "relations.figures:pages",
-            page="page:page_of_saved",
+            page="pages:page_of_saved",
         ),
         Kind(
             "attnscope.ablate", "record of an ablation", "ablation:Ablation", "ablate", "ablation", ("npz", *_TABLE),
             ("npz", "csv", "png"), "ablation.terminal:show", "ablation.figures:pages",
-            page="page:page_of_saved",
+            page="pages:page_of_saved",
         ),
         Kind(
             "attnscope.patch", "record of patching", "patch:Patching", "patch", "patching", ("npz", *_TABLE),
@@ -176,7 +176,7 @@ KINDS = {
         ),
         Kind(
             "attnscope.atlas", "atlas", "atlas.record:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
-            "atlas.terminal:show", page="page.atlas:page_of_atlas",
+            "atlas.terminal:show", page="pages.atlas:page_of_atlas",
             shown_with=("measures", "sort", "has_page"), others=WHICH,
         ),
         Kind(

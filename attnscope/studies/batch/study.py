@@ -18,7 +18,7 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import verify
 from attnscope.models.files import hashes
-from attnscope.page.gallery import page
+from attnscope.pages.gallery import page
 from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.maps.head_maps import spans

@@ -16,8 +16,8 @@ from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.output import HOME
-from attnscope.page import PAGE_SCHEMA, Page, PageText, page_of, require_room
-from attnscope.page.atlas import pack_atlas
+from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
+from attnscope.pages.atlas import pack_atlas
 from attnscope.records import AttentionMap, Heatmap, file_of
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.file_sets import require_writable

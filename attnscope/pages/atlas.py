@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.page.document import Page, page_of
+from attnscope.pages.document import Page, page_of
 from attnscope.records.atlas.record import Atlas, Example
 from attnscope.records.frame import codec
 from attnscope.records.frame.head_table import Column, HeadTable

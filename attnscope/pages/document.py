@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.page.headcount import head_count
-from attnscope.page.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
-from attnscope.page.photos import pack_photos, with_ordinary_patches
+from attnscope.pages.headcount import head_count
+from attnscope.pages.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
+from attnscope.pages.photos import pack_photos, with_ordinary_patches
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.frame.record import Record
 from attnscope.records.frame.storage import PAGE_MARK, finite, plain
@@ -329,7 +329,7 @@ def _describe_roles(findings: Findings) -> dict[str, Any]:
 @cache
 def script(*parts: str) -> str:
     """The page's modules joined into one: imports and exports go, as all names are in one scope."""
-    source = files("attnscope.page") / "src"
+    source = files("attnscope.pages") / "src"
     joined, modules = [], (*MODULES, *(name for part in parts for name in PARTS[part]), "app")
     for name in modules:
         text = (source / f"{name}.js").read_text(encoding="utf-8")
@@ -353,7 +353,7 @@ def script(*parts: str) -> str:
 @cache
 def style(*parts: str) -> str:
     """The page's style sheet."""
-    source = files("attnscope.page") / "src"
+    source = files("attnscope.pages") / "src"
     sheet = "".join((source / f"{name}.css").read_text(encoding="utf-8") for name in ("style", "views", *parts))
     return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", _INDENT.sub("", sheet))
 

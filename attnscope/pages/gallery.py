@@ -7,7 +7,7 @@ from html import escape
 from urllib.parse import quote
 
 from attnscope.errors import amount
-from attnscope.page.document import policy_hash
+from attnscope.pages.document import policy_hash
 from attnscope.records.batches import Batch, DrawnText, FailedText
 
 _MOST_CHARACTERS = 400

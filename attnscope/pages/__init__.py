@@ -1,6 +1,6 @@
 """Records as one HTML file: every head to look at, compare and save, without a server or a network."""
 
-from attnscope.page.document import (
+from attnscope.pages.document import (
     PAGE_SCHEMA,
     Page,
     PageText,
