@@ -1,7 +1,7 @@
 """What becomes of a record: files, one JSON document, or tables in the terminal. The only writer of results.
 
 Formats, options and folders are checked before a model runs for minutes. The files of a record appear together or not
-at all, see `records.frame.file_sets`; what took the time stays even if it cannot be drawn.
+at all, see `results.file_sets`; what took the time stays even if it cannot be drawn.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
-from attnscope.records.frame.file_sets import OwnFiles, replace_together, require_writable
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
-from attnscope.records.frame.storage import PAGE_MARK, require_replaceable
 from attnscope.records.maps.head_maps import choose_heads
+from attnscope.results.file_sets import OwnFiles, replace_together, require_writable
+from attnscope.results.storage import PAGE_MARK, require_replaceable
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.host import delay_interrupts
-from attnscope.records.frame.completion import failure_line, is_interrupted
-from attnscope.records.frame.file_sets import OwnFiles, locate, replace_together
 from attnscope.records.frame.kinds import FIGURE_FORMATS
+from attnscope.results.completion import failure_line, is_interrupted
+from attnscope.results.file_sets import OwnFiles, locate, replace_together
 
 INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""
@@ -68,7 +68,7 @@ def _add_note(record: Any, note: str) -> Any:
 
 def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
     """Whether files of an earlier run there are complete, or of more texts; those that do not tell are taken to be."""
-    from attnscope.records.frame.reading import read_description
+    from attnscope.results.reading import read_description
 
     earlier = [locate(folder / f"{stem}.{ending}") for ending in ("npz", "json", "csv")]
     paths = [path for path in earlier if path.is_file()]

@@ -13,7 +13,7 @@ import pytest
 
 from attnscope import load_record
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame import reading
+from attnscope.results import reading
 from tests.conftest import Run
 from tests.made_records import EVERY, RECORDS
 from tests.record_helpers import simple

@@ -14,8 +14,8 @@ import attnscope
 from attnscope import output
 from attnscope.errors import AttnscopeError
 from attnscope.records import file_of
-from attnscope.records.frame.file_sets import OwnFiles, find_unmoved, locate, replace_together
 from attnscope.records.heads.findings import Findings
+from attnscope.results.file_sets import OwnFiles, find_unmoved, locate, replace_together
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
@@ -71,7 +71,7 @@ def test_a_set_that_is_not_finished_changes_nothing(raised: type[BaseException],
 _KILLED = """
 import os, sys
 from pathlib import Path
-from attnscope.records.frame import file_sets
+from attnscope.results import file_sets
 from tests.test_file_sets import NEW, write_set
 def counting(method):
     def step(*given, **named):

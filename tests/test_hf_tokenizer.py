@@ -15,7 +15,7 @@ from attnscope.models.hf.alignment import align
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.records.frame.codec import describe
-from attnscope.records.frame.storage import plain
+from attnscope.results.storage import plain
 
 TEXT = "The cat’s naïve 猫 🙂 sat."
 

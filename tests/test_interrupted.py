@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from attnscope.cli import options
-from attnscope.records.frame.reading import read_description
-from attnscope.records.frame.storage import write_whole
+from attnscope.results.reading import read_description
+from attnscope.results.storage import write_whole
 from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.heads import study as heads_study
 from attnscope.studies.measuring import pair_blocks

@@ -20,8 +20,8 @@ from attnscope import hub
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.tokenizer import FastTokenizer
-from attnscope.records.frame import json_bounds
-from attnscope.records.frame.json_bounds import require_bounded
+from attnscope.results import json_bounds
+from attnscope.results.json_bounds import require_bounded
 from attnscope.studies.inputs import reading
 from attnscope.studies.inputs.reading import Prompt, encode_within, truncate
 from tests.conftest import Run

@@ -12,8 +12,8 @@ import pytest
 import attnscope
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame.file_sets import replace_together
-from attnscope.records.frame.storage import csv_text, write_whole
+from attnscope.results.file_sets import replace_together
+from attnscope.results.storage import csv_text, write_whole
 from attnscope.studies.batch.study import BatchOptions, batch
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import amount, parse_json
-from attnscope.records.frame.json_bounds import require_bounded
+from attnscope.results.json_bounds import require_bounded
 from attnscope.text import MOST_BYTES, too_long
 
 Other = TypeVar("Other")

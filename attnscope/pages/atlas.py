@@ -17,8 +17,8 @@ from attnscope.pages.document import Page, page_of
 from attnscope.records.atlas.record import Atlas, Example
 from attnscope.records.frame import codec
 from attnscope.records.frame.head_table import Column, HeadTable
-from attnscope.records.frame.storage import plain
 from attnscope.records.heads.findings import Findings
+from attnscope.results.storage import plain
 from attnscope.views.tables.wording import label
 
 N_NEAR = 12

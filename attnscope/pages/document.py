@@ -24,9 +24,9 @@ from attnscope.pages.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP
 from attnscope.pages.photos import pack_photos, with_ordinary_patches
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.frame.record import Record
-from attnscope.records.frame.storage import PAGE_MARK, finite, plain
 from attnscope.records.heads.descriptions import Descriptions
 from attnscope.records.heads.findings import Findings
+from attnscope.results.storage import PAGE_MARK, finite, plain
 from attnscope.version import VERSION
 from attnscope.views.heads.summary import MARKS, MORE_COLORS, marks_of
 from attnscope.views.tables.wording import label, printable

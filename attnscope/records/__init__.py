@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from attnscope.records.frame import reading
 from attnscope.records.frame.kinds import file_of, kind_of_schema
 from attnscope.records.frame.record import Record
-from attnscope.records.frame.storage import write_whole
 from attnscope.records.maps.elsewhere import load_arrays, record_from_arrays
 from attnscope.records.maps.head_maps import spans
 from attnscope.records.maps.heatmap import AttentionMap, Heatmap
 from attnscope.records.maps.tokens import Tokens
+from attnscope.results import reading
+from attnscope.results.storage import write_whole
 
 __all__ = [
     "AttentionMap",

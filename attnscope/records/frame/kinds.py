@@ -123,12 +123,12 @@ class Kind:
 
     def view(self, which: str) -> Any:
         """What shows or draws it: the function that a field such as `show` names."""
-        room = "attnscope" if which == "page" else "attnscope.views"
-        return load_named(f"{room}.{getattr(self, which)}")
+        package = "attnscope" if which == "page" else "attnscope.views"
+        return load_named(_absolute(getattr(self, which), package))
 
     def record_class(self) -> Any:
         """Its class, a `records.record.Record`."""
-        return load_named(f"attnscope.records.{self.record}")
+        return load_named(_absolute(self.record, "attnscope.records"))
 
 
 _TABLE = ("csv", "json")
@@ -231,7 +231,7 @@ def file_of(record: Path, first: Kind | None = None) -> Path:
         record: The file, or the folder that a command wrote it into.
         first: The kind that is meant, where the folder may hold several.
     """
-    from attnscope.records.frame.file_sets import locate  # with NumPy, which the command line starts without
+    from attnscope.results.file_sets import locate  # with NumPy, which the command line starts without
 
     if not record.is_dir():
         return locate(record)
@@ -239,6 +239,11 @@ def file_of(record: Path, first: Kind | None = None) -> Path:
     names = [kind.file(ending) for kind in kinds for ending in kind.lossless]
     files = (locate(record / name) for name in names)
     return next((file for file in files if file.is_file()), record)
+
+
+def _absolute(name: str, package: str) -> str:
+    """Return "module:name" with the whole name of its module, which is within a package unless it is whole already."""
+    return name if name.startswith("attnscope.") else f"{package}.{name}"
 
 
 def load_named(name: str) -> Any:

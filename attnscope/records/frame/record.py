@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.frame import checks, codec
-from attnscope.records.frame.completion import failure_line
 from attnscope.records.frame.kinds import NOTEBOOK, Kind, file_of, kind_of_schema, load_named
-from attnscope.records.frame.reading import read_record, reading, require_shown
-from attnscope.records.frame.storage import csv_text, finite, plain, write_whole
+from attnscope.results.completion import failure_line
+from attnscope.results.reading import read_record, reading, require_shown
+from attnscope.results.storage import csv_text, finite, plain, write_whole
 
 
 class StyleOptions(TypedDict, total=False):

@@ -16,9 +16,9 @@ from attnscope.records.frame.codec import OMITTED
 from attnscope.records.frame.head_table import Column, HeadTable, number_column, read_numbers
 from attnscope.records.frame.pair_tables import HeadOfKind, require_known
 from attnscope.records.frame.record import StudyRecord
-from attnscope.records.frame.storage import csv_text
 from attnscope.records.heads.descriptions import Descriptions, HeadDescription
 from attnscope.records.heads.needles import Needles
+from attnscope.results.storage import csv_text
 
 PICTURES = "pictures"
 RECORDINGS = "recordings"

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.records.frame import checks, reading
+from attnscope.records.frame import checks
 from attnscope.records.maps.head_maps import KINDS
 from attnscope.records.maps.heatmap import AttentionMap, Heatmap
 from attnscope.records.maps.tokens import Tokens
+from attnscope.results import reading
 from attnscope.version import VERSION
 
 NAMES = ("weights", "tokens", "keys", "kind", "layers", "heads", "special", "text", "model")

@@ -14,8 +14,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.frame import codec
 from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.record import Record
-from attnscope.records.frame.storage import json_array, plain
 from attnscope.records.maps.tokens import Tokens
+from attnscope.results.storage import json_array, plain
 
 KINDS = ("encoder", "decoder", "cross")
 KIND = {"choices": KINDS}

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.codec import ARRAY, OMITTED, parts
 from attnscope.records.frame.record import Record
-from attnscope.records.frame.storage import finite, plain
 from attnscope.records.maps.pictures import Picture
 from attnscope.records.maps.tokens import Tokens
+from attnscope.results.storage import finite, plain
 
 METHODS = ("mean", "rollout")
 

@@ -14,9 +14,9 @@ from attnscope.records.frame import codec
 from attnscope.records.frame.checks import SHARE, shaped
 from attnscope.records.frame.codec import APART, ARRAY, OMITTED
 from attnscope.records.frame.record import StudyRecord
-from attnscope.records.frame.storage import finite, plain
 from attnscope.records.heads.findings import RECORDINGS, Role
 from attnscope.records.relations.word_times import WordTimes
+from attnscope.results.storage import finite, plain
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.records.frame import codec
 from attnscope.records.frame.checks import shaped
 from attnscope.records.frame.record import Record
-from attnscope.records.frame.storage import finite, plain
+from attnscope.results.storage import finite, plain
 
 _MOST_IN_JSON = 4096
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from attnscope.records.atlas.record import Atlas
-from attnscope.records.frame.completion import settle_corpus
 from attnscope.records.heads.findings import Findings
+from attnscope.results.completion import settle_corpus
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.study import ablate
 from attnscope.studies.inputs.choice import Choice

@@ -23,8 +23,8 @@ from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models.files import weight_files
 from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Ablation
-from attnscope.records.frame.file_sets import require_writable
-from attnscope.records.frame.storage import finite, plain
+from attnscope.results.file_sets import require_writable
+from attnscope.results.storage import finite, plain
 from attnscope.studies.ablation.options import AblateOptions, PruneOrder
 from attnscope.studies.ablation.study import ablate
 from attnscope.studies.ablation.sweep import require_rerunnable

@@ -13,8 +13,8 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.models.model import Model
 from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, OUTSIDE_SINKS, Atlas, join_examples
-from attnscope.records.frame.completion import settle_corpus
 from attnscope.records.heads.findings import Findings
+from attnscope.results.completion import settle_corpus
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
 from attnscope.studies.atlas.rows import Rows, Wanted, read_rows, units_of
 from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, Place, ScoredFound, Scores

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeError
 from attnscope.records.batches import Batch, DrawnText
-from attnscope.records.frame.file_sets import OwnFiles, remove_unfinished, replace_together
 from attnscope.records.frame.kinds import KINDS
-from attnscope.records.frame.storage import is_plain_file, write_whole
+from attnscope.results.file_sets import OwnFiles, remove_unfinished, replace_together
+from attnscope.results.storage import is_plain_file, write_whole
 from attnscope.text import slug
 
 MANIFEST, INDEX, ENTRY = "manifest.jsonl", "index.html", "entry.json"

@@ -15,9 +15,9 @@ from attnscope.models.files import remember_hashes
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.records.batches import DrawnText
-from attnscope.records.frame.file_sets import replace_together
 from attnscope.records.frame.kinds import FIGURE_FORMATS
-from attnscope.records.frame.storage import write_whole
+from attnscope.results.file_sets import replace_together
+from attnscope.results.storage import write_whole
 from attnscope.studies.batch.folder import ENTRY, own_files, require_own
 from attnscope.studies.inputs.choice import Choice, Chosen
 from attnscope.studies.inputs.options import LoadOptions

@@ -26,9 +26,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
 from attnscope.records.atlas.record import Atlas
-from attnscope.records.frame.completion import settle_corpus
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.order import require_measures
+from attnscope.results.completion import settle_corpus
 from attnscope.studies.ablation.causal import with_effects
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE

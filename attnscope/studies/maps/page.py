@@ -20,12 +20,12 @@ from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
 from attnscope.pages.atlas import pack_atlas
 from attnscope.records import AttentionMap, Heatmap, file_of
 from attnscope.records.atlas.record import Atlas
-from attnscope.records.frame.file_sets import require_writable
 from attnscope.records.frame.kinds import KINDS
-from attnscope.records.frame.reading import schema_of
-from attnscope.records.frame.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.records.heads.findings import Findings
 from attnscope.records.maps.elsewhere import load_arrays
+from attnscope.results.file_sets import require_writable
+from attnscope.results.reading import schema_of
+from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.senses.photos import Photo, read_photo
 from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
-from attnscope.records.frame.completion import is_interrupted, settle_corpus
+from attnscope.results.completion import is_interrupted, settle_corpus
 
 
 class _Record(Protocol):

@@ -19,8 +19,8 @@ from attnscope.models.sizes import (
     sizes_by_hand,
     sizes_of,
 )
-from attnscope.records.frame.storage import plain
 from attnscope.records.teaching.cost import Cost, Curve, HeadRow, Quantity
+from attnscope.results.storage import plain
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 DEFAULT_TOKENS = 2048

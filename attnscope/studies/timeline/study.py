@@ -22,9 +22,9 @@ from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse
 from attnscope.models.model import Model
 from attnscope.records.ablation import Effect
 from attnscope.records.circuits import COMPOSITIONS, Composition
-from attnscope.records.frame.completion import failure_line
 from attnscope.records.heads.findings import Findings
 from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
+from attnscope.results.completion import failure_line
 from attnscope.studies.ablation.effects import whole_losses
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.sweep import Going, StandIns, measure

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import amount
-from attnscope.records.frame.completion import is_interrupted
 from attnscope.records.heads.findings import NEEDLES, PICTURES, RECORDINGS, Findings, Head
+from attnscope.results.completion import is_interrupted
 
 if TYPE_CHECKING:
     from attnscope.records.ablation import Ablation

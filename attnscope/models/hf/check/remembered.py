@@ -31,7 +31,7 @@ from attnscope.models.catalog import ADAPTER
 from attnscope.models.hf.check.layers import Unclear
 from attnscope.models.hf.check.longer import Survey
 from attnscope.models.hf.seam import implementation_for
-from attnscope.records.frame.storage import write_whole
+from attnscope.results.storage import write_whole
 
 SCHEMA = "attnscope.check/1"
 

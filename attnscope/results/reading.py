@@ -10,8 +10,7 @@ import json
 import re
 import typing
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.pipes import refuse_pipe
-from attnscope.records.frame import checks, codec
-from attnscope.records.frame.json_bounds import require_bounded
+from attnscope.results.json_bounds import require_bounded
 
 MOST_BYTES = 2**30
 """The most that an archive may unpack to, unless MOST_TIMES its own size is more."""
@@ -173,43 +171,48 @@ def require_room(file: typing.IO[bytes], path: Path) -> None:
     file.seek(0)
 
 
-@dataclass(frozen=True)
-class _Failure:
-    step: str
-    error: str
-    hint: str
-
-
-@dataclass(frozen=True)
-class _Problem:
-    source: Any
-    line: Any
-    reason: Any
-
-
-_RUN: Mapping[str, Any] = {
-    "model": str, "notes": tuple[str, ...], "failures": tuple[_Failure, ...], "versions": Mapping[str, Any],
-    "kinds": tuple[str, ...],
-}  # fmt: skip
-_CORPUS: Mapping[str, Any] = {
-    "n_texts": int, "n_tokens": int, "n_chunked": int, "n_copies": int, "n_not_finite": int,
-    "sources": tuple[str, ...], "problems": tuple[_Problem, ...],
-}  # fmt: skip
-"""What a record may say of how it was made, and of its corpus, where views read it."""
-
-
 def require_shown(record: Any) -> None:
-    """Refuses what a record says of its run and its corpus where it could not be shown.
+    """Refuse what a result says of its run and its corpus where it could not be shown.
 
     Raises:
         ValueError: A value is of another type, or a number of texts is negative.
     """
-    for part, hints in (("run", _RUN), ("corpus", _CORPUS)):
-        told = getattr(record, part, None)
-        known = told if isinstance(told, Mapping) else {}
-        for name, hint in hints.items():
-            if name in known:
-                value = codec.convert(known[name], hint)
-                checks.require_type(value, hint, f"{name} of its {part}")
-                if hint is int and value < 0:
-                    raise ValueError(f"{name} of its {part} is {value}")
+    run = _mapping(record, "run")
+    corpus = _mapping(record, "corpus")
+    _require(isinstance(run.get("model", ""), str), "the model of its run")
+    _require(isinstance(run.get("versions", {}), Mapping), "the versions of its run")
+    for name in ("notes", "kinds"):
+        _require(_are_texts(run.get(name, ())), f"the {name} of its run")
+    for failure in _entries(run, "failures"):
+        _require(_are_texts([failure.get(name) for name in ("step", "error", "hint")]), "a failure of its run")
+    for problem in _entries(corpus, "problems"):
+        _require({"source", "line", "reason"} <= problem.keys(), "a problem of its corpus")
+    _require(_are_texts(corpus.get("sources", ())), "the sources of its corpus")
+    for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite"):
+        number = corpus.get(name, 0)
+        is_count = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+        _require(is_count, f"{name} of its corpus")
+
+
+def _mapping(record: Any, name: str) -> Mapping[str, Any]:
+    """Return what a result says of its run or its corpus; empty where it says nothing."""
+    told = getattr(record, name, {})
+    _require(isinstance(told, Mapping), f"its {name}")
+    return told
+
+
+def _entries(told: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    """Return a list of mappings under a name; empty where there is none."""
+    entries = told.get(name, ())
+    is_list = isinstance(entries, list | tuple)
+    _require(is_list and all(isinstance(entry, Mapping) for entry in entries), f"the {name} of the result")
+    return entries
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} cannot be shown")

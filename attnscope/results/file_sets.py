@@ -24,7 +24,7 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.host import delay_interrupts
-from attnscope.records.frame.storage import is_plain_file, kind_of, making_folders_for, require_replaceable
+from attnscope.results.storage import is_plain_file, kind_of, making_folders_for, require_replaceable
 
 _STAGED, _COMPLETE = "unfinished-", "replacing-"
 _TOKEN = re.compile("[0-9a-f]{8}")

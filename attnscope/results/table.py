@@ -1,0 +1,283 @@
+"""Tables of a result: columns of numbers and texts, each with its meaning, unit and range. NumPy only.
+
+Beside the column `effect` may stand others by the endings in `PARTS`, such as `effect_low` and `effect_high`, the ends
+of its 95% interval. They have these names in files too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Kind = Literal["number", "count", "text", "flag"]
+
+PARTS = ("low", "high", "baseline", "count")
+"""What may stand beside a number: the ends of its 95% interval, its value under a baseline, over how many it is."""
+
+DTYPES: Mapping[Kind, Any] = {"number": np.float64, "count": np.int64, "text": np.str_, "flag": np.bool_}
+_DTYPE_KINDS: Mapping[Kind, str] = {"number": "f", "count": "iu", "text": "U", "flag": "b"}
+
+SLACK = 0.01
+"""So far beyond its range may rounding carry a number."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What the values under one name are.
+
+    Attributes:
+        name: Its name in Python and in files.
+        meaning: What it says, in a sentence.
+        unit: Such as "nats" or "share"; empty for plain numbers.
+        range: Its least and its largest possible value; None where there is no bound.
+        label: What people read; empty = its name with blanks.
+        short: The same in a few letters, for the head of a narrow column; empty = the label.
+        kind: "number" (NaN = unknown), "count" (whole numbers), "text" or "flag" (true or false).
+        refers_to: A table whose rows its whole numbers are, from 0; -1 = none of them.
+    """
+
+    name: str
+    meaning: str = ""
+    unit: str = ""
+    range: tuple[float | None, float | None] = (None, None)
+    label: str = ""
+    short: str = ""
+    kind: Kind = "number"
+    refers_to: str = ""
+
+    @property
+    def title(self) -> str:
+        """What people read."""
+        return self.label or self.name.replace("_", " ")
+
+    @property
+    def head(self) -> str:
+        """What stands above it in a narrow table."""
+        return self.short or self.title
+
+
+@dataclass(frozen=True)
+class Array(Column):
+    """What the numbers of an array along the rows of tables are.
+
+    Attributes:
+        axes: Per axis a table, whose rows it follows; a whole number, its size; or a name of its own, which stands for
+            one size throughout the result.
+    """
+
+    axes: tuple[str, ...] = field(default=(), kw_only=True)
+
+
+def number(name: str, meaning: str = "", unit: str = "", **more: Any) -> Column:
+    """Declare a column of numbers; see `Column`."""
+    return Column(name, meaning, unit, **more)
+
+
+def share(name: str, meaning: str = "", **more: Any) -> Column:
+    """Declare a column of numbers from 0 to 1."""
+    return Column(name, meaning, "share", (0, 1), **more)
+
+
+def count(name: str, meaning: str = "", **more: Any) -> Column:
+    """Declare a column of whole numbers."""
+    return Column(name, meaning, kind="count", **more)
+
+
+def text(name: str, meaning: str = "", **more: Any) -> Column:
+    """Declare a column of texts."""
+    return Column(name, meaning, kind="text", **more)
+
+
+def flag(name: str, meaning: str = "", **more: Any) -> Column:
+    """Declare a column of truth values."""
+    return Column(name, meaning, kind="flag", **more)
+
+
+MOST_HEADS = 10_000
+"""No model has as many layers, nor as many heads in one: numbers beyond are damage."""
+
+HEADS = (
+    text("kind", "kind of attention: encoder, decoder or cross"),
+    count("layer", "its layer, from 0", range=(0, MOST_HEADS - 1)),
+    count("head", "its number in the layer, from 0", range=(0, MOST_HEADS - 1)),
+)
+"""The columns that name a head, with which every table of heads begins."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of equal length.
+
+    Attributes:
+        columns: What each column is, by name, in their order.
+        values: The values of each column, and of what stands beside it.
+    """
+
+    columns: Mapping[str, Column]
+    values: Mapping[str, NDArray[Any]]
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
+        """Make a table of rows.
+
+        Args:
+            columns: What the columns are.
+            rows: Cells by column. A cell may be an object with `value` and some of `PARTS`, as an estimate has them;
+                of numbers, None or nothing = unknown.
+        """
+        values: dict[str, NDArray[Any]] = {}
+        for column in columns:
+            cells = [row.get(column.name) for row in rows]
+            if column.kind != "number":
+                values[column.name] = np.array(cells, DTYPES[column.kind])
+                continue
+            values[column.name] = _numbers_of(cells)
+            for part in PARTS:
+                if any(hasattr(cell, part) for cell in cells if not isinstance(cell, str)):
+                    values[f"{column.name}_{part}"] = np.array(
+                        [getattr(cell, part, None) for cell in cells], np.float64
+                    )
+        return cls({column.name: column for column in columns}, values)
+
+    @classmethod
+    def of_arrays(cls, columns: Sequence[Column], **values: Any) -> Table:
+        """Make a table of whole columns, and of what stands beside them, by name."""
+        known = {column.name: column for column in columns}
+        arrays = {}
+        for name, given in values.items():
+            column = known.get(name)
+            dtype = np.float64 if column is None else DTYPES[column.kind]
+            arrays[name] = np.asarray(given, dtype)
+        return cls(known, arrays)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values()), ()))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return the values of a column, (row,)."""
+        return self.values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} rows: {', '.join(self.columns)})"
+
+    def part(self, name: str, part: str) -> Floats:
+        """Return what stands beside a column, (row,); NaN where nothing does.
+
+        Args:
+            name: The column.
+            part: One of `PARTS`.
+        """
+        return self.values.get(f"{name}_{part}", np.full(len(self), math.nan))
+
+    def interval(self, name: str) -> Floats:
+        """Return the values of a column and the ends of their 95% intervals, (row, 3); NaN where there are none."""
+        return np.stack([self[name], self.part(name, "low"), self.part(name, "high")], -1)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the columns that hold measured numbers."""
+        return tuple(name for name, column in self.columns.items() if column.kind == "number")
+
+    def select(self, rows: Any) -> Table:
+        """Return a table of some rows: a mask, or their places in the order that they shall have."""
+        return Table(self.columns, {name: values[rows] for name, values in self.values.items()})
+
+    def with_column(self, column: Column, values: Any, **parts: Any) -> Table:
+        """Return the table with a further column at its end, and what stands beside it by the names in `PARTS`."""
+        added = {column.name: np.asarray(values, DTYPES[column.kind])}
+        added |= {f"{column.name}_{part}": np.asarray(numbers, np.float64) for part, numbers in parts.items()}
+        return Table({**self.columns, column.name: column}, {**self.values, **added})
+
+    def head_names(self, *, with_kind: bool = False) -> list[str]:
+        """Return what the heads of a table of heads are called: L3H1, or "cross L3H1" with their kind."""
+        names = [f"L{layer}H{head}" for layer, head in zip(self["layer"].tolist(), self["head"].tolist(), strict=True)]
+        if not with_kind:
+            return names
+        return [f"{kind} {name}" for kind, name in zip(self["kind"].tolist(), names, strict=True)]
+
+    def grid(self, name: str, kind: str) -> Floats:
+        """Return a column of a table of heads for one kind of attention, (layer, head); NaN = there is no such head."""
+        mine = self["kind"] == kind
+        layers, heads = self["layer"][mine], self["head"][mine]
+        grid = np.full((layers.max(initial=-1) + 1, heads.max(initial=-1) + 1), math.nan)
+        grid[layers, heads] = self[name][mine]
+        return grid
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """Return the rows of a file, the names of the columns first."""
+        yield tuple(self.values)
+        yield from zip(*(values.tolist() for values in self.values.values()), strict=True)
+
+    def to_pandas(self) -> Any:
+        """Return it as a `pandas.DataFrame`, where pandas is installed."""
+        import pandas
+
+        return pandas.DataFrame(dict(self.values))
+
+    def require_sound(self, name: str, wanted: Iterable[Column], sizes: Mapping[str, int]) -> None:
+        """Refuse a table that lacks columns, or holds values that they cannot have.
+
+        Args:
+            name: What to call it.
+            wanted: The columns that it must have.
+            sizes: The lengths of all tables.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        missing = {column.name for column in wanted} | {*self.columns}
+        missing -= {*self.values}
+        if missing:
+            raise ValueError(f"its {name} lack {min(missing)}")
+        for column in wanted:
+            if self.columns.get(column.name, column).kind != column.kind:
+                raise ValueError(f"{name}.{column.name} is no {column.kind}")
+        for column_name, values in self.values.items():
+            if values.shape != (len(self),):
+                raise ValueError(f"{name}.{column_name} has the shape {values.shape}, not {(len(self),)}")
+            column = self._column_of(name, column_name)
+            require_values(f"{name}.{column_name}", values, column, sizes)
+
+    def _column_of(self, table: str, name: str) -> Column:
+        """Return what a column is; of what stands beside one, numbers in any range."""
+        if name in self.columns:
+            return self.columns[name]
+        base, _, part = name.rpartition("_")
+        if base not in self.columns or part not in PARTS:
+            raise ValueError(f"{table}.{name} is not described")
+        return replace(self.columns[base], kind="number", range=(None, None), refers_to="")
+
+
+def _numbers_of(cells: Sequence[Any]) -> Floats:
+    """Return the values of cells, each a number, an object with `value`, or None."""
+    return np.array([getattr(cell, "value", cell) for cell in cells], np.float64)
+
+
+def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mapping[str, int]) -> None:
+    """Refuse values of another type, or beyond their range; NaN is no damage.
+
+    Raises:
+        ValueError: They are.
+    """
+    if values.dtype.kind not in _DTYPE_KINDS[column.kind]:
+        raise ValueError(f"{name} is an array of {values.dtype}")
+    if not values.size or column.kind in ("text", "flag"):
+        return
+    low, high = column.range
+    if column.refers_to:
+        low, high = -1, sizes.get(column.refers_to, 0) - 1
+    slack = SLACK if column.kind == "number" else 0
+    least, most = np.fmin.reduce(values, None), np.fmax.reduce(values, None)
+    is_low = low is not None and least < low - slack
+    is_high = high is not None and most > high + slack
+    if is_low or is_high:
+        raise ValueError(f"a number of {name} is not between {low} and {high}")

@@ -1,0 +1,116 @@
+"""A result of any question: tables, arrays along them, files, and damage that is refused."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.frame import kinds
+from attnscope.records.frame.kinds import Kind
+from attnscope.results.result import Result
+from attnscope.results.table import HEADS, Array, Table, count, number, share, text
+
+
+class Effects(Result):
+    SCHEMA: ClassVar[str] = "attnscope.effects/1"
+    TABLES: ClassVar[Any] = {
+        "heads": (*HEADS, number("effect", "what changes", "nats")),
+        "pairs": (text("name"), count("head", refers_to="heads")),
+        "tokens": (text("token"),),
+    }
+    ARRAYS: ClassVar[Any] = (
+        Array("shares", "of each pair", "share", (0, 1), axes=("heads", "pairs")),
+        Array("weights", axes=("heads", "tokens")),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Kind(
+        "attnscope.effects", "record of effects", f"{__name__}:Effects", "ablate", "effects", ("npz", "csv", "json"),
+        ("npz",), "",
+    )  # fmt: skip
+    monkeypatch.setitem(kinds.KINDS, "attnscope.effects", kind)
+
+
+def effects() -> Effects:
+    heads = Table.of(
+        Effects.TABLES["heads"],
+        [{"kind": "encoder", "layer": 0, "head": 0, "effect": 0.5}, {"kind": "encoder", "layer": 0, "head": 1}],
+    )
+    pairs = Table.of_arrays(Effects.TABLES["pairs"], name=["=1+1", "b", "c"], head=[1, 0, -1])
+    tables = {"heads": heads, "pairs": pairs, "tokens:cross": Table.of(Effects.TABLES["tokens"], [{"token": "a"}])}
+    arrays = {"shares": np.array([[0, 0.5, 1], [np.nan, 0.1, 0.2]]), "weights:cross": np.array([[1.0], [0.5]])}
+    return Effects({"model": "m"}, {"n_texts": 2}, {"loss": "kl"}, tables, arrays)
+
+
+def change(result: Effects, **changes: Any) -> Effects:
+    """The same with other values of columns, by "table/column", and of arrays."""
+    held = {**result.arrays(), **changes}
+    return Effects.rebuild(result.describe(), held)
+
+
+def test_a_saved_result_is_the_same_when_it_is_loaded(tmp_path: Path) -> None:
+    result = effects()
+    loaded = Effects.load(result.save(tmp_path / "effects.npz"))
+    assert (loaded.run, loaded.corpus, loaded.options) == (result.run, result.corpus, result.options)
+    assert loaded["heads"].columns == result["heads"].columns
+    assert loaded.arrays().keys() == result.arrays().keys()
+    for name, values in result.arrays().items():
+        np.testing.assert_array_equal(loaded.arrays()[name], values)
+
+
+def test_a_result_gives_tables_and_arrays_by_name() -> None:
+    result = effects()
+    np.testing.assert_array_equal(result["heads"]["effect"], [0.5, np.nan])
+    assert result["shares"].shape == (2, 3)
+    assert result.head_names == ["L0H0", "L0H1"]
+    np.testing.assert_array_equal(result["heads"].grid("effect", "encoder"), [[0.5, np.nan]])
+
+
+def test_csv_holds_the_first_table_and_json_all() -> None:
+    result = effects()
+    assert result.to_csv() == "kind,layer,head,effect\nencoder,0,0,0.5\nencoder,0,1,\n"
+    document = result.as_json()
+    assert document["heads"][1] == {"kind": "encoder", "layer": 0, "head": 1, "effect": None}
+    assert document["shares"][1] == [None, 0.1, 0.2]
+
+
+def test_an_interval_stands_beside_its_column() -> None:
+    class Estimate:
+        value, low, high = 0.5, 0.25, 0.75
+
+    table = Table.of((share("accuracy"),), [{"accuracy": Estimate()}, {"accuracy": None}])
+    np.testing.assert_array_equal(table.interval("accuracy")[0], [0.5, 0.25, 0.75])
+    assert np.isnan(table.interval("accuracy")[1]).all()
+
+
+def test_a_selection_keeps_arrays_and_references_in_step() -> None:
+    result = effects().select("heads", [1])
+    result.require_whole()
+    assert result.head_names == ["L0H1"]
+    assert result["pairs"]["head"].tolist() == [0, -1, -1]
+    np.testing.assert_array_equal(result["shares"], [[np.nan, 0.1, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"heads/effect": np.zeros(1)}, "shape"),
+        ({"heads/layer": np.array([0, -2])}, "not between"),
+        ({"heads/head": np.array([0, 0])}, "the same"),
+        ({"heads/effect": np.array(["a", "b"])}, "array of <U1"),
+        ({"heads/other": np.zeros(2)}, "not described"),
+        ({"pairs/head": np.array([0, 0, 2])}, "not between"),
+        ({"shares": np.zeros((2, 2))}, "does not fit"),
+        ({"shares": np.full((2, 3), 1.5)}, "not between"),
+        ({"weights:cross": np.zeros((2, 2))}, "does not fit"),
+        ({"unknown": np.zeros(2)}, "cannot have"),
+    ],
+)
+def test_damage_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    path = change(effects(), **changes).save(tmp_path / "effects.npz")
+    with pytest.raises(AttnscopeError, match=says):
+        Effects.load(path)
