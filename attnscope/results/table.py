@@ -219,7 +219,7 @@ class Table:
 
     def to_pandas(self) -> Any:
         """Return it as a `pandas.DataFrame`, where pandas is installed."""
-        import pandas
+        import pandas  # type: ignore[import-untyped,unused-ignore]
 
         return pandas.DataFrame(dict(self.values))
 
