@@ -125,7 +125,7 @@ class Output:
         if self.json:
             print_json(record.to_json(files=[str(path) for path in paths]))
             return
-        from attnscope.views.tables.plain_text import open_console, print_record
+        from attnscope.report.plain_text import open_console, print_record
 
         kind = record.record_kind()
         has_page = any(path.suffix == ".html" for path in paths)

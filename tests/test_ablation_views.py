@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from attnscope.records.ablation import Ablation, Effect, HeadEffects, SetEffects
+from attnscope.report.numbers import small_number
 from attnscope.views.ablation.terminal import show
-from attnscope.views.tables.numbers import small_number
 from tests.record_helpers import require_lossless
 
 

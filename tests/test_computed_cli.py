@@ -13,11 +13,11 @@ from attnscope.records.teaching import cost as cost_records
 from attnscope.records.teaching.cost import Cost
 from attnscope.records.teaching.split import Split
 from attnscope.records.teaching.trace import Trace
+from attnscope.report.plain_text import spell_out
 from attnscope.studies.teaching.cost import cost
 from attnscope.studies.teaching.options import SplitOptions
 from attnscope.studies.teaching.split import split_example
 from attnscope.studies.teaching.trace import trace_example
-from attnscope.views.tables.plain_text import spell_out
 from attnscope.views.teaching.quiz import ask, is_close, parse_numbers
 from tests.conftest import Run
 from tests.core_helpers import WORKED

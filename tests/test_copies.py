@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from attnscope.corpus import Copies, CorpusText, copies, copy_key, distinct
+from attnscope.report.wording import corpus_notes
 from attnscope.studies.heads.study import heads
-from attnscope.views.tables.wording import corpus_notes
 
 CAT = "The old cat sat on the mat, and looked at all the birds outside."
 

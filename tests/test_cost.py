@@ -16,9 +16,9 @@ from attnscope.drawing.layout import SCREEN
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import files
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
+from attnscope.report.numbers import abbreviate
+from attnscope.report.plain_text import open_console
 from attnscope.studies.teaching.cost import BYTES, cost, find_sizes
-from attnscope.views.tables.numbers import abbreviate
-from attnscope.views.tables.plain_text import open_console
 from attnscope.views.teaching import cost_figure
 from attnscope.views.teaching.cost_terminal import show
 from tests.core_helpers import few_examples

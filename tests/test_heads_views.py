@@ -17,12 +17,12 @@ from attnscope.drawing import inks
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
+from attnscope.report.numbers import interval, number, percent
+from attnscope.report.wording import corpus_line, title_of
 from attnscope.studies.heads.rules import RULES
 from attnscope.views.heads import figures as heads_figures
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads import terminal as heads_terminal
-from attnscope.views.tables.numbers import interval, number, percent
-from attnscope.views.tables.wording import corpus_line, title_of
 from tests.findings_helpers import MEASURES, NAN, ROLES, UNDEFINED, fake_findings, head, of, page_of, role, written
 
 HOSTILE = ("[red]x[/red]", "[/]", "a\nb\x1b[31m", "$x^2_{", "[link=file:///etc]y")

@@ -18,7 +18,7 @@ from attnscope.drawing.lettering import lettering_for
 from attnscope.errors import AttnscopeError, UsageError, safe
 from attnscope.options import heads_from, numbers_from
 from attnscope.output import print_document
-from attnscope.views.tables.plain_text import open_console
+from attnscope.report.plain_text import open_console
 from tests.conftest import Run
 
 NAME = "[red]x[bold] [link=evil] :boom: \x1b[31m\x07\u202e\u2028[_]"

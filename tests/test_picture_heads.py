@@ -20,8 +20,8 @@ from attnscope.core.senses.picture_sums import PictureSums
 from attnscope.drawing.head_maps import scale_of
 from attnscope.errors import AttnscopeError
 from attnscope.records.maps.pictures import Picture
+from attnscope.report.wording import corpus_notes
 from attnscope.senses.photos import read_photo
-from attnscope.views.tables.wording import corpus_notes
 from tests.conftest import Run
 from tests.heads_helpers import after
 from tests.senses_helpers import dense_float64, photo, write_vision

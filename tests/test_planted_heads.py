@@ -18,6 +18,8 @@ from attnscope.core.measures.facts import TextFacts
 from attnscope.core.measures.totals import SumsOf
 from attnscope.corpus import CorpusText
 from attnscope.records.heads.findings import Head
+from attnscope.report.numbers import number
+from attnscope.report.wording import label
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import judge as judge_tallies
 from attnscope.studies.heads.rules import RULES, complete_thresholds
@@ -25,8 +27,6 @@ from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads import terminal as heads_terminal
-from attnscope.views.tables.numbers import number
-from attnscope.views.tables.wording import label
 from benchmarks.known.families import Scores, build, writer_of_the_token_before
 from tests.findings_helpers import fake_findings
 from tests.heads_helpers import study_tallies

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from attnscope.models.catalog import list_models
+from attnscope.report.plain_text import cut
 from attnscope.studies.maps import order as heatmap_order
-from attnscope.views.tables.plain_text import cut
 from tests.conftest import Run
 from tests.processes import LIMIT_S
 

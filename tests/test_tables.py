@@ -13,9 +13,9 @@ from rich.text import Text
 
 from attnscope.records import load_record as load
 from attnscope.records.frame.record import Record
-from attnscope.views.tables import numbers
-from attnscope.views.tables.plain_text import open_console
-from attnscope.views.tables.table import Column, Table
+from attnscope.report import numbers
+from attnscope.report.plain_text import open_console
+from attnscope.report.table import Column, Table
 
 RECORDS = sorted((Path(__file__).parent / "records").iterdir())
 WIDTHS = (0, 20, 40, 60, 79, 80, 99, 100, 120, 200)

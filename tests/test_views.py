@@ -16,9 +16,9 @@ from attnscope.records import Heatmap
 from attnscope.records.maps.pictures import Picture
 from attnscope.records.maps.pooled import PooledHeatmap
 from attnscope.records.maps.sounds import Sound
+from attnscope.report.plain_text import open_console
 from attnscope.views.maps import pages as figures
 from attnscope.views.maps import terminal as terminal
-from attnscope.views.tables.plain_text import open_console
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_pooled_records import pooled_record
 

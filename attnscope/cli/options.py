@@ -76,7 +76,7 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from attnscope.views.tables.plain_text import open_console
+    from attnscope.report.plain_text import open_console
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:

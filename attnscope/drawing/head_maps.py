@@ -13,8 +13,8 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import HeadGrid, Page
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Findings, Head
-from attnscope.views.tables.numbers import UNDEFINED, digits, number, short_interval, small_number
-from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable, title_of, unit_of
+from attnscope.report.numbers import UNDEFINED, digits, number, short_interval, small_number
+from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable, title_of, unit_of
 
 _ONE_WAY, _TWO_WAYS = "Blues", "RdBu_r"
 LEFT_PX = 50  # for the layers' names

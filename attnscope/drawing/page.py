@@ -16,7 +16,7 @@ from attnscope.drawing.canvas import FAINT, HALF_DIGIT, INK, Box, Canvas, FontSt
 from attnscope.drawing.inks import hex_of, ink_on
 from attnscope.drawing.lettering import BASE_FAMILY, Lettering
 from attnscope.drawing.vectors import vertices_of
-from attnscope.views.tables.numbers import digits
+from attnscope.report.numbers import digits
 
 if TYPE_CHECKING:
     from matplotlib.collections import PolyCollection

@@ -18,8 +18,8 @@ from attnscope.records.atlas.record import Atlas, Example
 from attnscope.records.frame import codec
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.heads.findings import Findings
+from attnscope.report.wording import label
 from attnscope.results.storage import plain
-from attnscope.views.tables.wording import label
 
 N_NEAR = 12
 """How many heads like it a head's card names."""

@@ -26,10 +26,10 @@ from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.frame.record import Record
 from attnscope.records.heads.descriptions import Descriptions
 from attnscope.records.heads.findings import Findings
+from attnscope.report.wording import label, printable
 from attnscope.results.storage import PAGE_MARK, finite, plain
 from attnscope.version import VERSION
 from attnscope.views.heads.summary import MARKS, MORE_COLORS, marks_of
-from attnscope.views.tables.wording import label, printable
 
 PAGE_SCHEMA = "attnscope.page/1"
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.pictures import Picture
-from attnscope.views.tables.wording import printable
+from attnscope.report.wording import printable
 
 MOST_SIDE = 768
 """Pixels of the longer side of an embedded photo, at most: what the page has room for."""

@@ -50,7 +50,7 @@ def trace(
     record = study(model, text, layer, order, load, loops=loops)
     if not quiz:
         return output.deliver(record)
-    from attnscope.views.tables.plain_text import open_console
+    from attnscope.report.plain_text import open_console
     from attnscope.views.teaching.quiz import ask
 
     return ask(record, open_console(highlight=False), sys.stdin.readline)

@@ -49,7 +49,7 @@ def prune(
 
 def show(pruned: "Pruned") -> None:
     """Prints what pruning changes."""
-    from attnscope.views.tables.plain_text import open_console, print_record
+    from attnscope.report.plain_text import open_console, print_record
 
     print_record(pruned.effect, open_console())
     zeroed = ", ".join(f"{n:,} of {role}" for role, n in pruned.zeroed.items())

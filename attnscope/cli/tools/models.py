@@ -22,8 +22,8 @@ def models(printing: groups.Printing) -> None:
         ]
         print_json({"schema": "attnscope.models/1", "models": listed})
         return
-    from attnscope.views.tables.plain_text import open_console
-    from attnscope.views.tables.table import Column, Table
+    from attnscope.report.plain_text import open_console
+    from attnscope.report.table import Column, Table
 
     columns = [
         Column("model", lambda entry: entry.name, wraps=True, least=20),
@@ -67,8 +67,8 @@ def info(
 
 def _print_lines(lines: list[tuple[str, str]]) -> None:
     """A table of names and values; the hash below, on a line of its own."""
-    from attnscope.views.tables.plain_text import open_console
-    from attnscope.views.tables.table import Column, Table
+    from attnscope.report.plain_text import open_console
+    from attnscope.report.table import Column, Table
 
     columns = [Column("", lambda line: line[0], style="dim"), Column("", lambda line: line[1], wraps=True)]
     open_console().print(Table(columns, [line for line in lines if line[0] != "sha256"], header=False))

@@ -13,9 +13,9 @@ from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
 from attnscope.records.ablation import Ablation
 from attnscope.records.heads.findings import Estimate, Findings, Head
+from attnscope.report.numbers import small_number
+from attnscope.report.wording import corpus_line, model_of, printable
 from attnscope.views.ablation.summary import label, notes, predicted_line
-from attnscope.views.tables.numbers import small_number
-from attnscope.views.tables.wording import corpus_line, model_of, printable
 
 
 def pages(ablation: Ablation, style: Style = USUAL) -> Iterator[tuple[str, Drawing]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from attnscope.records.ablation import Ablation, Effect, label_of_quantity
-from attnscope.views.tables.numbers import UNDEFINED, interval_of, small_number
-from attnscope.views.tables.wording import corpus_notes, printable
+from attnscope.report.numbers import UNDEFINED, interval_of, small_number
+from attnscope.report.wording import corpus_notes, printable
 
 _SHORT = {"l2": "Δ hidden", "loss": "Δ loss", "kl": "KL", "importance": "|dL/dξ|", "sensitivity": "sensitivity",
           "effect": "effect", "share": "share of total",

@@ -12,6 +12,11 @@ from rich.style import Style
 from rich.text import Text
 
 from attnscope.records.ablation import Ablation, Effect, Effects, HeadEffects, SetEffects
+from attnscope.report.matrix import head_grid, room_for
+from attnscope.report.numbers import small_number
+from attnscope.report.plain_text import dim_lines, heading, shade
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import corpus_line, printable
 from attnscope.views.ablation.summary import (
     PLACE_LABELS,
     interval,
@@ -20,11 +25,6 @@ from attnscope.views.ablation.summary import (
     predicted_line,
     short_label,
 )
-from attnscope.views.tables.matrix import head_grid, room_for
-from attnscope.views.tables.numbers import small_number
-from attnscope.views.tables.plain_text import dim_lines, heading, shade
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import corpus_line, printable
 
 _MOST = 15
 _FEW = 3

@@ -13,11 +13,11 @@ from attnscope.errors import amount
 from attnscope.records.atlas.record import FURTHEST, OUTSIDE_SINKS, Atlas, ExampleFacts, Side
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.order import sort_heads
+from attnscope.report.plain_text import cut, dim_lines
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import corpus_line, corpus_notes, full_name, label, printable
 from attnscope.views.heads.summary import description_notes
 from attnscope.views.heads.terminal import measure_table
-from attnscope.views.tables.plain_text import cut, dim_lines
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import corpus_line, corpus_notes, full_name, label, printable
 
 _MOST_SHOWN = 160
 """Heads that are listed where none are chosen."""

@@ -17,8 +17,8 @@ from attnscope.drawing.page import HeadGrid, Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import amount
 from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
+from attnscope.report.numbers import digits, fixed
 from attnscope.views.circuits.summary import READS, notes_of, title_of
-from attnscope.views.tables.numbers import digits, fixed
 
 _SIGNED, _SHARE = "RdBu_r", "Blues"
 _COLORS = {"Q": "#0072B2", "K": "#D55E00", "V": "#009E73"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnscope.records.circuits import Circuits, Score
-from attnscope.views.tables.numbers import fixed
-from attnscope.views.tables.wording import model_of
+from attnscope.report.numbers import fixed
+from attnscope.report.wording import model_of
 
 READS = {"Q": "queries", "K": "keys", "V": "values"}
 

@@ -11,6 +11,9 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.records.circuits import COMPOSITIONS, Circuits, Direction, Link
+from attnscope.report.numbers import fixed, percent
+from attnscope.report.plain_text import dim_lines, heading, list_numbers, spell_out_parts
+from attnscope.report.table import Column, Table
 from attnscope.views.circuits.summary import (
     READS,
     likeness_of,
@@ -20,9 +23,6 @@ from attnscope.views.circuits.summary import (
     title_of,
     tokens,
 )
-from attnscope.views.tables.numbers import fixed, percent
-from attnscope.views.tables.plain_text import dim_lines, heading, list_numbers, spell_out_parts
-from attnscope.views.tables.table import Column, Table
 
 _MOST = 8
 

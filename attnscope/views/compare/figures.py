@@ -19,6 +19,7 @@ from attnscope.errors import amount
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import HeadPlace, head_name
+from attnscope.report.wording import model_of
 from attnscope.views.compare import maps as compare_maps
 from attnscope.views.compare.plane import NO_ROLE, layer_colors, map_page, role_entries
 from attnscope.views.compare.summary import (
@@ -32,7 +33,6 @@ from attnscope.views.compare.summary import (
     title_of,
 )
 from attnscope.views.heads.summary import marks_for
-from attnscope.views.tables.wording import model_of
 
 _ALIKE, _APART = "Blues_r", "Blues"
 _MATCH = "#d1495b"

@@ -20,6 +20,7 @@ from attnscope.records import Tokens
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import PickedHeads
 from attnscope.records.frame.pair_tables import head_name
+from attnscope.report.wording import printable
 from attnscope.views.compare.summary import (
     both_texts,
     distance,
@@ -28,7 +29,6 @@ from attnscope.views.compare.summary import (
     key_name,
     title_of,
 )
-from attnscope.views.tables.wording import printable
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
 _FIRST, _SECOND = "#2f6fb0", "#d9822b"

@@ -17,9 +17,9 @@ from attnscope.drawing.page import Page
 from attnscope.drawing.plots import spread
 from attnscope.records.compare.record import HeadComparison
 from attnscope.records.frame.pair_tables import HeadPlace
+from attnscope.report.wording import label
 from attnscope.views.compare.summary import table_line, table_notes, texts_line, title_of
 from attnscope.views.heads.summary import UNCLASSIFIED, Mark, marks_for
-from attnscope.views.tables.wording import label
 
 NO_ROLE = "#e9e9e9"
 """The colour of heads without a role."""

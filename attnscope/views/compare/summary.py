@@ -10,9 +10,9 @@ from attnscope.errors import amount
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import PairTable, head_name
+from attnscope.report.numbers import fixed
+from attnscope.report.wording import GIVEN, hidden_tokens, model_of, printable
 from attnscope.results.completion import is_interrupted
-from attnscope.views.tables.numbers import fixed
-from attnscope.views.tables.wording import GIVEN, hidden_tokens, model_of, printable
 
 _MEASURES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
 _MEANINGS = {

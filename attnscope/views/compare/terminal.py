@@ -14,6 +14,9 @@ from attnscope.errors import amount
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import Arrangement, PairTable, head_name
+from attnscope.report.plain_text import dim_lines, heading
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import label, model_of, printable
 from attnscope.views.compare.summary import (
     distance,
     distance_name,
@@ -26,9 +29,6 @@ from attnscope.views.compare.summary import (
     title_of,
     tokens_changed,
 )
-from attnscope.views.tables.plain_text import dim_lines, heading
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import label, model_of, printable
 
 _NAMES: dict[str, Any] = {"wraps": True, "least": 6, "style": "bold"}
 

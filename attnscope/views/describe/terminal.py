@@ -10,11 +10,11 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.records.heads.descriptions import EVEN, LITTLE, UNSURE, Descriptions, HeadDescription
 from attnscope.records.heads.findings import Findings
+from attnscope.report.numbers import fixed, percent
+from attnscope.report.plain_text import dim_lines
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import full_name, printable
 from attnscope.views.heads.summary import description_notes
-from attnscope.views.tables.numbers import fixed, percent
-from attnscope.views.tables.plain_text import dim_lines
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import full_name, printable
 
 _FEW = 10
 """Heads that are listed where neither heads nor an order are chosen."""

@@ -31,12 +31,12 @@ from attnscope.drawing.page import HeadGrid, Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.heads.findings import Findings, Head
+from attnscope.report.numbers import number
+from attnscope.report.wording import corpus_line, corpus_notes, label, model_of, printable
 from attnscope.views.describe.figures import cards_page, texts_of
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_figure import needles_drawing
 from attnscope.views.heads.summary import Mark
-from attnscope.views.tables.numbers import number
-from attnscope.views.tables.wording import corpus_line, corpus_notes, label, model_of, printable
 
 _EMPTY, _TRACK, _RESTING = "#f3f3f3", "#ffffff", "#7d7d7d"
 _FOOTER_GAP_PX = 26

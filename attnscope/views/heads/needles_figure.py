@@ -26,9 +26,9 @@ from attnscope.drawing.plots import (
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.needles import Needles
+from attnscope.report.numbers import number
+from attnscope.report.wording import corpus_line, model_of, printable
 from attnscope.views.heads.questions_terminal import name_removed, needle_notes
-from attnscope.views.tables.numbers import number
-from attnscope.views.tables.wording import corpus_line, model_of, printable
 
 _MOST = 5
 

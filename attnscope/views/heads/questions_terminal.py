@@ -11,9 +11,9 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.needles import CopiedWithout, Needles
-from attnscope.views.tables.numbers import interval_of, number
-from attnscope.views.tables.plain_text import dim_lines, heading
-from attnscope.views.tables.table import Column, Table
+from attnscope.report.numbers import interval_of, number
+from attnscope.report.plain_text import dim_lines, heading
+from attnscope.report.table import Column, Table
 
 
 def needles_table(findings: Findings) -> list[RenderableType]:

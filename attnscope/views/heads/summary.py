@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from attnscope.errors import AttnscopeError, amount, suggest
 from attnscope.records.heads.findings import Findings, Head, Role
-from attnscope.views.tables.numbers import number, percent
-from attnscope.views.tables.wording import full_name, label, printable
+from attnscope.report.numbers import number, percent
+from attnscope.report.wording import full_name, label, printable
 
 UNCLASSIFIED = "·"
 

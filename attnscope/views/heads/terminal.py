@@ -19,15 +19,15 @@ from rich.text import Text
 from attnscope.drawing.inks import ink_on
 from attnscope.records.heads.findings import Estimate, Findings, Head, Role
 from attnscope.records.heads.order import sort_heads
+from attnscope.report.matrix import head_grid, room_for
+from attnscope.report.numbers import UNDEFINED, interval_of, number, percent, q_value, small_number
+from attnscope.report.plain_text import dim_lines, heading, shade
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import corpus_line, corpus_notes, full_name, label, printable, title_of
 from attnscope.views.describe.terminal import description_table
 from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.questions_terminal import needles_table
 from attnscope.views.heads.summary import UNCLASSIFIED, Mark
-from attnscope.views.tables.matrix import head_grid, room_for
-from attnscope.views.tables.numbers import UNDEFINED, interval_of, number, percent, q_value, small_number
-from attnscope.views.tables.plain_text import dim_lines, heading, shade
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import corpus_line, corpus_notes, full_name, label, printable, title_of
 
 _MORE = "+"
 _MOST_NAMED = 24

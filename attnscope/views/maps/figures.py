@@ -23,8 +23,8 @@ from attnscope.drawing.token_labels import label_color, widest_label, write_toke
 from attnscope.drawing.vectors import vertices_of
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap, Tokens
+from attnscope.report.wording import change_notes, run_notes
 from attnscope.views.maps.pooling import max_pool
-from attnscope.views.tables.wording import change_notes, run_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

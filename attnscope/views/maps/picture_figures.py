@@ -24,7 +24,7 @@ from attnscope.drawing.style import Scale, Style, meanings
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.pictures import MEAN, Picture
-from attnscope.views.tables.wording import run_notes
+from attnscope.report.wording import run_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

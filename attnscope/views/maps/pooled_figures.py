@@ -19,9 +19,9 @@ from attnscope.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError, amount
 from attnscope.records.maps.pooled import Link, PooledHeatmap, around
+from attnscope.report.numbers import weight
+from attnscope.report.wording import run_notes
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
-from attnscope.views.tables.numbers import weight
-from attnscope.views.tables.wording import run_notes
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

@@ -20,8 +20,8 @@ from attnscope.drawing.token_labels import label_color
 from attnscope.errors import UsageError, amount
 from attnscope.records import Heatmap
 from attnscope.records.maps.sounds import Sound
+from attnscope.report.wording import run_notes
 from attnscope.views.maps.pooling import fit_columns
-from attnscope.views.tables.wording import run_notes
 
 _TIMES = "word-times"
 _WAVE, _WORD = "#7b8794", "#c2410c"

@@ -17,13 +17,13 @@ from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.head_maps import M, MapsRecord
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
 from attnscope.records.maps.sounds import Sound
+from attnscope.report.numbers import percent, weight
+from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import change_notes
 from attnscope.views.maps.picture_figures import over_patches, query_of, row_of
 from attnscope.views.maps.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
-from attnscope.views.tables.numbers import percent, weight
-from attnscope.views.tables.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import change_notes
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
 _WHITE, _BLUE = "#ffffff", "#08306b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from attnscope.records.frame.record import Record
-from attnscope.views.tables.plain_text import open_console, print_record
+from attnscope.report.plain_text import open_console, print_record
 
 WIDTH = 110
 """Characters in a line; a notebook scrolls what is wider."""

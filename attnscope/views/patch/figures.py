@@ -16,13 +16,13 @@ from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.circuits import Link
 from attnscope.records.patch import Edge, FaithfulnessCurve, Patching
+from attnscope.report.numbers import small_number
+from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.ablation.figures import effect_maps
 from attnscope.views.ablation.summary import label
 from attnscope.views.circuits.figures import draw_graph
 from attnscope.views.patch.summary import curve_label, notes, title_of, total_line
 from attnscope.views.patch.terminal import strongest
-from attnscope.views.tables.numbers import small_number
-from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable
 
 _MOST_ROWS = 20
 _MOST_EDGES = 24

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from attnscope.records.patch import Patching
+from attnscope.report.numbers import digits, small_number
+from attnscope.report.wording import corpus_notes, printable
 from attnscope.views.ablation.summary import interval
-from attnscope.views.tables.numbers import digits, small_number
-from attnscope.views.tables.wording import corpus_notes, printable
 
 
 def title_of(patching: Patching) -> str:

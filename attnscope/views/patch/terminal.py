@@ -10,14 +10,14 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.records.patch import Edge, FaithfulnessCurve, Patching
+from attnscope.report.matrix import matrix
+from attnscope.report.numbers import q_value, small_number
+from attnscope.report.plain_text import dim_lines, heading
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import corpus_line, printable
 from attnscope.views.ablation.summary import label, short_label
 from attnscope.views.ablation.terminal import effect_columns, effects_grid
 from attnscope.views.patch.summary import curve_label, notes, title_of, total_line
-from attnscope.views.tables.matrix import matrix
-from attnscope.views.tables.numbers import q_value, small_number
-from attnscope.views.tables.plain_text import dim_lines, heading
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import corpus_line, printable
 
 _MOST = 15
 _MOST_ROWS = 8

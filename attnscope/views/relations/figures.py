@@ -20,8 +20,8 @@ from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError, amount
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
+from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.relations import summary
-from attnscope.views.tables.wording import corpus_line, corpus_notes, model_of, printable
 
 MOST_RELATIONS = 48
 """Relations on the map; those that no head expresses, and of them the rarest, are left out first."""

@@ -10,8 +10,8 @@ from typing import Literal
 from attnscope.errors import amount
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.records.relations.record import LEAST_MASS, Example, Relation, Relations
-from attnscope.views.tables.numbers import UNDEFINED, interval, number
-from attnscope.views.tables.wording import printable
+from attnscope.report.numbers import UNDEFINED, interval, number
+from attnscope.report.wording import printable
 
 Verdict = Literal["yes", "weakly", "others", "no", "none"]
 

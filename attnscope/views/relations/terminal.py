@@ -13,11 +13,11 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.records.relations.record import Example, ExampleLink, Relation, Relations
 from attnscope.records.relations.word_times import BEST, EVEN, RANDOM, UPPER, TimedList, WordTimes
+from attnscope.report.numbers import fixed, interval_of
+from attnscope.report.plain_text import dim_lines
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import corpus_line, corpus_notes, printable
 from attnscope.views.relations import summary
-from attnscope.views.tables.numbers import fixed, interval_of
-from attnscope.views.tables.plain_text import dim_lines
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import corpus_line, corpus_notes, printable
 
 _STYLES = {"yes": "bold", "weakly": "bold", "others": "", "no": "dim", "none": "dim"}
 

@@ -14,9 +14,9 @@ from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.pictures import MEAN
 from attnscope.records.maps.rollouts import METHODS, Rollout
+from attnscope.report.wording import run_notes
 from attnscope.views.maps.figures import BarCanvas, Header, MapCanvas, Painter
 from attnscope.views.maps.picture_figures import PicturePage, query_of
-from attnscope.views.tables.wording import run_notes
 
 _NAMES = ("mean attention", "rollout")
 _SHORT_NAMES = ("attention", "rollout")

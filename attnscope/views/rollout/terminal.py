@@ -12,8 +12,8 @@ from rich.text import Text
 from attnscope.records import Tokens
 from attnscope.records.maps.pictures import MEAN
 from attnscope.records.maps.rollouts import METHODS, Rollout
-from attnscope.views.tables.plain_text import heading, list_numbers
-from attnscope.views.tables.table import Column, Table
+from attnscope.report.plain_text import heading, list_numbers
+from attnscope.report.table import Column, Table
 
 _NAMES = {"mean": "mean attention", "rollout": "rollout"}
 _MOST = 3

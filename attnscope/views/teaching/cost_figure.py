@@ -14,7 +14,7 @@ from attnscope.drawing.plots import COLORS, Sheet, finish_axes, letter_axes
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import amount
 from attnscope.records.teaching.cost import Cost
-from attnscope.views.tables.wording import printable
+from attnscope.report.wording import printable
 
 _DASHES = ("solid", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)))
 _TITLES = {"multiply-adds": "Multiply-adds for a text of N tokens", "bytes": "Memory for a text of N tokens"}

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.cost import Cost, Quantity
-from attnscope.views.tables.numbers import abbreviate, fixed
-from attnscope.views.tables.plain_text import dim_lines, heading, safe, spell_out, spell_out_parts
-from attnscope.views.tables.table import Column, Table
+from attnscope.report.numbers import abbreviate, fixed
+from attnscope.report.plain_text import dim_lines, heading, safe, spell_out, spell_out_parts
+from attnscope.report.table import Column, Table
 
 _INDENT = 6
 _TITLES = {

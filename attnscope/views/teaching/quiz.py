@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.records.teaching.trace import Step, Trace
-from attnscope.views.tables.plain_text import safe, spell_out_parts
+from attnscope.report.plain_text import safe, spell_out_parts
 from attnscope.views.teaching.trace_terminal import draw_heading, draw_numbers, draw_title, name_section
 
 ROUNDING = 0.01

@@ -10,10 +10,10 @@ from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.split import Seen, Split
-from attnscope.views.tables.matrix import matrix
-from attnscope.views.tables.numbers import fixed, percent
-from attnscope.views.tables.plain_text import dim_lines, heading, safe, spell_out, spell_out_parts
-from attnscope.views.tables.table import Column, Table
+from attnscope.report.matrix import matrix
+from attnscope.report.numbers import fixed, percent
+from attnscope.report.plain_text import dim_lines, heading, safe, spell_out, spell_out_parts
+from attnscope.report.table import Column, Table
 
 _MOST_TOKENS_IN_FULL = 12
 _MOST_HEADS_IN_FULL = 8

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from attnscope.errors import amount
 from attnscope.records.teaching.trace import Step, Trace, name_range
-from attnscope.views.tables.matrix import matrix
-from attnscope.views.tables.plain_text import safe, spell_out_parts
-from attnscope.views.tables.table import Column, Table
+from attnscope.report.matrix import matrix
+from attnscope.report.plain_text import safe, spell_out_parts
+from attnscope.report.table import Column, Table
 
 _PLURAL = {
     "query": ("query", "queries"),

@@ -24,8 +24,8 @@ from attnscope.drawing.plots import (
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
 from attnscope.records.timeline import Timeline
-from attnscope.views.tables.numbers import step_text
-from attnscope.views.tables.wording import model_of, printable
+from attnscope.report.numbers import step_text
+from attnscope.report.wording import model_of, printable
 from attnscope.views.timeline.summary import (
     Series,
     are_logarithmic,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.records.timeline import Timeline
-from attnscope.views.tables.wording import corpus_line, label, printable
+from attnscope.report.wording import corpus_line, label, printable
 
 PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": "the decoder's target"}
 EVENLY = 5.0

@@ -11,10 +11,10 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.records.timeline import Timeline
-from attnscope.views.tables.numbers import number, step_text
-from attnscope.views.tables.plain_text import dim_lines, shade
-from attnscope.views.tables.table import Column, Table
-from attnscope.views.tables.wording import model_of, printable
+from attnscope.report.numbers import number, step_text
+from attnscope.report.plain_text import dim_lines, shade
+from attnscope.report.table import Column, Table
+from attnscope.report.wording import model_of, printable
 from attnscope.views.timeline.summary import (
     Series,
     find_moving,

@@ -12,7 +12,7 @@ from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.page import Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.records.why.score import Why
-from attnscope.views.tables.numbers import number
+from attnscope.report.numbers import number
 from attnscope.views.why.summary import notes_of, score_line, title_of
 
 _SIGNED, _MOST = "RdBu_r", 12

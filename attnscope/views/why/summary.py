@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.records.why.score import Why
-from attnscope.views.tables.numbers import number, signed, small_number, weight
-from attnscope.views.tables.wording import model_of, printable
+from attnscope.report.numbers import number, signed, small_number, weight
+from attnscope.report.wording import model_of, printable
 
 
 def token(record: Why, side: str) -> str:

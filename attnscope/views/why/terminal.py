@@ -9,9 +9,9 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.records.why.score import Why
-from attnscope.views.tables.numbers import signed
-from attnscope.views.tables.plain_text import dim_lines, spell_out_parts
-from attnscope.views.tables.table import Column, Table
+from attnscope.report.numbers import signed
+from attnscope.report.plain_text import dim_lines, spell_out_parts
+from attnscope.report.table import Column, Table
 from attnscope.views.why.summary import lists_of, notes_of, score_line, title_of
 
 _MOST = 10

@@ -15,7 +15,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from attnscope.errors import safe
-from attnscope.views.tables.plain_text import cut
+from attnscope.report.plain_text import cut
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 from attnscope.errors import safe
-from attnscope.views.tables.numbers import four_decimals
-from attnscope.views.tables.plain_text import cut, spell_out
-from attnscope.views.tables.table import Column, Table
+from attnscope.report.numbers import four_decimals
+from attnscope.report.plain_text import cut, spell_out
+from attnscope.report.table import Column, Table
 
 _MOST_ROWS = 24
 _COLUMN_CELLS = 10

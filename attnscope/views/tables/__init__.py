@@ -1,1 +1,0 @@
-"""Tables and numbers in the terminal."""
