@@ -15,7 +15,7 @@ from attnscope.records import load_record as load
 from attnscope.records.frame.record import Record
 from attnscope.report import numbers
 from attnscope.report.plain_text import open_console
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 
 RECORDS = sorted((Path(__file__).parent / "records").iterdir())
 WIDTHS = (0, 20, 40, 60, 79, 80, 99, 100, 120, 200)
@@ -43,7 +43,7 @@ def column_of(lines: list[str], start: int, width: int) -> str:
     return letters(found)
 
 
-def require_whole(table: Table, width: int) -> None:
+def require_whole(table: TextTable, width: int) -> None:
     """Every cell of every column that is shown can be read, and every other column is named."""
     shown, dropped = table.fit(width)
     lines = printed(table, width)
@@ -70,14 +70,14 @@ def letters_apart(text: str) -> str:
 
 @pytest.mark.parametrize("path", RECORDS, ids=[path.name for path in RECORDS])
 def test_no_record_loses_data_at_any_width(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables: list[Table] = []
-    init = Table.__init__
+    tables: list[TextTable] = []
+    init = TextTable.__init__
 
-    def keep(self: Table, *given: Any, **more: Any) -> None:
+    def keep(self: TextTable, *given: Any, **more: Any) -> None:
         init(self, *given, **more)
         tables.append(self)
 
-    monkeypatch.setattr(Table, "__init__", keep)
+    monkeypatch.setattr(TextTable, "__init__", keep)
     record: Record = load(path)
     kind = record.record_kind()
     options: dict[str, Any] = {"drawn": True, "has_page": False}
@@ -109,10 +109,10 @@ def test_no_table_loses_data(
         return lambda row: row[at]
 
     named = [
-        Column(f"{name}#{at}", of(at), wraps=wraps, least=least, drop=drop * (at > 0))
+        TextColumn(f"{name}#{at}", of(at), wraps=wraps, least=least, drop=drop * (at > 0))
         for at, (name, wraps, least, drop) in enumerate(columns)
     ]
-    table = Table(named, rows, goes_on=goes_on)
+    table = TextTable(named, rows, goes_on=goes_on)
     lines = printed(table, width)
     assert all(cell_len(line) <= width for line in lines)
     shown, dropped = table.fit(width)
@@ -128,14 +128,14 @@ def test_no_table_loses_data(
 ROWS = [("P previous token", "L0H2", "0.91", "L F"), ("L local", "L1H11", "0.80", "P")]
 
 
-def roles(**more: Any) -> Table:
+def roles(**more: Any) -> TextTable:
     columns = [
-        Column("role", lambda row: row[0], wraps=True, least=10),
-        Column("head", lambda row: row[1]),
-        Column("value", lambda row: row[2], right=True, drop=1),
-        Column("also", lambda row: row[3], wraps=True, least=4, drop=2),
+        TextColumn("role", lambda row: row[0], wraps=True, least=10),
+        TextColumn("head", lambda row: row[1]),
+        TextColumn("value", lambda row: row[2], right=True, drop=1),
+        TextColumn("also", lambda row: row[3], wraps=True, least=4, drop=2),
     ]
-    return Table(columns, ROWS, **more)
+    return TextTable(columns, ROWS, **more)
 
 
 def test_columns_wrap_then_go_by_their_priority_then_break() -> None:
@@ -162,21 +162,24 @@ def test_a_table_that_goes_on_repeats_its_first_column() -> None:
 
 
 def test_columns_of_one_number_go_together() -> None:
-    columns = [Column("a", str), *(Column("b" * 9, str, drop=1) for _ in range(2))]
-    assert Table(columns, ["x"]).fit(15) == (["a"], ["b" * 9, "b" * 9])
-    assert printed(Table(columns, ["x"]), 15)[2:][0].startswith("not shown in 15")
+    columns = [TextColumn("a", str), *(TextColumn("b" * 9, str, drop=1) for _ in range(2))]
+    assert TextTable(columns, ["x"]).fit(15) == (["a"], ["b" * 9, "b" * 9])
+    assert printed(TextTable(columns, ["x"]), 15)[2:][0].startswith("not shown in 15")
 
 
 def test_a_part_of_a_row_is_cut_with_a_mark_and_what_it_does_not_fill_is_for_others() -> None:
-    columns = [Column("a", lambda row: row[0], part=1, least=4), Column("b", lambda row: row[1], part=1, least=4)]
-    lines = [line.rstrip() for line in printed(Table(columns, [("ab", "x" * 30)]), 20)]
+    columns = [
+        TextColumn("a", lambda row: row[0], part=1, least=4),
+        TextColumn("b", lambda row: row[1], part=1, least=4),
+    ]
+    lines = [line.rstrip() for line in printed(TextTable(columns, [("ab", "x" * 30)]), 20)]
     assert lines == ["a   b", "ab  " + "x" * 15 + "…"]
 
 
 def test_control_characters_take_the_room_that_they_are_shown_in() -> None:
-    table = Table([Column("a", str), Column("b", lambda row: "end")], ["\x1b[31m"])
+    table = TextTable([TextColumn("a", str), TextColumn("b", lambda row: "end")], ["\x1b[31m"])
     assert [line.rstrip() for line in printed(table, 40)] == ["a             b", "<U+001B>[31m  end"]
-    assert printed(Table([Column("a", Text)], ["x\ny"]), 40) == ["a", "x", "y"]
+    assert printed(TextTable([TextColumn("a", Text)], ["x\ny"]), 40) == ["a", "x", "y"]
 
 
 @pytest.mark.parametrize(

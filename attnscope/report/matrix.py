@@ -14,7 +14,7 @@ from rich.text import Text
 from attnscope.errors import safe
 from attnscope.report.numbers import four_decimals
 from attnscope.report.plain_text import cut, spell_out
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 
 _MOST_ROWS = 24
 _COLUMN_CELLS = 10
@@ -54,15 +54,15 @@ def matrix(
 
         return cell
 
-    table_columns = [Column("", lambda row: mark if row is None else labels[row], style="dim")]
+    table_columns = [TextColumn("", lambda row: mark if row is None else labels[row], style="dim")]
     table_columns += [
-        Column("" if at is None else heads[at], of(at), right=True, least=least)
+        TextColumn("" if at is None else heads[at], of(at), right=True, least=least)
         for at in _leave_out_middle(n_columns, room, 1)
     ]
     rows = _leave_out_middle(n_rows, _MOST_ROWS, _MOST_ROWS // 2)
     # A column of no labels is one cell wide, and the gap two.
     indent = _INDENT if names else _INDENT - 3
-    table = Table(table_columns, rows, goes_on=columns is not None, header=columns is not None)
+    table = TextTable(table_columns, rows, goes_on=columns is not None, header=columns is not None)
     return Padding(table, (0, 0, 0, indent), expand=False)
 
 

@@ -19,7 +19,7 @@ from attnscope.report.plain_text import cut
 
 
 @dataclass(frozen=True)
-class Column:
+class TextColumn:
     """A column: what its cells say, how wide it is, and how soon a narrow terminal drops it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Column:
     style: StyleType = ""
 
 
-class Table:
+class TextTable:
     """Rows under named columns. No letter of a cell is lost, except in columns with a `part`.
 
     If the terminal is narrow, columns wrap first. Then columns are dropped by their priority, and a line below the
@@ -55,7 +55,7 @@ class Table:
 
     def __init__(
         self,
-        columns: Sequence[Column],
+        columns: Sequence[TextColumn],
         rows: Iterable[Any],
         *,
         gap: int = 2,
@@ -96,7 +96,7 @@ class Table:
         widest = max(sum(self._fit_widths(block, width)) + self._gap * (len(block) - 1) for block in blocks)
         return Measurement(min(widest, width), min(widest, width))
 
-    def _measure(self, column: Column, cells: Sequence[Text]) -> tuple[int, int]:
+    def _measure(self, column: TextColumn, cells: Sequence[Text]) -> tuple[int, int]:
         """How wide a column is at least, and where nothing has to wrap."""
         names = column.name.split("\n") if self._header else []
         lines = chain(names, *(cell.plain.split("\n") for cell in cells))

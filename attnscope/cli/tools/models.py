@@ -23,14 +23,14 @@ def models(printing: groups.Printing) -> None:
         print_json({"schema": "attnscope.models/1", "models": listed})
         return
     from attnscope.report.plain_text import open_console
-    from attnscope.report.table import Column, Table
+    from attnscope.report.table import TextColumn, TextTable
 
     columns = [
-        Column("model", lambda entry: entry.name, wraps=True, least=20),
-        Column("state", lambda entry: entry.state, wraps=True, least=13),
-        Column("what", lambda entry: entry.what, wraps=True, least=16),
+        TextColumn("model", lambda entry: entry.name, wraps=True, least=20),
+        TextColumn("state", lambda entry: entry.state, wraps=True, least=13),
+        TextColumn("what", lambda entry: entry.what, wraps=True, least=16),
     ]
-    open_console().print(Table(columns, entries))
+    open_console().print(TextTable(columns, entries))
     if not printing.quiet:
         print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
 
@@ -68,8 +68,8 @@ def info(
 def _print_lines(lines: list[tuple[str, str]]) -> None:
     """A table of names and values; the hash below, on a line of its own."""
     from attnscope.report.plain_text import open_console
-    from attnscope.report.table import Column, Table
+    from attnscope.report.table import TextColumn, TextTable
 
-    columns = [Column("", lambda line: line[0], style="dim"), Column("", lambda line: line[1], wraps=True)]
-    open_console().print(Table(columns, [line for line in lines if line[0] != "sha256"], header=False))
+    columns = [TextColumn("", lambda line: line[0], style="dim"), TextColumn("", lambda line: line[1], wraps=True)]
+    open_console().print(TextTable(columns, [line for line in lines if line[0] != "sha256"], header=False))
     print(f"sha256 {dict(lines)['sha256']}")

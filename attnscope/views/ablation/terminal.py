@@ -15,7 +15,7 @@ from attnscope.records.ablation import Ablation, Effect, Effects, HeadEffects, S
 from attnscope.report.matrix import head_grid, room_for
 from attnscope.report.numbers import small_number
 from attnscope.report.plain_text import dim_lines, heading, shade
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import corpus_line, printable
 from attnscope.views.ablation.summary import (
     PLACE_LABELS,
@@ -75,17 +75,17 @@ def effects_grid(heads: Sequence[HeadEffects], name: str, width: int) -> Text:
     return text if fits else text.append(f"\ntenths of the largest, {small_number(largest)}", style="dim")
 
 
-def _ranking(ablation: Ablation, main: str) -> Table:
+def _ranking(ablation: Ablation, main: str) -> TextTable:
     """The heads without which most changes."""
     ranked = sorted(ablation.heads, key=lambda head: -_sort_key(head.effects[main].value))
     intervals = any(math.isfinite(head.effects[main].low) for head in ranked)
     title = f"head, of {len(ranked)}" if len(ranked) > _MOST else "head"
-    columns = [Column(title, lambda head: printable(ablation.named(head)), style="bold")]
+    columns = [TextColumn(title, lambda head: printable(ablation.named(head)), style="bold")]
     names = [main, *(name for name in ablation.names if name != main)]
     for at, name in enumerate(names):
         effect = partial(lambda name, head: head.effects.get(name), name)
         columns += effect_columns(short_label(name), effect, intervals=intervals, drop=at and at + 1)
-    return Table(columns, ranked[:_MOST], gap=1)
+    return TextTable(columns, ranked[:_MOST], gap=1)
 
 
 def _by_position(ablation: Ablation) -> list[RenderableType]:
@@ -104,7 +104,7 @@ def _by_position(ablation: Ablation) -> list[RenderableType]:
         return []
     intervals = any(math.isfinite(effect.low) for _, effects in rows for effect in effects.values())
     title = f"{short_label(name)} by position"
-    columns = [Column(title, lambda row: printable(row[0]), wraps=True, least=14, style="bold")]
+    columns = [TextColumn(title, lambda row: printable(row[0]), wraps=True, least=14, style="bold")]
     for place in rows[0][1]:
         effect = partial(lambda place, row: row[1].get(place), place)
         columns += effect_columns(PLACE_LABELS[place], effect, intervals=intervals, drop=0, wraps=True)
@@ -112,36 +112,36 @@ def _by_position(ablation: Ablation) -> list[RenderableType]:
     if whole := {place: ablation.whole[f"loss_{place}"] for place in rows[0][1] if f"loss_{place}" in ablation.whole}:
         losses = ", ".join(f"{PLACE_LABELS[place]} {small_number(loss.value)}" for place, loss in whole.items())
         notes.append(f"loss of the whole model, nats: {losses}")
-    return [Table(columns, rows, gap=1), *dim_lines(["; ".join(notes)])]
+    return [TextTable(columns, rows, gap=1), *dim_lines(["; ".join(notes)])]
 
 
 def _largest_size(effects: Effects) -> float:
     return max((abs(effect.value) for effect in effects.values() if math.isfinite(effect.value)), default=-math.inf)
 
 
-def _together(several: SetEffects) -> Table:
+def _together(several: SetEffects) -> TextTable:
     """What changes without several heads at once, a quantity a row."""
     heads, effects = [printable(head) for head in several.heads], several.effects
     names = ", ".join(heads[:_MOST]) + (f" and {len(heads) - _MOST} more" if len(heads) > _MOST else "")
     intervals = any(math.isfinite(effect.low) for effect in effects.values())
     columns = [
-        Column(f"without {names}", lambda row: label(row[0]), wraps=True, least=24),
+        TextColumn(f"without {names}", lambda row: label(row[0]), wraps=True, least=24),
         *effect_columns("together", lambda row: row[1], intervals=intervals, drop=0),
     ]
     # Places have a table of their own.
-    return Table(columns, [row for row in effects.items() if not row[0].endswith(tuple(PLACE_LABELS))], gap=1)
+    return TextTable(columns, [row for row in effects.items() if not row[0].endswith(tuple(PLACE_LABELS))], gap=1)
 
 
 def effect_columns(
     title: str, effect: Callable[[Any], Effect | None], *, intervals: bool, drop: int, wraps: bool = False
-) -> list[Column]:
+) -> list[TextColumn]:
     """A column of values, and, if there are any, one of their intervals."""
 
     def of(write: Callable[[Effect], str]) -> Callable[[Any], str]:
         return lambda row: "" if (value := effect(row)) is None else write(value)
 
-    values = Column(title, of(lambda effect: small_number(effect.value)), right=True, wraps=wraps, drop=drop)
-    ends = Column("95% interval", of(interval), right=True, style="dim", drop=drop or 1)
+    values = TextColumn(title, of(lambda effect: small_number(effect.value)), right=True, wraps=wraps, drop=drop)
+    ends = TextColumn("95% interval", of(interval), right=True, style="dim", drop=drop or 1)
     return [values, ends] if intervals else [values]
 
 

@@ -14,7 +14,7 @@ from attnscope.records.atlas.record import FURTHEST, OUTSIDE_SINKS, Atlas, Examp
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.order import sort_heads
 from attnscope.report.plain_text import cut, dim_lines
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import corpus_line, corpus_notes, full_name, label, printable
 from attnscope.views.heads.summary import description_notes
 from attnscope.views.heads.terminal import measure_table
@@ -57,7 +57,7 @@ def show(
     return Group(*parts)
 
 
-def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> Table:
+def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> TextTable:
     """A row a head: with `whole` everything, over several lines; else a line."""
     findings = atlas.findings
     best = {facts.head: facts for facts in reversed(atlas.facts) if facts.why == "top"}
@@ -67,17 +67,17 @@ def table(atlas: Atlas, heads: list[Head], *, whole: bool) -> Table:
         return lambda head: write(numbers[head.address])
 
     columns = [
-        Column("head", lambda head: full_name(head, findings), style="bold"),
-        Column("offset", of(lambda head: _offset(atlas, head)), right=True),
-        Column("what it does", lambda head: _words(head, findings), wraps=whole, part=0 if whole else 5, least=28),
-        Column("pairs", of(lambda head: _tokens(atlas, head, "pairs", ", ")), wraps=whole, part=0 if whole else 3,
+        TextColumn("head", lambda head: full_name(head, findings), style="bold"),
+        TextColumn("offset", of(lambda head: _offset(atlas, head)), right=True),
+        TextColumn("what it does", lambda head: _words(head, findings), wraps=whole, part=0 if whole else 5, least=28),
+        TextColumn("pairs", of(lambda head: _tokens(atlas, head, "pairs", ", ")), wraps=whole, part=0 if whole else 3,
                least=18, drop=1),
-        Column("keys", of(lambda head: _tokens(atlas, head, "gets")), wraps=whole, part=0 if whole else 2, least=12,
+        TextColumn("keys", of(lambda head: _tokens(atlas, head, "gets")), wraps=whole, part=0 if whole else 2, least=12,
                drop=2 if whole else 3),
-        Column("best example", of(lambda head: _excerpt(best[head]) if head in best else ""), wraps=whole,
+        TextColumn("best example", of(lambda head: _excerpt(best[head]) if head in best else ""), wraps=whole,
                part=0 if whole else 5, least=28, drop=3),
     ]  # fmt: skip
-    return Table(columns[: None if best else -1], heads)
+    return TextTable(columns[: None if best else -1], heads)
 
 
 def _words(head: Head, findings: Findings) -> str:

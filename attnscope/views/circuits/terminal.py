@@ -13,7 +13,7 @@ from rich.text import Text
 from attnscope.records.circuits import COMPOSITIONS, Circuits, Direction, Link
 from attnscope.report.numbers import fixed, percent
 from attnscope.report.plain_text import dim_lines, heading, list_numbers, spell_out_parts
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.views.circuits.summary import (
     READS,
     likeness_of,
@@ -46,9 +46,9 @@ def _compositions(circuits: Circuits) -> list[RenderableType]:
         return Text.assemble(names, (fixed(link.share, 2), "cyan"), (f" ({fixed(link.expected, 3)})", "dim"))
 
     links = [[write(link) for link in circuits.strongest(by, _MOST) if link.share > 0] for by in COMPOSITIONS]
-    columns = [Column(f"by {READS[by]}", itemgetter(at), drop=at) for at, by in enumerate(COMPOSITIONS)]
+    columns = [TextColumn(f"by {READS[by]}", itemgetter(at), drop=at) for at, by in enumerate(COMPOSITIONS)]
     title = "which heads feed which, most above chance (in brackets: chance)"
-    return [heading(title), Table(columns, zip_longest(*links, fillvalue=""))]
+    return [heading(title), TextTable(columns, zip_longest(*links, fillvalue=""))]
 
 
 def _copying(circuits: Circuits) -> list[RenderableType]:
@@ -56,16 +56,18 @@ def _copying(circuits: Circuits) -> list[RenderableType]:
     if not scored:
         return []
     columns = [
-        Column("head", lambda head: head.name, style="bold"),
-        Column("copying", lambda head: score(head.copying), style="cyan"),
-        Column("reads", lambda head: tokens(head.writes[0].source[0]) if head.writes else "", wraps=True, least=12),
-        Column("writes", lambda head: tokens(head.writes[0].target[0]) if head.writes else "", wraps=True, least=12),
+        TextColumn("head", lambda head: head.name, style="bold"),
+        TextColumn("copying", lambda head: score(head.copying), style="cyan"),
+        TextColumn("reads", lambda head: tokens(head.writes[0].source[0]) if head.writes else "", wraps=True, least=12),
+        TextColumn(
+            "writes", lambda head: tokens(head.writes[0].target[0]) if head.writes else "", wraps=True, least=12
+        ),
     ]
     parts: list[RenderableType] = []
     for title, sign in (("copy what they attend to", -1), ("take away what they attend to", 1)):
         ranked = sorted(scored, key=lambda head, sign=sign: sign * head.copying.value)[:_MOST]  # type: ignore[misc]
         if rows := [head for head in ranked if (head.copying.value < 0) is (sign > 0)]:
-            parts += [heading(f"heads that {title} most"), Table(columns, rows)]
+            parts += [heading(f"heads that {title} most"), TextTable(columns, rows)]
     n, n_outside = len(circuits.heads), sum(head.copying.is_outside for head in circuits.heads)
     by_chance = 2 / (circuits.n_draws + 1) * n
     note = f"{n_outside} of {n} heads are beyond all random ones; by chance about {by_chance:.0f} would be"
@@ -81,13 +83,13 @@ def _places(circuits: Circuits) -> list[RenderableType]:
     if not heads:
         return []
     columns = [
-        Column("head", lambda head: head.name, style="bold"),
-        Column("previous", lambda head: fixed(head.previous, 2), style="cyan"),
-        Column("same", lambda head: fixed(head.same, 2), style="cyan", drop=2),
-        Column("first", lambda head: fixed(head.first, 2), style="cyan", drop=1),
+        TextColumn("head", lambda head: head.name, style="bold"),
+        TextColumn("previous", lambda head: fixed(head.previous, 2), style="cyan"),
+        TextColumn("same", lambda head: fixed(head.same, 2), style="cyan", drop=2),
+        TextColumn("first", lambda head: fixed(head.first, 2), style="cyan", drop=1),
     ]
     title = f"heads that would look at the previous token by position alone (positions are {circuits.places})"
-    return [heading(title), Table(columns, heads)]
+    return [heading(title), TextTable(columns, heads)]
 
 
 def _head(circuits: Circuits, place: int) -> list[RenderableType]:
@@ -106,22 +108,22 @@ def _head(circuits: Circuits, place: int) -> list[RenderableType]:
             said += [heading(f"singular directions, {' → '.join(ends)}"), _directions(ends, directions)]
     if head.answers:
         columns = [
-            Column("attended to", lambda answer: spell(answer.token), wraps=True, least=11, style="bold"),
-            Column("rise most", lambda answer: tokens(answer.written), wraps=True, least=12),
+            TextColumn("attended to", lambda answer: spell(answer.token), wraps=True, least=11, style="bold"),
+            TextColumn("rise most", lambda answer: tokens(answer.written), wraps=True, least=12),
         ]
-        said += [heading("what it writes for common tokens"), Table(columns, head.answers)]
+        said += [heading("what it writes for common tokens"), TextTable(columns, head.answers)]
     said += _links_of(circuits, place)
     return said
 
 
-def _directions(ends: tuple[str, str], directions: tuple[Direction, ...]) -> Table:
+def _directions(ends: tuple[str, str], directions: tuple[Direction, ...]) -> TextTable:
     rows = [(one, end) for one in directions for end in range(len(one.source))]
     columns = [
-        Column("share", lambda row: "" if row[1] else percent(row[0].share, 1), style="cyan"),
-        Column(ends[0], lambda row: tokens(row[0].source[row[1]]), wraps=True, least=12),
-        Column(ends[1], lambda row: tokens(row[0].target[row[1]]), wraps=True, least=12),
+        TextColumn("share", lambda row: "" if row[1] else percent(row[0].share, 1), style="cyan"),
+        TextColumn(ends[0], lambda row: tokens(row[0].source[row[1]]), wraps=True, least=12),
+        TextColumn(ends[1], lambda row: tokens(row[0].target[row[1]]), wraps=True, least=12),
     ]
-    return Table(columns, rows)
+    return TextTable(columns, rows)
 
 
 def _links_of(circuits: Circuits, place: int) -> list[RenderableType]:
@@ -137,8 +139,8 @@ def _links_of(circuits: Circuits, place: int) -> list[RenderableType]:
             others = [other for other in order.tolist() if np.isfinite(excess[by, other])]
             cells.append("  ".join(f"{circuits.heads[n].name} {fixed(composition[by, n], 2)}" for n in others))
         rows.append((title, *cells))
-    columns = [Column("", itemgetter(0), style="bold")]
+    columns = [TextColumn("", itemgetter(0), style="bold")]
     columns += [
-        Column(f"by {READS[by]}", itemgetter(at), wraps=True, least=12) for at, by in enumerate(COMPOSITIONS, 1)
+        TextColumn(f"by {READS[by]}", itemgetter(at), wraps=True, least=12) for at, by in enumerate(COMPOSITIONS, 1)
     ]
-    return [heading("composition, most above chance"), Table(columns, rows)] if rows else []
+    return [heading("composition, most above chance"), TextTable(columns, rows)] if rows else []

@@ -15,7 +15,7 @@ from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import Comparison, HeadComparison, ModelComparison, PickedHeads
 from attnscope.records.frame.pair_tables import Arrangement, PairTable, head_name
 from attnscope.report.plain_text import dim_lines, heading
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import label, model_of, printable
 from attnscope.views.compare.summary import (
     distance,
@@ -55,23 +55,25 @@ def _show_heads(comparison: HeadComparison) -> list[RenderableType]:
     table, arrangement = comparison.tables[0], comparison.arrangements[0]
     others = comparison.tables[1:]
     parts: list[RenderableType] = [Text(texts_line(comparison.corpus), style="dim")]
-    apart = Column("distance", lambda pair: distance_with_interval(*table.distance_interval(*pair)))
-    pair_of_heads = Column("heads", lambda pair: " ".join(_name_with_role(comparison, head) for head in pair), **_NAMES)
+    apart = TextColumn("distance", lambda pair: distance_with_interval(*table.distance_interval(*pair)))
+    pair_of_heads = TextColumn(
+        "heads", lambda pair: " ".join(_name_with_role(comparison, head) for head in pair), **_NAMES
+    )
     others_of_pair = [
-        Column(_short(other), partial(lambda of, pair: distance(of.distances[pair]), other), drop=at)
+        TextColumn(_short(other), partial(lambda of, pair: distance(of.distances[pair]), other), drop=at)
         for at, other in enumerate(others, 1)
     ]
-    alike = Table([pair_of_heads, apart, *others_of_pair], comparison.most_alike(table, _MOST))
-    head = Column("head", lambda pair: _name_with_role(comparison, pair[0]), **_NAMES)
-    nearest = Column("nearest", lambda pair: _name_with_role(comparison, pair[1]), wraps=True, least=6)
-    alone = Table([head, nearest, apart], comparison.most_alone(table, _MOST))
+    alike = TextTable([pair_of_heads, apart, *others_of_pair], comparison.most_alike(table, _MOST))
+    head = TextColumn("head", lambda pair: _name_with_role(comparison, pair[0]), **_NAMES)
+    nearest = TextColumn("nearest", lambda pair: _name_with_role(comparison, pair[1]), wraps=True, least=6)
+    alone = TextTable([head, nearest, apart], comparison.most_alone(table, _MOST))
     layers = list(dict.fromkeys(layer for layer, _ in comparison.heads))
     columns = [
-        Column("layer", lambda row: f"L{layers[row]}", style="bold"),
-        Column("within", lambda row: distance(arrangement.layers[row, row])),
-        Column("to the next", lambda row: "" if row + 1 == len(layers) else _distance_to_next(arrangement, row)),
+        TextColumn("layer", lambda row: f"L{layers[row]}", style="bold"),
+        TextColumn("within", lambda row: distance(arrangement.layers[row, row])),
+        TextColumn("to the next", lambda row: "" if row + 1 == len(layers) else _distance_to_next(arrangement, row)),
     ]
-    follow = Table(columns, range(len(layers)))
+    follow = TextTable(columns, range(len(layers)))
     parts += [heading(f"most alike, by {table_line(table)}"), alike]
     parts += [heading("most alone: the head nearest to them is far"), alone]
     parts += [heading("layers: the distance between all their heads"), follow, Text()]
@@ -95,12 +97,12 @@ def _show_picked(picked: PickedHeads) -> list[RenderableType]:
     table, other = picked.tables[0], picked.tables[1:]
     parts: list[RenderableType] = [Text(f"“{printable(picked.tokens.text, 160)}”", style="dim")]
     names = [head_name(place) for place in picked.heads]
-    columns = [Column("", lambda row: names[row], style="bold")]
+    columns = [TextColumn("", lambda row: names[row], style="bold")]
     columns += [
-        Column(name, partial(lambda column, row: distance(float(table.distances[row, column])), column))
+        TextColumn(name, partial(lambda column, row: distance(float(table.distances[row, column])), column))
         for column, name in enumerate(names)
     ]
-    parts += [heading(table_line(table)), Table(columns, range(len(names)), goes_on=True)]
+    parts += [heading(table_line(table)), TextTable(columns, range(len(names)), goes_on=True)]
     if len(names) == 2:
         parts += [Text(f"{table_line(t)}: {distance(t.distances[0, 1])}", style="dim") for t in other]
     if picked.single is not None:
@@ -133,15 +135,15 @@ def _show_pair(pair: MinimalPair) -> list[RenderableType]:
         return printable(pair.tokens[0].labels[pair.aligned[pair_of(head), 0]])
 
     overall, at_query = pair.overall(), pair.at_query()
-    columns = [Column("head", lambda head: head_name(pair.heads[head]), style="bold")]
+    columns = [TextColumn("head", lambda head: head_name(pair.heads[head]), style="bold")]
     if pair.queries:
-        columns.append(Column(where, lambda head: distance(at_query[head]), wraps=True, least=9))
+        columns.append(TextColumn(where, lambda head: distance(at_query[head]), wraps=True, least=9))
     columns += [
-        Column("overall", lambda head: distance(overall[head]), drop=1 if pair.queries else 0),
-        Column("query", query, wraps=True, least=8),
-        Column("the key that changes most", change, wraps=True, least=16),
+        TextColumn("overall", lambda head: distance(overall[head]), drop=1 if pair.queries else 0),
+        TextColumn("query", query, wraps=True, least=8),
+        TextColumn("the key that changes most", change, wraps=True, least=16),
     ]
-    parts.append(Table(columns, pair.ranked()[:_MOST]))
+    parts.append(TextTable(columns, pair.ranked()[:_MOST]))
     changes = at_query if pair.queries else overall
     if len(changes := changes[np.isfinite(changes)]) > 1:
         middle, nearly_all = (distance(float(value)) for value in np.quantile(changes, (0.5, 0.9)))
@@ -169,12 +171,12 @@ def _show_models(comparison: ModelComparison) -> list[RenderableType]:
         return lambda pair: "" if (match := matching.get(pair[0])) is None else write(pair[0], match)
 
     columns = [
-        Column("head", lambda pair: head_name(comparison.heads[pair[0]]), style="bold"),
-        Column("distance", lambda pair: distance_with_interval(*table.distance_interval(*pair))),
-        Column("best match", of_match(lambda head, match: head_name(comparison.other_heads[match]))),
-        Column("its distance", of_match(lambda head, match: distance(table.distances[head, match])), drop=1),
+        TextColumn("head", lambda pair: head_name(comparison.heads[pair[0]]), style="bold"),
+        TextColumn("distance", lambda pair: distance_with_interval(*table.distance_interval(*pair))),
+        TextColumn("best match", of_match(lambda head, match: head_name(comparison.other_heads[match]))),
+        TextColumn("its distance", of_match(lambda head, match: distance(table.distances[head, match])), drop=1),
     ]
-    parts.append(Table(columns, same[:_MOST]))
+    parts.append(TextTable(columns, same[:_MOST]))
     parts += [Text(), Text(
         f"{comparison.count_moved()} of {len(matching)} heads of {names[0]} match one of another number in {names[1]} "
         "(one to one, least sum of distances)"

@@ -12,7 +12,7 @@ from attnscope.records.heads.descriptions import EVEN, LITTLE, UNSURE, Descripti
 from attnscope.records.heads.findings import Findings
 from attnscope.report.numbers import fixed, percent
 from attnscope.report.plain_text import dim_lines
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import full_name, printable
 from attnscope.views.heads.summary import description_notes
 
@@ -33,7 +33,7 @@ def description_table(findings: Findings, few: bool = False) -> RenderableType:
     of = described.by_head
     rows = [(head, of[head.address]) for head in findings.heads if head.address in of]
     listed = sorted(rows, key=lambda row: -row[1].tells)[:_FEW] if few else rows
-    parts: list[RenderableType] = [Table(_columns(findings), listed)]
+    parts: list[RenderableType] = [TextTable(_columns(findings), listed)]
     if n_more := len(rows) - len(listed):
         note = f"These heads have most to say: predicted × nats × attends. --all lists {n_more} more."
         parts.append(Text(note, style="dim"))
@@ -42,13 +42,13 @@ def description_table(findings: Findings, few: bool = False) -> RenderableType:
     return Group(*parts, *dim_lines(_notes(findings, described, n_other)))
 
 
-def _columns(findings: Findings) -> list[Column]:
+def _columns(findings: Findings) -> list[TextColumn]:
     return [
-        Column("head", lambda row: full_name(row[0], findings), style="bold"),
-        Column("attends", lambda row: percent(row[1].active.share) if row[1].active else "", right=True, drop=1),
-        Column("nats", lambda row: fixed(row[1].main.nats, 2), right=True),
-        Column("predicted", lambda row: _predicted(row[1]), right=True),
-        Column("what it does", lambda row: _words(row[1]), wraps=True, least=48),
+        TextColumn("head", lambda row: full_name(row[0], findings), style="bold"),
+        TextColumn("attends", lambda row: percent(row[1].active.share) if row[1].active else "", right=True, drop=1),
+        TextColumn("nats", lambda row: fixed(row[1].main.nats, 2), right=True),
+        TextColumn("predicted", lambda row: _predicted(row[1]), right=True),
+        TextColumn("what it does", lambda row: _words(row[1]), wraps=True, least=48),
     ]
 
 

@@ -13,7 +13,7 @@ from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.needles import CopiedWithout, Needles
 from attnscope.report.numbers import interval_of, number
 from attnscope.report.plain_text import dim_lines, heading
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 
 
 def needles_table(findings: Findings) -> list[RenderableType]:
@@ -56,17 +56,19 @@ def _by_depth(needles: Needles) -> RenderableType:
         return lambda length: number(shares.get((length, depth), math.nan))
 
     lengths, depths = (sorted({place[axis] for place in shares}) for axis in (0, 1))
-    columns = [Column(f"{100 * depth:g}%", at(depth), right=True, style="cyan") for depth in depths]
-    return Table([Column("tokens", lambda length: f"{length:,}", right=True), *columns], lengths, goes_on=True)
+    columns = [TextColumn(f"{100 * depth:g}%", at(depth), right=True, style="cyan") for depth in depths]
+    return TextTable([TextColumn("tokens", lambda length: f"{length:,}", right=True), *columns], lengths, goes_on=True)
 
 
 def _without(needles: Needles) -> RenderableType:
     removed = [(name_removed(each), each.copied, each.change) for each in needles.without]
     columns = [
-        Column("taken out", lambda row: row[0]),
-        Column("written", lambda row: number(row[1].value), right=True, style="cyan"),
-        Column("95% interval", lambda row: interval_of(row[1]), right=True, drop=2),
-        Column("less than whole", lambda row: number(row[2].value) if row[2] else "", right=True, style="cyan", drop=1),
-        Column("95% interval", lambda row: interval_of(row[2]) if row[2] else "", right=True, drop=2),
+        TextColumn("taken out", lambda row: row[0]),
+        TextColumn("written", lambda row: number(row[1].value), right=True, style="cyan"),
+        TextColumn("95% interval", lambda row: interval_of(row[1]), right=True, drop=2),
+        TextColumn(
+            "less than whole", lambda row: number(row[2].value) if row[2] else "", right=True, style="cyan", drop=1
+        ),
+        TextColumn("95% interval", lambda row: interval_of(row[2]) if row[2] else "", right=True, drop=2),
     ]
-    return Table(columns, [("nothing", needles.copied, None), *removed])
+    return TextTable(columns, [("nothing", needles.copied, None), *removed])

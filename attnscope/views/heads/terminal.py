@@ -22,7 +22,7 @@ from attnscope.records.heads.order import sort_heads
 from attnscope.report.matrix import head_grid, room_for
 from attnscope.report.numbers import UNDEFINED, interval_of, number, percent, q_value, small_number
 from attnscope.report.plain_text import dim_lines, heading, shade
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import corpus_line, corpus_notes, full_name, label, printable, title_of
 from attnscope.views.describe.terminal import description_table
 from attnscope.views.heads import summary as heads_summary
@@ -101,7 +101,7 @@ def table(findings: Findings, console: Console, most: int = 20) -> RenderableTyp
     marks = heads_summary.marks_of(findings)
     roles = [count.role for count in heads_summary.counts(findings, marks)]
     rows = [row for role in roles for row in _rows_of_role(findings, role, marks, most)]
-    heads = Table(_columns(findings, marks), rows, gap=1)
+    heads = TextTable(_columns(findings, marks), rows, gap=1)
     parts: list[RenderableType] = [heads, Text()] if roles else []
     if len(findings.heads) > 1 or not roles:
         parts.append(_unclassified(findings))
@@ -124,18 +124,18 @@ def measure_table(findings: Findings, names: Sequence[str]) -> RenderableType:
     def of(name: str, write: Callable[[Estimate], str]) -> Callable[[Head], str]:
         return lambda head: write(head.estimate(name))
 
-    columns = [Column("head", lambda head: full_name(head, findings), style="bold")]
+    columns = [TextColumn("head", lambda head: full_name(head, findings), style="bold")]
     for name in names:
         title = "\n".join(wrap(title_of(findings, name), _TITLE_CELLS))
         value = of(name, lambda estimate: write_number(estimate.value))
-        columns.append(Column(title, value, right=True, least=min(len(title), _TITLE_CELLS), style="cyan"))
+        columns.append(TextColumn(title, value, right=True, least=min(len(title), _TITLE_CELLS), style="cyan"))
         if len(names) <= _MOST_WITH_INTERVALS:
             columns += [
-                Column("95% interval", of(name, lambda estimate: interval_of(estimate, write_number)), right=True),
-                Column("uniform", of(name, lambda estimate: write_number(estimate.uniform)), right=True),
+                TextColumn("95% interval", of(name, lambda estimate: interval_of(estimate, write_number)), right=True),
+                TextColumn("uniform", of(name, lambda estimate: write_number(estimate.uniform)), right=True),
             ]
     meanings = [printable(f"{name}: {what}") for name in names if (what := findings.measure_facts(name).what)]
-    return Group(Table(columns, findings.heads, goes_on=True), Text(), *dim_lines(meanings))
+    return Group(TextTable(columns, findings.heads, goes_on=True), Text(), *dim_lines(meanings))
 
 
 def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> RenderableType:
@@ -150,13 +150,13 @@ def head_measures(findings: Findings, names: Sequence[str], among: Findings) -> 
         estimates = [head.estimate(name) for name in names]
         values = [[other.measures[name].value for other in others if name in other.measures] for name in names]
         columns = [
-            Column(full_name(head, findings), lambda row: title_of(findings, row[0]), wraps=True, least=12),
-            Column("value", lambda row: write_number(row[1].value), right=True, style="cyan"),
-            Column("95% interval", lambda row: interval_of(row[1], write_number), right=True, drop=2),
-            Column("uniform", lambda row: write_number(row[1].uniform), right=True, drop=1),
-            Column(f"rank of {len(others)}", lambda row: _rank(row[1].value, row[2]), right=True, drop=3),
+            TextColumn(full_name(head, findings), lambda row: title_of(findings, row[0]), wraps=True, least=12),
+            TextColumn("value", lambda row: write_number(row[1].value), right=True, style="cyan"),
+            TextColumn("95% interval", lambda row: interval_of(row[1], write_number), right=True, drop=2),
+            TextColumn("uniform", lambda row: write_number(row[1].uniform), right=True, drop=1),
+            TextColumn(f"rank of {len(others)}", lambda row: _rank(row[1].value, row[2]), right=True, drop=3),
         ]
-        parts += [Text(), Table(columns, zip(names, estimates, values, strict=True))]
+        parts += [Text(), TextTable(columns, zip(names, estimates, values, strict=True))]
     notes = ["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"]
     for head in findings.heads:
         carried = [(name, part) for name in names if (part := head.estimate(name).largest_part)]
@@ -242,7 +242,7 @@ def _rows_of_role(findings: Findings, name: str, marks: Mapping[str, Mark], most
     return [*rows, (Text(f"and {n_more} more", style="dim"), None)] if n_more else rows
 
 
-def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
+def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[TextColumn]:
     """The columns that these findings have."""
     heads = [head for head in findings.heads if head.roles]
     n_more = max((len(head.roles) for head in heads), default=1) - 1
@@ -252,18 +252,18 @@ def _columns(findings: Findings, marks: Mapping[str, Mark]) -> list[Column]:
         return lambda row: write(*row[1]) if row[1] else ""  # the last row of a role says how many more heads have it
 
     columns = [
-        Column("role", itemgetter(0), wraps=True, least=min(4 + widest, 18)),
-        Column("head", of(lambda head, role: full_name(head, findings)), style="bold"),
-        Column("sinks", of(lambda head, role: percent(head.resting_share)), right=True, drop=2),
-        Column("value", of(lambda head, role: number(role.value)), right=True, style="cyan"),
-        Column("95% interval", of(lambda head, role: interval_of(role)), right=True, drop=1),
-        Column("baseline", of(lambda head, role: number(role.baseline)), right=True, drop=3),
-        Column("q", of(lambda head, role: q_value(role.q)), right=True, least=6, drop=4),
-        Column("share", of(lambda head, role: "all" if role.active_share is None else percent(role.active_share)),
+        TextColumn("role", itemgetter(0), wraps=True, least=min(4 + widest, 18)),
+        TextColumn("head", of(lambda head, role: full_name(head, findings)), style="bold"),
+        TextColumn("sinks", of(lambda head, role: percent(head.resting_share)), right=True, drop=2),
+        TextColumn("value", of(lambda head, role: number(role.value)), right=True, style="cyan"),
+        TextColumn("95% interval", of(lambda head, role: interval_of(role)), right=True, drop=1),
+        TextColumn("baseline", of(lambda head, role: number(role.baseline)), right=True, drop=3),
+        TextColumn("q", of(lambda head, role: q_value(role.q)), right=True, least=6, drop=4),
+        TextColumn("share", of(lambda head, role: "all" if role.active_share is None else percent(role.active_share)),
                right=True, drop=5),
-        Column("effect", of(lambda head, role: _effect(findings, head)), right=True, least=7),
-        Column(_OTHERWISE, of(lambda head, role: _nearest(findings, head)), least=22, drop=8),
-        Column("also", of(lambda head, role: _other_roles(head, role, marks)), wraps=True, drop=6,
+        TextColumn("effect", of(lambda head, role: _effect(findings, head)), right=True, least=7),
+        TextColumn(_OTHERWISE, of(lambda head, role: _nearest(findings, head)), least=22, drop=8),
+        TextColumn("also", of(lambda head, role: _other_roles(head, role, marks)), wraps=True, drop=6,
                least=min(5, max(4, 2 * n_more - 1))),
     ]  # fmt: skip
     has = {
@@ -362,7 +362,7 @@ def _map(findings: Findings, measure: str, width: int) -> Text:
     return head_grid(layers, range(n_heads), cell, width, draw)
 
 
-def _extremes(findings: Findings) -> Table:
+def _extremes(findings: Findings) -> TextTable:
     """A row per measure: uniform attention's value, and the heads of the least and the largest value."""
     rows = []
     for name in findings.measure_names:
@@ -371,14 +371,14 @@ def _extremes(findings: Findings) -> Table:
             ends = [end(heads, key=lambda head: head.estimate(name).value) for end in (min, max)]
             rows.append((name, *((head.name, head.measures[name]) for head in ends)))
     columns = [
-        Column("measure", lambda row: printable(row[0])),
-        Column("uniform", lambda row: small_number(row[1][1].uniform), right=True, drop=1),
+        TextColumn("measure", lambda row: printable(row[0])),
+        TextColumn("uniform", lambda row: small_number(row[1][1].uniform), right=True, drop=1),
     ]
     for at, title in ((1, "least"), (2, "largest")):
         columns += [
-            Column(title, partial(lambda at, row: small_number(row[at][1].value), at), right=True, style="cyan"),
-            Column("head", partial(lambda at, row: row[at][0], at)),
-            Column("95% interval", partial(lambda at, row: interval_of(row[at][1], small_number), at), right=True,
+            TextColumn(title, partial(lambda at, row: small_number(row[at][1].value), at), right=True, style="cyan"),
+            TextColumn("head", partial(lambda at, row: row[at][0], at)),
+            TextColumn("95% interval", partial(lambda at, row: interval_of(row[at][1], small_number), at), right=True,
                    drop=2),
         ]  # fmt: skip
-    return Table(columns, rows)
+    return TextTable(columns, rows)

@@ -19,7 +19,7 @@ from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
 from attnscope.records.maps.sounds import Sound
 from attnscope.report.numbers import percent, weight
 from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import change_notes
 from attnscope.views.maps.picture_figures import over_patches, query_of, row_of
 from attnscope.views.maps.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
@@ -32,7 +32,7 @@ _MOST_QUERY_HEADS = 24
 _LABEL_CELLS = 14
 _LEAST_SHOWN = 0.05
 Pairs = Sequence[tuple[int, int]]
-_HEAD = Column("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
+_HEAD = TextColumn("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
 
 
 def draw_maps(record: Heatmap, console: Console, query: str | None = None) -> RenderableType:
@@ -147,7 +147,7 @@ def sink_share(record: Heatmap, attention: AttentionMap, pair: tuple[int, int]) 
     return float(weights[rows][:, record.sinks(attention)[1]].sum(1).mean()) if rows.any() else 0.0
 
 
-def links_table(record: Heatmap, attention: AttentionMap) -> Table:
+def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
     """A row a head: how much of its attention sinks get, and its strongest links between the others."""
     has_sinks = bool(record.sinks(attention)[1].any())
 
@@ -160,13 +160,15 @@ def links_table(record: Heatmap, attention: AttentionMap) -> Table:
     on = "on first" if has_sinks and not attention.keys.special.any() else "on special"
     columns = [
         _HEAD,
-        Column(on, lambda pair: percent(sink_share(record, attention, pair)) if has_sinks else "-", right=True, drop=1),
-        Column("strongest links between other tokens (query → key weight)", links, wraps=True, least=16),
+        TextColumn(
+            on, lambda pair: percent(sink_share(record, attention, pair)) if has_sinks else "-", right=True, drop=1
+        ),
+        TextColumn("strongest links between other tokens (query → key weight)", links, wraps=True, least=16),
     ]
-    return Table(columns, record.chosen(attention))
+    return TextTable(columns, record.chosen(attention))
 
 
-def _query_table(attention: AttentionMap, heads: Pairs, token: int) -> Table:
+def _query_table(attention: AttentionMap, heads: Pairs, token: int) -> TextTable:
     """A row a head: the five keys that one query attends to most."""
 
     def keys(pair: tuple[int, int]) -> Text:
@@ -174,7 +176,7 @@ def _query_table(attention: AttentionMap, heads: Pairs, token: int) -> Table:
         strongest = [key for key in np.argsort(-row, kind="stable")[:5] if row[key] >= 0.005]
         return list_numbers((safe(attention.keys.labels[key]), f"{row[key]:.2f}") for key in strongest)
 
-    return Table([_HEAD, Column("keys, largest weight first", keys, wraps=True)], heads)
+    return TextTable([_HEAD, TextColumn("keys, largest weight first", keys, wraps=True)], heads)
 
 
 def _large(attention: AttentionMap, pair: tuple[int, int], console: Console) -> RenderableType:
@@ -357,14 +359,14 @@ def show(
     return Group(draw_maps(record, console, query), *times)
 
 
-def word_table(sound: Sound) -> Table:
+def word_table(sound: Sound) -> TextTable:
     """When each word of a recording is spoken, a row a word."""
     columns = [
-        Column("start (s)", lambda word: f"{word.start:.2f}", right=True),
-        Column("end (s)", lambda word: f"{word.end:.2f}", right=True),
-        Column("word", lambda word: word.text, wraps=True, least=8),
+        TextColumn("start (s)", lambda word: f"{word.start:.2f}", right=True),
+        TextColumn("end (s)", lambda word: f"{word.end:.2f}", right=True),
+        TextColumn("word", lambda word: word.text, wraps=True, least=8),
     ]
-    return Table(columns, sound.words)
+    return TextTable(columns, sound.words)
 
 
 _LARGE_WIDTH = 64
@@ -400,7 +402,7 @@ def _pooled_legend(record: PooledHeatmap, attention: PooledMap) -> Text:
     )
 
 
-def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> Table:
+def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
     heads = record.chosen(attention)
     far = "strongest links" if attention.far_tokens is None else f"strongest links over {attention.far_tokens} tokens"
 
@@ -417,11 +419,11 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> Table:
 
     columns = [
         _HEAD,
-        Column("e^entropy", entropy, right=True, drop=2),
-        Column("most received", received, wraps=True, least=20, drop=1),
-        Column(f"{far} (query → key weight)", links, wraps=True, least=16),
+        TextColumn("e^entropy", entropy, right=True, drop=2),
+        TextColumn("most received", received, wraps=True, least=20, drop=1),
+        TextColumn(f"{far} (query → key weight)", links, wraps=True, least=16),
     ]
-    return Table(columns, heads)
+    return TextTable(columns, heads)
 
 
 def _pooled_links(attention: PooledMap, pair: tuple[int, int], *, with_text: bool) -> Text:

@@ -13,7 +13,7 @@ from attnscope.records.patch import Edge, FaithfulnessCurve, Patching
 from attnscope.report.matrix import matrix
 from attnscope.report.numbers import q_value, small_number
 from attnscope.report.plain_text import dim_lines, heading
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import corpus_line, printable
 from attnscope.views.ablation.summary import label, short_label
 from attnscope.views.ablation.terminal import effect_columns, effects_grid
@@ -54,25 +54,25 @@ def strongest(patching: Patching, most: int) -> list[int]:
     return sorted(firsts, key=lambda n: sizes[n], reverse=True)[:most]
 
 
-def _ranking(patching: Patching) -> Table:
+def _ranking(patching: Patching) -> TextTable:
     """The heads that matter most."""
     n_units = len(set(patching.units.tolist()))
     title = f"head, of {n_units}" if n_units > _MOST else "head"
-    columns = [Column(title, lambda n: printable(patching.unit_name(n)), style="bold", wraps=True, least=12)]
+    columns = [TextColumn(title, lambda n: printable(patching.unit_name(n)), style="bold", wraps=True, least=12)]
     intervals = patching.whole["total"].count > 1
     names = [name for name in patching.names if name != "share" or patching.has_shares]
     for at, name in enumerate(names):
         effect = partial(lambda name, n: patching.heads[n].effects.get(name), name)
         columns += effect_columns(short_label(name), effect, intervals=intervals, drop=at and at + 2)
-    columns.insert(3, Column("q", lambda n: q_value(float(patching.q[n])), right=True, drop=1))
-    return Table(columns, strongest(patching, _MOST), gap=1)
+    columns.insert(3, TextColumn("q", lambda n: q_value(float(patching.q[n])), right=True, drop=1))
+    return TextTable(columns, strongest(patching, _MOST), gap=1)
 
 
-def _curve(patching: Patching, curve: FaithfulnessCurve) -> Table:
+def _curve(patching: Patching, curve: FaithfulnessCurve) -> TextTable:
     """What is left of the total effect with fewer and fewer heads."""
     columns = [
-        Column("heads left", lambda point: str(curve.n_left[point])),
-        Column(
+        TextColumn("heads left", lambda point: str(curve.n_left[point])),
+        TextColumn(
             f"faithfulness, {curve_label(patching)}",
             lambda point: small_number(curve.points[point].value),
             right=True,
@@ -81,10 +81,10 @@ def _curve(patching: Patching, curve: FaithfulnessCurve) -> Table:
         ),
     ]
     last = len(curve.n_left) - 1
-    return Table(columns, sorted({round(row * last / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}), gap=1)
+    return TextTable(columns, sorted({round(row * last / (_CURVE_ROWS - 1)) for row in range(_CURVE_ROWS)}), gap=1)
 
 
-def _edges(patching: Patching) -> Table:
+def _edges(patching: Patching) -> TextTable:
     """The paths, strongest first."""
     ranked = sorted(patching.edges, key=lambda edge: -abs(edge.effect.value))
 
@@ -92,12 +92,12 @@ def _edges(patching: Patching) -> Table:
         return f"{edge.sender} → {edge.receiver}" + (f" ({edge.by})" if edge.by else "")
 
     columns = [
-        Column(f"path, of {len(ranked)}", name, style="bold"),
+        TextColumn(f"path, of {len(ranked)}", name, style="bold"),
         *effect_columns("effect", lambda edge: edge.effect, intervals=patching.whole["total"].count > 1, drop=0),
-        Column("q", lambda edge: q_value(edge.q), right=True, drop=1),
+        TextColumn("q", lambda edge: q_value(edge.q), right=True, drop=1),
     ]
     if patching.has_shares:
         columns += effect_columns("share of total", lambda edge: edge.share, intervals=False, drop=2)
     if patching.options.get("n_paths"):
-        columns.append(Column("attribution", lambda edge: small_number(edge.attribution), right=True, drop=3))
-    return Table(columns, ranked[:_MOST], gap=1)
+        columns.append(TextColumn("attribution", lambda edge: small_number(edge.attribution), right=True, drop=3))
+    return TextTable(columns, ranked[:_MOST], gap=1)

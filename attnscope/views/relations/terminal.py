@@ -15,7 +15,7 @@ from attnscope.records.relations.record import Example, ExampleLink, Relation, R
 from attnscope.records.relations.word_times import BEST, EVEN, RANDOM, UPPER, TimedList, WordTimes
 from attnscope.report.numbers import fixed, interval_of
 from attnscope.report.plain_text import dim_lines
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import corpus_line, corpus_notes, printable
 from attnscope.views.relations import summary
 
@@ -51,17 +51,17 @@ def table(relations: Relations, most: int = 40) -> RenderableType:
         return cell
 
     columns = [
-        Column("relation", of("name"), wraps=widest > 30, least=min(widest, 30)),
-        Column("head", of("head", "bold"), least=6),
-        Column("accuracy", of("accuracy", "cyan"), right=True),
-        Column("95% interval", of("interval"), right=True, drop=3),
-        Column("baseline", of("baseline"), right=True, drop=1),
-        Column("rule", of("rule"), wraps=True, least=10, drop=5),
-        Column("n", of("n"), right=True, least=6, drop=2),
-        Column("mass", of("mass"), right=True, drop=4),
-        Column("expressed", of("verdict"), wraps=True, least=8),
+        TextColumn("relation", of("name"), wraps=widest > 30, least=min(widest, 30)),
+        TextColumn("head", of("head", "bold"), least=6),
+        TextColumn("accuracy", of("accuracy", "cyan"), right=True),
+        TextColumn("95% interval", of("interval"), right=True, drop=3),
+        TextColumn("baseline", of("baseline"), right=True, drop=1),
+        TextColumn("rule", of("rule"), wraps=True, least=10, drop=5),
+        TextColumn("n", of("n"), right=True, least=6, drop=2),
+        TextColumn("mass", of("mass"), right=True, drop=4),
+        TextColumn("expressed", of("verdict"), wraps=True, least=8),
     ]
-    parts: list[RenderableType] = [Table(columns, listed, gap=1)]
+    parts: list[RenderableType] = [TextTable(columns, listed, gap=1)]
     if len(ranked) > len(listed):
         parts.append(Text(f"and {len(ranked) - len(listed)} more: see --json or the CSV file", style="dim"))
     parts += [Text(), Text(summary.count_line(relations), style="bold")]
@@ -84,11 +84,11 @@ def word_times_table(word_times: WordTimes) -> RenderableType:
 
     seconds = partial(fixed, decimals=3)
     columns = [
-        Column("word times by", title),
-        Column("median error", lambda each: f"{seconds(each.median.value)} s", right=True, style="cyan"),
-        Column("95% interval", lambda each: interval_of(each.median, seconds), right=True, drop=2),
-        Column("mean error", lambda each: f"{seconds(each.mean)} s", right=True, style="cyan"),
-        Column("to upper half", change, right=True, drop=1),
+        TextColumn("word times by", title),
+        TextColumn("median error", lambda each: f"{seconds(each.median.value)} s", right=True, style="cyan"),
+        TextColumn("95% interval", lambda each: interval_of(each.median, seconds), right=True, drop=2),
+        TextColumn("mean error", lambda each: f"{seconds(each.mean)} s", right=True, style="cyan"),
+        TextColumn("to upper half", change, right=True, drop=1),
     ]
     notes = [
         f"error: seconds between the time that the heads tell for the start of a word and the known one; the mean of "
@@ -98,7 +98,7 @@ def word_times_table(word_times: WordTimes) -> RenderableType:
         "upper half: all heads of the decoder's upper half, Whisper's default; to it: 95% interval of the median "
         "difference; even spacing: no head, all words of a recording equally long",
     ]
-    return Group(Text(), Table(columns, word_times.lists, gap=1), *dim_lines(notes))
+    return Group(Text(), TextTable(columns, word_times.lists, gap=1), *dim_lines(notes))
 
 
 def alignment_heads(heads: Sequence[Sequence[int]]) -> RenderableType:

@@ -13,7 +13,7 @@ from attnscope.records import Tokens
 from attnscope.records.maps.pictures import MEAN
 from attnscope.records.maps.rollouts import METHODS, Rollout
 from attnscope.report.plain_text import heading, list_numbers
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 
 _NAMES = {"mean": "mean attention", "rollout": "rollout"}
 _MOST = 3
@@ -44,9 +44,9 @@ def _table(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str, i
         shares = rollout.of(method)
         return lambda row: _name_largest(shares[row[1], row[2]], rollout.tokens, least)
 
-    columns = [Column(first, lambda row: row[0], wraps=True, least=16, style="bold")]
-    columns += [Column(_NAMES[method], name_largest(method), wraps=True, least=14) for method in METHODS]
-    return Group(heading(title), Table(columns, rows))
+    columns = [TextColumn(first, lambda row: row[0], wraps=True, least=16, style="bold")]
+    columns += [TextColumn(_NAMES[method], name_largest(method), wraps=True, least=14) for method in METHODS]
+    return Group(heading(title), TextTable(columns, rows))
 
 
 def _name_largest(row: NDArray[np.float64], tokens: Tokens, least: float) -> Text:

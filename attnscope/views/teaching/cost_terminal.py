@@ -12,7 +12,7 @@ from attnscope.errors import amount
 from attnscope.records.teaching.cost import Cost, Quantity
 from attnscope.report.numbers import abbreviate, fixed
 from attnscope.report.plain_text import dim_lines, heading, safe, spell_out, spell_out_parts
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 
 _INDENT = 6
 _TITLES = {
@@ -59,16 +59,16 @@ def _group(quantities: tuple[Quantity, ...], console: Console) -> RenderableType
         return spell_out(q.formula + (f" = {q.numbers}" if q.numbers else ""), console)
 
     columns = [
-        Column("", lambda q: f"  {spell_out(q.what, console)}", wraps=True, least=min(widths[0] + 2, 24)),
-        Column("", _exact, right=True, least=widths[1], style="bold" if wide else ""),
-        Column("", lambda q: abbreviate(q.value, q.unit) if _says_more(q) else "", wraps=True),
-        Column("", formula, wraps=True, style="dim"),
+        TextColumn("", lambda q: f"  {spell_out(q.what, console)}", wraps=True, least=min(widths[0] + 2, 24)),
+        TextColumn("", _exact, right=True, least=widths[1], style="bold" if wide else ""),
+        TextColumn("", lambda q: abbreviate(q.value, q.unit) if _says_more(q) else "", wraps=True),
+        TextColumn("", formula, wraps=True, style="dim"),
     ]
     if wide:
-        return Table(columns, quantities, header=False)
+        return TextTable(columns, quantities, header=False)
     columns[0] = replace(columns[0], least=min(widths[0] + 2, max(12, console.width - widths[1] - 24)), wraps=False)
     for q in quantities:
-        parts += [Table(columns[:3], [q], header=False), *dim_lines(_broken(formula(q), console.width))]
+        parts += [TextTable(columns[:3], [q], header=False), *dim_lines(_broken(formula(q), console.width))]
     return Group(*parts)
 
 
@@ -88,16 +88,16 @@ def _says_more(q: Quantity) -> bool:
     return q.unit in ("share", "times") or q.value >= 10_000
 
 
-def _heads(cost: Cost, console: Console) -> Table:
+def _heads(cost: Cost, console: Console) -> TextTable:
     scores = spell_out(f"scores, {cost.dtype}", console)
     columns = [
-        Column("", lambda row: ">" if row.chosen else ""),
-        Column("heads", lambda row: str(row.n_heads), right=True),
-        Column("d_head", lambda row: str(row.d_head), right=True),
-        Column("scale", lambda row: fixed(row.scale, 4), right=True, drop=3),
-        Column("weights per layer", lambda row: f"{row.weights_mha:,}", right=True, wraps=True, drop=2),
-        Column("with 1 kv head", lambda row: f"{row.weights_mqa:,}", right=True, wraps=True, drop=1),
-        Column(scores, lambda row: abbreviate(row.scores_bytes, "bytes").split(" (")[0], right=True, wraps=True,
+        TextColumn("", lambda row: ">" if row.chosen else ""),
+        TextColumn("heads", lambda row: str(row.n_heads), right=True),
+        TextColumn("d_head", lambda row: str(row.d_head), right=True),
+        TextColumn("scale", lambda row: fixed(row.scale, 4), right=True, drop=3),
+        TextColumn("weights per layer", lambda row: f"{row.weights_mha:,}", right=True, wraps=True, drop=2),
+        TextColumn("with 1 kv head", lambda row: f"{row.weights_mqa:,}", right=True, wraps=True, drop=1),
+        TextColumn(scores, lambda row: abbreviate(row.scores_bytes, "bytes").split(" (")[0], right=True, wraps=True,
                least=8),
     ]  # fmt: skip
-    return Table(columns, cost.heads, style=lambda row: "bold" if row.chosen else "")
+    return TextTable(columns, cost.heads, style=lambda row: "bold" if row.chosen else "")

@@ -13,7 +13,7 @@ from attnscope.records.teaching.split import Seen, Split
 from attnscope.report.matrix import matrix
 from attnscope.report.numbers import fixed, percent
 from attnscope.report.plain_text import dim_lines, heading, safe, spell_out, spell_out_parts
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 
 _MOST_TOKENS_IN_FULL = 12
 _MOST_HEADS_IN_FULL = 8
@@ -112,19 +112,19 @@ def _names(split: Split, keys: Sequence[int]) -> str:
     return " and ".join(safe(split.keys[key]) for key in keys)
 
 
-def _table(split: Split, console: Console) -> Table:
+def _table(split: Split, console: Console) -> TextTable:
     columns = [
-        Column("heads", lambda seen: str(seen.n_heads), right=True),
-        Column("d_head", lambda seen: str(seen.d_head), right=True, drop=1),
-        Column("rank", lambda seen: spell_out(range_of_ranks(seen), console), right=True),
-        Column("entropy", lambda seen: fixed(seen.entropy_nats.mean(), 4), right=True),
-        Column("uniform rows", lambda seen: f"{int(seen.uniform.sum())} of {seen.n_heads * len(split.queries)}",
+        TextColumn("heads", lambda seen: str(seen.n_heads), right=True),
+        TextColumn("d_head", lambda seen: str(seen.d_head), right=True, drop=1),
+        TextColumn("rank", lambda seen: spell_out(range_of_ranks(seen), console), right=True),
+        TextColumn("entropy", lambda seen: fixed(seen.entropy_nats.mean(), 4), right=True),
+        TextColumn("uniform rows", lambda seen: f"{int(seen.uniform.sum())} of {seen.n_heads * len(split.queries)}",
                right=True, wraps=True, least=8, drop=2),
-        Column("disagreement", lambda seen: fixed(seen.disagreement_nats.mean(), 4), right=True),
+        TextColumn("disagreement", lambda seen: fixed(seen.disagreement_nats.mean(), 4), right=True),
     ]  # fmt: skip
     if any(seen.drops for seen in split.seen):
-        columns.append(Column("without", _without, wraps=True, least=12))
-    return Table(columns, split.seen)
+        columns.append(TextColumn("without", _without, wraps=True, least=12))
+    return TextTable(columns, split.seen)
 
 
 def _without(seen: Seen) -> str:

@@ -13,7 +13,7 @@ from attnscope.errors import amount
 from attnscope.records.teaching.trace import Step, Trace, name_range
 from attnscope.report.matrix import matrix
 from attnscope.report.plain_text import safe, spell_out_parts
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 
 _PLURAL = {
     "query": ("query", "queries"),
@@ -86,15 +86,15 @@ def _bands(trace: Trace, step: Step, console: Console) -> list[RenderableType]:
     names = [f"{name_range(band.low, band.high)} ({band.n_pairs})" for band in bands]
     scores = np.array([band.scores for band in bands]).reshape(len(bands), -1)
     columns = [
-        Column("", lambda row: row[0], style="dim"),
-        Column("", lambda row: f"near {_with_sign(row[1].near):>8}"),
-        Column("", lambda row: f"far {_with_sign(row[1].far):>8}"),
+        TextColumn("", lambda row: row[0], style="dim"),
+        TextColumn("", lambda row: f"near {_with_sign(row[1].near):>8}"),
+        TextColumn("", lambda row: f"far {_with_sign(row[1].far):>8}"),
     ]
     return [
         Text("    by wavelength in tokens (how many pairs):", style="dim"),
         matrix(scores, names, trace.keys, console, label_cells=max(map(len, names), default=0)),
         Text("    near (at most 3 tokens away) and far, against the mean over all keys:", style="dim"),
-        Padding(Table(columns, zip(names, bands, strict=True), header=False), (0, 0, 0, 4), expand=False),
+        Padding(TextTable(columns, zip(names, bands, strict=True), header=False), (0, 0, 0, 4), expand=False),
     ]
 
 

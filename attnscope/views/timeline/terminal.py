@@ -13,7 +13,7 @@ from rich.text import Text
 from attnscope.records.timeline import Timeline
 from attnscope.report.numbers import number, step_text
 from attnscope.report.plain_text import dim_lines, shade
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import model_of, printable
 from attnscope.views.timeline.summary import (
     Series,
@@ -39,15 +39,15 @@ def show(timeline: Timeline, console: Console) -> RenderableType:
     steps = [(at, texts[at]) for at in spread_evenly(len(texts), max(2, (width - _NAME_CELLS) // cell))]
     if timeline.has_loss:
         columns = _columns("loss, nats", steps, lambda at: lambda row: number(timeline.checkpoints[at].loss))
-        parts += [Text(), Table(columns, ["all texts"], gap=1)]
+        parts += [Text(), TextTable(columns, ["all texts"], gap=1)]
     for series in series_of(timeline):
         parts += [Text(), _series(series, steps)]
     if roles := since_lines(timeline):
         columns = [
-            Column("role", itemgetter(0), style="bold"),
-            Column("heads that have it at the last step", itemgetter(1), wraps=True, least=12),
+            TextColumn("role", itemgetter(0), style="bold"),
+            TextColumn("heads that have it at the last step", itemgetter(1), wraps=True, least=12),
         ]
-        parts += [Text(), Table(columns, roles)]
+        parts += [Text(), TextTable(columns, roles)]
     lines = notes(timeline)
     if len(steps) < len(texts):
         lines.append(f"{len(steps)} of {len(texts)} checkpoints are shown in {width} columns; files have all")
@@ -56,11 +56,11 @@ def show(timeline: Timeline, console: Console) -> RenderableType:
 
 def _columns(
     title: str, steps: Sequence[tuple[int, str]], of: Callable[[int], Callable[[Any], str | Text]]
-) -> list[Column]:
+) -> list[TextColumn]:
     """What each row is of, and its value at each checkpoint."""
-    values = [Column(text, of(at), right=True) for at, text in steps]
+    values = [TextColumn(text, of(at), right=True) for at, text in steps]
     # As wide in all tables, so that steps stand below each other.
-    return [Column(title.ljust(_NAME_CELLS - 2), printable, wraps=True, least=_NAME_CELLS - 2), *values]
+    return [TextColumn(title.ljust(_NAME_CELLS - 2), printable, wraps=True, least=_NAME_CELLS - 2), *values]
 
 
 def _series(series: Series, steps: Sequence[tuple[int, str]]) -> RenderableType:
@@ -80,7 +80,7 @@ def _series(series: Series, steps: Sequence[tuple[int, str]]) -> RenderableType:
 
         return cell
 
-    table = Table(_columns(series.title, steps, of), [names[head] for head in heads], gap=1)
+    table = TextTable(_columns(series.title, steps, of), [names[head] for head in heads], gap=1)
     if len(heads) == len(names):
         return table
     most = "changes most" if len(steps) > 1 else "is largest"

@@ -11,7 +11,7 @@ from rich.text import Text
 from attnscope.records.why.score import Why
 from attnscope.report.numbers import signed
 from attnscope.report.plain_text import dim_lines, spell_out_parts
-from attnscope.report.table import Column, Table
+from attnscope.report.table import TextColumn, TextTable
 from attnscope.views.why.summary import lists_of, notes_of, score_line, title_of
 
 _MOST = 10
@@ -23,7 +23,7 @@ def show(record: Why, console: Console) -> RenderableType:
     return spell_out_parts([*lines, Text(), tables(record), Text(), *dim_lines(notes_of(record))], console)
 
 
-def tables(record: Why) -> Table:
+def tables(record: Why) -> TextTable:
     """A column of the query's parts, one of the key's, one of pairs; each with what the others add together."""
     lists = lists_of(record, _MOST)
     texts = [[(name, signed(nats)) for name, nats in side] for side in lists.values()]
@@ -31,7 +31,7 @@ def tables(record: Why) -> Table:
     columns = []
     for number, side in enumerate(lists):
         columns += [
-            Column(side, itemgetter(2 * number), wraps=True, least=8, drop=number, style="bold"),
-            Column("nats", itemgetter(2 * number + 1), right=True, drop=number, style="cyan"),
+            TextColumn(side, itemgetter(2 * number), wraps=True, least=8, drop=number, style="bold"),
+            TextColumn("nats", itemgetter(2 * number + 1), right=True, drop=number, style="cyan"),
         ]
-    return Table(columns, rows)
+    return TextTable(columns, rows)
