@@ -13,7 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnscope.corpus import Corpus, CorpusText, Problem, blocks, lines
+import attnscope
+from attnscope.corpus import Block, Copies, Corpus, CorpusText, Problem, block_batches, blocks, distinct, lines
 from attnscope.corpus.lines import lines_of
 from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import write
@@ -386,3 +387,50 @@ def test_a_text_without_an_end_is_given_up(tmp_path, monkeypatch, split, line):
     corpus = Corpus([tmp_path / "endless.txt", tmp_path / "after.txt"], split=split)
     assert [text.text for text in corpus] == ["whole"] * (split != "file") + ["after"]
     assert [p.reason for p in corpus.problems] == [f"the {split} is too long for one text: more than 1,000 bytes"]
+
+
+PAIRS = [
+    ("pairs.jsonl", '{"text": "Who?", "text_pair": "The cat."}\n{"text": "Alone.", "text_pair": null}', None),
+    ("pairs.csv", "text,text_pair\nWho?,The cat.\nAlone., \n", None),
+    ("named.jsonl", '{"text": "Who?", "context": "The cat."}\n{"text": "Alone.", "context": " "}', "context"),
+    ("named.tsv", "context\ttext\nThe cat.\tWho?\n\tAlone.\n", "context"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "pair_field"), PAIRS)
+def test_second_texts_of_pairs_are_read(tmp_path, name, content, pair_field):
+    (tmp_path / name).write_text(content)
+    corpus = Corpus(tmp_path / name, pair_field=pair_field)
+    assert [(text.text, text.pair) for text in corpus] == [("Who?", "The cat."), ("Alone.", None)]
+    assert not corpus.problems
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"text": "Who?", "context": 3}', "is no text"),
+        ('{"text": "Who?"}', 'no field "context"'),
+        ('{"text": " ", "context": "The cat."}', "first text of the pair is blank"),
+    ],
+)
+def test_a_pair_of_which_a_text_is_missing_is_listed(tmp_path, line, reason):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f'{line}\n{{"text": "Who?", "context": "The cat."}}')
+    corpus = Corpus(path, pair_field="context")
+    assert [text.pair for text in corpus] == ["The cat."]
+    assert [problem.line for problem in corpus.problems] == [1] and reason in corpus.problems[0].reason
+
+
+def test_pairs_of_one_first_text_are_no_copies_of_each_other():
+    passages = ["The cat sat on the mat.", "Nobody knows what the old king said to the queen that night."]
+    texts = [CorpusText(number, "texts", number, "Who was there?", pair=each) for number, each in enumerate(passages)]
+    assert len({text.digested() for text in texts}) == 2
+    assert list(distinct(texts, Copies())) == texts
+
+
+def test_a_pair_is_tokenised_with_its_sides_told_apart():
+    model = attnscope.load("minilm")
+    pair = CorpusText(0, "texts", 1, "Who sat?", pair="The cat.")
+    (chunk,) = block_batches(Block(0, (pair,)), model.tokenizer.encode)[0]
+    assert list(chunk.tokens.labels) == ["[CLS]", "who", "sat", "?", "[SEP]", "the", "cat", ".", "[SEP]"]
+    assert list(chunk.tokens.segments) == [0, 0, 0, 0, 0, 1, 1, 1, 1]

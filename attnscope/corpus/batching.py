@@ -194,7 +194,9 @@ def tokens_of_ids(ids: Sequence[int], special_ids: Iterable[int] = ()) -> Tokens
 
 
 def tokens_of(text: CorpusText, encode: Encode, special: frozenset[int]) -> Tokens:
-    """The tokens of a text, whether it came as a text or as numbers."""
+    """Return the tokens of a text or a pair of texts, whether it came as such or as numbers."""
     if text.ids is not None:
         return tokens_of_ids(text.ids, special)
-    return encode(text.text or "", is_whole=True) if text.is_chat else encode(text.text or "")
+    if text.is_chat:
+        return encode(text.text or "", is_whole=True)
+    return encode(text.text or "") if text.pair is None else encode(text.text or "", text.pair)

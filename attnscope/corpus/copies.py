@@ -91,7 +91,7 @@ class Copies:
         if text.ids is not None:
             whole = text.digested()
         else:
-            folded = _fold(text.text or "")
+            folded = _fold(text.written)
             near = folded.encode("utf-8", "surrogatepass").split()
             whole = _without_numbers(folded).encode("utf-8", "surrogatepass")
         digest = _digest(whole)
@@ -110,7 +110,7 @@ def essence(text: CorpusText) -> bytes:
     """What copies share that differ in case, white space and a label before them: what lots are drawn by."""
     if text.ids is not None:
         return text.digested()
-    return " ".join(_fold(text.text or "").split()).encode("utf-8", "surrogatepass")
+    return " ".join(_fold(text.written).split()).encode("utf-8", "surrogatepass")
 
 
 def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:

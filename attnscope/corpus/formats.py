@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import amount, parse_json
@@ -22,6 +22,9 @@ Format = Literal["auto", "txt", "jsonl", "csv", "tsv"]
 
 BAD_LINES = 10
 """So many lines of one source may be malformed before the rest of it is given up."""
+
+PAIR_FIELD = "text_pair"
+"""The field or column that holds second texts where no other is named, as in the datasets of many tasks."""
 
 # Far beyond any vocabulary: a stray number must not ask for memory without end.
 LARGEST_ID = 2**24
@@ -65,6 +68,13 @@ def format_of(name: str) -> Format:
         ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv",
     }  # fmt: skip
     return known.get(suffix_of(name), "txt")
+
+
+class TextPair(NamedTuple):
+    """Two texts that a model reads together, as BERT reads a question and a passage."""
+
+    first: str
+    second: str
 
 
 class BadLines:
@@ -114,12 +124,18 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
 def read_jsonl(
     lines: Iterator[str],
     field: str,
+    pair_field: str | None,
     bad: BadLines,
     read_other: Callable[[dict[str, Any]], Other | None] = lambda _: None,
-) -> Iterator[tuple[int, str | tuple[int, ...] | Other]]:
-    """A field of each line of JSON: texts or token numbers, with the lines that they stand on.
+) -> Iterator[tuple[int, str | tuple[int, ...] | TextPair | Other]]:
+    """Yield a field of each line of JSON: texts, pairs or token numbers, with the lines that they stand on.
 
-    `read_other` reads objects of another form; its ValueError says what is wrong with one.
+    Args:
+        lines: The lines.
+        field: The field of the text, or of the first of two.
+        pair_field: The field of the second text; None = PAIR_FIELD, where there is one.
+        bad: Lists malformed lines.
+        read_other: Reads objects of another form; its ValueError says what is wrong with one.
 
     Raises:
         UnreadableError: Too many lines are malformed.
@@ -145,9 +161,27 @@ def read_jsonl(
             bad.add(number, f'no field "{used}": {shorten(there)}')
             continue
         try:
-            yield number, text_or_ids(used, entry[used])
+            content = text_or_ids(used, entry[used])
+            yield number, _with_second(content, entry, pair_field) if isinstance(content, str) else content
         except ValueError as error:
             bad.add(number, str(error))
+
+
+def _with_second(text: str, entry: dict[str, Any], pair_field: str | None) -> str | TextPair:
+    """Return a text with the second one that stands beside it; alone where that is blank.
+
+    Raises:
+        ValueError: There is none where one was asked for by name, or it is no text.
+    """
+    if pair_field is not None and pair_field not in entry:
+        raise ValueError(f'no field "{pair_field}": {shorten("its fields are " + ", ".join(map(str, entry)))}')
+    name = pair_field or PAIR_FIELD
+    second = entry.get(name)
+    if second is None:
+        return text
+    if not isinstance(second, str) or not is_unicode(second):
+        raise ValueError(f'"{name}" is no text: {shorten(repr(second))}')
+    return TextPair(text, second) if second.strip() else text
 
 
 def text_or_ids(field: str, value: Any) -> str | tuple[int, ...]:
@@ -167,8 +201,12 @@ def text_or_ids(field: str, value: Any) -> str | tuple[int, ...]:
             raise ValueError(f'"{field}" is neither a text nor a list of token numbers: {shorten(repr(value))}')
 
 
-def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) -> Iterator[tuple[int, str]]:
-    """A column of CSV, with the lines that its texts begin on.
+def read_csv(
+    lines: Iterator[str], field: str, pair_field: str | None, delimiter: str, bad: BadLines
+) -> Iterator[tuple[int, str | TextPair]]:
+    """Yield a column of CSV, or pairs of two columns, with the lines that its texts begin on.
+
+    Arguments as of `read_jsonl`.
 
     Raises:
         UnreadableError: There is no such column, a quote is in the wrong place, or too many lines are malformed.
@@ -181,15 +219,21 @@ def read_csv(lines: Iterator[str], field: str, delimiter: str, bad: BadLines) ->
         header = next(rows, None)
         if header is None:
             return
-        if field not in header:
-            raise UnreadableError(f'no column "{field}": its columns are {shorten(", ".join(header))}', 1)
-        column = header.index(field)
+        names = [field]
+        if pair_field is not None or PAIR_FIELD in header:
+            names.append(pair_field or PAIR_FIELD)
+        for name in names:
+            if name not in header:
+                raise UnreadableError(f'no column "{name}": its columns are {shorten(", ".join(header))}', 1)
+        columns = [header.index(name) for name in names]
         begin = rows.line_num + 1
         for row in rows:
-            if len(row) > column:
-                yield begin, row[column]
+            missing = [name for name, column in zip(names, columns, strict=True) if len(row) <= column]
+            if not missing:
+                first, *second = (row[column] for column in columns)
+                yield begin, TextPair(first, second[0]) if second and second[0].strip() else first
             elif row:
-                bad.add(begin, f'no value for column "{field}": {len(row)} of {len(header)} columns')
+                bad.add(begin, f'no value for column "{missing[0]}": {len(row)} of {len(header)} columns')
             begin = rows.line_num + 1
     except csv.Error as error:
         raise UnreadableError(f"malformed CSV: {error}", begin) from None

@@ -20,6 +20,7 @@ from attnscope.corpus.formats import (
     Format,
     Problem,
     Split,
+    TextPair,
     format_of,
     name_problems,
     read_csv,
@@ -41,6 +42,7 @@ class CorpusText:
         line: The line it begins on, from 1.
         text: The text; None where token numbers were given instead.
         ids: Token numbers, special ones included; None where a text was given.
+        pair: The second text of a pair; None = there is one text.
         is_chat: Whether its special tokens stand in the text, as a chat template wrote them.
     """
 
@@ -50,11 +52,17 @@ class CorpusText:
     text: str | None = None
     ids: tuple[int, ...] | None = None
     is_chat: bool = False
+    pair: str | None = None
 
     @property
     def n_characters(self) -> int:
         """How long it is; where it came as token numbers, about how long it would be."""
-        return len(self.text or "") if self.ids is None else 4 * len(self.ids)
+        return len(self.text or "") + len(self.pair or "") if self.ids is None else 4 * len(self.ids)
+
+    @property
+    def written(self) -> str:
+        """Its text, or both texts of a pair one after the other; empty where token numbers were given."""
+        return self.text or "" if self.pair is None else f"{self.text} {self.pair}"
 
     def digested(self) -> bytes:
         """The bytes that hashes of texts are made of; the place does not enter."""
@@ -64,7 +72,11 @@ class CorpusText:
             kind, raw = "ids", np.array(self.ids, "<i8").tobytes()
         if self.is_chat:
             kind = f"chat {kind}"
-        return f"{kind} {len(raw)}\n".encode() + raw
+        digested = f"{kind} {len(raw)}\n".encode() + raw
+        if self.pair is not None:
+            second = self.pair.encode("utf-8", "surrogatepass")
+            digested += f"pair {len(second)}\n".encode() + second
+        return digested
 
 
 class Corpus:
@@ -85,6 +97,7 @@ class Corpus:
         split: How a plain text file is split into texts.
         field: The field (jsonl) or column (CSV) that holds the text. In jsonl it may also be a list of token numbers;
             where there is no such field, there may be `input_ids`.
+        pair_field: The field or column that holds the second text of a pair; None = `text_pair`, where there is one.
         format: How to read all of them.
         chat_template: How the conversations of jsonl are written; None = by the model's chat template, "plain" =
             `role: content`.
@@ -109,6 +122,7 @@ class Corpus:
         *,
         split: Split = "line",
         field: str = "text",
+        pair_field: str | None = None,
         format: Format = "auto",
         chat_template: str | None = None,
         most_characters: int | None = MOST_CHARACTERS,
@@ -126,6 +140,7 @@ class Corpus:
             raise AttnscopeError("no file given", "give --file PATH, or - for stdin")
         self.sources = expand(files)
         self.split, self.field, self.format = split, field, format
+        self.pair_field = pair_field
         self.most_characters = most_characters
         self.problems: list[Problem] = []
         self.bytes_read = 0
@@ -150,14 +165,9 @@ class Corpus:
             name = "stdin" if source == "-" else source
             try:
                 for line, content in self._read(source, name):
-                    written = content.text if isinstance(content, Chat) else content
-                    if is_blank(written) if isinstance(written, str) else not written:
+                    text = self._text(index, name, line, content)
+                    if text is None:
                         continue
-                    if isinstance(written, str):
-                        is_chat = isinstance(content, Chat) and content.is_marked
-                        text = CorpusText(index, name, line, self._cut(written, name, line), is_chat=is_chat)
-                    else:
-                        text = CorpusText(index, name, line, ids=written)
                     digest.update(text.digested())
                     index += 1
                     yield text
@@ -180,6 +190,26 @@ class Corpus:
         if self.chat is not write_plainly:
             self.chat = chat
 
+    def _text(
+        self, index: int, name: str, line: int, content: "str | tuple[int, ...] | TextPair | Chat"
+    ) -> CorpusText | None:
+        """Return what a source holds at a place as a text of the corpus; None where it is blank."""
+        match content:
+            case TextPair(first, second):
+                if is_blank(first):
+                    self.problems.append(Problem(name, line, "the first text of the pair is blank"))
+                    return None
+                pair = self._cut(second, name, line)
+                return CorpusText(index, name, line, self._cut(first, name, line), pair=pair)
+            case Chat():
+                if is_blank(content.text):
+                    return None
+                return CorpusText(index, name, line, self._cut(content.text, name, line), is_chat=content.is_marked)
+            case str():
+                return None if is_blank(content) else CorpusText(index, name, line, self._cut(content, name, line))
+            case _:
+                return CorpusText(index, name, line, ids=content) if content else None
+
     def _cut(self, text: str, name: str, line: int) -> str:
         """Return a text, or the beginning of one that would fill the memory as it is tokenised."""
         most = self.most_characters
@@ -198,7 +228,7 @@ class Corpus:
             return "each line is one object of JSON with a text, or with messages: docs/chats.md"
         return "name files that hold text"
 
-    def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...] | Chat]]":
+    def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...] | TextPair | Chat]]":
         """Texts and token numbers of one source, with the lines that they begin on; blank ones too."""
         bad = BadLines(name, self.problems)
         wanted = self._format_of(name)
@@ -206,11 +236,11 @@ class Corpus:
             lines = lines_of(decompress(read_pieces(file, self._count_bytes), name))
             match wanted:
                 case "jsonl":
-                    yield from read_jsonl(lines, self.field, bad, self._read_chat)
+                    yield from read_jsonl(lines, self.field, self.pair_field, bad, self._read_chat)
                 case "csv":
-                    yield from read_csv(lines, self.field, ",", bad)
+                    yield from read_csv(lines, self.field, self.pair_field, ",", bad)
                 case "tsv":
-                    yield from read_csv(lines, self.field, "\t", bad)
+                    yield from read_csv(lines, self.field, self.pair_field, "\t", bad)
                 case _:
                     yield from split_lines(lines, self.split)
 

@@ -185,9 +185,9 @@ def _as_corpus(texts: Iterable[str]) -> list[CorpusText]:
 
 def _task(text: CorpusText, out: Path, common: bytes) -> Task:
     fingerprint = hashlib.sha256(common + text.digested()).hexdigest()
-    named = "tokens" if text.text is None else text.text
+    named = text.written or "tokens"
     folder = out / folder_name(text.index, named)
-    return Task(text.index, text.source, text.line, text.text, text.ids, folder, fingerprint)
+    return Task(text.index, text.source, text.line, text.text, text.ids, folder, fingerprint, text.pair)
 
 
 def _done(folder: BatchFolder, task: Task) -> DrawnText | None:

@@ -93,6 +93,7 @@ class Task:
     ids: tuple[int, ...] | None
     folder: Path
     fingerprint: str
+    pair: str | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Drawer:
         assert self._loaded is not None
         model, options = self._loaded.model, self.options
         if task.ids is None:
-            return read(model, Prompt(task.text or "", chat=options.chat, generate=options.generate))
+            return read(model, Prompt(task.text or "", task.pair, chat=options.chat, generate=options.generate))
         if len(model.info.kinds) > 1 or options.chat or options.generate:
             raise AttnscopeError(
                 "token numbers are shown as they are, by models of one kind of attention", "give texts"

@@ -183,6 +183,10 @@ class TextsWanted:
     )  # fmt: skip
     split: str = option("How a text file is split into texts: line, paragraph or file.", default="line")
     field: str = option("The field of jsonl or csv that holds the text.", default="text")
+    pair_field: str | None = option(
+        "The field of jsonl or csv that holds the second text of a pair.  [default: text_pair, where there is one]",
+        default=None,
+    )
     chat_template: str | None = option(
         "How conversations in jsonl are written; plain: as ROLE: TEXT.  [default: by the model's chat template]",
         default=None,
@@ -220,5 +224,11 @@ class TextsWanted:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()
         if self.files or self.text == "-":
-            return Corpus(self.files or ["-"], split=self.split, field=self.field, chat_template=self.chat_template)  # type: ignore[arg-type]  # as above
+            return Corpus(
+                self.files or ["-"],
+                split=self.split,  # type: ignore[arg-type]  # as above
+                field=self.field,
+                pair_field=self.pair_field,
+                chat_template=self.chat_template,
+            )
         return [self.text or ""]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -102,7 +102,7 @@ class PageOrder:
                     raise AttnscopeError(
                         f"{text.source} holds token numbers, no text", "name the --field with the text"
                     )
-                yield self._prompt(text.text, photos), share_read(corpus)
+                yield self._prompt(text.text, photos, text.pair), share_read(corpus)
             if corpus.problems:
                 raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
@@ -115,10 +115,11 @@ class PageOrder:
             opened |= {"v": "matrix", "h": f"{picked[0][0]}.{picked[0][1]}"}
         return {name: value for name, value in opened.items() if value}
 
-    def _prompt(self, text: str, photos: tuple[Photo, ...]) -> Given:
+    def _prompt(self, text: str, photos: tuple[Photo, ...], pair: str | None = None) -> Given:
         if photos:
             return View(photos, text, self.reading.generate)
-        return self.reading.prompt(text)
+        prompt = self.reading.prompt(text)
+        return prompt if pair is None else replace(prompt, pair=pair)
 
 
 @dataclass(frozen=True, eq=False)
