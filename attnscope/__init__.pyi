@@ -27,7 +27,6 @@ from attnscope.records import (
 from attnscope.records.ablation import Ablation as Ablation
 from attnscope.records.atlas.record import Atlas as Atlas
 from attnscope.records.batches import Batch as Batch
-from attnscope.records.circuits import Circuits as Circuits
 from attnscope.records.compare.pairs import MinimalPair as MinimalPair
 from attnscope.records.compare.record import HeadComparison as HeadComparison
 from attnscope.records.compare.record import ModelComparison as ModelComparison
@@ -37,7 +36,8 @@ from attnscope.records.maps.pooled import PooledHeatmap as PooledHeatmap
 from attnscope.records.maps.rollouts import Rollout as Rollout
 from attnscope.records.patch import Patching as Patching
 from attnscope.records.relations.record import Relations as Relations
-from attnscope.records.timeline import Timeline as Timeline
+from attnscope.records.training import Training as Training
+from attnscope.records.weights import HeadWeights as HeadWeights
 from attnscope.records.why.score import Why as Why
 from attnscope.studies.ablation.options import AblateOptions as AblateOptions
 from attnscope.studies.ablation.options import PruneOrder as PruneOrder
@@ -47,8 +47,6 @@ from attnscope.studies.atlas.options import AtlasOptions as AtlasOptions
 from attnscope.studies.atlas.study import atlas as atlas
 from attnscope.studies.batch.study import batch as batch
 from attnscope.studies.batch.worker import BatchOptions as BatchOptions
-from attnscope.studies.circuits.options import CircuitsOptions as CircuitsOptions
-from attnscope.studies.circuits.study import circuits as circuits
 from attnscope.studies.compare.options import CompareOptions as CompareOptions
 from attnscope.studies.compare.study import compare as compare
 from attnscope.studies.compare.study import compare_models as compare_models
@@ -91,8 +89,10 @@ from attnscope.studies.teaching.split import split as split
 from attnscope.studies.teaching.split import split_example as split_example
 from attnscope.studies.teaching.trace import trace as trace
 from attnscope.studies.teaching.trace import trace_example as trace_example
-from attnscope.studies.timeline.options import TimelineOptions as TimelineOptions
-from attnscope.studies.timeline.study import timeline as timeline
+from attnscope.studies.training.options import TrainingOptions as TrainingOptions
+from attnscope.studies.training.study import training as training
+from attnscope.studies.weights.options import WeightsOptions as WeightsOptions
+from attnscope.studies.weights.study import weights as weights
 from attnscope.studies.why.study import why as why
 
 __version__: str

@@ -92,7 +92,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
     """
     failures: list[dict[str, str]] = list(run.get("failures", ()))
     problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
-    skipped: list[dict[str, Any]] = list(run.get("skipped", ()))  # checkpoints of a timeline
+    skipped: list[dict[str, Any]] = list(run.get("skipped", ()))  # checkpoints of a training
     of = str(corpus.get("of") or "").partition(" ")[0]  # "pictures" or "recordings"; texts say nothing
     for problem in (*skipped, *problems):
         where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")

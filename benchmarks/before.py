@@ -67,7 +67,7 @@ def questions(samples: Path, pairs: Path, photo: str | None) -> Iterator[Questio
     yield Question("ablate", ("ablate", "--file", sentences))
     yield Question("ablate-importance", ("ablate", "--file", sentences, "--importance"))
     yield Question("patch", ("patch", str(pairs / "agreement.jsonl")), needs="causal")
-    yield Question("circuits", ("circuits",))
+    yield Question("weights", ("weights",))
     yield Question("trace", ("trace", "The cat sat on the mat.", "-L", "1", "-H", "1", "--token", "cat"))
     yield Question("split", ("split", "The cat sat on the mat.", "-L", "1"))
     yield Question("batch", ("batch", sentences), formats="png,npz")

@@ -1,4 +1,4 @@
-"""How an induction head comes to be: a small decoder learns bigrams in context, and its timeline is drawn.
+"""How an induction head comes to be: a small decoder learns bigrams in context, and its heads are followed.
 
     python -m examples.induction            # a minute or two on two cores; writes induction/
 
@@ -109,7 +109,7 @@ def texts_of(ids: Tensor) -> list[str]:
 
 def main() -> None:
     """Trains one layer and two, and draws what became of their heads."""
-    parser = argparse.ArgumentParser(description="Trains decoders on in-context bigrams, and draws their timelines.")
+    parser = argparse.ArgumentParser(description="Trains decoders on in-context bigrams, and draws their heads.")
     parser.add_argument("-o", "--out", type=Path, default=Path("induction"), help="folder for checkpoints and figures")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -121,9 +121,9 @@ def main() -> None:
     print(f"counting words: {unigram_loss(ids):.3f} nats; bigrams, the least possible: {bigram_loss(ids):.3f} nats")
     for run in runs:
         # Through its keys a head of layer 1 reads which word stood before; a single layer has nobody to read.
-        options = attnscope.TimelineOptions(("previous_token", "induction"), ("K",) * (run.n_layers > 1))
-        found = attnscope.timeline(f"{run.folder}/checkpoint-*", texts_of(ids), options)
-        found.save(run.folder / "timeline.npz")
+        options = attnscope.TrainingOptions(("previous_token", "induction"), ("K",) * (run.n_layers > 1))
+        found = attnscope.training(f"{run.folder}/checkpoint-*", texts_of(ids), options)
+        found.save(run.folder / "training.npz")
         print(f"{run.folder.name}: {found.checkpoints[-1].loss:.3f} nats at the last step")
         for role in found.roles:
             print(f"  {role}: {found.since(role)}")

@@ -23,15 +23,15 @@ MADE: dict[str, list[str]] = {
     "cost.json": ["cost", "bert-base", "-f", "json"],
     "atlas.npz": ["atlas", "--file", "texts.txt", "-f", "npz,json", "--examples", "2"],
     "rollout.npz": ["rollout", "the cat", "-f", "npz,json"],
-    "weights.npz": ["heatmap", "the cat", "-f", "npz,json"],
-    "circuits.npz": ["circuits", "-f", "npz,json"],
+    "heatmap.npz": ["heatmap", "the cat", "-f", "npz,json"],
+    "weights.npz": ["weights", "-f", "npz,json"],
     "why.npz": ["why", "the cat", "--pick", "L1H1", "--query", "cat", "-f", "npz,json"],
     "pooled.npz": ["heatmap", "the cat and the dog", "--pooled", "8", "-f", "npz"],
     "picked.npz": ["compare", "the cat", "--pick", "L0H0,L0H1", "-f", "npz"],
     "pair.npz": ["compare", "the cat", "--with", "the dog", "-f", "npz"],
 }
 KEPT = (
-    "timeline.npz", "needles.npz", "looking.npz", "listening.npz", "pairs.npz",
+    "training.npz", "needles.npz", "looking.npz", "listening.npz", "pairs.npz",
     "patching.npz",
 )  # fmt: skip
 """Records of models that take longer to make, as they lie in `records`."""

@@ -325,7 +325,7 @@ def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(open_page: Callable[
 
 
 def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    text, heads = simple(5).save(tmp_path / "weights.npz"), ATLAS.save(tmp_path / "atlas.npz")
+    text, heads = simple(5).save(tmp_path / "heatmap.npz"), ATLAS.save(tmp_path / "atlas.npz")
     file = tmp_path / "page.html"
     asked = ["page", "--record", str(text), "--heads-record", str(heads), "-o", str(file)]
     app(asked, standalone_mode=False)

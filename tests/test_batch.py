@@ -373,7 +373,7 @@ HOSTILE = "</p><script>alert('1')</script><img src=x onerror=alert(2)> \"&amp; \
 
 
 def hostile() -> Iterator[Batch]:
-    files = {"L00.png": 3, "weights.npz": 4}
+    files = {"L00.png": 3, "heatmap.npz": 4}
     drawn = DrawnText(0, HOSTILE, 1, "00000-p", HOSTILE, (HOSTILE,), files, HOSTILE, {}, (HOSTILE,), "0")
     yield Batch(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),))
 
@@ -382,7 +382,7 @@ def test_hostile_text_shows_as_itself() -> None:
     (told,) = hostile()
     seen = Seen(page(told))
     assert "script" not in seen.tags and seen.tags.count("img") == 1
-    assert set(seen.links) == {"manifest.jsonl", "00000-p/L00.png", "00000-p/weights.npz"}
+    assert set(seen.links) == {"manifest.jsonl", "00000-p/L00.png", "00000-p/heatmap.npz"}
     shown = HOSTILE.replace("\u202e", "<U+202E>").replace("\x1b", "<U+001B>").replace("\0", "<U+0000>")
     assert seen.text.count(shown) == 8  # title, heading, source, text, note; of the failed: source, reason, text
 

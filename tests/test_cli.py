@@ -53,7 +53,7 @@ def test_the_first_command_of_a_new_user(run: Run, tmp_path: Path) -> None:
     assert (result.status, result.err) == (0, "")
     paths = [Path(line) for line in result.out.splitlines()]
     assert [path.name for path in paths] == [
-        "overview.png", *(f"L{layer:02d}.png" for layer in range(6)), "weights.npz",
+        "overview.png", *(f"L{layer:02d}.png" for layer in range(6)), "heatmap.npz",
     ]  # fmt: skip
     (folder,) = {path.parent for path in paths}
     assert re.fullmatch(r"attnscope-out/minilm-the-animal-didnt-cross-the-street-[0-9a-f]{8}", str(folder))
@@ -86,14 +86,14 @@ def test_every_format_at_once(run: Run, tmp_path: Path) -> None:
     result = run("heatmap", TIRED, "--pick", "L3H1", "-f", "png,svg,pdf,npz,json,text", "-o", "out", "--query", "it")
     assert (result.status, result.err) == (0, "")
     expected = [f"{stem}.{kind}" for stem in ("L03H01", "query-010") for kind in ("png", "svg", "pdf")]
-    expected += ["weights.npz", "record.json"]
+    expected += ["heatmap.npz", "heatmap.json"]
     assert result.out.splitlines()[-8:] == [str(Path("out") / name) for name in expected]
     assert files(tmp_path / "out") == sorted(expected)
     assert "it → animal 0.68" in result.out
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for name in expected[:6]:
         assert (tmp_path / "out" / name).read_bytes().startswith(starts[name[-3:]])
-    a, b = load("out/weights.npz"), load("out/record.json")
+    a, b = load("out/heatmap.npz"), load("out/heatmap.json")
     np.testing.assert_array_equal(a.weights, b.weights)
     assert a.describe() == b.describe()
 
@@ -132,10 +132,10 @@ def test_words_and_hidden_special_tokens(run: Run) -> None:
     given = "--words --hide-special --query it's -L 0 -o out -f png,npz"
     result = run("heatmap", "Embeddings, it's", *given.split())
     assert (result.status, result.err) == (0, "")
-    record = load("out/weights.npz")
+    record = load("out/heatmap.npz")
     assert record.tokens == ("Embeddings", ",", "it's")
     assert record.changes == ("hide_special", "words")
-    assert result.out.splitlines()[-3:] == [f"out/{name}" for name in ("L00.png", "query-002.png", "weights.npz")]
+    assert result.out.splitlines()[-3:] == [f"out/{name}" for name in ("L00.png", "query-002.png", "heatmap.npz")]
 
 
 def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run: Run) -> None:
@@ -151,14 +151,14 @@ def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run: Run) -> None:
 
 def test_show_draws_again_what_was_saved(run: Run, tmp_path: Path) -> None:
     run("heatmap", "The cat sat", "-o", "first", "-f", "png,npz", "-L", "0-1", "-H", "0,5")
-    result = run("show", "first/weights.npz", "-o", "second")
+    result = run("show", "first/heatmap.npz", "-o", "second")
     assert result.out.splitlines() == [f"second/{name}.png" for name in ("overview", "L00", "L01")]
     for name in ("overview.png", "L00.png", "L01.png"):
         assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
-    assert "layer 1" not in run("show", "first/weights.npz").out  # four heads are drawn large
-    assert "L1H5  rows: queries" in run("show", "first/weights.npz").out
-    assert json.loads(run("show", "first/weights.npz", "--json").out)["heads"] == [0, 5]
-    assert run("show", "first/weights.npz", "--pick", "L1H5", "-o", "third", "-f", "json").out == "third/record.json\n"
-    require_one_line(run("show", "first/weights.npz", "--pick", "L1H4"), "L1H4 is not in this record")
-    require_one_line(run("show", "first/weights.npz", "--query", "dog"), "no token is 'dog'")
-    require_one_line(run("show", "first/weights.npz", "-f", "pdf"), "no folder", status=2)
+    assert "layer 1" not in run("show", "first/heatmap.npz").out  # four heads are drawn large
+    assert "L1H5  rows: queries" in run("show", "first/heatmap.npz").out
+    assert json.loads(run("show", "first/heatmap.npz", "--json").out)["heads"] == [0, 5]
+    assert run("show", "first/heatmap.npz", "--pick", "L1H5", "-o", "third", "-f", "json").out == "third/heatmap.json\n"
+    require_one_line(run("show", "first/heatmap.npz", "--pick", "L1H4"), "L1H4 is not in this record")
+    require_one_line(run("show", "first/heatmap.npz", "--query", "dog"), "no token is 'dog'")
+    require_one_line(run("show", "first/heatmap.npz", "-f", "pdf"), "no folder", status=2)

@@ -172,9 +172,9 @@ def test_all_places_of_a_repeated_token_are_shown_and_said(run: Run, format_: st
     given = ("heatmap", "cat dog cat", "--pick", "L0H0", "-o", "out", "-f", f"{format_},npz", "--query")
     told = run(*given, "cat,dog")
     assert told.err == "note: 'cat' stands at @1, @3: all are shown; --query @1 shows one\n"
-    shown = run("show", "out/weights.npz", "--query", "cat,dog")
+    shown = run("show", "out/heatmap.npz", "--query", "cat,dog")
     assert shown.err == told.err and shown.out.count("attends to") == 3
-    require_one_line(run("show", "out/weights.npz", "--query", "bird"), "no token is 'bird'")
+    require_one_line(run("show", "out/heatmap.npz", "--query", "bird"), "no token is 'bird'")
 
 
 # Models that cannot be shown
@@ -241,7 +241,7 @@ def test_weights_that_are_not_the_pinned_ones(run: Run, tmp_path: Path, monkeypa
 def test_a_folder_is_a_model(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
     result = run("heatmap", "the cat", "-m", tiny_bert, "-f", "npz")
     assert result.status == 0
-    assert re.match(r"attnscope-out/tiny-bert-the-cat-[0-9a-f]{8}/weights.npz", result.out)
+    assert re.match(r"attnscope-out/tiny-bert-the-cat-[0-9a-f]{8}/heatmap.npz", result.out)
     odd = Path(shutil.copytree(tiny_bert, tmp_path / "模型\x1b[31m"))
     result = run("heatmap", "the cat", "-m", odd, "-o", "out", "-q")  # there may be no font for its name
     assert (result.status, result.err) == (0, "")
@@ -317,7 +317,7 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
-    path = simple(200, layers=3).save(tmp_path / "weights.npz")
+    path = simple(200, layers=3).save(tmp_path / "heatmap.npz")
     command = [sys.executable, "-m", "attnscope", "show", str(path), "--json"]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stdout is not None and run.stderr is not None
@@ -329,7 +329,7 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [["--json"], ["-o", "out"]])
 def test_a_stdout_that_is_full_is_said(tmp_path: Path, arguments: list[str]) -> None:
-    path = simple(3, layers=1).save(tmp_path / "weights.npz")
+    path = simple(3, layers=1).save(tmp_path / "heatmap.npz")
     with Path("/dev/full").open("w") as full:
         result = process("show", path, *arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert (result.returncode, result.stderr) == (1, "error: No space left on device\n")
@@ -337,21 +337,21 @@ def test_a_stdout_that_is_full_is_said(tmp_path: Path, arguments: list[str]) -> 
 
 @pytest.mark.parametrize("arguments", [["--json"], []])
 def test_a_stdout_that_is_closed_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
-    path = simple(3, layers=1).save(tmp_path / "weights.npz")
+    path = simple(3, layers=1).save(tmp_path / "heatmap.npz")
     script = f"exec {sys.executable} -m attnscope show {path} {' '.join(arguments)} >&-"
     result = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
     assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path: Path) -> None:
-    path = simple(5, layers=1).save(tmp_path / "weights.npz")
+    path = simple(5, layers=1).save(tmp_path / "heatmap.npz")
     result = process("show", path, env={"PYTHONIOENCODING": "ascii", "LANG": "C"})
     assert (result.returncode, result.stderr) == (0, "") and result.stdout.isascii()
     odd = os.fsdecode(b"out-\xff")
     result = process("show", path, "-o", odd, "-f", "npz", text=False)
-    assert (result.returncode, result.stdout) == (0, b"out-\xff/weights.npz\n")
+    assert (result.returncode, result.stdout) == (0, b"out-\xff/heatmap.npz\n")
     result = process("show", path, "-o", odd, "-f", "npz", "--json", text=False, env={"PYTHONIOENCODING": "ascii"})
-    assert json.loads(result.stdout)["files"] == [f"{odd}/weights.npz"]
+    assert json.loads(result.stdout)["files"] == [f"{odd}/heatmap.npz"]
 
 
 def test_odd_environments_do_not_matter(tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_odd_environments_do_not_matter(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert "\x1b" not in result.stdout
     assert result.stdout.splitlines()[-1].endswith("L00.png")
-    path = simple(3, layers=1, heads=1).save(tmp_path / "weights.npz")
+    path = simple(3, layers=1, heads=1).save(tmp_path / "heatmap.npz")
     result = process("show", path, "-o", "out", env=odd)
     assert (result.returncode, result.stdout, result.stderr) == (0, "out/L00H00.png\n", "")
 
@@ -383,9 +383,9 @@ WEIRD = [
 def test_weird_texts(run: Run, text: str) -> None:
     result = run("heatmap", text, "--pick", "L0H2", "-f", "npz,text", "-q", "-o", "out", "--pooled", "0")
     assert (result.status, result.err) == (0, "")
-    assert result.out.splitlines()[-1] == "out/weights.npz"
+    assert result.out.splitlines()[-1] == "out/heatmap.npz"
     assert "\x1b" not in result.out
-    assert load("out/weights.npz").text == text
+    assert load("out/heatmap.npz").text == text
 
 
 @pytest.mark.parametrize("name", ["truncated", "zero", "huge header", "other shape", "absurd sizes"])

@@ -136,7 +136,7 @@ def test_another_version_is_refused(name: str, made: Path, run: Run) -> None:
 
 
 def test_another_version_in_json_is_refused_wherever_it_stands(run: Run, tmp_path: Path) -> None:
-    path = simple(5).save(tmp_path / "record.json")
+    path = simple(5).save(tmp_path / "heatmap.json")
     document = json.loads(path.read_text("utf-8"))
     other = {"schema": "attnscope.heatmap/99"}
     for part in (other, {"record": document["record"] | other}):
@@ -223,17 +223,17 @@ def test_much_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) ->
 
 
 def test_numbers_too_large_for_float32_are_refused_without_a_warning(run: Run, tmp_path: Path) -> None:
-    simple(3).save(tmp_path / "weights.json")
-    document = json.loads((tmp_path / "weights.json").read_text("utf-8"))
+    simple(3).save(tmp_path / "heatmap.json")
+    document = json.loads((tmp_path / "heatmap.json").read_text("utf-8"))
     document["weights"][0][0][0][0] = 1e300
-    (tmp_path / "weights.json").write_text(json.dumps(document), "utf-8")
-    status, _, err = run("show", "weights.json")
+    (tmp_path / "heatmap.json").write_text(json.dumps(document), "utf-8")
+    status, _, err = run("show", "heatmap.json")
     assert (status, "not between 0 and 1" in err) == (1, True)
     assert err.startswith("error: ")
 
 
 def test_weights_that_are_doubled_are_refused(run: Run, tmp_path: Path) -> None:
-    path = simple(5).save(tmp_path / "weights.npz")
+    path = simple(5).save(tmp_path / "heatmap.npz")
     held = members(path)
     held["weights"] = np.minimum(held["weights"] * 2, 1)
     path.write_bytes(saved(held))
@@ -345,7 +345,7 @@ def test_numbers_that_json_has_no_word_for_are_null_in_the_json_of_a_rollout(run
 def test_an_archive_that_would_unpack_to_far_more_is_not_unpacked(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = simple(5).save(tmp_path / "weights.npz")
+    path = simple(5).save(tmp_path / "heatmap.npz")
     held = members(path) | {"more": np.zeros(10**6)}
     np.savez_compressed(path, **held)  # type: ignore[arg-type]
     assert run("show", path)[0] == 0
@@ -357,7 +357,7 @@ def test_an_archive_that_would_unpack_to_far_more_is_not_unpacked(
 
 
 def test_two_members_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
-    path = simple(5).save(tmp_path / "weights.npz")
+    path = simple(5).save(tmp_path / "heatmap.npz")
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("weights.npy", archive.read("weights.npy"))
     assert "two of its members have one name" in run("show", path)[2]

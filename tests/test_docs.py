@@ -92,7 +92,7 @@ LONG = [
     ROOT / "docs" / f"{name}.md"
     for name in (
         "ablation", "atlas", "compare", "descriptions", "formats", "heatmaps", "machines", "pages",
-        "recipes", "relations", "timeline",
+        "recipes", "relations", "training",
     )
 ]  # fmt: skip
 """Pages whose commands take most of the time of all; `pytest -m slow` runs them."""

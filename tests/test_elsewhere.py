@@ -92,7 +92,7 @@ def test_show_and_page_take_an_archive_of_bare_arrays(run: Run, tmp_path: Path) 
     assert "cat" in out
     status, out, err = run("show", path, "-o", "drawn", "-f", "png,npz,json", "--pick", "L1H2")
     assert status == 0, err
-    assert (tmp_path / "drawn" / "weights.npz").is_file()
+    assert (tmp_path / "drawn" / "heatmap.npz").is_file()
     status, _, err = run("page", "--record", path, "-o", "page.html")
     assert status == 0, err
     np.savez(path, weights=softmax(2, 3, 5, 5), tokens=TOKENS, wieghts=[0])

@@ -245,13 +245,13 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
 
 
 @pytest.mark.parametrize("command", [
-    ("atlas", "a cat"), ("timeline", "own", "own", "--file", "texts.txt"), ("heatmap", "a cat"),
-    ("prune", "--pick", "L0H0"), ("show", "weights.npz"), ("batch", "texts.txt"),
+    ("atlas", "a cat"), ("training", "own", "own", "--file", "texts.txt"), ("heatmap", "a cat"),
+    ("prune", "--pick", "L0H0"), ("show", "heatmap.npz"), ("batch", "texts.txt"),
 ])  # fmt: skip
 def test_no_folder_is_named_as_stdout_is(command: tuple[str, ...], run: Run, tmp_path: Path) -> None:
-    simple(5).save(tmp_path / "weights.npz")
+    simple(5).save(tmp_path / "heatmap.npz")
     (tmp_path / "texts.txt").write_text("a cat\n")
-    model = [] if command[0] in ("show", "timeline") else ["-m", "own"]
+    model = [] if command[0] in ("show", "training") else ["-m", "own"]
     status, out, err = run(*command, *model, "-o", "-")
     assert (status, out) == (2, "") and "- is stdout, which takes no files" in err, err
     assert not (tmp_path / "-").exists()

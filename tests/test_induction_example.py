@@ -115,8 +115,8 @@ def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained
     """Shares of norm above those of random directions (Elhage et al. 2021). Both heads of layer 1 may look for it."""
     for one in trained:
         previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
-        options = attnscope.TimelineOptions(("induction",), ("K",), loss=False)
-        found = attnscope.timeline({induction.STEPS: one.two}, induction.texts_of(induction.held_out()[:3]), options)
+        options = attnscope.TrainingOptions(("induction",), ("K",), loss=False)
+        found = attnscope.training({induction.STEPS: one.two}, induction.texts_of(induction.held_out()[:3]), options)
         above = {found.pair_name(pair): float(pair.excess[0]) for pair in found.pairs}
         print(above, previous, looking)
         others = [share for name, share in above.items() if not name.startswith(f"L0H{previous}")]
@@ -140,7 +140,7 @@ def test_at_its_key_the_induction_head_reads_what_the_previous_token_head_wrote(
 
 
 @pytest.mark.slow
-def test_the_example_runs_as_it_stands_and_draws_both_timelines(tmp_path: Path) -> None:
+def test_the_example_runs_as_it_stands_and_draws_both_trainings(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.induction", "-o", tmp_path],
         cwd=ROOT,
@@ -150,8 +150,8 @@ def test_the_example_runs_as_it_stands_and_draws_both_timelines(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     for name in ("1-layer", "2-layers"):
-        found = attnscope.load_record(tmp_path / name / "timeline.npz")
+        found = attnscope.load_record(tmp_path / name / "training.npz")
         assert len(found.pairs) == (4 if name == "2-layers" else 0)
         assert found.steps == induction.SAVED
-        assert (tmp_path / name / "timeline.png").stat().st_size > 10_000
+        assert (tmp_path / name / "training.png").stat().st_size > 10_000
     assert "induction: {'L1H" in done.stdout

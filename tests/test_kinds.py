@@ -26,8 +26,8 @@ from tests.record_helpers import require_lossless
 FILES = {
     "heads": "heads.npz", "compare": "compare.npz", "relations": "relations.npz", "ablate": "ablation.npz",
     "trace": "trace.npz", "split": "split.json", "cost": "cost.json", "rollout": "rollout.npz",
-    "heatmap": "weights.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "circuits": "circuits.npz",
-    "timeline": "timeline.npz", "why": "why.npz", "patch": "patching.npz",
+    "heatmap": "heatmap.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "weights": "weights.npz",
+    "training": "training.npz", "why": "why.npz", "patch": "patching.npz",
 }  # fmt: skip
 FORMATS = ("npz", "json", "csv", "py", "text", *FIGURE_FORMATS, "nonsense")
 OPTIONS = {
@@ -118,7 +118,7 @@ def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(
         assert {path.name: path.read_bytes() for path in drawn} == {path.name: path.read_bytes() for path in same}
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if name not in ("weights.npz", "pooled.npz")])
+@pytest.mark.parametrize("name", [name for name in MADE if name not in ("heatmap.npz", "pooled.npz")])
 def test_show_prints_what_the_command_printed(name: str, made: Path, run: Run) -> None:
     printed = [line for line in (made / f"{name}.txt").read_text("utf-8").splitlines() if f"{name}.out/" not in line]
     status, out, err = run("show", made / name)

@@ -277,7 +277,7 @@ def test_a_download_that_brings_nothing_is_given_up_and_a_slow_one_is_not(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["circuits", "-m", "own", "--seed", str(2**64 - 1)], "--seed"),
+        (["weights", "-m", "own", "--seed", str(2**64 - 1)], "--seed"),
         (["heads", "a cat", "-m", "own", "--workers", "2", "--threads", "99999999999"], "99,999,999,999 threads"),
         (["heads", "a cat", "-m", "own", "--workers", "99999999999"], "99,999,999,999 workers"),
     ],

@@ -210,7 +210,7 @@ def test_a_note_names_packages_of_fonts_for_the_script(only_dejavu: None, text: 
 
 
 def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu: None, run: Run, tmp_path: Path) -> None:
-    record = record_of(map_of(tokens_of(["你", "a"]), layers=1, heads=1), text="你 a").save(tmp_path / "weights.npz")
+    record = record_of(map_of(tokens_of(["你", "a"]), layers=1, heads=1), text="你 a").save(tmp_path / "heatmap.npz")
     status, _, err = run("show", record, "-o", tmp_path / "out", "-f", "png,svg")
     assert status == 0 and err.count("note: no installed font has 1 of the characters (U+4F60)") == 1
     for quiet in (["-q", "-o", tmp_path / "out"], ["-f", "text"], ["-f", "npz", "-o", tmp_path / "data"]):

@@ -17,11 +17,11 @@ LONG = "one two three, four five six. " * 60  # 482 tokens of minilm's 512
 def test_a_long_text_is_pooled_of_itself_and_drawn_again(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("heatmap", LONG, "-L", "1", "-H", "0-2", "-f", "png,npz,json", "-o", "a")
     assert status == 0
-    assert out.split() == ["a/L01.png", "a/pooled.npz", "a/record.json"]
+    assert out.split() == ["a/L01.png", "a/pooled.npz", "a/pooled.json"]
     record = load_record("a/pooled.npz")
     n = len(record.maps[0].queries)
     assert n > 400 and record.maps[0].cells.shape == (1, 3, -(-n // 2), -(-n // 2))
-    np.testing.assert_array_equal(load_record("a/record.json").maps[0].cells, record.maps[0].cells)
+    np.testing.assert_array_equal(load_record("a/pooled.json").maps[0].cells, record.maps[0].cells)
     status, out, _ = run("show", "a", "--pick", "L1H2", "-o", "b")
     assert (status, out.split()) == (0, ["b/L01H02.png"])
     status, out, _ = run("show", "a")
@@ -46,14 +46,14 @@ def test_long_texts_stay_whole_where_that_is_asked_for(run: Run) -> None:
     for asked in (["--pooled", "0"], ["--hide-special"], ["--rows", "400:404", "--cols", ":8"]):
         status, _, _ = run("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", *asked)
         assert status == 0, asked
-    record = load_record("whole/weights.npz")
+    record = load_record("whole/heatmap.npz")
     assert record.weights.shape[2:] == (4, 8)
     assert record.maps[0].part is not None and record.maps[0].part[:2] == (400, 0)
 
 
 def test_a_part_is_drawn(run: Run) -> None:
     status, out, err = run("heatmap", LONG, "--pick", "L0H1", "--rows", "400:410", "--cols", "0:12", "-o", "a")
-    assert (status, out.split()) == (0, ["a/L00H01.png", "a/weights.npz"])
+    assert (status, out.split()) == (0, ["a/L00H01.png", "a/heatmap.npz"])
     assert "queries 400 to 409 and keys 0 to 11" in err
 
 

@@ -76,7 +76,7 @@ def test_one_json_document(run: Run, tiny_bert: Path) -> None:
 
 def test_records_by_file_and_by_folder(run: Run, tmp_path: Path) -> None:
     first, second = simple(5), simple(6, seed=1)
-    first.save(tmp_path / "one" / "weights.npz")
+    first.save(tmp_path / "one" / "heatmap.npz")
     second.save(tmp_path / "two.json")
     status, out, err = run("page", "--record", "one", "--record", "two.json", "-o", "p.html", "--pick", "L1H2")
     assert (status, out) == (0, "p.html\n"), err
@@ -88,17 +88,17 @@ def test_records_by_file_and_by_folder(run: Run, tmp_path: Path) -> None:
 
 def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
     record = simple(5)
-    record.save(tmp_path / "weights.npz")
+    record.save(tmp_path / "heatmap.npz")
     findings = fake_findings(2, 3)
     findings.save(tmp_path / "heads.npz")
-    status, _, err = run("page", "--record", "weights.npz", "--heads-record", "heads.npz", "-o", "p.html")
+    status, _, err = run("page", "--record", "heatmap.npz", "--heads-record", "heads.npz", "-o", "p.html")
     assert status == 0, err
     roles = held("p.html")["roles"]
     for head in findings.heads:
         found = roles["heads"]["encoder"][f"{head.layer}.{head.head}"]
         assert [role["name"] for role in found] == [role.name for role in head.roles]
     replace(findings, run={"model": "other", "sha256": "cd" * 32}).save(tmp_path / "heads.npz")
-    status, out, err = run("page", "--record", "weights.npz", "--heads-record", "heads.npz", "-o", "q.html")
+    status, out, err = run("page", "--record", "heatmap.npz", "--heads-record", "heads.npz", "-o", "q.html")
     assert (status, out) == (1, "")
     assert "of another model" in err
     assert not Path("q.html").exists()
@@ -107,14 +107,14 @@ def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("page", "--record", "weights.npz"),
+        ("page", "--record", "heatmap.npz"),
         ("show", "atlas.npz"),
         ("atlas", "a cat", "-m", "own"),
     ],
     ids=lambda arguments: arguments[0],
 )
 def test_a_file_that_is_no_page_is_not_replaced(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    simple(5).save(tmp_path / "weights.npz")
+    simple(5).save(tmp_path / "heatmap.npz")
     small_atlas().save(tmp_path / "atlas.npz")
     notes = tmp_path / "notes.html"
     notes.write_text("<p>a year of work</p>", "utf-8")

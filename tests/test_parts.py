@@ -233,7 +233,7 @@ def test_encoders_of_sound_over_time(model_type: str, tmp_path: Path) -> None:
         assert record.sound.seconds_per_frame == 80 / 16000
         assert record.tokens[:2] == ("0.000s", "0.005s") and len(record.tokens) == 60
     assert [path.name for path in record.draw(tmp_path / "figures")] == ["overview.png", "L00.png", "L01.png"]
-    back = attnscope.load_record(record.save(tmp_path / "weights.npz"))
+    back = attnscope.load_record(record.save(tmp_path / "heatmap.npz"))
     np.testing.assert_array_equal(back.weights, record.weights)
     with pytest.raises(AttnscopeError, match="reads no transcript"):
         attnscope.sound_heatmap(model, (speech(0.3), 16000), "the cat")

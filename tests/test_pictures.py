@@ -82,7 +82,7 @@ def test_records_are_read_back_without_loss(record: attnscope.Heatmap, tmp_path:
 
 
 def test_a_record_whose_picture_does_not_fit_is_refused(record: attnscope.Heatmap, tmp_path: Path) -> None:
-    path = record.save(tmp_path / "record.json")
+    path = record.save(tmp_path / "heatmap.json")
     data = json.loads(path.read_text("utf-8"))
     data["record"]["picture"]["grid"] = [2, 4]
     path.write_text(json.dumps(data), "utf-8")
@@ -263,7 +263,7 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
     status, out, err = run("heatmap", "--image", "photo.png", "-m", folder, "-f", "png,npz,json", "-o", "a")
     assert (status, err) == (0, "")
     stems = ["overview-CLS", "L00-CLS", "L01-CLS"]
-    assert out.split() == [*(f"a/{stem}.png" for stem in stems), "a/weights.npz", "a/record.json"]
+    assert out.split() == [*(f"a/{stem}.png" for stem in stems), "a/heatmap.npz", "a/heatmap.json"]
     status, out, _ = run("show", "a", "-o", "b")
     assert out.split() == [f"b/{stem}.png" for stem in stems]
     for stem in stems:

@@ -175,7 +175,7 @@ def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folde
         np.testing.assert_array_equal(empty.weights, made.weights)
     one = ("--image", "a.png", "--generate", "4")
     code, out, err = run("heatmap", *one, "-m", str(folders["trocr"]), "-o", "out", "-f", "npz")
-    assert code == 0 and "out/weights.npz" in out and "no text was given" in err
+    assert code == 0 and "out/heatmap.npz" in out and "no text was given" in err
     code, _, err = run("page", *one, "-m", str(folders["blip"]), "-o", "page.html")
     assert code == 0 and "no text was given" in err
     with pytest.warns(UserWarning, match="no text was given"):

@@ -96,7 +96,7 @@ def test_records_of_both_engines_are_equal_but_for_rounding(run: Run, tmp_path: 
     for engine in ("auto", "native"):
         status, _, err = run("heatmap", TIRED, "-f", "npz", "-o", tmp_path / engine, "--engine", engine)
         assert status == 0, err
-    auto, native = (attnscope.load_record(tmp_path / engine / "weights.npz") for engine in ("auto", "native"))
+    auto, native = (attnscope.load_record(tmp_path / engine / "heatmap.npz") for engine in ("auto", "native"))
     assert (auto.run["engine"], native.run["engine"]) == ("numpy", "native")
     np.testing.assert_allclose(auto.maps[0].weights, native.maps[0].weights, **CLOSE)
     assert not {"torch", "transformers"} & set(auto.run["versions"])

@@ -22,7 +22,7 @@ TEXTS = ["5 9 7 11 5 9 13", "8 6 7 20 21", "30 31 9 9 5 6"]
 STUDIES: dict[str, Callable[[Any], Any]] = {
     "heatmap": lambda model: attnscope.heatmap(model, TEXTS[0]),
     "trace": lambda model: attnscope.trace(model, TEXTS[0], 1),
-    "circuits": lambda model: attnscope.circuits(model),
+    "weights": lambda model: attnscope.weights(model),
     "heads": lambda model: attnscope.heads(model, TEXTS),
     "ablate": lambda model: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=True)),
     "compare": lambda model: attnscope.compare(model, TEXTS),

@@ -108,7 +108,7 @@ def test_what_is_saved_is_read_back_bit_by_bit(
 
 def test_npz_holds_what_is_promised_and_loads_without_pickle(tmp_path: Path) -> None:
     record = simple(5)
-    with np.load(record.save(tmp_path / "weights.npz"), allow_pickle=False) as held:
+    with np.load(record.save(tmp_path / "heatmap.npz"), allow_pickle=False) as held:
         assert set(held.files) == {"weights", "layers", "heads", "tokens", "offsets", "record"}
         assert held["weights"].dtype == np.float32
         assert held["weights"].shape == (2, 3, 5, 5)
@@ -136,7 +136,7 @@ def test_further_maps_of_an_encoder_decoder_have_arrays_of_their_own() -> None:
 def test_json_holds_the_same_as_lists(tmp_path: Path) -> None:
     record = simple(3, layers=1)
     record.maps[0].weights[0, 2] = np.nan
-    held = json.loads(record.save(tmp_path / "record.json").read_text("utf-8"))
+    held = json.loads(record.save(tmp_path / "heatmap.json").read_text("utf-8"))
     assert held["schema"] == "attnscope.heatmap/1"
     assert held["run"]["sha256"] == "ab" * 32
     for name, array in record.arrays().items():
@@ -205,9 +205,9 @@ DAMAGED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_and_foreign_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "weights.npz"
+    path = tmp_path / "heatmap.npz"
     path.write_bytes(DAMAGED[name])
-    with pytest.raises(AttnscopeError, match="weights.npz") as caught:
+    with pytest.raises(AttnscopeError, match="heatmap.npz") as caught:
         load(path)
     assert "\n" not in caught.value.message
 
@@ -216,13 +216,13 @@ def test_damaged_and_foreign_files_are_refused_in_one_line(tmp_path: Path, name:
     "content", [b"", b"{", b"[]", b"{}", b'{"record": 3}', b'{"record": {}}', b"\xff\xfe", b"[" * 100_000]
 )
 def test_damaged_json_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "record.json").write_bytes(content)
+    (tmp_path / "heatmap.json").write_bytes(content)
     with pytest.raises(AttnscopeError, match="is no attnscope record"):
-        load(tmp_path / "record.json")
+        load(tmp_path / "heatmap.json")
 
 
 def test_every_byte_of_an_npz_may_be_damaged(tmp_path: Path) -> None:
-    whole, path = npz(), tmp_path / "weights.npz"
+    whole, path = npz(), tmp_path / "heatmap.npz"
     for place in range(0, len(whole), 41):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         try:
@@ -259,7 +259,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
 
 def test_a_record_is_read_from_its_folder_among_others(tmp_path: Path) -> None:
     fake_findings(1, 2).save(tmp_path / "heads.npz")
-    simple().save(tmp_path / "weights.npz")
+    simple().save(tmp_path / "heatmap.npz")
     same_record(type(simple()).load(tmp_path), simple())
     assert len(Findings.load(tmp_path).heads) == 2
 

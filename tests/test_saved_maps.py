@@ -18,7 +18,7 @@ from tests.record_helpers import map_of, record_of, tokens_of
 
 def test_what_was_drawn_is_shown_again_from_its_folder(run: Run) -> None:
     status, out, err = run("heatmap", "the cat", "-m", "own", "-o", "drawn")
-    assert (status, out.split()[-1]) == (0, "drawn/weights.npz"), err
+    assert (status, out.split()[-1]) == (0, "drawn/heatmap.npz"), err
     status, out, err = run("show", "drawn", "--pick", "L0H1")
     assert status == 0 and "L0H1" in out, err
     assert attnscope.load_record("drawn").of(0, 1).sum(-1) == pytest.approx(1)
@@ -37,7 +37,7 @@ def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(
     assert (status, out.split()) == (0, ["drawn/L00.png"])
     assert "note: the weights, 0 MiB, are not saved: --format png,npz does\n" in err
     run("heatmap", "the cat", "-m", "own", "-L", "0", "-o", "drawn", "-f", "png,npz")
-    assert (tmp_path / "drawn/weights.npz").is_file()
+    assert (tmp_path / "drawn/heatmap.npz").is_file()
 
 
 def test_of_a_list_of_queries_the_missing_one_is_named(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(ru
         again = run("show", drawn, *choice, "-o", "again", "-f", formats, "-q")
         anew = run("heatmap", "the cat sat", "-m", "own", *choice, "-o", "anew", "-f", formats, "-q")
         assert again[0] == anew[0] == 0, (again, anew)
-        assert Path("again/weights.npz").read_bytes() == Path("anew/weights.npz").read_bytes(), choice
+        assert Path("again/heatmap.npz").read_bytes() == Path("anew/heatmap.npz").read_bytes(), choice
         drawn_again = sorted(Path(line).name for line in again[1].split())
         assert drawn_again == sorted(Path(line).name for line in anew[1].split())
         shutil.rmtree("again")
@@ -81,7 +81,7 @@ def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(ru
 def test_what_was_merged_is_not_merged_again(run: Run, drawn: str) -> None:
     run("show", drawn, "--words", "--hide-special", "-o", "once", "-f", "npz")
     run("show", "once", "--words", "--hide-special", "-o", "twice", "-f", "npz")
-    assert Path("once/weights.npz").read_bytes() == Path("twice/weights.npz").read_bytes()
+    assert Path("once/heatmap.npz").read_bytes() == Path("twice/heatmap.npz").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_heads_that_a_record_lacks_are_refused(
 
 
 def test_records_about_heads_are_shown_by_layers_too() -> None:
-    findings, circuits = fake_findings(2, 3), attnscope.circuits(attnscope.load("own"))
+    findings, weights = fake_findings(2, 3), attnscope.weights(attnscope.load("own"))
     assert [head.name for head in choose_heads(findings, None, (1,), (0, 2)).heads] == ["L1H0", "L1H2"]
-    assert [circuits.heads[at].name for at in choose_heads(circuits, None, None, (3,)).picked] == ["L0H3", "L1H3"]
+    assert [weights.heads[at].name for at in choose_heads(weights, None, None, (3,)).picked] == ["L0H3", "L1H3"]
 
 
 def test_pooled_maps_are_shown_by_layers_too() -> None:

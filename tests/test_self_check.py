@@ -135,14 +135,14 @@ def test_a_trace_does_not_multiply_by_quantised_numbers(layer: type[Linear8bit])
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_a_trace_and_circuits_do_not_take_a_part_of_an_adapted_map_for_the_whole() -> None:
+def test_a_trace_and_weights_do_not_take_a_part_of_an_adapted_map_for_the_whole() -> None:
     peft = pytest.importorskip("peft")  # the extra
     settings = peft.LoraConfig(target_modules=["o_proj"], r=2, init_lora_weights=False)
     model = attnscope.load(peft.get_peft_model(llama(), settings))
     record = attnscope.trace(model, "5 17 9 23 4", 0)
     assert [step.name for step in record.steps][-1] == "joined"
     with pytest.raises(AttnscopeError, match="W_O of its heads is not known"):
-        attnscope.circuits(model)
+        attnscope.weights(model)
 
 
 class Doubled(nn.Linear):

@@ -165,7 +165,7 @@ def test_a_norm_is_known_by_what_it_does(dtype: torch.dtype) -> None:
 def test_what_is_not_one_stack_at_the_seam_is_refused_in_a_line(tmp_path: Path) -> None:
     small = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11, "pad_token_id": 0}
     model = attnscope.load(str(write_tiny(tmp_path / "t5", "t5", **small, decoder_start_token_id=0)))
-    with pytest.raises(AttnscopeError, match="circuits are of one stack of layers"):
+    with pytest.raises(AttnscopeError, match="`weights` reads one stack of layers"):
         stream_of(model)
     plain = attnscope.load(str(write_tiny(tmp_path / "bert")), engine="numpy")
     with pytest.raises(AttnscopeError, match="does not show which weights"):

@@ -46,7 +46,7 @@ STUDIES: Mapping[str, Callable[[Any, Path], Any]] = {
     "rollout": lambda model, _: attnscope.rollout(model, TEXTS[1]),
     "page": lambda model, _: attnscope.page(model, TEXTS[0]),
     "trace": lambda model, _: attnscope.trace(model, TEXTS[2], 1),
-    "circuits": lambda model, _: attnscope.circuits(model),
+    "weights": lambda model, _: attnscope.weights(model),
     "heads": lambda model, _: attnscope.heads(model, TEXTS),
     "ablate": lambda model, _: attnscope.ablate(model, TEXTS),
     "importance": lambda model, _: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=True)),

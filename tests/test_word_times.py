@@ -103,7 +103,7 @@ def test_words_are_timed_to_a_frame(planted: attnscope.Heatmap) -> None:
 
 def test_times_are_kept_and_drawn(planted: attnscope.Heatmap, tmp_path: Path) -> None:
     timed = time_words(planted, [(1, 2)])
-    for name in ("weights.npz", "record.json"):
+    for name in ("heatmap.npz", "heatmap.json"):
         back = attnscope.load_record(timed.save(tmp_path / name))
         assert (back.sound.words, back.sound.followed) == (timed.sound.words, timed.sound.followed)  # type: ignore[union-attr]
     (plain,) = planted.only([(1, 2)]).draw(tmp_path / "plain")
@@ -127,7 +127,7 @@ def test_words_are_drawn_over_the_spectrogram(whisper: Any, tmp_path: Path) -> N
     t = np.arange(round(1.5 * 16000)) / 16000
     tone = (0.5 * np.sin(2 * np.pi * 2000 * t) * (t > 0.75)).astype(np.float32)
     timed = attnscope.sound_heatmap(whisper, (tone, 16000), TEXT, times=True, pick=[(1, 2)])
-    sound = attnscope.load_record(timed.save(tmp_path / "weights.npz")).sound
+    sound = attnscope.load_record(timed.save(tmp_path / "heatmap.npz")).sound
     assert sound is not None and sound.spectrogram is not None
     seen = sound.spectrogram
     assert seen.levels.shape == (8, 150) and len(sound.envelope) == 75  # two steps a frame, in 8 bands

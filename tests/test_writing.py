@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def saved(tmp_path: Path) -> str:
-    return str(simple(5).save(tmp_path / "weights.npz"))
+    return str(simple(5).save(tmp_path / "heatmap.npz"))
 
 
 def test_a_page_goes_to_stdout(run: Run, saved: str, tmp_path: Path) -> None:
@@ -127,14 +127,14 @@ def corpus(tmp_path: Path) -> Corpus:
 def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    (foreign / "weights.npz").write_text("mine", "utf-8")
+    (foreign / "heatmap.npz").write_text("mine", "utf-8")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/00000-the-cat").symlink_to(foreign)
     result = batch("own", corpus, tmp_path / "out", PLAIN)
     assert [failed.reason for failed in result.failed] == [
         f"{tmp_path / 'out/00000-the-cat'} is a link, which leads out of the batch (remove it)"
     ]
-    assert [(path.name, path.read_text("utf-8")) for path in foreign.iterdir()] == [("weights.npz", "mine")]
+    assert [(path.name, path.read_text("utf-8")) for path in foreign.iterdir()] == [("heatmap.npz", "mine")]
 
 
 @pytest.mark.usefixtures("worker_here")

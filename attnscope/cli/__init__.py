@@ -24,10 +24,10 @@ from attnscope.cli.see.heatmap import heatmap
 from attnscope.cli.see.page import page
 from attnscope.cli.see.rollout import rollout
 from attnscope.cli.test.ablate import ablate
-from attnscope.cli.test.circuits import circuits
 from attnscope.cli.test.patch import patch
 from attnscope.cli.test.prune import prune
-from attnscope.cli.test.timeline import timeline
+from attnscope.cli.test.training import training
+from attnscope.cli.test.weights import weights
 from attnscope.cli.tools.models import info, models
 from attnscope.cli.tools.show import show
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
@@ -80,7 +80,7 @@ app = typer.Typer(
 for command in (
     heatmap, page, batch, rollout,
     heads, atlas, relations, compare, why,
-    ablate, patch, prune, circuits, timeline,
+    ablate, patch, prune, weights, training,
     trace, split, cost,
     show, models, info,
 ):  # fmt: skip

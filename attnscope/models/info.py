@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_NEEDS_SEAM = "why, ablate, patch, prune and circuits: its own modules compute attention, and give its weights alone"
+_NEEDS_SEAM = "why, ablate, patch, prune and weights: its own modules compute attention, and give its weights alone"
 """What `info` says of a model whose attention passes no seam, such as BLOOM, MPT, GPT-J, Falcon or DeBERTa."""
 
 

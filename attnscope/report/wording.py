@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from attnscope.records.ablation import Ablation
     from attnscope.records.maps.heatmap import Heatmap
     from attnscope.records.relations.record import Relations
-    from attnscope.records.timeline import Timeline
+    from attnscope.records.training import Training
 
 GIVEN = "texts"
 """What the source of texts is called that were given as they are, from no file."""
@@ -65,7 +65,7 @@ def title_of(findings: Findings, measure: str) -> str:
     return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
 
 
-def corpus_line(record: Ablation | Findings | Relations | Timeline, *, predictions: bool = False) -> str:
+def corpus_line(record: Ablation | Findings | Relations | Training, *, predictions: bool = False) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
     corpus = record.corpus
     nouns = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))

@@ -1,8 +1,8 @@
-"""Whether ablate, circuits and relations rank the heads that matter above the rest: areas under the curve.
+"""Whether ablate, weights and relations rank the heads that matter above the rest: areas under the curve.
 
 - ablate: heads of a grown circuit, by the loss without each (`mean_loss`). The loss is of every next word, so that only
   tasks count that ask for every word: elsewhere most predictions were never trained.
-- circuits: the pair of heads that an induction circuit is made of, among all pairs, by composition through keys.
+- weights: the pair of heads that an induction circuit is made of, among all pairs, by composition through keys.
 - relations: planted heads that look from a closing bracket at the one that it closes, by their accuracy on these links.
 """
 
@@ -16,7 +16,7 @@ from benchmarks.known.truth import KnownModel, Text
 SOURCES = {
     "ablate": "heads whose mean-ablation costs the task, by a forward pass in NumPy (Michel et al. 2019); of tasks "
     "that ask for every next word",
-    "circuits": "the previous-token and the induction head (Elhage et al. 2021, K-composition)",
+    "weights": "the previous-token and the induction head (Elhage et al. 2021, K-composition)",
     "relations": "planted heads from a closing bracket to its partner (Clark et al. 2019, section 4)",
 }
 
@@ -29,7 +29,7 @@ def score(known: KnownModel) -> dict[str, Any]:
             made["ablate"] = _ablate(known)
         pairs = _induction_pairs(known)
         if pairs:
-            made["circuits"] = _circuits(known, pairs)
+            made["weights"] = _weights(known, pairs)
     partners = [place for place, truth in known.heads.items() if any(rule.name == "partner" for rule in truth.rules)]
     if partners:
         made["relations"] = _relations(known, partners)
@@ -61,10 +61,10 @@ def _induction_pairs(known: KnownModel) -> list[tuple[tuple[int, int], tuple[int
     ]
 
 
-def _circuits(known: KnownModel, pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> dict[str, Any]:
+def _weights(known: KnownModel, pairs: list[tuple[tuple[int, int], tuple[int, int]]]) -> dict[str, Any]:
     import attnscope
 
-    found = attnscope.circuits(known.model)
+    found = attnscope.weights(known.model)
     places = [(head.layer, head.head) for head in found.heads]
     links = found.strongest("K", len(places) ** 2)
     values = np.array([link.excess for link in links])

@@ -63,7 +63,7 @@ BASES: dict[str, tuple[str, ...]] = {
     ),
     "batch": ("INPUTS/cat.txt -m own -L 0 -f npz -o OUT", "INPUTS/texts.jsonl -m own --pick L0H0 -f png -o OUT"),
     "page": (
-        "TEXT -m own -o OUT", "--record INPUTS/weights.npz -o OUT", "--file INPUTS/cat.txt -m own -o OUT",
+        "TEXT -m own -o OUT", "--record INPUTS/heatmap.npz -o OUT", "--file INPUTS/cat.txt -m own -o OUT",
         "what --image INPUTS/photo.png -m INPUTS/sight -o OUT",
     ),
     "heads": (
@@ -76,12 +76,12 @@ BASES: dict[str, tuple[str, ...]] = {
         "--file INPUTS/texts.jsonl -m INPUTS/tiny --examples 2 --sample 4 -f json -o OUT",
         "--file INPUTS/cat.txt -m INPUTS/decoder -f html -o OUT",
     ),
-    "timeline": (
+    "training": (
         "INPUTS/decoder --file INPUTS/cat.txt --composition q,k,v -f npz,csv -o OUT",
         "INPUTS/tiny INPUTS/tiny --file INPUTS/cat.txt -f npz,csv -o OUT",
         "INPUTS/tiny --file INPUTS/texts.jsonl --no-loss --json",
     ),
-    "circuits": ("-m own -f npz,csv -o OUT", "-m INPUTS/tiny --pick L0H1"),
+    "weights": ("-m own -f npz,csv -o OUT", "-m INPUTS/tiny --pick L0H1"),
     "why": (
         "TEXT -m own --pick L1H1 --query @1 -f npz,csv -o OUT",
         "--file INPUTS/cat.txt -m own --pick L1H1 --query @1 --json",
@@ -104,8 +104,8 @@ BASES: dict[str, tuple[str, ...]] = {
     "show": tuple(
         f"INPUTS/{name}" for name in (
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
-            "rollout.npz", "weights.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "weights.json",
-            "atlas.npz", "circuits.npz", "timeline.npz", "models.npz", "needles.npz",
+            "rollout.npz", "heatmap.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "heatmap.json",
+            "atlas.npz", "weights.npz", "training.npz", "models.npz", "needles.npz",
             "looking.npz", "listening.npz", "pairs.npz", "patching.npz",
         )
     ),

@@ -36,7 +36,7 @@ def page(
     ] = None,
     record: Annotated[
         list[Path] | None,
-        "Show a saved record (weights.npz, or its folder); may be given several times.",
+        "Show a saved record (heatmap.npz, or its folder); may be given several times.",
     ] = None,
     heads_record: Annotated[
         Path | None,
@@ -55,7 +55,7 @@ def page(
 
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`
     - `attnscope page "It was too tired." "It was too wide." --heads-record out/heads.npz`
-    - `attnscope page --record weights.npz`
+    - `attnscope page --record heatmap.npz`
     - `attnscope page --image photo.jpg "What is on the table?" -m ./smolvlm --generate 20`
     """
     from attnscope.output import print_document, say

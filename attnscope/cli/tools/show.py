@@ -23,7 +23,7 @@ from attnscope.studies.inputs.choice import Choice, Tokens
 def show(
     *,
     record: Annotated[
-        Path, typer.Argument(help="A record that attnscope saved, such as weights.npz or heads.npz, or its folder.")
+        Path, typer.Argument(help="A record that attnscope saved, such as heatmap.npz or heads.npz, or its folder.")
     ],
     where: groups.Where,
     tokens: Tokens,
@@ -43,8 +43,8 @@ def show(
     """Draw a saved record again, without its model: in the terminal, or with -o as files.
 
     - `attnscope show heads.npz --pick L3H1`
-    - `attnscope show weights.npz -L 3 --words --hide-special`
-    - `attnscope show weights.npz --query it -o figures -f pdf`
+    - `attnscope show heatmap.npz -L 3 --words --hide-special`
+    - `attnscope show heatmap.npz --query it -o figures -f pdf`
     """
     import numpy as np
 

@@ -116,7 +116,7 @@ def stream_of(model: Model) -> Stream:
     info = model.info
     if len(info.kinds) != 1:
         raise AttnscopeError(
-            f"{info.name} has {', '.join(info.kinds)} attention: circuits are of one stack of layers",
+            f"{info.name} has {', '.join(info.kinds)} attention: `weights` reads one stack of layers",
             "choose an encoder or a decoder",
         )
     if info.path != "seam" or info.engine == "numpy":

@@ -49,7 +49,6 @@ class Kind:
         drawn_with: What `draw` takes beside the style: options.
         others: Options that neither of these takes: of the style, of the page, or of which heads.
         lossless: The formats that it can be loaded from.
-        files: File names that are not `stem` with the format as ending.
     """
 
     schema: str
@@ -68,7 +67,6 @@ class Kind:
     drawn_with: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     lossless: tuple[str, ...] = ("npz",)
-    files: tuple[tuple[str, str], ...] = ()
 
     @property
     def one(self) -> str:
@@ -112,7 +110,7 @@ class Kind:
 
     def file(self, ending: str) -> str:
         """How a file of it is called."""
-        return dict(self.files).get(ending, f"{self.stem}.{ending}")
+        return f"{self.stem}.{ending}"
 
     def require_options(self, names: Iterable[str]) -> None:
         """Refuses options of `show` and `draw` that say nothing about this kind."""
@@ -137,17 +135,16 @@ KINDS = {
     kind.schema: kind
     for kind in (
         Kind(
-            "attnscope.heatmap", "record of attention", "maps.heatmap:Heatmap", "heatmap", "weights", ("npz", "json"),
+            "attnscope.heatmap", "record of attention", "maps.heatmap:Heatmap", "heatmap", "heatmap", ("npz", "json"),
             ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance", "maps.pages:require_query",
             "pages:page_of_record", ("drawn", "query"), ("query",),
             (*WHICH, "scale", "cmap", "words", "hide_special"), ("npz", "json"),
-            (("json", "record.json"),),
         ),
         Kind(
             "attnscope.pooled", "record of pooled attention", "maps.pooled:PooledHeatmap", "heatmap", "pooled",
             ("npz", "json"), ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance",
             page="pages:page_of_saved", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
-            lossless=("npz", "json"), files=(("json", "record.json"),),
+            lossless=("npz", "json"),
         ),
         Kind(
             "attnscope.heads", "record of heads", "heads.findings:Findings", "heads", "heads", ("npz", *_TABLE),
@@ -180,16 +177,16 @@ KINDS = {
             shown_with=("measures", "sort", "has_page"), others=WHICH,
         ),
         Kind(
-            "attnscope.circuits", "record of circuits", "circuits:Circuits", "circuits", "circuits", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "circuits.terminal:show", "circuits.figures:pages", others=WHICH,
+            "attnscope.weights", "record of weights", "weights:HeadWeights", "weights", "weights", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "weights.terminal:show", "weights.figures:pages", others=WHICH,
         ),
         Kind(
             "attnscope.why", "record of a score", "why.score:Why", "why", "why", ("npz", *_TABLE),
             ("npz", "csv", "png"), "why.terminal:show", "why.figures:pages",
         ),
         Kind(
-            "attnscope.timeline", "timeline", "timeline:Timeline", "timeline", "timeline", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "timeline.terminal:show", "timeline.figures:pages",
+            "attnscope.training", "record of training", "training:Training", "training", "training", ("npz", *_TABLE),
+            ("npz", "csv", "png"), "training.terminal:show", "training.figures:pages",
         ),
         Kind(
             "attnscope.rollout", "record of rollout", "maps.rollouts:Rollout", "rollout", "rollout", ("npz", "json"),

@@ -1,4 +1,4 @@
-"""What `attnscope heads`, `atlas` and `timeline` and their Python functions are asked with. Loads nothing heavy."""
+"""What `attnscope heads`, `atlas` and `training` and their Python functions are asked with. Loads nothing heavy."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class PageOrder:
         reading: How texts are read.
         images: Photos. A model that reads pictures among words is given all of them before each text. Without a text, a
             vision model sees each by itself, and one that captions pictures writes about each.
-        records: Saved records of attention weights (weights.npz, record.json, or their folder), shown as they are.
+        records: Saved records of attention weights (heatmap.npz, heatmap.json, or their folder), shown as they are.
         heads_record: A saved record of heads (heads.npz, or its folder), which names roles; or an atlas, which the
             page then shows beside the texts.
         choice: Which heads.

@@ -14,15 +14,15 @@ from attnscope.drawing.page import Page
 from attnscope.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError, amount
-from attnscope.records.circuits import Link
 from attnscope.records.patch import Edge, FaithfulnessCurve, Patching
+from attnscope.records.weights import Link
 from attnscope.report.numbers import small_number
 from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
 from attnscope.views.ablation.figures import effect_maps
 from attnscope.views.ablation.summary import label
-from attnscope.views.circuits.figures import draw_graph
 from attnscope.views.patch.summary import curve_label, notes, title_of, total_line
 from attnscope.views.patch.terminal import strongest
+from attnscope.views.weights.figures import draw_graph
 
 _MOST_ROWS = 20
 _MOST_EDGES = 24

@@ -1,4 +1,4 @@
-"""Circuits as figures: scores of all heads, who composes with whom as matrices, and the strongest pairs as a graph."""
+"""What the weights say, as figures: scores of all heads, who composes with whom, and the strongest pairs as a graph."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.page import HeadGrid, Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import amount
-from attnscope.records.circuits import COMPOSITIONS, Circuits, Link
+from attnscope.records.weights import COMPOSITIONS, HeadWeights, Link
 from attnscope.report.numbers import digits, fixed
-from attnscope.views.circuits.summary import READS, notes_of, title_of
+from attnscope.views.weights.summary import READS, notes_of, title_of
 
 _SIGNED, _SHARE = "RdBu_r", "Blues"
 _COLORS = {"Q": "#0072B2", "K": "#D55E00", "V": "#009E73"}
@@ -28,25 +28,25 @@ _MOST_CELLS = 16  # the same, in a matrix
 _NAME_PX = 11.5
 
 
-def pages(circuits: Circuits, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
+def pages(weights: HeadWeights, style: Style = USUAL) -> Iterator[tuple[str, Page]]:
     """The figures one after the other, each with its file name without the ending.
 
-    `circuits-heads` has maps of copying, matching and the previous token, `circuits-composition` a matrix each of
-    queries, keys and values, `circuits-graph` the pairs that compose most.
+    `weights-heads` has maps of copying, matching and the previous token, `weights-composition` a matrix each of
+    queries, keys and values, `weights-graph` the pairs that compose most.
     """
-    lettering = lettering_for([title_of(circuits)], style.paper)
-    yield "circuits-heads", heads_page(circuits, lettering)
-    if np.isfinite(circuits.composition).any():
-        yield "circuits-composition", composition_page(circuits, lettering)
-        yield "circuits-graph", graph_page(circuits, lettering)
+    lettering = lettering_for([title_of(weights)], style.paper)
+    yield "weights-heads", heads_page(weights, lettering)
+    if np.isfinite(weights.composition).any():
+        yield "weights-composition", composition_page(weights, lettering)
+        yield "weights-graph", graph_page(weights, lettering)
 
 
 # -- heads
 
 
-def heads_page(circuits: Circuits, lettering: Lettering) -> Page:
+def heads_page(weights: HeadWeights, lettering: Lettering) -> Page:
     """Maps of layers x heads: copying, matching, and what places alone give the previous token."""
-    by_head = {(head.layer, head.head): head for head in circuits.heads}
+    by_head = {(head.layer, head.head): head for head in weights.heads}
     panels = [
         ("copying", {at: head.copying.value for at, head in by_head.items()}, -1.0),
         ("matching", {at: head.matching.value for at, head in by_head.items()}, -1.0),
@@ -58,8 +58,8 @@ def heads_page(circuits: Circuits, lettering: Lettering) -> Page:
     cell_w = max(4.0, min(58.0, _panel_px(len(panels), lettering, 1500, 80) / shape[1]))
     cell_h = max(12.0, min(0.62 * cell_w, 34.0, 900 / shape[0]))
     size = shape[1] * cell_w, shape[0] * cell_h
-    page, corners, bottom = _start_panels(circuits, len(panels), size, (80, 96), lettering)
-    page.head(title_of(circuits), f"layers x heads · {amount(len(circuits.heads), 'head')}")
+    page, corners, bottom = _start_panels(weights, len(panels), size, (80, 96), lettering)
+    page.head(title_of(weights), f"layers x heads · {amount(len(weights.heads), 'head')}")
     for (title, values, low), (left, top) in zip(panels, corners, strict=True):
         page.entitle(left, top - 34, title)
         cmap = _SIGNED if low else _SHARE
@@ -73,7 +73,7 @@ def heads_page(circuits: Circuits, lettering: Lettering) -> Page:
         for layer, head in (at for at in values if low and math.isfinite(values[at]) and not scores[at].is_outside):
             x, y = grid.corner(layer, head, (left, top), (cell_w, cell_h))
             page.dot((x + cell_w / 2, y + cell_h / 2), max(1.2, cell_h * 0.09), FAINT)
-    page.finish(bottom, [*notes_of(circuits, marks=False)[:-1], _note_on_places(circuits)])
+    page.finish(bottom, [*notes_of(weights, marks=False)[:-1], _note_on_places(weights)])
     return page
 
 
@@ -90,7 +90,7 @@ def _panel_px(n: int, lettering: Lettering, screen_px: int, around_px: int) -> f
 
 
 def _start_panels(
-    circuits: Circuits, n: int, size: tuple[float, float], around: tuple[int, int], lettering: Lettering
+    weights: HeadWeights, n: int, size: tuple[float, float], around: tuple[int, int], lettering: Lettering
 ) -> tuple[Page, list[tuple[float, float]], float]:
     """A page of panels of a size, their corners, and where the notes begin; `around` is the room for names and bars."""
     paper = lettering.paper
@@ -101,13 +101,13 @@ def _start_panels(
     return page, corners, _TOP_PX + math.ceil(n / across) * pitch[1]
 
 
-def _note_on_places(circuits: Circuits) -> str:
-    uniform = min(circuits.uniform.get("previous", (math.nan,)))
+def _note_on_places(weights: HeadWeights) -> str:
+    uniform = min(weights.uniform.get("previous", (math.nan,)))
     return (
-        f"a dot: not beyond all of {circuits.n_draws} random heads with the same singular values · "
+        f"a dot: not beyond all of {weights.n_draws} random heads with the same singular values · "
         "matching: the same of W_E' W_Q' W_K W_E, 1 = a query looks for its own "
         f"token · by position: the share of attention that the previous token gets where all tokens are alike, "
-        f"{amount(circuits.n_places, 'position')}; uniform {fixed(uniform, 2)}"
+        f"{amount(weights.n_places, 'position')}; uniform {fixed(uniform, 2)}"
     )
 
 
@@ -120,21 +120,21 @@ def _write_bar(page: Page, box: Box, cmap: str, limits: tuple[float, float], lea
 # -- composition
 
 
-def composition_page(circuits: Circuits, lettering: Lettering) -> Page:
+def composition_page(weights: HeadWeights, lettering: Lettering) -> Page:
     """A matrix each of queries, keys and values: the heads of the pairs that compose most, and the share above chance.
 
     Senders stand across and receivers down, both from the first layer on.
     """
-    excess, heads = circuits.excess, circuits.heads
+    excess, heads = weights.excess, weights.heads
     n_pairs = _MOST_CELLS // 2 if lettering.paper.is_narrow else _MOST_CELLS
     shown = [number for number in range(len(COMPOSITIONS)) if np.isfinite(excess[number]).any()]
-    links = {number: circuits.strongest(COMPOSITIONS[number], n_pairs) for number in shown}
+    links = {number: weights.strongest(COMPOSITIONS[number], n_pairs) for number in shown}
     above = {number: [link for link in ranked if link.excess > 0] or ranked for number, ranked in links.items()}
     names_px = lettering.width_px(max((head.name for head in heads), key=len), lettering.paper.letters(_NAME_PX)) + 16
     left_px, top_px = math.ceil(names_px + _GAP_PX), math.ceil(names_px - 22)
     size = min(_panel_px(len(shown), lettering, 1620, left_px), 42.0 * len(heads))
-    page, corners, bottom = _start_panels(circuits, len(shown), (size, size), (left_px, 100 + top_px), lettering)
-    page.head(title_of(circuits), "composition: the share of a pair's norm, less its mean for random directions")
+    page, corners, bottom = _start_panels(weights, len(shown), (size, size), (left_px, 100 + top_px), lettering)
+    page.head(title_of(weights), "composition: the share of a pair's norm, less its mean for random directions")
     high = max(float(np.nanmax(excess[shown])), 1e-6)
     least = "≤ 0" if float(np.nanmin(excess[shown])) < 0 else "0"
     for number, (left, title_y) in zip(shown, corners, strict=True):
@@ -153,7 +153,7 @@ def composition_page(circuits: Circuits, lettering: Lettering) -> Page:
         "rows: the heads that read · columns: the earlier heads that they read from · shown: the heads of the "
         f"{amount(n_pairs, 'pair')} that exceed chance most; a saved record has all · grey: not in a later layer"
     ]
-    page.finish(bottom, [*notes, notes_of(circuits)[-1]])
+    page.finish(bottom, [*notes, notes_of(weights)[-1]])
     return page
 
 
@@ -172,10 +172,10 @@ def _name_heads(page: Page, names: Sequence[str], corner: tuple[float, float], s
 # -- the graph
 
 
-def graph_page(circuits: Circuits, lettering: Lettering) -> Page:
+def graph_page(weights: HeadWeights, lettering: Lettering) -> Page:
     """The pairs that compose most above chance, a row for each layer that has one of them; the first below."""
     n_links = _MOST_LINKS // 2 if lettering.paper.is_narrow else _MOST_LINKS
-    ranked = [link for by in COMPOSITIONS for link in circuits.strongest(by, n_links)]
+    ranked = [link for by in COMPOSITIONS for link in weights.strongest(by, n_links)]
     # The glass box's heads write to slots of their own: that they share any direction says it all.
     links = [link for link in ranked if link.excess > 0] or [link for link in ranked if link.share > 0]
     footer = (
@@ -183,7 +183,7 @@ def graph_page(circuits: Circuits, lettering: Lettering) -> Page:
         "a larger share; a line goes up from the head that writes to the head that reads"
     )
     subtitle = "which heads feed which: the strongest pairs"
-    return draw_graph(circuits.heads, links, (title_of(circuits), subtitle, footer), lettering)
+    return draw_graph(weights.heads, links, (title_of(weights), subtitle, footer), lettering)
 
 
 class Reader(Protocol):

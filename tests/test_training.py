@@ -1,4 +1,4 @@
-"""A timeline says of each checkpoint what `heads` and `ablate` say of it, and loses none for the sake of another."""
+"""A training says of each checkpoint what `heads` and `ablate` say of it, and loses none for the sake of another."""
 
 import gc
 import json
@@ -20,11 +20,11 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.records.frame.checks import require_whole
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.timeline import study
-from attnscope.studies.timeline.options import EXPLAINED, TimelineOptions
-from attnscope.studies.timeline.study import stages_of, step_of
-from attnscope.views.timeline import figures as timeline_figures
-from attnscope.views.timeline.summary import (
+from attnscope.studies.training import study
+from attnscope.studies.training.options import EXPLAINED, TrainingOptions
+from attnscope.studies.training.study import stages_of, step_of
+from attnscope.views.training import figures as training_figures
+from attnscope.views.training.summary import (
     are_logarithmic,
     every_nth,
     find_moving,
@@ -34,10 +34,10 @@ from attnscope.views.timeline.summary import (
 )
 from examples.decoder import decoder, wrap
 from tests.conftest import Run
-from tests.timeline_helpers import TEXTS, small_timeline, train
+from tests.training_helpers import TEXTS, small_training, train
 
 MEASURES = ("induction", "entropy_nats")
-QUICK = TimelineOptions(measures=("induction",), loss=False)
+QUICK = TrainingOptions(measures=("induction",), loss=False)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def own_run(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> None:
-    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, TimelineOptions(measures=(*MEASURES, EXPLAINED)))
+    found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, TrainingOptions(measures=(*MEASURES, EXPLAINED)))
     assert found.steps == (0, 5, 10)
     assert found.run["model"] == "run"
     for number, step in enumerate(found.steps):
@@ -78,14 +78,14 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> Non
 def test_models_in_memory_are_given_by_step() -> None:
     networks = {step: decoder(["a", "b"], n_heads=1, d_model=4, seed=step) for step in (7, 2)}
     models = {step: wrap(network) for step, network in networks.items()}
-    found = attnscope.timeline(models, ["a b a b", "b b a"], TimelineOptions(measures=("induction",), loss=False))
+    found = attnscope.training(models, ["a b a b", "b b a"], TrainingOptions(measures=("induction",), loss=False))
     assert found.steps == (2, 7)
     assert [one.name for one in found.checkpoints] == ["step 2", "step 7"]
     assert not found.has_loss
 
 
 def test_the_probe_is_of_the_vocabulary(trained: Path) -> None:
-    found = attnscope.timeline(f"{trained}/checkpoint-*", options=TimelineOptions(measures=("induction",), loss=False))
+    found = attnscope.training(f"{trained}/checkpoint-*", options=TrainingOptions(measures=("induction",), loss=False))
     assert found.corpus["n_texts"] == 50
 
 
@@ -102,7 +102,7 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
         return model
 
     monkeypatch.setattr(LoadOptions, "load", count)
-    attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, QUICK)
+    attnscope.training(f"{trained}/checkpoint-*", TEXTS, QUICK)
     assert alive == [0, 0, 0]
 
 
@@ -110,19 +110,19 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
 
 
 def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: Path) -> None:
-    options = TimelineOptions(measures=("induction",), composition=("K", "V"), loss=False)
-    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, options)
+    options = TrainingOptions(measures=("induction",), composition=("K", "V"), loss=False)
+    found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, options)
     assert [(pair.by, found.pair_name(pair)) for pair in found.pairs] == [
         (by, f"L0H{s} → L1H{r}") for by in "KV" for s in range(2) for r in range(2)
     ]
     for number, step in enumerate(found.steps):
-        alone = attnscope.circuits(attnscope.load(trained / f"checkpoint-{step}"))
+        alone = attnscope.weights(attnscope.load(trained / f"checkpoint-{step}"))
         for row, by in ((1, "K"), (2, "V")):
             for s in range(2):
                 for r in range(2):
                     got = found.composition(by, (0, s), (1, r))[number]
                     np.testing.assert_allclose(got, alone.excess[row, s, 2 + r], atol=1e-6)
-    again = attnscope.load_record(found.save(tmp_path / "timeline.npz"))
+    again = attnscope.load_record(found.save(tmp_path / "training.npz"))
     assert again.pairs == found.pairs
     lines = [line.split(",") for line in found.to_csv().splitlines()]
     assert lines[0][-6:] == ["K_from", "K_share", "K_expected", "V_from", "V_share", "V_expected"]
@@ -135,25 +135,25 @@ def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: P
 def test_of_many_pairs_the_strongest_at_any_step_are_followed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "MOST_PAIRS", 3)
     monkeypatch.setattr(study, "STRONGEST_PAIRS", 1)
-    options = TimelineOptions(measures=("induction",), composition=("K",), loss=False)
-    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, options)
+    options = TrainingOptions(measures=("induction",), composition=("K",), loss=False)
+    found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, options)
     strongest = set()
     for step in found.steps:
-        link = attnscope.circuits(attnscope.load(trained / f"checkpoint-{step}")).strongest("K", 1)[0]
+        link = attnscope.weights(attnscope.load(trained / f"checkpoint-{step}")).strongest("K", 1)[0]
         strongest.add((link.sender, link.receiver))
     assert {(pair.sender, pair.receiver) for pair in found.pairs} == strongest
 
 
 def test_composition_that_was_not_followed_is_said_to_be(trained: Path) -> None:
     with pytest.raises(AttnscopeError, match="no Q composition of L0H0 and L1H0"):
-        small_timeline().composition("Q", (0, 0), (1, 0))
+        small_training().composition("Q", (0, 0), (1, 0))
     with pytest.raises(UsageError, match="there is no 'X' composition"):
-        TimelineOptions(composition=("X",))
+        TrainingOptions(composition=("X",))
 
 
 def test_the_command_follows_composition_of_one_folder_too(own_run: Path, run: Run) -> None:
     given = ("--probe", "repeat", "--measures", "induction", "--composition", "k,q", "--no-loss")
-    status, out, err = run("timeline", own_run / "checkpoint-10", *given)
+    status, out, err = run("training", own_run / "checkpoint-10", *given)
     assert status == 0, err
     assert "1 checkpoint, step 10" in out and "K composition above chance" in out and "L0H1 → L1H0" in out
 
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
     texts = own_run.parent / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     status, out, err = run(
-        "timeline", own_run / "checkpoint-*", "--file", texts, "-o", "out", "--measures", "induction"
+        "training", own_run / "checkpoint-*", "--file", texts, "-o", "out", "--measures", "induction"
     )
     lines = err.splitlines()
     assert (status, len(lines)) == (1, 5), err
@@ -176,20 +176,20 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
     assert "checkpoint-7" in lines[1] and "holds no config.json" in lines[1]
     assert "checkpoint-8" in lines[2]
     assert lines[3] == "error: 3 checkpoints could not be measured"
-    found = attnscope.load_record("out/timeline.npz")
+    found = attnscope.load_record("out/training.npz")
     assert found.steps == (0, 10)
     assert [Path(one["source"]).name for one in found.run["skipped"]] == [
         "checkpoint-5",
         "checkpoint-7",
         "checkpoint-8",
     ]
-    assert "timeline.png" in out
+    assert "training.png" in out
 
 
 def test_one_of_another_shape_or_vocabulary_is_left_out(own_run: Path) -> None:
     train(own_run / "other", (3,), n_heads=4)
     (own_run / "other" / "checkpoint-3").rename(own_run / "checkpoint-3")
-    found = attnscope.timeline(f"{own_run}/checkpoint-*", TEXTS, QUICK)
+    found = attnscope.training(f"{own_run}/checkpoint-*", TEXTS, QUICK)
     assert found.steps == (0, 5, 10)
     (one,) = found.run["skipped"]
     assert one["reason"].startswith("it has 8 heads, and not those of ")
@@ -198,7 +198,7 @@ def test_one_of_another_shape_or_vocabulary_is_left_out(own_run: Path) -> None:
 def test_where_none_can_be_measured_the_reason_is_told(own_run: Path, run: Run) -> None:
     for folder in own_run.iterdir():
         (folder / "config.json").unlink()
-    status, out, err = run("timeline", own_run / "checkpoint-*", "--probe", "repeat")
+    status, out, err = run("training", own_run / "checkpoint-*", "--probe", "repeat")
     assert (status, out) == (1, "") and "holds no config.json" in err.splitlines()[0]
 
 
@@ -211,7 +211,7 @@ def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, m
         return load(self, spec)
 
     monkeypatch.setattr(LoadOptions, "load", stumble)
-    found = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, QUICK)
+    found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, QUICK)
     assert found.steps == (0, 10)
     assert [one["reason"] for one in found.run["skipped"]] == ["RuntimeError: mat1 and mat2"]
 
@@ -238,13 +238,13 @@ def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest
     texts = own_run.parent / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     status, _, err = run(
-        "timeline", own_run / "checkpoint-*", "--file", texts, "--no-loss", "-o", "out", "-f", "npz", "-q"
+        "training", own_run / "checkpoint-*", "--file", texts, "--no-loss", "-o", "out", "-f", "npz", "-q"
     )
     assert (status, err.splitlines()) == (
         130,
         ["note: incomplete: this is what 2 checkpoints say", "error: interrupted"],
     )
-    found = attnscope.load_record("out/timeline.npz")
+    found = attnscope.load_record("out/training.npz")
     assert (found.steps, found.corpus["complete"]) == ((0, 5), False)
 
 
@@ -254,7 +254,7 @@ def test_an_interruption_before_any_is_done_is_one(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(LoadOptions, "load", stop)
     with pytest.raises(KeyboardInterrupt):
-        attnscope.timeline(f"{trained}/checkpoint-*", TEXTS)
+        attnscope.training(f"{trained}/checkpoint-*", TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_an_interruption_before_any_is_done_is_one(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_wrong_usage_is_one_line(given: tuple[str, ...], told: str, run: Run, tmp_path: Path) -> None:
-    status, out, err = run("timeline", *given)
+    status, out, err = run("training", *given)
     assert (status, out) == (2, "") and err.startswith(f"error: {told}"), err
     assert not [*tmp_path.iterdir()]
 
@@ -346,10 +346,10 @@ def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest
 
     monkeypatch.setattr(catalog, "cached_folder", snapshot)
     names = ["org/name@step10", "org/name@step0", "org/name@step5"]
-    found = attnscope.timeline(names, TEXTS, QUICK)
+    found = attnscope.training(names, TEXTS, QUICK)
     assert (found.steps, found.run["model"]) == ((0, 5, 10), "org/name")
     assert {*asked} == {("org/name", f"step{n}") for n in (0, 5, 10)}
-    folders = attnscope.timeline(f"{trained}/checkpoint-*", TEXTS, QUICK)
+    folders = attnscope.training(f"{trained}/checkpoint-*", TEXTS, QUICK)
     np.testing.assert_array_equal(found.value, folders.value)
 
 
@@ -357,7 +357,7 @@ def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest
 
 
 def test_since_when_a_head_has_had_a_role() -> None:
-    found = small_timeline()
+    found = small_training()
     assert found.since("induction") == {"L1H1": 20}
     assert found.since("previous_token") == {}
     assert since_lines(found) == [("previous token", "no head at the last step"), ("induction", "L1H1 since 20")]
@@ -372,7 +372,7 @@ def test_since_when_a_head_has_had_a_role() -> None:
 
 
 def test_a_head_is_read_by_name() -> None:
-    found = small_timeline()
+    found = small_training()
     np.testing.assert_array_equal(found.of("induction", 1, 1)[:, 0], found.value[1, :, 3])
     for wrong in ({"measure": "loss", "layer": 0, "head": 0}, {"measure": "induction", "layer": 2, "head": 0}):
         with pytest.raises(AttnscopeError):
@@ -380,7 +380,7 @@ def test_a_head_is_read_by_name() -> None:
 
 
 def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
-    header, *rows = [*small_timeline().rows()]
+    header, *rows = [*small_training().rows()]
     assert header[:7] == ("checkpoint", "step", "loss", "kind", "layer", "head", "roles")
     names = [f"{name}{part}" for name in ("previous_token", "induction") for part in ("", "_low", "_high")]
     assert header[7:] == (*names, "K_from", "K_share", "K_expected")
@@ -402,23 +402,23 @@ def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
 )
 def test_parts_that_do_not_fit_are_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        record = replace(small_timeline(), **damage)
+        record = replace(small_training(), **damage)
         require_whole(record)
 
 
 def test_steps_ascend_and_are_steps() -> None:
     with pytest.raises(ValueError, match="ascend"):
-        small_timeline(steps=(0, 10, 10, 20)).require_whole()
+        small_training(steps=(0, 10, 10, 20)).require_whole()
     for steps in ((-1, 10, 11, 20), (0, 10, 11, 10**25)):
         with pytest.raises(ValueError, match="none"):
-            small_timeline(steps=steps).require_whole()
+            small_training(steps=steps).require_whole()
 
 
 # The views -------------------------------------------------------------------------------------------------------
 
 
 def test_heads_that_change_most_are_shown() -> None:
-    found = small_timeline(n_heads=5)
+    found = small_training(n_heads=5)
     values = series_of(found)[1].values
     assert find_moving(values, 1) == [9]
     assert len(find_moving(values, 99)) == 10
@@ -454,7 +454,7 @@ def test_steps_are_thinned_with_both_ends() -> None:
 
 
 def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
-    path = small_timeline().save(tmp_path / "timeline.npz")
+    path = small_training().save(tmp_path / "training.npz")
     status, out, err = run("show", path)
     assert (status, err) == (0, "")
     assert "run: 4 checkpoints, steps 0 to 40" in out and "L1H1 since 20" in out
@@ -462,10 +462,10 @@ def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_is_undefined_is_said_to_be(run: Run, tmp_path: Path) -> None:
-    found = small_timeline(n_heads=9)
+    found = small_training(n_heads=9)
     value = found.value.copy()
     value[0] = np.nan
-    path = replace(found, value=value).save(tmp_path / "timeline.npz")
+    path = replace(found, value=value).save(tmp_path / "training.npz")
     _, out, _ = run("show", path)
     assert "previous token: undefined for all heads on these texts" in out
     assert "the 8 of 18 heads in which it changes most" in out
@@ -477,26 +477,26 @@ def test_what_is_undefined_is_said_to_be(run: Run, tmp_path: Path) -> None:
     [((3,), {}), ((0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512), {"width": "column", "title": False})],
 )
 def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Path) -> None:
-    record = small_timeline(steps=steps, n_heads=13)
+    record = small_training(steps=steps, n_heads=13)
     (path,) = record.draw(tmp_path, ["svg"], **style)
     text = path.read_text("utf-8")
-    assert path.name == "timeline.svg" and "induction" in text
+    assert path.name == "training.svg" and "induction" in text
     assert record.draw(tmp_path / "again", ["svg"], **style)[0].read_bytes() == path.read_bytes()
 
 
 def test_it_describes_itself_in_a_line() -> None:
-    assert repr(small_timeline()) == "Timeline('run', 3 texts, 4 heads, 4 steps)"
+    assert repr(small_training()) == "Training('run', 3 texts, 4 heads, 4 steps)"
 
 
 def test_panels_of_heads_and_of_pairs_stand_one_below_the_other() -> None:
-    ((_, drawing),) = timeline_figures.pages(small_timeline())
+    ((_, drawing),) = training_figures.pages(small_training())
     plots = [axes.get_position() for axes in drawing.figure.axes if axes.get_title(loc="left")]
     assert len(plots) == 7  # the loss; then lines and a map of two measures, and of the pairs
     assert len({(round(box.x0, 6), round(box.x1, 6)) for box in plots}) == 2
 
 
 def test_columns_of_maps_end_halfway_between_steps() -> None:
-    from attnscope.views.timeline.figures import _step_edges
+    from attnscope.views.training.figures import _step_edges
 
     assert _step_edges([0, 25, 75]).tolist() == [0, 12.5, 50, 75]
     assert _step_edges([7]).tolist() == [7, 8]

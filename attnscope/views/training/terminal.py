@@ -1,4 +1,4 @@
-"""A timeline in the terminal, with rich: since when heads have had their roles, and measures over the steps."""
+"""A training in the terminal, with rich: since when heads have had their roles, and measures over the steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from attnscope.records.timeline import Timeline
+from attnscope.records.training import Training
 from attnscope.report.numbers import number, step_text
 from attnscope.report.plain_text import dim_lines, shade
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import model_of, printable
-from attnscope.views.timeline.summary import (
+from attnscope.views.training.summary import (
     Series,
     find_moving,
     finite_range,
@@ -30,25 +30,25 @@ _MOST_HEADS = 8
 _NAME_CELLS = 14
 
 
-def show(timeline: Timeline, console: Console) -> RenderableType:
+def show(training: Training, console: Console) -> RenderableType:
     """Since when heads have had their roles, and the measures of the heads that change most."""
     width = console.width
-    parts: list[RenderableType] = [Text(f"{model_of(timeline.run)}: {title_line(timeline)}", style="bold")]
-    texts = [step_text(step) for step in timeline.steps]
+    parts: list[RenderableType] = [Text(f"{model_of(training.run)}: {title_line(training)}", style="bold")]
+    texts = [step_text(step) for step in training.steps]
     cell = max(6, *(len(text) + 2 for text in texts)) if texts else 6
     steps = [(at, texts[at]) for at in spread_evenly(len(texts), max(2, (width - _NAME_CELLS) // cell))]
-    if timeline.has_loss:
-        columns = _columns("loss, nats", steps, lambda at: lambda row: number(timeline.checkpoints[at].loss))
+    if training.has_loss:
+        columns = _columns("loss, nats", steps, lambda at: lambda row: number(training.checkpoints[at].loss))
         parts += [Text(), TextTable(columns, ["all texts"], gap=1)]
-    for series in series_of(timeline):
+    for series in series_of(training):
         parts += [Text(), _series(series, steps)]
-    if roles := since_lines(timeline):
+    if roles := since_lines(training):
         columns = [
             TextColumn("role", itemgetter(0), style="bold"),
             TextColumn("heads that have it at the last step", itemgetter(1), wraps=True, least=12),
         ]
         parts += [Text(), TextTable(columns, roles)]
-    lines = notes(timeline)
+    lines = notes(training)
     if len(steps) < len(texts):
         lines.append(f"{len(steps)} of {len(texts)} checkpoints are shown in {width} columns; files have all")
     return Group(*parts, Text(), *dim_lines(lines))

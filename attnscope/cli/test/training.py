@@ -1,4 +1,4 @@
-"""`attnscope timeline`."""
+"""`attnscope training`."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 from attnscope.cli import groups, options
 from attnscope.errors import UsageError, require_choice
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
-from attnscope.studies.timeline.options import TimelineOptions
+from attnscope.studies.training.options import TrainingOptions
 
 
 @groups.command(
@@ -20,7 +20,7 @@ from attnscope.studies.timeline.options import TimelineOptions
         "causal",
     )
 )
-def timeline(
+def training(
     *,
     checkpoints: Annotated[
         list[str],
@@ -28,7 +28,7 @@ def timeline(
     ],
     texts: TextsWanted,
     probe: Annotated[str | None, "repeat: random tokens that come twice, the standard test for induction."] = None,
-    order: TimelineOptions,
+    order: TrainingOptions,
     where: groups.Where,
     drawing: groups.Drawing,
     loading: LoadOptions,
@@ -39,17 +39,17 @@ def timeline(
     Checkpoints are loaded one at a time. One that cannot be read is reported and skipped; Ctrl-C keeps what is
     done.
 
-    - `attnscope timeline 'run/checkpoint-*' --probe repeat`
-    - `attnscope timeline 'run/checkpoint-*' --file texts.txt --measures induction,explained -o out`
-    - `attnscope timeline EleutherAI/pythia-14m@step{0,512,1000,3000} --probe repeat -o out`
+    - `attnscope training 'run/checkpoint-*' --probe repeat`
+    - `attnscope training 'run/checkpoint-*' --file texts.txt --measures induction,explained -o out`
+    - `attnscope training EleutherAI/pythia-14m@step{0,512,1000,3000} --probe repeat -o out`
     """
-    from attnscope.studies.timeline.study import timeline as study
+    from attnscope.studies.training.study import training as study
 
     if (probe is None) != texts.is_given:
         raise UsageError("give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat')
     if probe is not None:
         require_choice("probe", probe, ("repeat",))
-    output = where.plan("timeline", printing, **drawing.options())
+    output = where.plan("training", printing, **drawing.options())
     corpus = None if probe else texts.corpus()
     with options.progress(printing.quiet) as report:
         record = study(checkpoints, corpus, replace(order, loading=loading), report)

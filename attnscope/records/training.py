@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.circuits import COMPOSITIONS
 from attnscope.records.frame.checks import MOST_HEADS, shaped
 from attnscope.records.frame.codec import ARRAY, OMITTED
 from attnscope.records.frame.record import StudyRecord
 from attnscope.records.heads.findings import MeasureFacts, read_measure_facts
+from attnscope.records.weights import COMPOSITIONS
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
-"""What `Timeline.has_role` holds."""
+"""What `Training.has_role` holds."""
 
 MOST_STEPS = 1 << 53
 """No training has more; JSON and axes hold each number up to it."""
@@ -74,7 +74,7 @@ class PairSeries:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Timeline(StudyRecord):
+class Training(StudyRecord):
     """Measures and roles of all heads over the checkpoints of one training.
 
     Attributes:
@@ -94,7 +94,7 @@ class Timeline(StudyRecord):
         pairs: Composition of pairs of heads, where it was asked for: of all, or of those with the most at any step.
     """
 
-    SCHEMA: ClassVar[str] = "attnscope.timeline/1"
+    SCHEMA: ClassVar[str] = "attnscope.training/1"
     HOLDS: ClassVar[str] = "checkpoints"
 
     checkpoints: tuple[Checkpoint, ...]
@@ -139,7 +139,7 @@ class Timeline(StudyRecord):
         row = self._row(self.measures, measure, "measure")
         columns = [n for n, of in enumerate(self.heads) if of[1:] == (layer, head) and kind in (None, of[0])]
         if not columns:
-            raise AttnscopeError(f"this timeline has no head L{layer}H{head}", "layers and heads count from 0")
+            raise AttnscopeError(f"the record has no head L{layer}H{head}", "layers and heads count from 0")
         return np.stack([part[row, :, columns[0]] for part in (self.value, self.low, self.high)], 1)
 
     def composition(self, by: str, sender: tuple[int, int], receiver: tuple[int, int]) -> NDArray[np.float64]:
@@ -157,7 +157,7 @@ class Timeline(StudyRecord):
             if (pair.by, self.heads[pair.sender][1:], self.heads[pair.receiver][1:]) == (by, sender, receiver):
                 return pair.excess
         names = "L{}H{} and L{}H{}".format(*sender, *receiver)
-        raise AttnscopeError(f"this timeline has no {by} composition of {names}", "it is followed with --composition")
+        raise AttnscopeError(f"the record has no {by} composition of {names}", "it is followed with --composition")
 
     def pair_name(self, pair: PairSeries) -> str:
         """Such as L0H1 → L1H0."""
@@ -215,5 +215,5 @@ class Timeline(StudyRecord):
     @staticmethod
     def _row(names: Sequence[str], name: str, what: str) -> int:
         if name not in names:
-            raise AttnscopeError(f"this timeline has no {what} {name!r}", f"it has {', '.join(names)}" if names else "")
+            raise AttnscopeError(f"the record has no {what} {name!r}", f"it has {', '.join(names)}" if names else "")
         return names.index(name)

@@ -1,4 +1,4 @@
-"""What do the weights of heads say, without any text? A model in, a Circuits record out."""
+"""What do the weights of heads say, without any text? A model in, a HeadWeights record out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.frequencies import read_frequencies
 from attnscope.models.model import Batch, Model
-from attnscope.records.circuits import COMPOSITIONS, Answer, CircuitHead, Circuits, Composition, Direction, Score
-from attnscope.studies.circuits.options import CircuitsOptions
+from attnscope.records.weights import COMPOSITIONS, Answer, Composition, Direction, HeadWeights, Score, WeightsOfHead
 from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.weights.options import WeightsOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,7 +31,7 @@ _UNKNOWN = Score(np.nan, np.nan, np.nan, np.nan)
 
 
 @with_plain_torch
-def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Report | None = None) -> Circuits:
+def weights(model: Model, options: WeightsOptions | None = None, *, report: Report | None = None) -> HeadWeights:
     """Says what each head copies, matches, reads and writes, and which heads feed which, from the weights alone.
 
     Norms are folded into the weights around them, except for the length that they divide by. All products go through
@@ -49,7 +49,7 @@ def circuits(model: Model, options: CircuitsOptions | None = None, *, report: Re
 
     from attnscope.models.inside.stream import stream_of
 
-    options = options or CircuitsOptions()
+    options = options or WeightsOptions()
     stream = stream_of(model)
     with torch.no_grad():
         return _Weights(model, stream, options).study(report)
@@ -77,7 +77,7 @@ class _Ends:
 class _Weights:
     """The weights of a model, on their way into a record."""
 
-    def __init__(self, model: Model, stream: Stream, options: CircuitsOptions) -> None:
+    def __init__(self, model: Model, stream: Stream, options: WeightsOptions) -> None:
         self.model, self.stream, self.options = model, stream, options
         self.centres = _centres(stream)
         self.notes = list(stream.notes)
@@ -96,18 +96,18 @@ class _Weights:
                 "of the unembedding are likest to what is written"
             )
 
-    def study(self, report: Report | None) -> Circuits:
+    def study(self, report: Report | None) -> HeadWeights:
         """The record."""
         places = _Places(self.model, self.stream, self._some_ids())
         answers = self._answers()
-        heads: list[CircuitHead] = []
+        heads: list[WeightsOfHead] = []
         for done, attention in enumerate(self.stream.attentions):
             heads += self._heads(attention, places.shares.get(attention.layer), answers)
             if report is not None:
                 report(done + 1, len(self.stream.attentions))
         composed = _compose(self.stream, self.model.info.d_model)
         run = run_of(self.model.info, self.notes)
-        return Circuits(
+        return HeadWeights(
             run={**run, "seed": self.options.seed}, kind=self.stream.kind,
             ends=self.ends.name if self.ends is not None else "", places=places.kind, n_places=_PLACES,
             uniform=places.uniform, dimension=composed.dimension, n_draws=self.options.draws,
@@ -185,7 +185,7 @@ class _Weights:
 
     def _heads(
         self, attention: Attention, places: Mapping[str, Sequence[float]] | None, answers: Sequence[int]
-    ) -> list[CircuitHead]:
+    ) -> list[WeightsOfHead]:
         n = attention.n_heads
         copying = self._scores(attention, "copying")
         matching = self._scores(attention, "matching")
@@ -205,7 +205,7 @@ class _Weights:
                 seeks = self._directions(keys.mT, queries, self.ends.looked_up, self.ends.looked_up)
         shares = {name: [np.nan] * n for name in _SHARES} | dict(places or {})
         return [
-            CircuitHead(
+            WeightsOfHead(
                 attention.layer, head, copying[head], matching[head],
                 **{name: float(shares[name][head]) for name in _SHARES}, writes=writes[head], seeks=seeks[head],
                 answers=by_head[head],
@@ -226,7 +226,7 @@ class _Weights:
         return Answer(self.spell(int(self.ends.ids[row])), risen)
 
     def _scores(self, attention: Attention, which: str) -> list[Score]:
-        from attnscope.core.questions.circuits import eigenvalue_scores, random_rows
+        from attnscope.core.questions.weights import eigenvalue_scores, random_rows
 
         reads = attention.reads("value" if which == "copying" else "key")
         queries = attention.reads("query")
@@ -267,7 +267,7 @@ class _Weights:
         """The first singular directions of left @ right of each head, and the tokens at their ends."""
         import torch
 
-        from attnscope.core.questions.circuits import singular_directions
+        from attnscope.core.questions.weights import singular_directions
 
         n = min(self.options.directions, right.shape[1])
         singular = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
@@ -310,7 +310,7 @@ def _compose(stream: Stream, d_model: int) -> Composition:
     """Shares of all pairs, and the spreads of what is sent and received."""
     import torch
 
-    from attnscope.core.questions.circuits import receiver, sender, shares, spread
+    from attnscope.core.questions.weights import receiver, sender, shares, spread
 
     centres = _centres(stream)
     layers = stream.attentions

@@ -1,4 +1,4 @@
-"""What `attnscope timeline` and `attnscope.timeline` are asked with. Loads nothing heavy."""
+"""What `attnscope training` and `attnscope.training` are asked with. Loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _measures(listed: str) -> tuple[str, ...]:
 
 
 def _composition(listed: str) -> tuple[str, ...]:
-    from attnscope.records.circuits import COMPOSITIONS
+    from attnscope.records.weights import COMPOSITIONS
 
     return tuple(by.upper() for by in read_names(listed, [by.lower() for by in COMPOSITIONS], "composition"))
 
 
 @options
-class TimelineOptions:
+class TrainingOptions:
     """What is followed."""
 
     measures: tuple[str, ...] = option(
@@ -58,8 +58,8 @@ class TimelineOptions:
     loading: LoadOptions = option("How models are loaded.", default_factory=LoadOptions, python_only=True)
 
     def require(self) -> None:
-        """Refuses measures, compositions and roles that there are not, and what a timeline does not have."""
-        from attnscope.records.circuits import COMPOSITIONS
+        """Refuses measures, compositions and roles that there are not, and what a training does not have."""
+        from attnscope.records.weights import COMPOSITIONS
         from attnscope.studies.heads.rules import complete_thresholds
 
         complete_thresholds(self.heads.thresholds)
@@ -72,7 +72,7 @@ class TimelineOptions:
             raise UsageError("no measure is given", f"choose from {', '.join(names)}")
         heads = self.heads
         if heads.control or heads.causal or heads.describe is not None:
-            raise UsageError("a timeline has no control", "leave them out; descriptions: EXPLAINED")
+            raise UsageError("a study of training has no control", "leave them out; descriptions: EXPLAINED")
 
     @property
     def heads_options(self) -> HeadsOptions:

@@ -1,19 +1,19 @@
-"""What circuits are called and how their numbers are said, in the terminal and on figures."""
+"""What weights are called and how their numbers are said, in the terminal and on figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnscope.records.circuits import Circuits, Score
+from attnscope.records.weights import HeadWeights, Score
 from attnscope.report.numbers import fixed
 from attnscope.report.wording import model_of
 
 READS = {"Q": "queries", "K": "keys", "V": "values"}
 
 
-def title_of(circuits: Circuits) -> str:
+def title_of(weights: HeadWeights) -> str:
     """What the record is of."""
-    return f"{model_of(circuits.run)} · circuits: what the weights of its heads say"
+    return f"{model_of(weights.run)} · what the weights of its heads say"
 
 
 def score(one: Score) -> str:
@@ -26,29 +26,29 @@ def spell(token: str) -> str:
     return "·" + token[1:] if token.startswith(" ") else token
 
 
-def tokens(circuits: Sequence[str], most: int = 5) -> str:
+def tokens(weights: Sequence[str], most: int = 5) -> str:
     """Tokens in a line."""
-    return " ".join(spell(one) for one in circuits[:most])
+    return " ".join(spell(one) for one in weights[:most])
 
 
-def likeness_of(circuits: Circuits) -> str:
+def likeness_of(weights: HeadWeights) -> str:
     """How far tokens stand for what is written; empty where they are logits."""
-    if circuits.ends == "static embeddings":
+    if weights.ends == "static embeddings":
         return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a proxy"
-    if circuits.kind == "encoder":
+    if weights.kind == "encoder":
         return "an encoder fills in masked words: tokens and copying are only a proxy for what a head does there"
     return ""
 
 
-def notes_of(circuits: Circuits, *, marks: bool = True) -> list[str]:
+def notes_of(weights: HeadWeights, *, marks: bool = True) -> list[str]:
     """What must be known to read the numbers; `marks`: where scores have stars."""
     notes = [
         "copying: sum of the eigenvalues of W_U W_O W_V W_E by the sum of their absolute values, 1 = what is attended "
         "to is written, −1 = it is taken away"
-        + f"; * = beyond all of {circuits.n_draws} random heads with the same singular values"
+        + f"; * = beyond all of {weights.n_draws} random heads with the same singular values"
         * marks
     ]
-    notes += [likeness_of(circuits)] * bool(likeness_of(circuits))
+    notes += [likeness_of(weights)] * bool(likeness_of(weights))
     notes.append(
         "composition: |X Y| / (|X| |Y|) of what one head writes and another reads; chance: its mean for matrices of "
         "the same singular values whose directions are random"

@@ -64,7 +64,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class CircuitHead(OneHead):
+class WeightsOfHead(OneHead):
     """One head, by its weights.
 
     Attributes:
@@ -159,7 +159,7 @@ class Composition:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Circuits(Record):
+class HeadWeights(Record):
     """What the weights of all heads of a model say, without any text.
 
     Attributes:
@@ -179,7 +179,7 @@ class Circuits(Record):
         picked: Numbers of heads that are shown one by one; none = the strongest of all.
     """
 
-    SCHEMA: ClassVar[str] = "attnscope.circuits/1"
+    SCHEMA: ClassVar[str] = "attnscope.weights/1"
 
     run: Mapping[str, Any]
     kind: str
@@ -190,7 +190,7 @@ class Circuits(Record):
     dimension: int = field(metadata={"range": (2, None)})
     n_draws: int
     seed: int
-    heads: tuple[CircuitHead, ...] = field(metadata={"filled": True, "distinct": "name"})
+    heads: tuple[WeightsOfHead, ...] = field(metadata={"filled": True, "distinct": "name"})
     composition: NDArray[np.float32] = field(metadata=shaped("3 heads heads", **ARRAY))
     sender_spread: NDArray[np.float64] = field(metadata=shaped("heads", **ARRAY))
     receiver_spread: NDArray[np.float64] = field(metadata=shaped("3 heads", **ARRAY))
@@ -235,7 +235,7 @@ class Circuits(Record):
             if np.isfinite(excess[s, r])
         ]
 
-    def only(self, picked: Sequence[tuple[int, int]]) -> Circuits:
+    def only(self, picked: Sequence[tuple[int, int]]) -> HeadWeights:
         """The same record, which tells what it knows of some heads, (layer, head)."""
         numbers = {(head.layer, head.head): number for number, head in enumerate(self.heads)}
         require_known(numbers, picked, "this record")

@@ -1,18 +1,18 @@
-"""`attnscope circuits`."""
+"""`attnscope weights`."""
 
 from attnscope.cli import groups, options
-from attnscope.studies.circuits.options import CircuitsOptions
 from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.weights.options import WeightsOptions
 
 
 @groups.command(
     omit=("scale", "cmap", "layers", "heads"), pick="Print everything about these heads, such as L3H1,L5H11."
 )
-def circuits(
+def weights(
     *,
     model: groups.Model = "minilm",
-    order: CircuitsOptions,
+    order: WeightsOptions,
     which: Choice,
     where: groups.Where,
     drawing: groups.Drawing,
@@ -24,13 +24,13 @@ def circuits(
     For text encoders and decoders that use transformers' attention interface, including grouped queries and rotary
     positions.
 
-    - `attnscope circuits`
-    - `attnscope circuits --pick L3H1,L0H2`
-    - `attnscope circuits -m ./SmolLM2-135M -o out`
+    - `attnscope weights`
+    - `attnscope weights --pick L3H1,L0H2`
+    - `attnscope weights -m ./SmolLM2-135M -o out`
     """
-    from attnscope.studies.circuits.study import circuits as study
+    from attnscope.studies.weights.study import weights as study
 
-    output = where.plan("circuits", printing, **drawing.options())
+    output = where.plan("weights", printing, **drawing.options())
     loaded = loading.with_head(model).load(model)
     with options.progress_of_steps(printing.quiet, "layers") as report:
         record = study(loaded, order, report=report)

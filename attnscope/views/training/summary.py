@@ -1,4 +1,4 @@
-"""What tables and figures of a timeline have in common: which heads are shown, how steps and values are written."""
+"""What tables and figures of a training have in common: which heads are shown, how steps and values are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
-from attnscope.records.timeline import Timeline
+from attnscope.records.training import Training
 from attnscope.report.wording import corpus_line, label, printable
 
 PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": "the decoder's target"}
@@ -44,24 +44,24 @@ class Series:
         return self.parts[..., 0]
 
 
-def series_of(timeline: Timeline) -> list[Series]:
+def series_of(training: Training) -> list[Series]:
     """The quantities that are followed: each measure, and each composition above that of random directions."""
     series = []
-    for row, measure in enumerate(timeline.measures):
-        parts = np.stack([timeline.value[row], timeline.low[row], timeline.high[row]], -1)
-        facts = timeline.measure_facts(measure)
-        most = 1.0 if np.nanmax(timeline.value[row], initial=0.0) > 0.5 else 0.5
+    for row, measure in enumerate(training.measures):
+        parts = np.stack([training.value[row], training.low[row], training.high[row]], -1)
+        facts = training.measure_facts(measure)
+        most = 1.0 if np.nanmax(training.value[row], initial=0.0) > 0.5 else 0.5
         limits = (0.0, most) if (facts.low, facts.high) == (0, 1) else None
-        uniform = timeline.uniform[row][np.isfinite(timeline.uniform[row])]
+        uniform = training.uniform[row][np.isfinite(training.uniform[row])]
         level = float(uniform[0]) if len(uniform) and np.ptp(uniform) < 1e-6 else None
         unit, name = printable(facts.unit, 40), label(measure.removesuffix("_nats").removesuffix("_tokens"))
         title = f"{name}, {unit}" if unit and unit != "share" else name
-        series.append(Series(title, "heads", timeline.head_names, parts, limits, level))
-    for by in dict.fromkeys(pair.by for pair in timeline.pairs):
-        pairs = [pair for pair in timeline.pairs if pair.by == by]
-        parts = np.full((len(timeline.checkpoints), len(pairs), 3), np.nan)
+        series.append(Series(title, "heads", training.head_names, parts, limits, level))
+    for by in dict.fromkeys(pair.by for pair in training.pairs):
+        pairs = [pair for pair in training.pairs if pair.by == by]
+        parts = np.full((len(training.checkpoints), len(pairs), 3), np.nan)
         parts[..., 0] = np.stack([pair.excess for pair in pairs], 1)
-        names = tuple(timeline.pair_name(pair) for pair in pairs)
+        names = tuple(training.pair_name(pair) for pair in pairs)
         series.append(Series(f"{by} composition above chance", "pairs", names, parts, level=0.0))
     return series
 
@@ -98,14 +98,14 @@ def every_nth(n: int, room: int) -> list[int]:
     return list(range(0, n, max(1, -(-n // room))))
 
 
-def since_lines(timeline: Timeline) -> list[tuple[str, str]]:
+def since_lines(training: Training) -> list[tuple[str, str]]:
     """Each role, and the heads that have it at the last step with the step since which they do."""
     lines = []
-    for role in timeline.roles:
-        steps = timeline.since(role)
-        names = sorted(steps, key=lambda name: (steps[name], timeline.head_names.index(name)))
+    for role in training.roles:
+        steps = training.since(role)
+        names = sorted(steps, key=lambda name: (steps[name], training.head_names.index(name)))
         listed = [
-            f"{name} from the first" if steps[name] == timeline.steps[0] else f"{name} since {steps[name]:,}"
+            f"{name} from the first" if steps[name] == training.steps[0] else f"{name} since {steps[name]:,}"
             for name in names[:_MOST]
         ]
         listed += [f"and {len(names) - _MOST} more"] if len(names) > _MOST else []
@@ -113,27 +113,27 @@ def since_lines(timeline: Timeline) -> list[tuple[str, str]]:
     return lines
 
 
-def title_line(timeline: Timeline) -> str:
+def title_line(training: Training) -> str:
     """Such as "13 checkpoints, steps 0 to 600"."""
-    n = amount(len(timeline.checkpoints), "checkpoint")
-    first, last = timeline.steps[0], timeline.steps[-1]
+    n = amount(len(training.checkpoints), "checkpoint")
+    first, last = training.steps[0], training.steps[-1]
     return f"{n}, step {first:,}" if first == last else f"{n}, steps {first:,} to {last:,}"
 
 
-def notes(timeline: Timeline) -> list[str]:
+def notes(training: Training) -> list[str]:
     """What a reader must know beside the numbers: one sentence each."""
-    lines = [corpus_line(timeline)]
-    if predicted := PREDICTED.get(str(timeline.options.get("loss"))):
+    lines = [corpus_line(training)]
+    if predicted := PREDICTED.get(str(training.options.get("loss"))):
         lines.append(f"predicted: {predicted}")
-    if timeline.pairs:
+    if training.pairs:
         lines.append("composition: the share of a pair's norm, less that of random directions, by the weights alone")
-    if np.isfinite(timeline.low).any():
+    if np.isfinite(training.low).any():
         lines.append("intervals: 95% over texts, of each checkpoint for itself")
-    if (timeline.has_role == 1).any():
+    if (training.has_role == 1).any():
         lines.append("some roles rest on few texts, and are tentative")
-    if skipped := timeline.run.get("skipped"):
+    if skipped := training.run.get("skipped"):
         lines.append(f"{amount(len(skipped), 'checkpoint')} left out")
-    if not timeline.corpus.get("complete", True):
+    if not training.corpus.get("complete", True):
         lines.append("interrupted: later checkpoints were not measured")
     return [printable(line, 400) for line in lines if line]
 

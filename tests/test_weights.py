@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.questions import circuits as core
-from attnscope.records.circuits import COMPOSITIONS, Circuits
-from attnscope.studies.circuits.options import CircuitsOptions
+from attnscope.core.questions import weights as core
+from attnscope.records.weights import COMPOSITIONS, HeadWeights
+from attnscope.studies.weights.options import WeightsOptions
 from tests.conftest import Run, write_tiny
 from tests.test_stream import random_model
 
-QUICK = CircuitsOptions(draws=19)
+QUICK = WeightsOptions(draws=19)
 
 
-def found(source: Any, options: CircuitsOptions = QUICK) -> Circuits:
-    return attnscope.circuits(attnscope.load(source), options)
+def found(source: Any, options: WeightsOptions = QUICK) -> HeadWeights:
+    return attnscope.weights(attnscope.load(source), options)
 
 
 # Against dense matrices -------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_the_glass_box_s_induction_head_reads_what_its_previous_token_head_write
 
 
 def test_minilm_s_previous_token_head_is_one_by_places_alone(minilm_folder: Path) -> None:
-    got = found(str(minilm_folder), CircuitsOptions(draws=19, directions=0))
+    got = found(str(minilm_folder), WeightsOptions(draws=19, directions=0))
     assert got.places == "in the stream" and got.ends == "static embeddings"
     best = max(got.heads, key=lambda head: head.previous)
     assert best.name == "L0H2" and best.previous > 0.99
@@ -164,7 +164,7 @@ def test_what_random_directions_have_is_what_they_have_drawn() -> None:
     chance = torch.Generator().manual_seed(0)
     left = torch.randn(1, k, d, generator=chance, dtype=torch.float64) * torch.tensor([3.0, 1, 0.2])[:, None]
     right = torch.randn(1, d, k, generator=chance, dtype=torch.float64) * torch.tensor([2.0, 1, 1])
-    record = Circuits(
+    record = HeadWeights(
         {}, "decoder", "", "", 1, {}, d, 19, 0, (), np.zeros((3, 1, 1), np.float32),
         core.spread(right).numpy(), core.spread(left).expand(3).reshape(3, 1).numpy(),
     )  # fmt: skip
@@ -185,8 +185,8 @@ def test_a_random_model_s_heads_are_outside_of_random_ones_as_often_as_they_shou
     assert sum(outside) <= 12  # of 36 at 10%, about 4
 
 
-def _random(seed: int) -> Circuits:
-    return found(random_model("llama"), CircuitsOptions(draws=19, directions=0, seed=seed))
+def _random(seed: int) -> HeadWeights:
+    return found(random_model("llama"), WeightsOptions(draws=19, directions=0, seed=seed))
 
 
 def test_factors_keep_norms_and_singular_values() -> None:
@@ -213,25 +213,25 @@ def test_factors_keep_norms_and_singular_values() -> None:
 def test_the_command_tells_of_all_heads_or_of_picked_ones(run: Run, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "bert")
     (tmp_path / "words.tsv").write_text("the\t9\ncat\t5\n", "utf-8")
-    told = ("circuits", "-m", folder, "-q", "--frequencies", tmp_path / "words.tsv")
+    told = ("weights", "-m", folder, "-q", "--frequencies", tmp_path / "words.tsv")
     status, out, err = run(*told, "-o", tmp_path / "out", "-f", "npz,csv,png,svg")
     assert status == 0, err
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    stems = ("circuits-heads", "circuits-composition", "circuits-graph")
-    assert names == {"circuits.npz", "circuits.csv", *(f"{stem}.{end}" for stem in stems for end in ("png", "svg"))}
+    stems = ("weights-heads", "weights-composition", "weights-graph")
+    assert names == {"weights.npz", "weights.csv", *(f"{stem}.{end}" for stem in stems for end in ("png", "svg"))}
     assert "only a proxy" in " ".join(out.split())[:200] and "heads that copy" not in out, "an encoder"
-    record = Circuits.load(tmp_path / "out" / "circuits.npz")
+    record = HeadWeights.load(tmp_path / "out" / "weights.npz")
     assert [answer.token for answer in record.heads[0].answers] == ["the", "cat"]
-    assert len((tmp_path / "out" / "circuits.csv").read_text("utf-8").splitlines()) == 1 + 6
-    status, out, err = run("show", tmp_path / "out" / "circuits.npz", "--pick", "L1H2", "-q")
+    assert len((tmp_path / "out" / "weights.csv").read_text("utf-8").splitlines()) == 1 + 6
+    status, out, err = run("show", tmp_path / "out" / "weights.npz", "--pick", "L1H2", "-q")
     assert status == 0 and "L1H2" in out and "rise most" in out and "reads from" in out
     assert run(*told, "--pick", "L7H0")[0] == 2
     status, out, _ = run(*told, "--json")
-    assert status == 0 and '"schema": "attnscope.circuits/1"' in out
+    assert status == 0 and '"schema": "attnscope.weights/1"' in out
 
 
 def test_the_matrix_is_coloured_up_to_its_largest_pair_and_fonts_are_for_what_is_drawn() -> None:
-    from attnscope.views.circuits import figures
+    from attnscope.views.weights import figures
 
     got = found("own")
     drawn = np.random.default_rng(0).random(got.composition.shape).astype(got.composition.dtype)
@@ -258,7 +258,7 @@ def test_a_figure_fits_the_column_of_a_paper(tmp_path: Path) -> None:
 
 
 def test_lines_of_the_graph_pass_by_heads_and_nothing_leaves_its_room() -> None:
-    from attnscope.views.circuits import figures
+    from attnscope.views.weights import figures
 
     chain = ((0, 0), (0, 3, 1), (3, 3))
     rows = {chain[0]: 0, chain[1]: 1, chain[2]: 2, (1, 1): 1, (2, 2): 1}

@@ -1,4 +1,4 @@
-"""The options of `attnscope circuits` and `attnscope.circuits`. Loads nothing heavy."""
+"""The options of `attnscope weights` and `attnscope.weights`. Loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attnscope.options import option, options, seed_option
 
 
 @options
-class CircuitsOptions:
+class WeightsOptions:
     """What is asked of the weights."""
 
     frequencies: Path | None = option(

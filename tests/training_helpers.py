@@ -1,18 +1,18 @@
-"""Timelines made by hand, and trainings that leave checkpoints, without training anything for long."""
+"""Trainings made by hand, and trainings that leave checkpoints, without training anything for long."""
 
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from attnscope.records.timeline import Checkpoint, PairSeries, Timeline
+from attnscope.records.training import Checkpoint, PairSeries, Training
 from examples.decoder import decoder, words_apart
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog"]
 TEXTS = ["the cat sat on a mat and the cat sat", "a dog and a mat and a dog", "the dog sat on the cat and the dog"]
 
 
-def small_timeline(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40), n_heads: int = 2) -> Timeline:
+def small_training(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40), n_heads: int = 2) -> Training:
     """Two layers of heads; the last head becomes one of induction from the third step on."""
     heads = tuple(("decoder", layer, head) for layer in range(2) for head in range(n_heads))
     chance = np.random.default_rng(0)
@@ -22,7 +22,7 @@ def small_timeline(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40),
     has_role = np.zeros((2, len(steps), len(heads)), np.int8)
     has_role[1, 2:, -1] = 2
     has_role[0, 1:2, 0] = 1
-    return Timeline(
+    return Training(
         run={"model": model, "sha256": "", "notes": []},
         corpus={"sources": ["texts"], "n_texts": 3, "n_tokens": 27, "n_checkpoints": len(steps), "complete": True},
         options={

@@ -1,7 +1,7 @@
-"""Circuits beside TransformerLens, on the same random models: do both say the same, and how long do they take?
+"""`weights` beside TransformerLens, on the same random models: do both say the same, and how long do they take?
 
-    python -m benchmarks.circuits
-    python -m benchmarks.circuits --seconds SmolLM2-folder    # the time alone, of one thread
+    python -m benchmarks.weights
+    python -m benchmarks.weights --seconds SmolLM2-folder    # the time alone, of one thread
 
 The comparison needs TransformerLens 4.3 (`pip install transformer-lens`), in an environment of its own. Compared are
 copying scores and compositions of all pairs of heads, on a GPT-2 (LayerNorm, fused projections) and a Llama (RMSNorm,
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.records.circuits import COMPOSITIONS
-from attnscope.studies.circuits.options import CircuitsOptions
+from attnscope.records.weights import COMPOSITIONS
+from attnscope.studies.weights.options import WeightsOptions
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.test_stream import random_model
 
@@ -48,7 +48,7 @@ def differences(name: str) -> dict[str, float]:
 
     source = random_model(name, vocab_size=len(VOCABULARY))
     model: Any = attnscope.load(source)
-    ours, theirs = attnscope.circuits(model, CircuitsOptions(draws=19, directions=0)), lens(source)
+    ours, theirs = attnscope.weights(model, WeightsOptions(draws=19, directions=0)), lens(source)
     group = theirs.W_O.shape[1] // theirs.W_V.shape[1]
     ov = FactoredMatrix(theirs.W_V.repeat_interleave(group, 1), theirs.W_O)
     values = (theirs.W_E @ ov @ theirs.W_U).eigenvalues
@@ -64,18 +64,18 @@ def differences(name: str) -> dict[str, float]:
 
 
 def time_of(folder: str) -> dict[str, float]:
-    """Seconds that all circuits of a model take, by the clock and of the processor, in one thread."""
+    """Seconds that all weights of a model take, by the clock and of the processor, in one thread."""
     torch.set_num_threads(1)
     model = attnscope.load(folder)
     start, processor = time.perf_counter(), time.process_time()
-    attnscope.circuits(model)
+    attnscope.weights(model)
     return {"seconds": time.perf_counter() - start, "processor_s": time.process_time() - processor}
 
 
 def main() -> None:
     """Prints what differs, or how long a model takes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", help="instead, the time that all circuits of a model in a folder take")
+    parser.add_argument("--seconds", help="instead, the time that all weights of a model in a folder take")
     given = parser.parse_args()
     found: dict[str, Any]
     if given.seconds:

@@ -21,19 +21,19 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
 from attnscope.records.ablation import Effect
-from attnscope.records.circuits import COMPOSITIONS, Composition
 from attnscope.records.heads.findings import Findings
-from attnscope.records.timeline import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Timeline
+from attnscope.records.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Training
+from attnscope.records.weights import COMPOSITIONS, Composition
 from attnscope.results.completion import failure_line
 from attnscope.studies.ablation.effects import whole_losses
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.sweep import Going, StandIns, measure
-from attnscope.studies.circuits.study import composition
 from attnscope.studies.heads.rules import RULES
 from attnscope.studies.heads.study import heads, probe_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
 from attnscope.studies.running.late import failure
-from attnscope.studies.timeline.options import EXPLAINED, TimelineOptions
+from attnscope.studies.training.options import EXPLAINED, TrainingOptions
+from attnscope.studies.weights.study import composition
 
 MOST_PAIRS, STRONGEST_PAIRS = 64, 8
 """Up to so many pairs of heads are followed all; of more, so many with the most composition at each checkpoint."""
@@ -43,18 +43,18 @@ Given = Corpus | str | Sequence[str] | Sequence[CorpusText] | None
 
 
 @with_plain_torch
-def timeline(
+def training(
     models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
     corpus: Given = None,
-    options: TimelineOptions | None = None,
+    options: TrainingOptions | None = None,
     report: Report | None = None,
-) -> Timeline:
+) -> Training:
     """Measures all heads of a model at each checkpoint of its training.
 
-        timeline = attnscope.timeline("run/checkpoint-*", attnscope.Corpus("texts.txt"))
-        timeline.of("induction", 1, 0)  # layer 1, head 0: (checkpoint, 3), value and interval
-        timeline.since("induction")  # {"L1H0": 300}: an induction head since step 300
-        timeline.draw("figures")
+        training = attnscope.training("run/checkpoint-*", attnscope.Corpus("texts.txt"))
+        training.of("induction", 1, 0)  # layer 1, head 0: (checkpoint, 3), value and interval
+        training.since("induction")  # {"L1H0": 300}: an induction head since step 300
+        training.draw("figures")
 
     Checkpoints are loaded one at a time, measured by `heads`, and released. A checkpoint is skipped if it cannot be
     loaded or measured, or if its heads or tokens differ from those of the first one. `run["skipped"]` says why. After
@@ -76,7 +76,7 @@ def timeline(
         AttnscopeError: No folder matches, there is no text, or no checkpoint can be measured.
         KeyboardInterrupt: It was interrupted before any checkpoint was done.
     """
-    options = options or TimelineOptions()
+    options = options or TrainingOptions()
     stages, skipped = stages_of(models)
     growing = Growing(options, None if corpus is None else texts_of(corpus))
     growing.skipped += skipped
@@ -191,13 +191,13 @@ class _Measured:
 
 
 class Growing:
-    """A timeline that grows checkpoint by checkpoint.
+    """A training that grows checkpoint by checkpoint.
 
     Attributes:
         skipped: What could not be measured, and why.
     """
 
-    def __init__(self, options: TimelineOptions, texts: Texts | None) -> None:
+    def __init__(self, options: TrainingOptions, texts: Texts | None) -> None:
         self._options, self._texts = options, texts
         self._done: list[_Measured] = []
         self._predicted: str | None = None
@@ -226,8 +226,8 @@ class Growing:
         self._error = self._error or error
         self.skipped.append(_problem(name, one_line(failure(name, error)["error"])))
 
-    def record(self, *, complete: bool = True) -> Timeline:
-        """The timeline until now; without any checkpoint, the first one's error, or the interruption."""
+    def record(self, *, complete: bool = True) -> Training:
+        """The training until now; without any checkpoint, the first one's error, or the interruption."""
         if not self._done:
             if self._error is None or not complete:
                 raise KeyboardInterrupt
@@ -247,7 +247,7 @@ class Growing:
         measures = self._options.measures
         parts = np.array([[_parts(done.findings, heads, name) for done in self._done] for name in measures])
         value, low, high, uniform = np.moveaxis(parts, 3, 0)
-        return Timeline(
+        return Training(
             run=self._run(), corpus=self._corpus(complete), options=self._describe(last, roles),
             checkpoints=tuple(done.checkpoint for done in self._done), heads=heads, measures=measures, roles=roles,
             value=value, low=low, high=high, uniform=uniform[:, -1], has_role=has_role, pairs=self._pairs(),
