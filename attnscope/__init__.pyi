@@ -3,6 +3,7 @@
 from attnscope.annotated import AnnotatedCorpus as AnnotatedCorpus
 from attnscope.annotated import AnnotatedText as AnnotatedText
 from attnscope.annotated import Link as Link
+from attnscope.choice import Choice as Choice
 from attnscope.core.attention.multihead import MultiHeadAttention as MultiHeadAttention
 from attnscope.corpus import Corpus as Corpus
 from attnscope.corpus.pairs import Pairs as Pairs
@@ -62,7 +63,6 @@ from attnscope.studies.heads.options import (
     NeedleOptions as NeedleOptions,
 )
 from attnscope.studies.heads.study import heads as heads
-from attnscope.studies.inputs.choice import Choice as Choice
 from attnscope.studies.maps.page import page as page
 from attnscope.studies.maps.pooled import pooled_heatmap as pooled_heatmap
 from attnscope.studies.maps.rollout import picture_rollout as picture_rollout

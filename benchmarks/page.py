@@ -130,7 +130,7 @@ def written(model: Any, record: Heatmap, folder: Path, runs: int) -> dict[str, A
 
 def with_full_width(model: Any, record: Heatmap, folder: Path, runs: int) -> dict[str, Any]:
     """The same page made by the study, which keeps one more map a layer, against the plain forward of `heatmap`."""
-    from attnscope.studies.inputs.choice import Choice
+    from attnscope.choice import Choice
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.maps.page import page_text
 

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 import attnscope
+from attnscope.choice import Choice
 from attnscope.core.attention.seam import attend
 from attnscope.core.exact.ratios import mean_interval
 from attnscope.models.hf.model import wrap
 from attnscope.records.patch import Edge, Patching
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.patch.evidence import rank_correlation
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.views.patch.terminal import strongest

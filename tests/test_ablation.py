@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
+from attnscope.choice import Choice
 from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import attend
 from attnscope.corpus import Block, Corpus, CorpusText
@@ -21,7 +22,6 @@ from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.study import ablate
-from attnscope.studies.inputs.choice import Choice
 from attnscope.views.ablation.summary import notes
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
 from tests.vision_language_helpers import write_llava

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope import Batch, BatchOptions, Corpus, Workers, batch
+from attnscope.choice import Choice
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
@@ -27,7 +28,6 @@ from attnscope.pages.gallery import page
 from attnscope.records.batches import DrawnText, FailedText
 from attnscope.studies.batch import study, worker
 from attnscope.studies.batch.folder import folder_name
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import order as heatmap_order

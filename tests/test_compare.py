@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import attnscope
+from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records.compare.record import Comparison
 from attnscope.records.frame.pair_tables import head_name
@@ -18,7 +19,6 @@ from attnscope.studies.compare import study
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import align, compare_heads, compare_texts
-from attnscope.studies.inputs.choice import Choice
 from attnscope.views.compare.summary import texts_line
 from tests.conftest import write_tiny
 from tests.heads_helpers import after

@@ -206,6 +206,6 @@ def test_hostile_records_are_drawn(tmp_path: Path) -> None:
 
 
 def _one_head() -> object:
-    from attnscope.studies.inputs.choice import Choice
+    from attnscope.choice import Choice
 
     return Choice(layers=(0,), heads=(0,))

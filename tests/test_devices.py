@@ -14,10 +14,10 @@ import torch
 
 import attnscope
 from attnscope import models
+from attnscope.choice import Choice
 from attnscope.core.attention import precision
 from attnscope.errors import AttnscopeError
 from attnscope.models import devices
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps.page import page_text
 from tests.ablation_helpers import save_tiny

@@ -9,6 +9,7 @@ import pytest
 
 import attnscope
 from attnscope import AblateOptions, HeadsOptions, ablate, compare, heads
+from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import load_record
@@ -16,7 +17,6 @@ from attnscope.studies.ablation import study as ablation
 from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.compare import study as comparing
 from attnscope.studies.heads import study as studying
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.measuring.head_blocks import HeadMeasurer
 from attnscope.studies.measuring.pair_blocks import PairMeasurer
 from tests.ablation_helpers import save_tiny

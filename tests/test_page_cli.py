@@ -183,7 +183,7 @@ def test_python(tiny_bert: Path, tmp_path: Path) -> None:
 
 
 def test_the_full_width_head_of_a_model_is_that_of_its_own_queries(tiny_bert: Path) -> None:
-    from attnscope.studies.inputs.choice import Choice
+    from attnscope.choice import Choice
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.maps.page import page_text
 

@@ -26,10 +26,10 @@ from attnscope import (
     heads,
     relations,
 )
+from attnscope.choice import Choice
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.studies.heads.study import open_reading, study_heads
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import Progress
 from attnscope.studies.run import RUNS
 from attnscope.studies.running.options import SharedWork

@@ -1,8 +1,8 @@
 """`attnscope why`."""
 
+from attnscope.choice import Choice
 from attnscope.cli import groups
 from attnscope.errors import UsageError
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions, OneText
 from attnscope.studies.why.options import WhyOptions
 

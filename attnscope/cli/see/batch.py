@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnscope.choice import Choice, Tokens
 from attnscope.cli import groups, options
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.options import read_names
-from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted
 from attnscope.studies.running.options import SharedWork
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from attnscope.choice import Choice, Tokens
 from attnscope.cli import groups, options
 from attnscope.options import refuse_beside
-from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted, refuse_file_names
 
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
+from attnscope.choice import Tokens
 from attnscope.cli import groups
 from attnscope.options import refuse_beside
-from attnscope.studies.inputs.choice import Tokens
 from attnscope.studies.inputs.options import LoadOptions, OneText
 
 

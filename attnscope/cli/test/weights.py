@@ -1,7 +1,7 @@
 """`attnscope weights`."""
 
+from attnscope.choice import Choice
 from attnscope.cli import groups, options
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.weights.options import WeightsOptions
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from attnscope.choice import Choice, Tokens
 from attnscope.cli import groups, options
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.studies.heads.options import Listing
-from attnscope.studies.inputs.choice import Choice, Tokens
 
 
 @groups.command(

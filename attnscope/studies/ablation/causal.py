@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+from attnscope.choice import Choice
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
 from attnscope.results.completion import settle_corpus
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.study import ablate
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import Report, scale_report
 from attnscope.studies.running.passes import Reading
 

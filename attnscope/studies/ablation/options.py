@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from attnscope.choice import Choice
 from attnscope.errors import UsageError
 from attnscope.options import group, heads_from, kind_option, option, options, read_names, seed_option, target_option
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import TextsWanted
 
 Mode = Literal["zero", "mean"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
+from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models.files import weight_files
@@ -28,7 +29,6 @@ from attnscope.results.storage import finite, plain
 from attnscope.studies.ablation.options import AblateOptions, PruneOrder
 from attnscope.studies.ablation.study import ablate
 from attnscope.studies.ablation.sweep import require_rerunnable
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Report
 

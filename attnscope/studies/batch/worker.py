@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnscope import models
+from attnscope.choice import Choice, Chosen
 from attnscope.corpus import tokens_of_ids
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, is_out_of_memory
@@ -19,7 +20,6 @@ from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.results.file_sets import replace_together
 from attnscope.results.storage import write_whole
 from attnscope.studies.batch.folder import ENTRY, own_files, require_own
-from attnscope.studies.inputs.choice import Choice, Chosen
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
 from attnscope.studies.inputs.texts import special_ids

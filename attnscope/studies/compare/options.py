@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnscope.choice import Choice
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options, read_names
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import refuse_file_names
 
 if TYPE_CHECKING:

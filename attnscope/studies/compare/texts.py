@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
@@ -18,7 +19,6 @@ from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
 from attnscope.records.maps.heatmap import divide_by_rest
 from attnscope.studies.compare.options import MEASURES, require_measures
 from attnscope.studies.compare.study import require_one_kind
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.maps.study import apply_changes, outline, run_model

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attnscope.choice import Choice, Cut, Tokens
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options
-from attnscope.studies.inputs.choice import Choice, Cut, Tokens
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Given

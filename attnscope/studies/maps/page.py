@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.choice import Choice, Tokens
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
@@ -27,7 +28,6 @@ from attnscope.results.file_sets import require_writable
 from attnscope.results.reading import schema_of
 from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.senses.photos import Photo, read_photo
-from attnscope.studies.inputs.choice import Choice, Tokens
 from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted
 from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of

@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack, cast
 
+from attnscope.choice import Chosen, choice_from
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
 from attnscope.records import AttentionMap, Tokens
 from attnscope.records.maps.pooled import POOLS, PooledHeatmap, PooledMap
-from attnscope.studies.inputs.choice import Chosen, choice_from
 from attnscope.studies.inputs.reading import Prompt, PromptOptions, Reading, read, reader_of
 from attnscope.studies.maps.study import chosen_of, lay_heads, layers_found, outline, run_probe
 

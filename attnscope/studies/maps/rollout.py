@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.choice import Choice
 from attnscope.core.attention import rollout as core
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
@@ -14,7 +15,6 @@ from attnscope.models.model import Model
 from attnscope.records import Heatmap
 from attnscope.records.maps.rollouts import Rollout
 from attnscope.senses.photos import read_photo
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
 from attnscope.studies.maps.study import outline, run_model
 

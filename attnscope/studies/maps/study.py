@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
+from attnscope.choice import Choice, Chosen, Cut, Span, choice_from, span_from
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import ModelInfo
@@ -16,7 +17,6 @@ from attnscope.models.model import Model
 from attnscope.records import AttentionMap, Heatmap, Tokens, spans
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
-from attnscope.studies.inputs.choice import Choice, Chosen, Cut, Span, choice_from, span_from
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import (
     Given,

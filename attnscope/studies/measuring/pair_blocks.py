@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.choice import Choice
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, batches, block_batches
 from attnscope.errors import AttnscopeError
 from attnscope.host import delay_interrupts
@@ -18,7 +19,6 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.frame.pair_tables import Arrangement, HeadPlace, PairTable
 from attnscope.records.maps.heatmap import divide_by_rest
 from attnscope.records.maps.tokens import Tokens
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.texts import batch_of, special_ids
 from attnscope.studies.running import passes
 from attnscope.studies.running.memory import Room, halves, padded_size, physical_bytes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from attnscope.choice import Choice
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options
-from attnscope.studies.inputs.choice import Choice
 
 Direction = Literal["denoise", "noise"]
 By = Literal["z", "query", "key", "value", "pattern"]

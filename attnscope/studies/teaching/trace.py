@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.choice import Choice
 from attnscope.core.exact import reference
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.teaching import example, stepwise
@@ -22,7 +23,6 @@ from attnscope.models.catalog import read_config
 from attnscope.models.model import Model
 from attnscope.models.own.layouts import supports
 from attnscope.records.teaching.trace import EDGES, Band, Step, Trace
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, require_rounding
 from attnscope.models.model import Batch, Model
 from attnscope.records import Tokens
 from attnscope.records.why.score import Part, Why
-from attnscope.studies.inputs.choice import Choice
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 
