@@ -20,10 +20,10 @@ from matplotlib import colormaps
 SEEN = 0.0005
 """How far a shown value may be from the weight."""
 
-VIEWS = ("grid", "matrix", "links", "text", "compare", "headcount")
+VIEWS = ("grid", "matrix", "links", "text", "compare")
 """The views of a page of texts, in the order of their tabs."""
 
-STANDS = "main [data-shown], main [data-painted], main .numbers table, .alert"
+STANDS = "main [data-shown], main [data-painted], .alert"
 """What a page has as soon as its first view can be seen."""
 
 
@@ -96,8 +96,8 @@ class Opened:
 
     def settle(self, view: str) -> None:
         """Waits until a view stands."""
-        marks = {"grid": ".view.grid .heads[data-painted]", "headcount": ".view.headcount .numbers table"}
-        self.page.wait_for_selector(marks.get(view, f".view.{view}[data-shown]"), state="attached", timeout=60000)
+        mark = ".view.grid .heads[data-painted]" if view == "grid" else f".view.{view}[data-shown]"
+        self.page.wait_for_selector(mark, state="attached", timeout=60000)
         self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
     def text(self, selector: str) -> str:

@@ -316,7 +316,7 @@ def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(open_page: Callable[
     page = opened.page
     page.wait_for_selector("[role=tab][data-view]")
     tabs = page.eval_on_selector_all("[role=tab][data-view]", "all => all.map(e => e.dataset.view)")
-    assert tabs == ["atlas", "head", "grid", "matrix", "links", "text", "compare", "headcount"]
+    assert tabs == ["atlas", "head", "grid", "matrix", "links", "text", "compare"]
     page.keyboard.press("4")
     opened.settle("matrix")
     assert opened.matrix().shape == (5, 5)

@@ -1,4 +1,4 @@
-"""Pages in headless Chromium: the view of head counts, and what all views have: addresses, files, keys, colours."""
+"""Pages in headless Chromium: what all views have: addresses, files, keys, colours."""
 
 import base64
 import xml.etree.ElementTree as ET
@@ -10,97 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attnscope.core.exact import reference
-from attnscope.core.teaching import example
-from attnscope.pages.headcount import head_count
-from tests import oracle
-from tests.core_helpers import WORKED
 from tests.page_helpers import SEEN, VIEWS, Opened, blues, number, pixels
 from tests.page_records import BOTH, SECOND, W, _opened, page_file
 
 __all__ = ["_opened", "page_file"]
-
-
-# Head count ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_heads", [1, 2, 4])
-def test_the_page_has_the_numbers_of_the_worked_example(n_heads: int) -> None:
-    (count,) = [count for count in head_count()["counts"] if count["n"] == n_heads]
-    output, weights = oracle.multi_head(example.Q, example.K, example.V, n_heads)
-    vectors = dict(count["vectors"])
-    np.testing.assert_allclose([head["weights"] for head in count["heads"]], weights, atol=1e-7)
-    np.testing.assert_allclose(vectors["identity"], output, atol=1e-7)
-    for name, values in (("q", example.Q), ("k", example.K), ("v", example.V)):
-        np.testing.assert_array_equal(vectors[name], values)
-
-
-@pytest.mark.parametrize("n_heads", [1, 2, 4])
-def test_the_worked_example(opened: Opened, n_heads: int) -> None:
-    q, k, v = example.Q, example.K, example.V
-    output, weights = oracle.multi_head(q, k, v, n_heads)
-    opened.show(v="headcount")
-    opened.click(f".segmented button[data-value='{n_heads}'] >> nth=0")
-    for head in range(n_heads):
-        cells = opened.page.locator(f"table.map[data-head='{head}'] tbody td").all_inner_texts()
-        np.testing.assert_allclose(np.array(cells, float).reshape(5, 5), weights[head], atol=6e-5)
-    for token, name in enumerate(example.TOKENS):
-        opened.page.click(f"[aria-label=Token] button:text-is('{name}')")
-        opened.click("[data-step='2']")
-        for head in range(n_heads):
-            seen = opened.page.locator(f"table.attend[data-head='{head}'] [data-weight]").all_inner_texts()
-            np.testing.assert_allclose(np.array(seen, float), weights[head, token], atol=6e-5)
-        for n, row in ((n, oracle.multi_head(q, k, v, n)[0][token]) for n in (1, 2, 4)):
-            shown = opened.text(f"[data-output='{n}']").removeprefix("o = ").replace("\u2212", "-").split()
-            np.testing.assert_allclose(np.array(shown, float), row, atol=6e-5)
-        opened.click("[data-step='4']")
-        row = opened.page.locator("tr[data-name=o] td").all_inner_texts()
-        np.testing.assert_allclose([float(x.replace("\u2212", "-")) for x in row], output[token], atol=6e-5)
-
-
-@pytest.mark.parametrize("n_heads", [1, 2, 4])
-@pytest.mark.parametrize("projection", ["identity", "mixing"])
-def test_the_lines_of_numpy_compute_what_is_shown(opened: Opened, n_heads: int, projection: str) -> None:
-    opened.show(v="headcount", n=n_heads, tok=1)
-    opened.page.click(f"[data-value={projection}]")
-    mixing = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
-    known: dict[str, Any] = {
-        "np": np, "X": np.eye(5), "W_Q": example.Q, "W_K": example.K,
-        "W_V": example.V, "W_O": np.eye(4) if projection == "identity" else mixing,
-    }  # fmt: skip
-    shown = {}
-    for step in range(5):
-        opened.click(f"[data-step='{step}']")
-        exec(opened.page.inner_text(".numpy code"), known)
-        names = opened.page.eval_on_selector_all(".vectors tr[data-name]", "all => all.map(r => r.dataset.name)")
-        shown[step] = {
-            name: [
-                float(x.replace("\u2212", "-"))
-                for x in opened.page.locator(f".vectors tr[data-name='{name}'] td").all_inner_texts()
-            ]
-            for name in names
-        }
-    np.testing.assert_allclose(shown[0]["q"], known["Q"][1], atol=6e-5)
-    np.testing.assert_allclose(shown[0]["v"], known["V"][1], atol=6e-5)
-    np.testing.assert_allclose(shown[1]["k"], known["k"][:, 1].ravel(), atol=6e-5)
-    np.testing.assert_allclose(shown[3]["c"], known["C"][1], atol=6e-5)
-    np.testing.assert_allclose(shown[4]["o"], known["O"][1], atol=6e-5)
-    out = reference.Projection(known["W_O"].T)
-    true, _ = oracle.multi_head(example.Q, example.K, example.V, n_heads, out=out)
-    np.testing.assert_allclose(known["O"], true, atol=1e-12)
-    opened.until(f"location.hash.includes('wo=mixing') === {str(projection == 'mixing').lower()}")
-    opened.page.click("[data-value=identity]")
-
-
-def test_the_numbers_that_were_worked_by_hand(opened: Opened) -> None:
-    for n, wanted in ((1, [WORKED["single_head"]["weights"]]), (4, WORKED["four_heads"]["weights"])):
-        opened.show(v="headcount", n=n)
-        for head, weights in enumerate(wanted):
-            cells = opened.page.locator(f"table.map[data-head='{head}'] tbody td").all_inner_texts()
-            assert np.array(cells, float).reshape(5, 5).tolist() == weights
-
-
-# All of it -------------------------------------------------------------------------------------------------------
 
 
 def test_the_three_maps_of_an_encoder_decoder(opened: Opened) -> None:
@@ -236,7 +149,7 @@ def test_the_keyboard_alone_suffices(opened: Opened) -> None:
 def test_roles_and_names_for_screen_readers(opened: Opened) -> None:
     opened.show(v="matrix", h="0.0")
     page = opened.page
-    assert page.get_by_role("tab").count() == 6
+    assert page.get_by_role("tab").count() == 5
     assert page.get_by_role("tab", selected=True).inner_text() == "Matrix"
     assert page.get_by_role("tabpanel").count() == 1
     assert page.get_by_role("listbox", name="Heads").get_by_role("option").count() == 6

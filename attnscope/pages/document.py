@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.pages.headcount import head_count
 from attnscope.pages.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
 from attnscope.pages.photos import pack_photos, with_ordinary_patches
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
@@ -38,7 +37,7 @@ MOST_WEIGHTS = 1 << 27
 
 MODULES = (
     "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "why", "matrix", "links", "words", "text",
-    "compare", "headcount", "save",
+    "compare", "save",
 )  # fmt: skip
 """The ES modules of every page, each after those that it imports."""
 
@@ -131,7 +130,6 @@ def page_of(
     manifest["texts"] = [_describe_text(text, blocks, step) for text in texts]
     manifest["roles"] = None if findings is None else _describe_roles(findings)
     manifest["start"] = dict(start or {})
-    manifest["headcount"] = head_count() if texts else None
     if has_photos and not atlas:
         # One patch of hundreds seldom gets much: on a scale up to 1 none would be seen.
         manifest["start"] = {"scale": "head", **{k: v for k, v in manifest["start"].items() if k != "v"}}
@@ -189,7 +187,7 @@ def page_of_saved(record: Record, *, findings: Findings | None = None) -> Page:
         "colors": list(MORE_COLORS),
         "columns": _column_facts(),
     }
-    manifest = {**_manifest(FINE_STEP), "saved": saved, "headcount": head_count()}
+    manifest = {**_manifest(FINE_STEP), "saved": saved}
     blocks = [base64.b64encode(zlib.compress(record.to_npz())).decode("ascii")]
     return Page(_html(manifest, blocks, ("atlas", "saved")))
 

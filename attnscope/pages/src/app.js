@@ -4,7 +4,6 @@ import { CompareView } from "./compare.js";
 import { breathe, canHide, canMerge, hasSpecial, manifest, nameOf } from "./data.js";
 import { SIDEWAYS, button, clamp, el, fill, isShortcut, neighbour, onSteps, say, segmented, select, tick } from "./dom.js";
 import { GridView } from "./grid.js";
-import { HeadCountView } from "./headcount.js";
 import { HeadGrid } from "./heads.js";
 import { LinksView } from "./links.js";
 import { MatrixView } from "./matrix.js";
@@ -19,7 +18,6 @@ register("matrix", "Matrix", MatrixView);
 register("links", "Links", LinksView);
 register("text", "Text", TextView);
 register("compare", "Compare", CompareView);
-register("headcount", "Head count", HeadCountView);
 
 const WITH_HEADS = ["photo", "matrix", "links", "text", "compare"];
 
@@ -194,7 +192,6 @@ class App {
     const hasRail = WITH_HEADS.includes(state.v);
     this.aside.classList.toggle("single", ofExample());
     this.aside.hidden = !hasRail;
-    this.controls.classList.toggle("idle", state.v === "headcount");
     const ready = Promise.resolve(view.show());
     if (turned && this.byKeys) {
       this.focus(view);

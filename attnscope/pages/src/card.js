@@ -325,7 +325,7 @@ export class Card {
     fill(
       this.command,
       el("div", { class: "sectionhead" }, el("h2", {}, "Draw it"), copyButton(command, code)),
-      el("pre", { class: "numpy", tabindex: "0" }, code),
+      el("pre", { class: "command", tabindex: "0" }, code),
       example?.length < example?.n_tokens ? el("p", { class: "faint" }, cut) : null,
     );
   }

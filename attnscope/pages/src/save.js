@@ -44,7 +44,7 @@ function quoted(field) {
 /** What a file is called: by its view and head, and where there are several by its text and kind of attention. */
 function fileName(view, kind) {
   const { maps } = manifest.texts[state.t] || {};
-  const ofText = state.v !== "headcount" && !ofAtlas();
+  const ofText = !ofAtlas();
   const text = ofText && manifest.texts.length > 1 ? `of text ${state.t + 1}` : "";
   const map = ofText && maps.length > 1 ? maps[state.m].kind : "";
   return ["attnscope", view.name(), text, map].filter(Boolean).join(" ").replaceAll(" ", "-") + `.${kind}`;

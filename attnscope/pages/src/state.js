@@ -21,10 +21,6 @@ const DEFAULTS = {
   sort: "layer", // Grid
   role: "", // Grid: only heads of this role
   size: 0, // Grid: how wide a cell is, in pixels; 0 = as the window has room
-  n: 2, // Head count: how many heads
-  step: 0, // Head count: the step
-  tok: 1, // Head count: the token
-  wo: "identity", // Head count: the output projection
   head: "", // Atlas, Head: the head, such as L3H1 or cross L3H1
   ax: "", // Atlas: what goes from left to right
   ay: "", // Atlas: what goes up
@@ -48,7 +44,7 @@ export function register(name, title, View) {
 /** The views there are, in the order of the tabs. */
 export function viewsOf() {
   const { atlas, texts } = manifest;
-  const ofMaps = hasText() ? ["grid", "matrix", "links", "text", "compare", "headcount"] : atlas?.heads ? ["matrix", "links"] : [];
+  const ofMaps = hasText() ? ["grid", "matrix", "links", "text", "compare"] : atlas?.heads ? ["matrix", "links"] : [];
   return [
     ...(atlas?.grid ? ["numbers"] : []),
     ...(atlas ? ["atlas", "head"] : []),
@@ -154,12 +150,8 @@ function mend() {
   among("scale", ["fixed", "head", "figure"]);
   among("side", ["q", "k"]);
   among("sort", ["layer", "role", "focus"]);
-  among("n", [2, 1, 4]);
-  among("wo", ["identity", "mixing"]);
   if (!manifest.roles?.marks[state.role]) state.role = "";
   state.size = whole(state.size, 12, 400, 0);
-  state.step = whole(state.step, 0, 4, 0);
-  state.tok = whole(state.tok, 0, 4, 1);
   state.y = whole(state.y, 0, 1e6, 0);
   const other = /^text(\d+)$/.exec(state.b);
   if (other ? !(Number(other[1]) < manifest.texts.length) : !isThere(state.b)) state.b = "mean";
