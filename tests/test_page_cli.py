@@ -157,6 +157,14 @@ def test_what_no_browser_would_hold_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert simple(4).page().html
 
 
+def test_it_is_refused_before_the_model_runs(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = attnscope.load(tiny_bert)
+    monkeypatch.setattr(document, "MOST_WEIGHTS", 1)
+    monkeypatch.setattr("attnscope.studies.maps.page.run_model", lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(AttnscopeError, match="too large for a browser"):
+        attnscope.page(model, "the cat")
+
+
 def test_no_text_is_no_page() -> None:
     with pytest.raises(AttnscopeError, match="a page needs a text"):
         page_of([])

@@ -209,6 +209,26 @@ def test_many_heads_need_no_sideways_scrolling_of_the_page(pages: Pages) -> None
         assert opened.page.evaluate("document.scrollingElement.scrollWidth") <= 390, size
 
 
+def test_the_name_of_the_head_stays_on_screen_on_a_phone(pages: Pages) -> None:
+    opened = pages(spread_out(), width=390, height=700)
+    for view in ("matrix", "links", "text"):
+        opened.show(v=view, h="0.1")
+        opened.page.evaluate("scrollTo(0, 400)")
+        opened.frame()
+        box = opened.page.locator("aside select").bounding_box()
+        assert 0 <= box["y"] <= 60, view
+
+
+def test_links_show_the_token_that_was_queried(pages: Pages) -> None:
+    opened = pages(spread_out(), height=600)
+    for asked in ({"q": 110}, {"k": 110}):
+        opened.show(v="links", h="0.1", **asked)
+        opened.until("document.querySelector('#readout').textContent.includes('w110')")
+        _, _, top, line = map(float, opened.page.get_attribute(".view.links", "data-place").split(","))
+        height, scrolled = opened.page.eval_on_selector(".scroller", "e => [e.clientHeight, e.scrollTop]")
+        assert scrolled <= top + 110 * line <= scrolled + height - line, asked
+
+
 # Back ------------------------------------------------------------------------------------------------------------
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.pages.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, most_pieces, pack
+from attnscope.pages.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, THUMBNAIL_SIDE, most_pieces, pack, pack_thumbnails
 from attnscope.pages.photos import pack_photos, with_ordinary_patches
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.frame.record import Record
@@ -124,7 +125,7 @@ def page_of(
     if not (texts or atlas):
         raise AttnscopeError("a page needs a text")
     has_photos = any(text.record.picture is not None or text.record.pictures for text in texts)
-    step = FINE_STEP if not texts or require_room(texts) <= FINE_UP_TO else STEP
+    step = FINE_STEP if not texts or require_room(text.record for text in texts) <= FINE_UP_TO else STEP
     blocks: list[str] = list(atlas)
     manifest = _manifest(step)
     manifest["texts"] = [_describe_text(text, blocks, step) for text in texts]
@@ -202,15 +203,13 @@ def _column_facts() -> dict[str, dict[str, str]]:
     }
 
 
-def require_room(texts: Sequence[PageText]) -> int:
-    """The number of weights that a page would hold; refuses none, and more than a browser opens in comfort."""
-    n = 0
-    for text in texts:
-        for attention in text.record.maps:
-            # A part of a map of words has a row for each column, of which the others are empty.
-            is_square = attention.part is not None and not text.record.pictures
-            n_rows = len(attention.keys if is_square else attention.queries)
-            n += len(text.record.chosen(attention)) * n_rows * len(attention.keys)
+def require_room(records: Iterable[Heatmap]) -> int:
+    """Return the number of weights that a page of records would hold; their maps may be empty outlines.
+
+    Raises:
+        AttnscopeError: It is none, or more than a browser opens in comfort.
+    """
+    n = sum(_n_weights(record, attention) for record in records for attention in record.maps)
     if not n:
         raise AttnscopeError("there is no head to show")
     if n > MOST_WEIGHTS:
@@ -220,6 +219,16 @@ def require_room(texts: Sequence[PageText]) -> int:
             "choose fewer layers and heads (-L, -H, --pick), or shorter or fewer texts",
         )
     return n
+
+
+def _n_weights(record: Heatmap, attention: AttentionMap) -> int:
+    """Return how many weights of a map a page holds."""
+    every_head = itertools.product(attention.layers, attention.heads)
+    n_heads = sum(layer in attention.layers and head in attention.heads for layer, head in record.picked or every_head)
+    # A part of a map of words has a row for each column, of which the others are empty.
+    is_square = attention.part is not None and not record.pictures
+    n_rows = len(attention.keys if is_square else attention.queries)
+    return n_heads * n_rows * len(attention.keys)
 
 
 def _describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, Any]:
@@ -272,13 +281,20 @@ def _describe_map(
     for chunk in pack([*maps, *full_maps.values()], attention.keys, hidden_keys, step):
         chunks.append([len(blocks), list(chunk.heads)])
         blocks.append(chunk.data)
+    rows_shown = [weights[before:] for weights in maps]
+    thumbnails = None
+    if maps and max(rows_shown[0].shape) > THUMBNAIL_SIDE:
+        thumbnails = len(blocks)
+        blocks.append(pack_thumbnails(rows_shown))
     has_own_keys = attention.kind == "cross" or attention.part is not None or before > 0
     return {
         "kind": attention.kind,
         "heads": [list(head) for head in heads],
         "full": list(full_maps),
         # How much of its attention a head gives to one key, over queries: the grid can be sorted by it.
-        "focus": [round(float(weights[before:].max(-1).mean()), 4) for weights in maps],
+        "focus": [round(float(weights.max(-1).mean()), 4) for weights in rows_shown],
+        "largest": [round(float(weights.max(initial=0.0)), 6) for weights in rows_shown],
+        "thumbnails": thumbnails,
         "queries": _describe_tokens(attention.queries, hidden_queries),
         "keys": _describe_tokens(attention.keys, hidden_keys) if has_own_keys else None,
         "chunks": chunks,

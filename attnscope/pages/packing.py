@@ -40,6 +40,9 @@ FINE_UP_TO = 1 << 20
 LEFT_UNIT = 1 / 59000
 """The value of a code of a row's scale; 16 bits reach to 1.1, beyond any rounding of a softmax in 16 bits."""
 
+THUMBNAIL_SIDE = 96
+"""Pixels of the small picture of a head, which the page shows before it unpacks the weights of a large map."""
+
 _CHUNK_BYTES = 1 << 18
 
 
@@ -95,6 +98,20 @@ def pack(
     # NumPy and zlib let go of the interpreter's lock on arrays of this size.
     with ThreadPoolExecutor(2) as pool:
         yield from pool.map(pack_part, parts)
+
+
+def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
+    """Return small pictures of heads, (query, key) each, as base64 of what zlib makes.
+
+    A picture has at most `THUMBNAIL_SIDE` rows and columns. A pixel is the largest weight of its cells as a share of
+    the head's largest weight, times 255: bytes by (head, row, column).
+    """
+    pictures = []
+    for head in weights:
+        starts = [np.arange(side) * n // side for n in head.shape if (side := min(n, THUMBNAIL_SIDE))]
+        pooled = np.maximum.reduceat(np.maximum.reduceat(head, starts[0], axis=0), starts[1], axis=1)
+        pictures.append(np.rint(pooled * (255 / max(float(pooled.max()), 1e-9))).astype(np.uint8))
+    return base64.b64encode(zlib.compress(np.stack(pictures).tobytes(), 1)).decode("ascii")
 
 
 def _deflate(block: NDArray[np.float32], hidden: NDArray[np.bool_], unit: NDArray[np.float32]) -> str:

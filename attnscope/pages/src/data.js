@@ -2,15 +2,20 @@
 
 const MOST_CODES = 96e6; // unpacked weights kept at once: 192 MB
 const MOST_VALUES = 24e6; // derived ones, as shown: 96 MB
+const THUMBNAIL_SIDE = 96; // as packing.py has it
 const LEAST_LEFT = 0.01; // what a row must give to tokens that are not hidden, to be shown without those that are
 
 /** What the page was made with. */
 export const manifest = JSON.parse(document.getElementById("manifest").textContent);
 
-/** Lets the browser draw and answer before work goes on. */
-export function breathe() {
-  if (globalThis.scheduler?.yield) return scheduler.yield();
-  return new Promise((done) => setTimeout(done, 0));
+const BREATH_MS = 8; // work goes on for so long before the browser may draw
+let lastBreath = -BREATH_MS;
+
+/** Lets the browser draw and answer before work goes on, where it has not just done so. */
+export async function breathe() {
+  if (performance.now() - lastBreath < BREATH_MS) return;
+  await (globalThis.scheduler?.yield ? scheduler.yield() : new Promise((done) => setTimeout(done, 0)));
+  lastBreath = performance.now();
 }
 
 /** Promises by name; the ones not asked for lately go when they hold too much. */
@@ -292,6 +297,27 @@ export function matrix(text, map, spec, hide, words) {
     }
     return { rows, columns, values, largest };
   });
+}
+
+/** The small pictures of all heads of a map: bytes by head, row and column. */
+const thumbnails = new Map();
+
+/** Whether tokens of a map stand as the model had them: none hidden, none merged. */
+export const isWhole = (text, map, hide, words) => !(hide && canHide(text, map)) && !(words && canMerge(text, map));
+
+/** A promise of a head's map for a small picture of it: pooled where the page holds that, else as `matrix`. */
+export async function smallMatrix(text, map, spec, hide, words) {
+  const packed = packedMap(text, map);
+  const index = packed.heads.findIndex((pair) => pair.join(".") === spec);
+  if (!Number.isInteger(packed.thumbnails) || index < 0 || !isWhole(text, map, hide, words)) return matrix(text, map, spec, hide, words);
+  if (!thumbnails.has(packed)) thumbnails.set(packed, unpackBlock(packed.thumbnails));
+  const bytes = await thumbnails.get(packed);
+  const sides = ["queries", "keys"].map((side) => axisOf(text, map, side, false, false).length);
+  const [rows, columns] = sides.map((length) => ({ length: Math.min(length, THUMBNAIL_SIDE) }));
+  const each = rows.length * columns.length;
+  const largest = packed.largest[index];
+  const values = Float32Array.from(bytes.subarray(index * each, (index + 1) * each), (share) => (share / 255) * largest);
+  return { rows, columns, values, largest };
 }
 
 /** The rank of a weight in its row, from 1; equal weights share the better rank. */

@@ -1,5 +1,5 @@
 // Grid: all layers and heads at once.
-import { digits, manifest, matrix, nameOf, rolesOf } from "./data.js";
+import { digits, manifest, nameOf, rolesOf, smallMatrix } from "./data.js";
 import { el, faint, fill, readout, select, sheetOf, toolbar } from "./dom.js";
 import { HeadGrid, largestOf, paintThumb, roleChip, showRoles, topOf } from "./heads.js";
 import { Legend, drawScale, endOf } from "./heat.js";
@@ -132,7 +132,7 @@ export class GridView {
     const colours = this.app.palette;
     const pictures = [];
     for (const pair of order) {
-      const shown = await matrix(state.t, state.m, pair.join("."), state.hide, state.words);
+      const shown = await smallMatrix(state.t, state.m, pair.join("."), state.hide, state.words);
       const picture = sheetOf(1, 1);
       paintThumb(picture, shown, size, { low: 0, high: await topOf(shown), table: colours.sequential });
       pictures.push(picture);

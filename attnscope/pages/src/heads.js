@@ -1,5 +1,5 @@
 // All heads as thumbnails: a large grid, or a small one beside a view.
-import { breathe, packedMap, manifest, matrix, nameOf, rolesOf } from "./data.js";
+import { breathe, isWhole, packedMap, manifest, matrix, nameOf, rolesOf, smallMatrix } from "./data.js";
 import { button, dotOf, el, fill } from "./dom.js";
 import { paintPooled } from "./heat.js";
 import { mapOf, state } from "./state.js";
@@ -14,8 +14,10 @@ export function largestOf(text, map, hide, words, keys = null) {
 }
 
 async function findLargest(text, map, hide, words, keys) {
+  const { heads, largest: ofHeads } = packedMap(text, map);
+  if (ofHeads && !keys && isWhole(text, map, hide, words)) return Math.max(...ofHeads) || 1;
   let most = 0;
-  for (const pair of packedMap(text, map).heads) {
+  for (const pair of heads) {
     const shown = await matrix(text, map, pair.join("."), hide, words);
     most = Math.max(most, keys ? largestOn(keys, shown) : shown.largest);
     await breathe();
@@ -159,9 +161,8 @@ export class HeadGrid {
       const { t, m, hide, words } = state;
       const look = cell.look;
       try {
-        const shown = await matrix(t, m, cell.spec, hide, words);
+        const shown = await smallMatrix(t, m, cell.spec, hide, words);
         const high = await topOf(shown);
-        await breathe();
         if (cell.look === look && this.cells.get(cell.spec) === cell) {
           cell.done = true;
           paintThumb(cell.picture, shown, cell.size, { low: 0, high, table: this.palette.sequential });

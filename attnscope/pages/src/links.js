@@ -102,7 +102,24 @@ export class LinksView {
     this.rank();
     this.draw();
     if (Math.abs(this.scroller.scrollTop - state.y * this.line) > this.line) this.scroller.scrollTop = state.y * this.line;
+    this.revealKept();
     this.root.dataset.shown = [state.t, state.m, specs()].join();
+  }
+
+  /** Brings the token that is kept into sight, the first time that it is shown. */
+  revealKept() {
+    const kept = this.kept();
+    const name = [state.t, state.m, kept?.side, kept?.at].join();
+    if (kept && name !== this.revealed) this.scrollTo(kept.at, this.scroller.clientHeight / 2);
+    this.revealed = name;
+  }
+
+  /** Scrolls until a token is in sight, with so much room above it where it was out of sight. */
+  scrollTo(at, room) {
+    const y = TOP + at * this.line;
+    const { scrollTop, clientHeight } = this.scroller;
+    if (y < scrollTop + TOP) this.scroller.scrollTop = y - Math.max(room, TOP);
+    else if (y + this.line > scrollTop + clientHeight) this.scroller.scrollTop = y + this.line - clientHeight + room;
   }
 
   showLegend() {
@@ -143,10 +160,15 @@ export class LinksView {
 
   /** The token that is looked at: pointed at, else kept. */
   focused() {
-    if (this.over) return this.over;
-    const token = state[state.side];
-    const at = token < 0 ? -1 : this.axis(state.side).place[token];
-    return at < 0 ? null : { side: state.side, at };
+    return this.over || this.kept();
+  }
+
+  /** The token that is kept; null = there is none, or it is hidden. */
+  kept() {
+    const sides = state.side === "q" ? ["q", "k"] : ["k", "q"];
+    const side = sides.find((each) => state[each] >= 0);
+    const at = side ? this.axis(side).place[state[side]] : -1;
+    return at < 0 ? null : { side, at };
   }
 
   /** The links to be drawn, the strongest first. */
@@ -316,10 +338,7 @@ export class LinksView {
       next.at = clamp(now.at + (step || 0) * (event.shiftKey ? 10 : 1), labels.length - 1);
       this.over = null;
       this.keep(next);
-      const y = TOP + next.at * this.line;
-      const { scrollTop, clientHeight } = this.scroller;
-      if (y < scrollTop + TOP) this.scroller.scrollTop = y - TOP;
-      else if (y + this.line > scrollTop + clientHeight) this.scroller.scrollTop = y + this.line - clientHeight;
+      this.scrollTo(next.at, 0);
       const links = this.linksOf(next).slice(0, 3);
       const ends = links.map((link) => `${this.otherLabel(next, link)} ${digits(link.weight)}`).join(", ");
       say(`${labels[next.at]} ${verbOf(next.side)} ${ends || "nothing"}`);

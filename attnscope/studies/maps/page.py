@@ -173,8 +173,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         model = loading.load_to_look(spec, texts) if few else loading.load(spec)
         n_tokens = 0
         for number, (prompt, share) in enumerate(chain(first, prompts), 1):
-            page_texts.append(page_text(model, prompt, order.choice))
-            require_room(page_texts)
+            page_texts.append(page_text(model, prompt, order.choice, page_texts))
             n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
             if report is not None:
                 report(Progress(number, n_tokens, share))
@@ -215,18 +214,22 @@ def page(
     """
     page_texts = []
     for text in [texts] if isinstance(texts, str) else texts:
-        page_texts.append(page_text(model, Prompt(text, **prompt), Choice()))
-        require_room(page_texts)
+        page_texts.append(page_text(model, Prompt(text, **prompt), Choice(), page_texts))
         if findings is not None:
             _require_same_model(findings, page_texts[-1].record)
     return page_of(page_texts, findings=findings)
 
 
-def page_text(model: Model, given: Given, choice: Choice) -> PageText:
-    """Runs a model and keeps what a page shows of it."""
+def page_text(model: Model, given: Given, choice: Choice, others: Sequence[PageText] = ()) -> PageText:
+    """Run a model on a text and return what a page shows of it.
+
+    Raises:
+        AttnscopeError: With the other texts of the page, it would be too large for a browser. The model has not run.
+    """
     model = reader_of(model, given)
     reading, chosen_heads = read(model, given), choice.within(model.info)
     record = outline(model.info, reading, chosen_heads)
+    require_room([*(text.record for text in others), record])
     if model.look is not None:
         look = model.look(reading.tokens, chosen_heads.layers)
         record = fill_maps(record, look.weights, model.info)
