@@ -210,7 +210,7 @@ def test_many_heads_need_no_sideways_scrolling_of_the_page(pages: Pages) -> None
 
 
 def test_the_name_of_the_head_stays_on_screen_on_a_phone(pages: Pages) -> None:
-    opened = pages(spread_out(), width=390, height=700)
+    opened = pages(spread_out(), width=390, height=480)
     for view in ("matrix", "links", "text"):
         opened.show(v=view, h="0.1")
         opened.page.evaluate("scrollTo(0, 400)")

@@ -20,7 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.pages.packing import FINE_STEP, FINE_UP_TO, LEFT_UNIT, PATCH_STEP, STEP, THUMBNAIL_SIDE, most_pieces, pack, pack_thumbnails
+from attnscope.pages.packing import (
+    FINE_STEP,
+    FINE_UP_TO,
+    LEFT_UNIT,
+    PATCH_STEP,
+    STEP,
+    THUMBNAIL_SIDE,
+    most_pieces,
+    pack,
+    pack_thumbnails,
+)
 from attnscope.pages.photos import pack_photos, with_ordinary_patches
 from attnscope.records import AttentionMap, Heatmap, Tokens, write_whole
 from attnscope.records.frame.record import Record

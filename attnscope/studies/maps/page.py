@@ -212,7 +212,7 @@ def page(
     Raises:
         AttnscopeError: As `attnscope.heatmap`; or the weights are more than a browser would hold.
     """
-    page_texts = []
+    page_texts: list[PageText] = []
     for text in [texts] if isinstance(texts, str) else texts:
         page_texts.append(page_text(model, Prompt(text, **prompt), Choice(), page_texts))
         if findings is not None:
