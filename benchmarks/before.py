@@ -244,7 +244,7 @@ def main() -> None:
     wanted = tuple(asked.only.split(","))
     totals = {"equal": 0, "different": 0, "failed": 0, "numbers": 0, "figures": 0, "unequal_figures": 0}
     for model_name, spec in models.items():
-        for question in questions(HERE / "sample_texts", HERE / "sample_pairs", asked.photo or None):
+        for question in questions(HERE / "sample_texts", HERE / "sample_texts/pairs", asked.photo or None):
             is_picture = question.needs == "picture"
             if not question.name.startswith(wanted) or is_picture != (model_name == "picture"):
                 continue

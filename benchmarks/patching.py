@@ -2,7 +2,7 @@
 
     python -m benchmarks.patching --speed MODEL [--pairs 100] [--tokens 20] [--layers-step 1]
     python -m benchmarks.patching --rival [MODEL]          # needs transformer_lens 4.3: its own hooks, in the same run
-    python -m benchmarks.patching --figures MODEL sample_pairs/agreement.jsonl
+    python -m benchmarks.patching --figures MODEL sample_texts/pairs/agreement.jsonl
 
 Times are of the processor, of one thread, so that other work on the machine does not count. The last line is JSON.
 """

@@ -21,7 +21,10 @@ def sourced_lines(name):
     return [int(number) for cell in cells for number in cell.split(",")]
 
 
-@pytest.mark.parametrize("path", sorted(SAMPLES.iterdir()), ids=lambda path: path.name)
+TEXTS = [path for path in sorted(SAMPLES.rglob("*")) if path.is_file() and path.suffix not in (".jpg", ".wav")]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
 def test_is_utf8_without_surprises(path):
     text = path.read_bytes().decode("utf-8")
     assert text.endswith("\n")

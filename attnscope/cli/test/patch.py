@@ -22,8 +22,8 @@ def patch(
 ) -> None:
     """Say which heads carry a behaviour: give each head its output from another run, and measure the answer.
 
-    - `attnscope patch sample_pairs/agreement.jsonl -m ./SmolLM2-135M`
-    - `attnscope patch sample_pairs/indirect_object.jsonl -m gpt2 --by pattern --direction noise -o out`
+    - `attnscope patch sample_texts/pairs/agreement.jsonl -m ./SmolLM2-135M`
+    - `attnscope patch sample_texts/pairs/indirect_object.jsonl -m gpt2 --by pattern --direction noise -o out`
     - `attnscope patch pairs.jsonl -m ./model --attribution --exact 20`
     """
     from attnscope.corpus.pairs import Pairs

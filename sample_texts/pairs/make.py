@@ -1,4 +1,4 @@
-"""Writes the sample pairs: `python sample_pairs/make.py`. The same seed gives the same files."""
+"""Writes the sample pairs: `python sample_texts/pairs/make.py`. The same seed gives the same files."""
 
 import json
 import random
