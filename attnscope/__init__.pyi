@@ -80,7 +80,6 @@ from attnscope.studies.patch.options import PatchOptions as PatchOptions
 from attnscope.studies.patch.study import patch as patch
 from attnscope.studies.relations.options import RelationsOptions as RelationsOptions
 from attnscope.studies.relations.study import relations as relations
-from attnscope.studies.running.workers import Workers as Workers
 from attnscope.studies.senses.study import picture_heads as picture_heads
 from attnscope.studies.senses.study import sound_heads as sound_heads
 from attnscope.studies.teaching.cost import cost as cost
@@ -94,5 +93,6 @@ from attnscope.studies.training.study import training as training
 from attnscope.studies.weights.options import WeightsOptions as WeightsOptions
 from attnscope.studies.weights.study import weights as weights
 from attnscope.studies.why.study import why as why
+from attnscope.studies.workers import Workers as Workers
 
 __version__: str

@@ -63,6 +63,11 @@ class Chosen:
     heads: tuple[int, ...]
     picked: tuple[tuple[int, int], ...] | None
 
+    @property
+    def n_heads(self) -> int:
+        """How many heads these are, if each of the layers has them."""
+        return len(self.layers) * len(self.heads) if self.picked is None else len(self.picked)
+
 
 Span = tuple[int, int | None]
 """Numbers from a first one up to, but without, another (None = the end): as a Python slice."""

@@ -219,3 +219,14 @@ def tame_matplotlib() -> None:
     is_found = any(isinstance(finder, _MatplotlibFinder) for finder in sys.meta_path)
     if "matplotlib" not in sys.modules and not is_found:
         sys.meta_path.insert(0, cast(Any, _MatplotlibFinder()))
+
+
+# Memory ------------------------------------------------------------------------------------------------------------
+
+
+def physical_bytes() -> int | None:
+    """Return the machine's memory; None where it is not known."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation itself will tell
+        return None

@@ -82,9 +82,9 @@ class DeadlyMeasurer(HeadMeasurer):
         super().__init__(*arguments, **named)
         self._marks, self._text, self._n_deaths = marks, text, n_deaths
 
-    def begin(self, block: Any) -> Any:
+    def start(self, block: Any) -> Any:
         n_deaths = len(list(self._marks.iterdir()))
         if any(text.index == self._text for text in block.texts) and n_deaths < self._n_deaths:
             (self._marks / f"death-{n_deaths}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().begin(block)
+        return super().start(block)

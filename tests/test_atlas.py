@@ -27,7 +27,7 @@ from attnscope.studies.describe.sample import DescribeOptions, lot_of
 from attnscope.studies.describe.study import _expected
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.workers import Workers
 from attnscope.text import build_tokens
 from tests.conftest import SAMPLES, SENTENCES, Run, write_tiny
 from tests.heads_helpers import after

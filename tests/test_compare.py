@@ -87,8 +87,8 @@ class TestAllHeads:
 
     def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         together = compare(tiny, TEXTS, BOTH)
-        monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.TOKEN_BUDGET", 1)
-        monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.WEIGHTS_AT_ONCE", 1)
+        monkeypatch.setattr("attnscope.studies.compare.pairs.TOKEN_BUDGET", 1)
+        monkeypatch.setattr("attnscope.studies.compare.pairs.WEIGHTS_AT_ONCE", 1)
         apart = compare(tiny, TEXTS, BOTH)
         for a, b in zip(together.tables, apart.tables, strict=True):
             np.testing.assert_allclose(a.mean, b.mean, atol=1e-12)
@@ -171,7 +171,7 @@ class TestAllHeads:
         assert table.mean[head, nearest] == max(others)
 
     def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.TOKEN_BUDGET", 1)
+        monkeypatch.setattr("attnscope.studies.compare.pairs.TOKEN_BUDGET", 1)
         found = compare(tiny, TEXTS, report=after(0))
         assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
         np.testing.assert_allclose(found.tables[0].mean, compare(tiny, "b").tables[0].mean, atol=1e-12)

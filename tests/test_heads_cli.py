@@ -231,7 +231,7 @@ def test_a_model_of_two_parts_writes_again_what_it_reads(run: Run, tmp_path: Pat
 _SLOWLY = """
 import sys, time
 import attnscope.studies.heads.study
-import attnscope.studies.running.passes as study
+import attnscope.studies.run as study
 attnscope.studies.heads.study.BLOCK = 4
 blocks = study.blocks
 def slowly(*arguments, **more):

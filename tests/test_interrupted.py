@@ -13,9 +13,13 @@ from attnscope.cli import options
 from attnscope.results.reading import read_description
 from attnscope.results.storage import write_whole
 from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.ablation.sweep import CutMeasurer
+from attnscope.studies.compare import study as compare_study
+from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as heads_study
-from attnscope.studies.measuring import pair_blocks
+from attnscope.studies.measuring.head_blocks import HeadMeasurer
 from attnscope.studies.relations import study as relations
+from attnscope.studies.relations.sums import LinkMeasurer
 from attnscope.unfinished import settle
 from tests.conftest import SAMPLES, Run
 from tests.heads_helpers import after
@@ -43,8 +47,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
     (tmp_path / "texts.txt").write_text("\n".join(lines), "utf-8")
     trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
     (tmp_path / "texts.conllu").write_text("\n\n".join(trees[:16]) + "\n\n", "utf-8")
-    monkeypatch.setattr(pair_blocks, "TOKEN_BUDGET", 32)
-    for module in (heads_study, relations, ablation_sweep):
+    for module in (heads_study, relations, ablation_sweep, compare_study):
         monkeypatch.setattr(module, "BLOCK", 4)
     return at
 
@@ -81,10 +84,33 @@ def test_where_nothing_was_done_nothing_is_written_or_said(
         raise KeyboardInterrupt
 
     interrupt(0)
-    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.HeadMeasurer._run_batch", interrupted)
-    monkeypatch.setattr("attnscope.studies.measuring.pair_blocks.PairMeasurer._look", interrupted)
+    for measurer in (HeadMeasurer, PairMeasurer, CutMeasurer, LinkMeasurer):
+        monkeypatch.setattr(measurer, "measure", interrupted)
     assert run(*COMMANDS[stem], "-m", "own", "-o", "out", "--json") == (130, "", "error: interrupted\n")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("stem", COMMANDS)
+def test_of_an_interrupted_first_block_the_texts_that_are_done_count(
+    stem: str, run: Run, tmp_path: Path, interrupt: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for measurer in (HeadMeasurer, PairMeasurer, CutMeasurer, LinkMeasurer):
+        monkeypatch.setattr(measurer, "batches", one_by_one(measurer.batches))
+    interrupt(2)
+    status, out, err = run(*COMMANDS[stem], "-m", "own", "--json")
+    assert status == 130
+    record = json.loads(out)
+    assert (record["corpus"]["n_texts"], record["corpus"]["complete"]) == (3, False)
+    assert "Interrupted in the first block of texts, which begins with the longest: these are 3 of its 4." in err
+
+
+def one_by_one(batches: Callable[..., Any]) -> Callable[..., Any]:
+    """Batches of one row each."""
+
+    def cut(*arguments: Any) -> list[Any]:
+        return [batch[at : at + 1] for batch in batches(*arguments) for at in range(len(batch))]
+
+    return cut
 
 
 @dataclass(frozen=True)

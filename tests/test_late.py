@@ -16,9 +16,9 @@ from attnscope.records import load_record
 from attnscope.studies.ablation import study as ablation
 from attnscope.studies.ablation import sweep as ablation_sweep
 from attnscope.studies.compare import study as comparing
+from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as studying
 from attnscope.studies.measuring.head_blocks import HeadMeasurer
-from attnscope.studies.measuring.pair_blocks import PairMeasurer
 from tests.ablation_helpers import save_tiny
 from tests.conftest import Run
 from tests.pretend_workers import Here
@@ -108,20 +108,20 @@ def test_heads_keep_the_texts_before_a_failure(
 ) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     monkeypatch.setattr(studying, "BLOCK", first)
-    usual = HeadMeasurer.steps
+    usual = HeadMeasurer.batches
 
-    def steps(measurer: Any, block: Any, sums: Any) -> Any:
+    def batches(measurer: Any, block: Any) -> Any:
         if block.texts[0].index >= 2:
             raise AttnscopeError("one text does not fit into memory", "cut it")
-        return usual(measurer, block, sums)
+        return usual(measurer, block)
 
-    monkeypatch.setattr(HeadMeasurer, "steps", steps)
+    monkeypatch.setattr(HeadMeasurer, "batches", batches)
     status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert "error: the study of a later text failed: one text does not fit into memory" in err
     found = json.loads(out)
     assert (found["corpus"]["n_texts"], found["corpus"]["complete"]) == (2, False)
-    monkeypatch.setattr(HeadMeasurer, "steps", usual)
+    monkeypatch.setattr(HeadMeasurer, "batches", usual)
     alone = heads(attnscope.load("own"), TEXTS[:2])
     saved = load_record(tmp_path / "out" / "heads.npz")
     for mine, other in zip(saved.heads, alone.heads, strict=True):
@@ -168,18 +168,18 @@ def test_ablations_keep_the_texts_before_a_failure(monkeypatch: pytest.MonkeyPat
 def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     monkeypatch.setattr(comparing, "BLOCK", 2)
-    usual = PairMeasurer.steps
+    usual = PairMeasurer.batches
 
-    def steps(measurer: Any, block: Any, sums: Any) -> Any:
-        return fails() if block.texts[0].index >= 2 else usual(measurer, block, sums)
+    def batches(measurer: Any, block: Any) -> Any:
+        return fails() if block.texts[0].index >= 2 else usual(measurer, block)
 
-    monkeypatch.setattr(PairMeasurer, "steps", steps)
+    monkeypatch.setattr(PairMeasurer, "batches", batches)
     status, out, err = run("compare", "--file", "t.txt", "-m", "own", "--json", "-o", "out", "-f", "npz")
     assert status == 1
     assert "error: the comparison on a later text failed: RuntimeError: a bug" in err
     assert (tmp_path / "out" / "compare.npz").exists()
     assert json.loads(out)["corpus"]["n_texts"] == 2
-    monkeypatch.setattr(PairMeasurer, "steps", usual)
+    monkeypatch.setattr(PairMeasurer, "batches", usual)
     alone = compare(attnscope.load("own"), TEXTS[:2])
     saved = load_record(tmp_path / "out" / "compare.npz")
     np.testing.assert_allclose(saved.tables[0].distances, alone.tables[0].distances, atol=1e-9)

@@ -12,7 +12,7 @@ import attnscope
 from attnscope import models
 from attnscope.errors import AttnscopeError, is_out_of_memory
 from attnscope.models.own.native import NativeModel
-from attnscope.studies.running.memory import Room, halves, padded_size
+from attnscope.studies.run import Room
 from tests.conftest import Run
 from tests.test_devices import numbers_of
 
@@ -121,9 +121,9 @@ def test_what_fitted_once_is_not_tried_larger_again() -> None:
             raise MemoryError
         return len(batch)
 
-    first = list(room.each(tuple("abcdefgh"), do, halves, padded_size))
+    first = list(room.each(tuple("abcdefgh"), do))
     assert [len(part) for part, _ in first] == [2, 2, 2, 2] and tried == [8, 4, 2, 2, 2, 2]
-    assert [part for part, _ in room.each(tuple("ijk"), do, halves, padded_size)] == [("i",), ("j", "k")]
+    assert [part for part, _ in room.each(tuple("ijk"), do)] == [("i",), ("j", "k")]
     assert max(tried[6:]) <= 2 and room.tokens == 2
 
 

@@ -14,8 +14,9 @@ from attnscope.models.hf.check.longer import mixes_lengths
 from attnscope.models.model import Batch, MixedLengthsError
 from attnscope.studies.ablation import reading
 from attnscope.studies.atlas import rows as atlas_rows
+from attnscope.studies.compare import pairs
 from attnscope.studies.describe import rows
-from attnscope.studies.measuring import head_blocks, pair_blocks
+from attnscope.studies.measuring import head_blocks
 from tests.ablation_helpers import tiny
 from tests.record_helpers import require_close
 
@@ -115,7 +116,7 @@ def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(
     texts = [" ".join(map(str, text(n, seed)[0].tolist())) for seed, n in enumerate((9, 40, 12, 33, 15, 20, 30, 6))]
     together = STUDIES[study](model, texts)
     for module, name in (
-        (head_blocks, "TOKEN_BUDGET"), (pair_blocks, "TOKEN_BUDGET"), (atlas_rows, "TOKEN_BUDGET"),
+        (head_blocks, "TOKEN_BUDGET"), (pairs, "TOKEN_BUDGET"), (atlas_rows, "TOKEN_BUDGET"),
         (rows, "TOKEN_BUDGET"), (reading, "ROW_TOKENS"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, 1)

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from attnscope.errors import AttnscopeError
-from attnscope.studies.run import AHEAD, RUNS, Executor, Processes, RayCluster, ThisProcess
-from attnscope.studies.running.ray import connect
+from attnscope.studies.executors import AHEAD, RUNS, Executor, Processes, RayCluster, connect
 from tests.block_functions import Environment, Raises, Square
 from tests.processes import LIMIT_S
 
@@ -30,13 +29,13 @@ def squares(executor: Executor, function: Square, n: int) -> dict[int, int | str
     return {outcome.number: outcome.lost or outcome.result[0] for outcome in outcomes}
 
 
-@pytest.mark.parametrize("executor", [ThisProcess(), Processes(1, 1), Processes(2, 1)], ids=["here", "one", "two"])
+@pytest.mark.parametrize("executor", [Processes(1, 1), Processes(2, 1)], ids=["one", "two"])
 def test_each_block_is_run_once(executor: Executor, tmp_path: Path) -> None:
     assert squares(executor, Square(tmp_path), 7) == {number: number**2 for number in range(7)}
 
 
 def test_nothing_to_do_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("attnscope.studies.run.ProcessPoolExecutor", None)
+    monkeypatch.setattr("attnscope.studies.executors.ProcessPoolExecutor", None)
     assert squares(Processes(2, 1), Square(tmp_path), 0) == {}
 
 
@@ -69,12 +68,12 @@ def test_want_of_memory_counts_as_a_death() -> None:
 
 
 def test_what_a_function_raises_comes_out_as_it_is() -> None:
-    for executor in (ThisProcess(), Processes(1, 1)):
-        with pytest.raises(AttnscopeError) as raised:
-            list(executor.map_blocks(Raises(), [AttnscopeError("no such thing", "take another")]))
-        assert (raised.value.message, raised.value.hint) == ("no such thing", "take another")
-        with pytest.raises(ZeroDivisionError):
-            list(executor.map_blocks(Raises(), [ZeroDivisionError()]))
+    executor = Processes(1, 1)
+    with pytest.raises(AttnscopeError) as raised:
+        list(executor.map_blocks(Raises(), [AttnscopeError("no such thing", "take another")]))
+    assert (raised.value.message, raised.value.hint) == ("no such thing", "take another")
+    with pytest.raises(ZeroDivisionError):
+        list(executor.map_blocks(Raises(), [ZeroDivisionError()]))
 
 
 def test_blocks_are_read_as_they_are_needed(tmp_path: Path) -> None:
@@ -105,7 +104,7 @@ def test_a_worker_keeps_what_it_loaded_and_has_the_threads_that_it_is_given(tmp_
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from attnscope.studies.run import Processes
+from attnscope.studies.executors import Processes
 from tests.block_functions import Slow
 
 function = Slow(Path(sys.argv[1]))

@@ -29,11 +29,10 @@ from attnscope import (
 from attnscope.choice import Choice
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.studies.heads.study import open_reading, study_heads
-from attnscope.studies.inputs.texts import Progress
-from attnscope.studies.run import RUNS
+from attnscope.studies.executors import RUNS
+from attnscope.studies.heads.study import study_heads
+from attnscope.studies.inputs.texts import Progress, texts_of
 from attnscope.studies.running.options import SharedWork
-from attnscope.studies.running.passes import Task
 from tests.block_functions import DeadlyMeasurer
 from tests.conftest import Run
 from tests.heads_helpers import after
@@ -116,14 +115,14 @@ def test_two_processes_find_what_one_finds_and_tell_how_far_they_are(own: Model,
 
 def test_a_worker_that_is_killed_in_a_block_costs_nothing(own: Model, corpus: Corpus, tmp_path: Path) -> None:
     deadly = partial(DeadlyMeasurer, marks=tmp_path, text=BLOCK, n_deaths=1)
-    found, _ = study_heads(open_reading(own, corpus, HeadsOptions(), TWO), HeadsOptions(), None, deadly)
+    found, _ = study_heads(own, texts_of(corpus), HeadsOptions(), None, TWO, deadly)
     assert len(list(tmp_path.iterdir())) == 1
     require_same(found, heads(own, corpus))
 
 
 def test_a_block_that_always_kills_is_listed_and_the_rest_kept(own: Model, corpus: Corpus, tmp_path: Path) -> None:
     deadly = partial(DeadlyMeasurer, marks=tmp_path, text=BLOCK, n_deaths=99)
-    found, _ = study_heads(open_reading(own, corpus, HeadsOptions(), TWO), HeadsOptions(), None, deadly)
+    found, _ = study_heads(own, texts_of(corpus), HeadsOptions(), None, TWO, deadly)
     assert len(list(tmp_path.iterdir())) == RUNS
     assert found.corpus["complete"] and found.corpus["n_texts"] == N - BLOCK
     assert [problem["line"] for problem in found.corpus["problems"]] == [None, BLOCK + 1]
@@ -176,7 +175,7 @@ def test_ctrl_c_keeps_what_is_done(n_workers: int, folder: Path) -> None:
 def test_a_block_that_is_given_up_is_one_line_on_the_command_line(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lambda task: task.line == BLOCK + 1))
+    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lambda task: task.block.texts[0].line == BLOCK + 1))
     status, out, err = run("heads", "-m", "own", "--file", folder / "many.txt", "--workers", 1, "-q")
     assert status == 1 and f"{N - BLOCK} texts" in out
     assert err.splitlines() == [
@@ -224,8 +223,8 @@ def test_what_changes_without_heads_is_that_of_one_process(own: Model, monkeypat
 
 
 def test_a_block_that_is_given_up_in_several_passes_is_listed_once(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_second(task: Task[Any]) -> bool:
-        return task.line == 6
+    def is_second(task: Any) -> bool:
+        return bool(task.block.texts[0].line == 6)
 
     monkeypatch.setattr("attnscope.studies.ablation.sweep.BLOCK", 5)
     monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(is_second))

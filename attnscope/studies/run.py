@@ -1,417 +1,494 @@
-"""Run a function over the blocks of a corpus: in this process, in processes of this machine, or on a Ray cluster.
+"""Go over texts once, and add up what a study measures on them.
 
-An executor hands out blocks and gives back what came of each. It knows no model and no measure: the function brings
-them along. Whoever asks adds up, in the order of the blocks (`studies.running.passes`).
-
-Blocks are read as workers need them. A block whose worker dies is run again, at most twice, and then given up.
+A study is a `Measurer`: it cuts a block of texts into batches, measures one by a forward pass or several, and adds the
+result to a `Part`. Parts of different blocks merge. This loop does all the rest: it leaves out copies, halves batches
+that do not fit into memory, says how far it is, keeps what is done after Ctrl-C or a failure, and shares blocks among
+workers (`studies.executors`). It knows no measure.
 """
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
-import os
-import pickle
-import signal
 import sys
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import closing
+from copy import copy
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from attnscope.errors import AttnscopeError, first_line
-from attnscope.host import block_interrupts, safe_path, tame_matplotlib
-from attnscope.studies.running.ray import connect, count_room
+from attnscope.corpus import Copies, Problem, blocks, distinct
+from attnscope.errors import AttnscopeError, amount, is_out_of_memory
+from attnscope.host import delay_interrupts
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import MixedLengthsError, Model
+from attnscope.studies.executors import Outcome
+from attnscope.studies.failures import LeftOut, Place, failure
+from attnscope.studies.inputs.texts import Progress, Report, Texts, problems_of, sha256_of, share_read, sources_of
+from attnscope.studies.workers import Workers, WorkersModel
 
-RUNS = 3
-"""How many workers may die over a block before it is given up."""
+STEP = "the study of a later text"
+"""What failed, if the study does not name it."""
 
-AHEAD = 4
-"""How many blocks per worker are read beyond the first one that is not done. So memory stays bounded."""
-
-B = TypeVar("B")
+R = TypeVar("R")
 
 
-class Function(Protocol):
-    """What is done with each block. A worker gets a pickled copy and keeps it for all of its blocks."""
+class Block(Protocol):
+    """Texts that are measured together, in one place."""
 
-    def load(self) -> None:
-        """Load what all blocks need, such as a model, unless that is done."""
+    @property
+    def texts(self) -> Sequence[Any]:
+        """Its texts; each has an `index`, a `source` and a `line`."""
 
-    def __call__(self, block: Any, /) -> Any:
-        """Return what comes of a block."""
+
+@dataclass(kw_only=True, eq=False)
+class Part:
+    """What was added up over some texts. A study adds fields: numbers, tuples, what merges, and mappings of these.
+
+    Fields whose names open with an underscore are of one block, while it is measured.
+
+    Attributes:
+        n_texts: Whole texts in it.
+        n_tokens: Their tokens.
+        n_chunked: How many of them came in several chunks.
+        broken: Texts of the block at hand on which the model computes NaN or infinity, by index. They count nothing.
+        left_out: The same of all finished blocks.
+        halved_to: To how few tokens batches were halved for want of memory; None = they were not.
+    """
+
+    n_texts: int = 0
+    n_tokens: int = 0
+    n_chunked: int = 0
+    broken: dict[int, Place] = field(default_factory=dict)
+    left_out: LeftOut = LeftOut()
+    halved_to: int | None = None
+
+    def merge(self, other: Self) -> Self:
+        """Return what was added up over the texts of both; neither is changed."""
+        both = copy(self)
+        for each in fields(self):
+            if not each.name.startswith("_"):
+                setattr(both, each.name, _add(getattr(self, each.name), getattr(other, each.name)))
+        both.halved_to = min((part.halved_to for part in (self, other) if part.halved_to is not None), default=None)
+        return both
+
+
+def _add(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, Mapping):
+        return {**first, **{name: _add(first.get(name), value) for name, value in second.items()}}
+    return first + second if isinstance(first, int | tuple) else first.merge(second)
+
+
+P = TypeVar("P", bound=Part)
+
+
+class Measurer(ABC, Generic[P]):
+    """What a study does with each block. A worker has one of its own.
+
+    Attributes:
+        room: How much of a batch fits into memory at once.
+    """
+
+    def __init__(self) -> None:
+        self.room = Room()
+
+    @abstractmethod
+    def start(self, block: Any) -> P:
+        """Return the part of no text, for a block."""
+
+    @abstractmethod
+    def batches(self, block: Any) -> Iterable[Sequence[Any]]:
+        """Cut a block into batches, the longest texts first: what shorter ones need fits into what those have freed."""
+
+    @abstractmethod
+    def measure(self, batch: Any) -> Any:
+        """Run the model on a batch. It adds to nothing, as it starts anew on a half where memory runs out."""
+
+    @abstractmethod
+    def add(self, part: P, batch: Any, result: Any) -> None:
+        """Add what was measured on a batch to a part. Ctrl-C waits until that is done."""
+
+    def finish(self, part: P) -> P:
+        """Return the part of a block, without what only later batches of the block needed."""
+        return part
+
+
+@dataclass
+class Run(Generic[P]):
+    """What going over the texts came to.
+
+    Attributes:
+        done: What was added up.
+        complete: Whether all texts were gone through.
+        lost: Blocks that were given up as their workers died, as problems of a corpus.
+        failures: What failed after some blocks, as `failure` tells it.
+        error: The exception that this was; None = nothing failed.
+        notes: What a reader of the result must know of an interruption, and of memory.
+        n_copies: How many texts were left out as copies of earlier ones.
+    """
+
+    done: P
+    complete: bool = True
+    lost: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    error: Exception | None = None
+    notes: list[str] = field(default_factory=list)
+    n_copies: int = 0
+
+    def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
+        """Return the texts that were not studied, as problems of a corpus."""
+        return [*self.lost, *self.done.left_out.problems(info)]
+
+    def corpus(self, texts: Texts, info: ModelInfo) -> dict[str, Any]:
+        """Return what a record says of the texts."""
+        return {
+            "sources": sources_of(texts),
+            "n_texts": self.done.n_texts,
+            "n_tokens": self.done.n_tokens,
+            "n_chunked": self.done.n_chunked,
+            "n_copies": self.n_copies,
+            "sha256": sha256_of(texts),
+            "problems": [*problems_of(texts), *self.problems(info)],
+            "complete": self.complete,
+        }
+
+
+def run(
+    measurer: Callable[..., Measurer[P]],
+    models: Sequence[Model],
+    texts: Texts,
+    nothing: P,
+    *,
+    block: int,
+    workers: Sequence[Workers] | None = None,
+    report: Report | None = None,
+    step: str = STEP,
+) -> Run[P]:
+    """Go over a corpus, block by block, as `run_blocks` does. Copies of earlier texts are left out and counted.
+
+    Args:
+        measurer: Makes the measurer of the models; with workers it is pickled.
+        models: The models, as a rule one.
+        texts: The corpus.
+        nothing: The part of no text.
+        block: The most texts of a block.
+        workers: How workers load each model; None = this process measures.
+        report: Hears how far it is after each batch; with workers after each block.
+        step: What is at work, for the record of a failure.
+    """
+    copies = Copies()
+
+    def share(cut: Block) -> float | None:
+        return share_read(texts, cut.texts[-1].index)
+
+    cut = blocks(distinct(texts, copies), block)
+    going = run_blocks(measurer, models, cut, nothing, workers=workers, report=report, step=step, share=share)
+    going.n_copies = copies.n
+    return going
+
+
+def run_blocks(
+    measurer: Callable[..., Measurer[P]],
+    models: Sequence[Model],
+    cut: Iterable[Block],
+    nothing: P,
+    *,
+    workers: Sequence[Workers] | None = None,
+    report: Report | None = None,
+    step: str = STEP,
+    share: Callable[[Any], float | None] = lambda _: None,
+) -> Run[P]:
+    """Go over blocks, and add up what comes of each in their order.
+
+    If the user ends it, or if something fails after some texts, whole blocks count. Before the first whole block, an
+    interruption keeps the texts that are done: they are the longest of the first block, and a note says so. `share`
+    says how much of all texts had been read when a block was cut.
+
+    Raises:
+        AttnscopeError: Something fails before any block is done, or no worker could begin.
+    """
+    going = Run(nothing)
+    order = _InOrder(nothing)
+    tasks = _tasks(cut, share)
+    here: _Here[P] | None = None
+    try:
+        if workers is None:
+            here = _Here(measurer(*models), report)
+            outcomes = here.outcomes(tasks)
+        else:
+            outcomes = _elsewhere(measurer, models, workers, tasks)
+        for outcome in outcomes:
+            with delay_interrupts():
+                order.take(outcome.number, outcome.result)
+            if outcome.lost:
+                going.lost.append(_describe_lost(outcome.block.block, outcome.lost))
+            if report is not None and here is None:
+                report(Progress(order.n_texts, order.n_tokens, outcome.block.share))
+    except KeyboardInterrupt:
+        going.complete = False
+        if here is not None and not order.n_texts:
+            going.notes += here.keep_first_texts(order)
+    except Exception as error:
+        if not order.n_texts:
+            raise
+        going.error = error
+        going.failures.append(failure(step, error))
+        going.complete = False
+    if order.take_rest() and not going.failures:
+        going.notes.append("Interrupted: these are whole blocks of texts, but not the first ones of the corpus.")
+    going.done = order.done
+    if going.done.halved_to is not None:
+        going.notes.append("Memory did not suffice for whole batches: they were halved.")
+    return going
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[B]):
-    """What came of a block.
+class _Task:
+    """A block, and how much of all texts had been read before and after it; None = unknown."""
+
+    block: Any
+    share_before: float | None
+    share: float | None
+
+    def share_at(self, fraction: float) -> float | None:
+        """Return how much of all texts is done with a fraction of the block."""
+        if self.share is None or self.share_before is None:
+            return self.share
+        return self.share_before + (self.share - self.share_before) * fraction
+
+
+def _tasks(cut: Iterable[Block], share: Callable[[Any], float | None]) -> Iterator[_Task]:
+    before: float | None = 0.0
+    for block in cut:
+        after = share(block)
+        yield _Task(block, before, after)
+        before = after
+
+
+def _describe_lost(block: Block, why: str) -> dict[str, Any]:
+    n_lost = amount(len(block.texts), "text from here on was", "texts from here on were")
+    first = block.texts[0]
+    return asdict(Problem(first.source, first.line, f"{n_lost} not studied: {why}"))
+
+
+class _InOrder(Generic[P]):
+    """Add up the parts of blocks in the order of the corpus, whichever comes first.
 
     Attributes:
-        number: Its place among the blocks, from 0.
-        result: What the function returned; None if the block was given up.
-        lost: Why it was given up; empty if it was not.
+        done: The sum.
+        n_texts: Texts of all parts, those that wait for an earlier one included; `n_tokens` likewise.
     """
 
-    number: int
-    block: B
-    result: Any
-    lost: str = ""
+    def __init__(self, nothing: P) -> None:
+        self.done = nothing
+        self.n_texts = 0
+        self.n_tokens = 0
+        self._waiting: dict[int, P | None] = {}
+        self._next = 0
+
+    def take(self, number: int, part: P | None) -> None:
+        """Take the part of a block; None if it was given up."""
+        self._waiting[number] = part
+        if part is not None:
+            self.n_texts += part.n_texts
+            self.n_tokens += part.n_tokens
+        while self._next in self._waiting:
+            self._add(self._waiting.pop(self._next))
+            self._next += 1
+
+    def take_rest(self) -> bool:
+        """Add the parts that wait for a block which will not come; return whether there are any."""
+        for number in sorted(self._waiting):
+            self._add(self._waiting[number])
+        return bool(self._waiting)
+
+    def _add(self, part: P | None) -> None:
+        if part is not None:
+            self.done = self.done.merge(part)
 
 
-class Executor(Protocol):
-    """Where blocks are run."""
-
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
-        """Run a function over blocks, and yield what came of each as soon as it is there, in any order.
-
-        Ctrl-C yields the blocks that are done, and then raises KeyboardInterrupt. All workers end when the iterator is
-        closed.
-
-        Raises:
-            AttnscopeError: The function raised it, or no worker could begin.
-        """
+# Where blocks are measured
 
 
-class ThisProcess:
-    """Run one block after the other in this process."""
+class _Here(Generic[P]):
+    """Measure blocks in this process, one after the other."""
 
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
-        """Run a function over blocks; see `Executor`."""
-        for number, block in enumerate(blocks):
-            yield Outcome(number, block, function(block))
+    def __init__(self, measurer: Measurer[P], report: Report | None) -> None:
+        self._measurer = measurer
+        self._report = report
+        self._n_texts = 0
+        self._n_tokens = 0
+        self._block: Any = None
+        self._part: P | None = None
+
+    def outcomes(self, tasks: Iterable[_Task]) -> Iterator[Outcome[_Task]]:
+        """Measure each block, and report after each batch."""
+        for number, task in enumerate(tasks):
+            self._block = task.block
+            self._part = part = self._measurer.start(task.block)
+            for fraction in _steps(self._measurer, task.block, part):
+                if self._report is not None:
+                    n_texts = self._n_texts + part.n_texts
+                    n_tokens = self._n_tokens + part.n_tokens
+                    self._report(Progress(n_texts, n_tokens, task.share_at(fraction)))
+            done = _finish(self._measurer, task.block, part)
+            self._n_texts += done.n_texts
+            self._n_tokens += done.n_tokens
+            yield Outcome(number, task, done)
+
+    def keep_first_texts(self, order: _InOrder[P]) -> list[str]:
+        """Keep the texts of the first block that are done; return a note on them if there are any."""
+        if self._part is None or not self._part.n_texts:
+            return []
+        n_texts = len(self._block.texts)
+        n_seen = self._part.n_texts + len(self._part.broken)
+        order.take(0, _finish(self._measurer, self._block, self._part))
+        if n_seen >= n_texts:
+            return []
+        return [
+            f"Interrupted in the first block of texts, which begins with the longest: these are "
+            f"{order.n_texts:,} of its {n_texts:,}."
+        ]
 
 
-class _Todo(Generic[B]):
-    """Keep the blocks that were read and are not done, and count the workers that died over each.
+def _steps(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
+    """Add a block to its part, batch by batch; yield which fraction of its tokens is done."""
+    batches = list(measurer.batches(block))
+    n_tokens = sum(map(padded_size, batches))
+    n_done = 0
+    for batch in batches:
+        for some, result in measurer.room.each(batch, measurer.measure):
+            with delay_interrupts():
+                measurer.add(part, some, result)
+        n_done += padded_size(batch)
+        yield n_done / max(1, n_tokens)
+
+
+def _finish(measurer: Measurer[P], block: Block, part: P) -> P:
+    """Return the part of a block, with the texts that were left out."""
+    finished = measurer.finish(part)
+    kept = {each.name: getattr(finished, each.name) for each in fields(finished) if not each.name.startswith("_")}
+    done = type(finished)(**kept)
+    done.left_out = LeftOut.of(block.texts, part.broken)
+    done.broken = {}
+    done.halved_to = measurer.room.tokens
+    return done
+
+
+@dataclass(eq=False)
+class _InWorker(Generic[P]):
+    """Measure blocks in a worker, which loads the models once. It is pickled before that."""
+
+    models: tuple[WorkersModel, ...]
+    make: Callable[..., Measurer[P]]
+    measurer: Measurer[P] | None = None
+
+    def load(self) -> None:
+        """Load the models, unless that is done."""
+        if self.measurer is None:
+            self.measurer = self.make(*(model.load() for model in self.models))
+
+    def __call__(self, task: _Task) -> P:
+        """Measure a block."""
+        assert self.measurer is not None
+        part = self.measurer.start(task.block)
+        for _ in _steps(self.measurer, task.block, part):
+            pass
+        return _finish(self.measurer, task.block, part)
+
+
+def _elsewhere(
+    measurer: Callable[..., Measurer[P]], models: Sequence[Model], workers: Sequence[Workers], tasks: Iterable[_Task]
+) -> Iterator[Outcome[_Task]]:
+    """Have workers measure the blocks."""
+    loading = tuple(each.model(model) for each, model in zip(workers, models, strict=True))
+    executor = workers[0].executor_on(models[0].info.device)
+    with closing(executor.map_blocks(_InWorker(loading, measurer), tasks)) as outcomes:
+        yield from outcomes
+
+
+# Memory
+
+
+class Room:
+    """Halve a batch that does not fit into the memory of the device, and later batches of its size.
+
+    It also halves batches of texts that must not be padded together (`MixedLengthsError`), whatever their size. Results
+    agree up to rounding: torch may sum a batch of another shape in another order.
 
     Attributes:
-        pending: These blocks, by number.
-        suspects: Those of them over which a worker may have died. They run one at a time.
+        tokens: The most tokens that are tried at once from now on, if there are several texts; None = any number.
     """
 
-    def __init__(self, blocks: Iterable[B], n_workers: int) -> None:
-        self.pending: dict[int, B] = {}
-        self.suspects: set[int] = set()
-        self._queue: deque[int] = deque()
-        self._n_deaths: Counter[int] = Counter()
-        self._unread = enumerate(blocks)
-        self._n_read = 0
-        self._n_ahead = AHEAD * n_workers
+    def __init__(self) -> None:
+        self.tokens: int | None = None
 
-    def has_more(self) -> bool:
-        """Return whether any block is not done. This may read one."""
-        if not self.pending:
-            number = self.take()
-            if number is not None:
-                self._queue.append(number)
-        return bool(self.pending)
+    def size(self, batch: Sequence[Any]) -> int:
+        """Return how many tokens are measured at once."""
+        return padded_size(batch)
 
-    def take(self) -> int | None:
-        """Return the number of a block to start; None if there is none, or if one long before it is not done."""
-        if self._queue:
-            return self._queue.popleft()
-        oldest = min(self.pending, default=self._n_read)
-        if self._n_read - oldest >= self._n_ahead:
-            return None
-        for number, block in self._unread:
-            self._n_read = number + 1
-            self.pending[number] = block
-            return number
-        return None
+    def parts(self, batch: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """Return what is tried in place of a batch that does not fit; nothing if it cannot be less."""
+        return halves(batch)
 
-    def finish(self, number: int, result: Any, lost: str = "") -> Outcome[B]:
-        """Return the outcome of a block, which is then no longer pending."""
-        self.suspects.discard(number)
-        return Outcome(number, self.pending.pop(number), result, lost)
-
-    def retry(self, running: Iterable[int], reason: str) -> Iterator[Outcome[B]]:
-        """Queue all pending blocks again, as a worker died over one of those that were running.
-
-        Yields:
-            The blocks that are given up.
-        """
-        for number in running:
-            self._n_deaths[number] += 1
-            if self._n_deaths[number] == RUNS:
-                yield self.finish(number, None, f"{reason}; tried {RUNS} times")
-        self.suspects = set(self.pending)
-        self._queue = deque(sorted(self.pending))
-
-
-# Processes of this machine
-
-_LOADING = -1
-"""Stands for the number of a block: the first task of a pool loads the model, which may kill a worker, too."""
-
-_OUT_OF_MEMORY = 12
-"""The exit status of a worker that ran out of memory."""
-
-
-class Processes:
-    """Run blocks in processes of this machine, `n_workers` of them with `n_threads` each.
-
-    When a process dies, its pool breaks, and every block under way looks guilty. A new pool then runs these suspects
-    one at a time, so that it is known which block kills its worker.
-    """
-
-    def __init__(self, n_workers: int, n_threads: int) -> None:
-        self._n_workers, self._n_threads = n_workers, n_threads
-
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
-        """Run a function over blocks; see `Executor`."""
-        pickled = pickle.dumps(function)
-        todo = _Todo(blocks, self._n_workers)
-        n_failed_starts = 0
-        while todo.has_more():
-            running: dict[Future[Any], int] = {}
-            with self._pool(pickled) as pool:
-                try:
-                    yield from self._run(pool, running, todo)
-                except BrokenProcessPool:
-                    reason = _how_it_died(pool)
-                    numbers = list(running.values())
-                    # A worker that dies before the first one has loaded the model says nothing about a block.
-                    n_failed_starts = n_failed_starts + 1 if _LOADING in numbers else 0
-                    if n_failed_starts == RUNS:
-                        raise AttnscopeError(
-                            f"no worker could load the model: {reason}; tried {RUNS} times",
-                            "choose fewer --workers, so that more memory is left for each",
-                        ) from None
-                    yield from todo.retry([number for number in numbers if number != _LOADING], reason)
-
-    def _run(self, pool: ProcessPoolExecutor, running: dict[Future[Any], int], todo: _Todo[B]) -> Iterator[Outcome[B]]:
-        """Run in one pool what there is to do. `running` has the numbers of the blocks under way.
+    def each(self, batch: Sequence[Any], do: Callable[[Any], R]) -> Iterator[tuple[Sequence[Any], R]]:
+        """Do something with a batch, or with parts of it; yield each part that fitted, and the result.
 
         Raises:
-            BrokenProcessPool: A worker died.
+            AttnscopeError: A single text does not fit.
         """
-        running[_submit(pool, _load)] = _LOADING
-        try:
-            while True:
-                # One block more than there are workers, so that none of them waits for this process.
-                most = 1 if todo.suspects else self._n_workers + 1
-                while len(running) < most and (number := todo.take()) is not None:
-                    running[_submit(pool, _run_block, todo.pending[number])] = number
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield from _collect(future, running, todo)
-        except KeyboardInterrupt:
-            for future in [future for future in running if future.done() and not future.exception()]:
-                yield from _collect(future, running, todo)
-            raise
-
-    @contextmanager
-    def _pool(self, pickled: bytes) -> Iterator[ProcessPoolExecutor]:
-        """Open a pool. Its processes start as blocks are submitted, and end with it."""
-        context = multiprocessing.get_context("spawn")
-        with _safe_start():  # a process of its own keeps its locks
-            pool = ProcessPoolExecutor(self._n_workers, context, _begin_process, (self._n_threads, pickled))
-        try:
-            yield pool
-        except BaseException:
-            # Nobody waits for what is under way. What `shutdown` lacks until Python 3.14:
-            for process in list((pool._processes or {}).values()):
-                process.kill()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Submit a task, which may start a process."""
-    with _safe_start():
-        try:
-            return pool.submit(function, *arguments)
-        except OSError as error:
-            raise AttnscopeError(
-                f"cannot start a process: {error.strerror or error}", "choose fewer --workers"
-            ) from None
-
-
-@contextmanager
-def _safe_start() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach, and that import no numpy.py from where the user stands.
-
-    Nor do they import the script that runs here, which multiprocessing does otherwise: it may do its work again.
-    """
-    main_module = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        with block_interrupts(), safe_path():
-            yield
-    finally:
-        sys.modules["__main__"] = main_module
-
-
-def _collect(future: Future[Any], running: dict[Future[Any], int], todo: _Todo[B]) -> Iterator[Outcome[B]]:
-    """Take the result of a future that is done.
-
-    Raises:
-        BrokenProcessPool: A worker died; then the future counts as running.
-    """
-    result = future.result()
-    number = running.pop(future)
-    if number != _LOADING:
-        yield todo.finish(number, result)
-
-
-def _how_it_died(pool: ProcessPoolExecutor) -> str:
-    """Return why a process of a broken pool died; the others were terminated by the pool."""
-    processes = list((pool._processes or {}).values())
-    pool.shutdown()
-    codes = {process.exitcode or 0 for process in processes} - {0, -signal.SIGTERM}
-    if _OUT_OF_MEMORY in codes:
-        return "its process ran out of memory"
-    if -9 in codes:
-        return "its process was killed by signal 9: perhaps for want of memory"
-    for code in codes:
-        return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with status {code}"
-    return "its process died"
-
-
-# What runs in a process
-
-_function: Function | None = None
-"""The function of this worker."""
-
-
-def _begin_process(n_threads: int, pickled: bytes) -> None:
-    """Begin a worker, before any large library is loaded."""
-    global _function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)  # what libraries print is none of the command's output
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _set_environment(n_threads)
-    _function = pickle.loads(pickled)
-
-
-def _end_with_parent() -> None:
-    """End this process when the one that started it ends, however that happens."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _set_environment(n_threads: int) -> None:
-    """Say how many threads libraries may use that are not loaded yet, and tame matplotlib."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(n_threads)
-    tame_matplotlib()
-
-
-def _load() -> None:
-    """Load what blocks need."""
-    assert _function is not None
-    with _memory_or_death():
-        _function.load()
-
-
-def _run_block(block: Any) -> Any:
-    """Run the function of this worker on a block."""
-    assert _function is not None
-    with _memory_or_death():
-        _function.load()
-        return _function(block)
-
-
-@contextmanager
-def _memory_or_death() -> Iterator[None]:
-    """End this process when memory runs out, so that the block runs again in a new one."""
-    try:
-        yield
-    except MemoryError:
-        os._exit(_OUT_OF_MEMORY)
-
-
-# A Ray cluster
-
-
-class RayCluster:
-    """Run blocks as tasks of a Ray cluster. Ray runs those whose worker or machine dies again.
-
-    If this process is connected to a cluster already, that one is used, and stays connected.
-
-    Args:
-        n_workers: How many blocks run at a time; None = as many as the cluster has room for.
-        n_threads: How many threads each computes with, and processors it claims.
-        address: The address of the cluster; None = as Ray finds it, else one that is started on this machine.
-        on_gpu: Whether each claims a GPU.
-    """
-
-    def __init__(self, n_workers: int | None, n_threads: int, address: str | None, *, on_gpu: bool = False) -> None:
-        self._n_workers, self._n_threads, self._address = n_workers, n_threads, address
-        self._n_gpus = int(on_gpu)
-
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
-        """Run a function over blocks; see `Executor`.
-
-        Raises:
-            AttnscopeError: Ray is not installed, cannot be reached, or has too few processors or GPUs.
-        """
-        with connect(self._address) as ray:
-            n_workers = count_room(ray, self._n_workers, self._n_threads, self._n_gpus)
-            todo = _Todo(blocks, n_workers)
-            task = ray.remote(
-                num_cpus=self._n_threads, num_gpus=self._n_gpus, max_retries=RUNS - 1, retry_exceptions=[MemoryError]
-            )(_run_on_ray)
-            # In a list, it arrives as a reference: a worker gets it once, and not with every block.
-            shared = [ray.put(pickle.dumps(function))]
-            running: dict[Any, int] = {}
+        n_tokens = self.size(batch)
+        parts: Sequence[Sequence[Any]] = ()
+        if self.tokens is None or n_tokens <= self.tokens or not (parts := self.parts(batch)):
             try:
-                while True:
-                    while len(running) < n_workers and (number := todo.take()) is not None:
-                        running[task.remote(self._n_threads, shared, todo.pending[number])] = number
-                    if not running:
-                        return
-                    for reference in ray.wait(list(running))[0]:
-                        yield _get(ray, reference, running, todo)
-            except KeyboardInterrupt:
-                for reference in ray.wait(list(running), num_returns=max(1, len(running)), timeout=0)[0]:
-                    yield _get(ray, reference, running, todo)
-                raise
-            finally:
-                for reference in running:
-                    ray.cancel(reference, force=True)
+                result = _try(do, batch)
+            except MixedLengthsError:
+                parts = halves(batch)
+                if not parts:
+                    raise
+            else:
+                if result is not None:
+                    yield batch, result[0]
+                    return
+                _give_memory_back()
+                self.tokens = max(1, n_tokens // 2)
+                parts = self.parts(batch)
+                if not parts:
+                    raise AttnscopeError(
+                        f"one text of {n_tokens:,} tokens does not fit into memory",
+                        "cut it into chunks (--chunk), choose fewer layers, --dtype bfloat16, or --device cpu",
+                    )
+        for part in parts:
+            yield from self.each(part, do)
 
 
-def _get(ray: Any, reference: Any, running: dict[Any, int], todo: _Todo[B]) -> Outcome[B]:
-    """Take the result of a task that is done.
-
-    Raises:
-        Exception: What the function raised.
-    """
-    number = running.pop(reference)
+def _try(do: Callable[[Any], R], batch: Sequence[Any]) -> tuple[R] | None:
+    """Return the result; None if memory ran out."""
+    # A function of its own: as long as the exception is there, its frames hold the tensors that filled the memory.
     try:
-        return todo.finish(number, ray.get(reference))
-    except ray.exceptions.RayTaskError as error:
-        if not isinstance(error.cause, MemoryError):
-            raise error.cause from None
-        reason = "its process ran out of memory"
-    except ray.exceptions.OutOfMemoryError:
-        reason = "its process was ended by Ray for want of memory"
-    except ray.exceptions.RayError as error:
-        reason = f"its process died: {first_line(error)}"
-    return todo.finish(number, None, f"{reason}; tried {RUNS} times")
+        return (do(batch),)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    return None
 
 
-_on_ray: dict[str, Function] = {}
-"""The function of this worker of Ray, by the name of its object."""
+def halves(batch: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    """Return the two halves of a batch; nothing of a single text."""
+    middle = len(batch) // 2
+    return (batch[:middle], batch[middle:]) if middle else ()
 
 
-def _run_on_ray(n_threads: int, shared: list[Any], block: Any) -> Any:
-    """Run a function on a block, in a worker of Ray. It runs the blocks of one study after the other."""
-    name = shared[0].hex()
-    if name not in _on_ray:
-        _set_environment(n_threads)
-        _on_ray.clear()
-        _on_ray[name] = pickle.loads(importlib.import_module("ray").get(shared[0]))
-    function = _on_ray[name]
-    function.load()
-    return function(block)
+def padded_size(batch: Sequence[Sized]) -> int:
+    """Return how many tokens a batch has, padding included."""
+    return len(batch) * max(map(len, batch), default=0)
+
+
+def _give_memory_back() -> None:
+    """Give back what torch keeps of a device's memory for later."""
+    torch = sys.modules["torch"]
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
 from attnscope.choice import Choice
+from attnscope.corpus import Copies, distinct
+from attnscope.models.model import Model
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
 from attnscope.results.completion import settle_corpus
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.study import ablate
-from attnscope.studies.inputs.texts import Report, scale_report
-from attnscope.studies.running.passes import Reading
+from attnscope.studies.inputs.texts import Report, Texts, scale_report
 
 R = TypeVar("R", Findings, Atlas)
 
@@ -25,7 +27,7 @@ NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
 _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
 
 
-def with_effects(findings: R, reading: Reading, report: Report | None = None) -> R:
+def with_effects(findings: R, model: Model, texts: Texts, report: Report | None = None) -> R:
     """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
 
     If neither changes anything, the model does not need the head for what it looks like: attention is no evidence of
@@ -37,7 +39,7 @@ def with_effects(findings: R, reading: Reading, report: Report | None = None) ->
             labelled.setdefault(head.kind, []).append((head.layer, head.head))
     if not labelled:
         return findings
-    model, first = reading.model, reading.first(FIRST_TEXTS)
+    first = list(islice(distinct(texts, Copies()), FIRST_TEXTS))
     # Kind by kind: a layer and a head have a number of their own in each.
     options = [AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind) for kind, pick in labelled.items()]
     ablations = [

@@ -13,8 +13,8 @@ from attnscope.records.ablation import Effect
 from attnscope.studies.ablation.importance import DIRECTIONS
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.reading import PLACES
-from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, Found
-from attnscope.studies.running.passes import Pass
+from attnscope.studies.ablation.sweep import ALL_QUANTITIES, Cut, CutPart
+from attnscope.studies.run import Run
 
 Floats = NDArray[np.float64]
 
@@ -70,12 +70,12 @@ def rows_of(sums: RunningSums, mode: str, loss: Loss | None) -> list[dict[str, E
     return [dict(zip(measured, flat[start : start + step], strict=False)) for start in range(0, len(flat), step)]
 
 
-def effects_by_cut(result: Pass[Found], cuts: Sequence[Cut], loss: Loss | None) -> dict[Cut, dict[str, Effect]]:
+def effects_by_cut(result: Run[CutPart], cuts: Sequence[Cut], loss: Loss | None) -> dict[Cut, dict[str, Effect]]:
     """The effects of each cut by name."""
     rows = {mode: rows_of(result.done.sums, mode, loss) for mode in {cut.mode for cut in cuts}}
     return {cut: rows[cut.mode][row] for row, cut in enumerate(cuts)}
 
 
-def whole_losses(result: Pass[Found]) -> dict[str, Effect]:
+def whole_losses(result: Run[CutPart]) -> dict[str, Effect]:
     """The loss of the whole model, and that by position."""
     return dict(zip(("loss", *(f"loss_{position}" for position in PLACES)), effects_of(result.done.whole), strict=True))

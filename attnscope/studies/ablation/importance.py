@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +13,10 @@ from attnscope.core.exact.running import RunningSums
 from attnscope.corpus import Block
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
-from attnscope.studies.ablation.reading import ReadBatch, Reader
+from attnscope.studies.ablation.reading import ReadBatch, Reader, Row
 from attnscope.studies.ablation.sweep import Going, StandIns, require_rerunnable
 from attnscope.studies.inputs.texts import Report
-from attnscope.studies.running import passes
-from attnscope.studies.running.passes import Pass
+from attnscope.studies.run import Measurer, Part, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,16 +30,39 @@ DIRECTIONS = 16
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Importance(passes.Totals):
-    """What was added up over blocks: |dL/dxi| of each head over texts, (head,) by layer."""
+@dataclass(kw_only=True, eq=False)
+class Importance(Part):
+    """What was added up over texts.
 
-    sums: Mapping[Place, RunningSums]
+    Attributes:
+        sums: |dL/dxi| of each head over texts, (head,) by layer.
+    """
+
+    sums: dict[Place, RunningSums]
+    _texts: dict[int, _TextSlopes] = field(default_factory=dict)
+
+
+class _TextSlopes:
+    """The derivatives of one text.
+
+    Attributes:
+        slopes: By layer, (direction, head).
+        count: What the text counts: its predictions, or its rows.
+        n_rows: How many rows were added; `n_tokens`: their tokens.
+        is_whole: Whether all rows were added.
+    """
+
+    def __init__(self, n_heads: Mapping[Place, int]) -> None:
+        self.slopes = {place: np.zeros((DIRECTIONS, n)) for place, n in n_heads.items()}
+        self.count = 0.0
+        self.n_rows = 0
+        self.n_tokens = 0
+        self.is_whole = False
 
 
 def importance(
     going: Going, stand_ins: StandIns, *, has_loss: bool, seed: int = 0, report: Report | None = None
-) -> Pass[Importance]:
+) -> Run[Importance]:
     """How much the loss of a text changes with each head's gate, over texts: E |dL/dxi|.
 
     L is a text's loss, in nats per prediction. Each text has gates of its own. So one backward pass over a batch gives
@@ -60,62 +82,62 @@ def importance(
     """
     nothing = Importance(sums={place: RunningSums((n_heads,)) for place, n_heads in stand_ins.n_heads.items()})
     arguments = {"n_heads": stand_ins.n_heads, "has_loss": has_loss, "seed": seed}
-    return going.run(SlopeMeasurer, arguments, nothing, report)
+    return going.run(SlopeMeasurer, arguments, nothing, report, step="importance")
 
 
-class BlockSlopes:
-    """Derivatives over the texts of a block: (direction, text, head) by layer, and what each text counts."""
-
-    def __init__(self, block: Block, n_heads: Mapping[Place, int]) -> None:
-        self.n_texts = self.n_tokens = 0
-        n = len(block.texts)
-        self.row_of = {text.index: row for row, text in enumerate(block.texts)}
-        self.slopes = {place: np.zeros((DIRECTIONS, n, heads)) for place, heads in n_heads.items()}
-        self.counts = np.zeros(n)
-
-
-class SlopeMeasurer:
+class SlopeMeasurer(Measurer[Importance]):
     """Works out |dL/dxi| on the texts of blocks; see `importance`."""
 
     def __init__(
         self, model: Model, reader: Reader, n_heads: Mapping[Place, int], *, has_loss: bool, seed: int
     ) -> None:
+        super().__init__()
         self._info, self._runs, self._reader = model.info, require_rerunnable(model), reader
         self._n_heads, self._has_loss, self._seed = n_heads, has_loss, seed
 
-    def begin(self, block: Block) -> BlockSlopes:
-        """Sums of nothing yet."""
-        return BlockSlopes(block, self._n_heads)
+    def start(self, block: Block) -> Importance:
+        """Return sums of nothing yet."""
+        return Importance(
+            sums={place: RunningSums((n,)) for place, n in self._n_heads.items()},
+            _texts={text.index: _TextSlopes(self._n_heads) for text in block.texts},
+        )
 
-    def steps(self, block: Block, sums: BlockSlopes) -> Iterator[None]:
-        """Adds a block, batch by batch."""
-        reader = self._reader
-        for read in reader.batches(block):
-            if self._has_loss and not len(read.rows):
-                continue
-            for part, by_target in reader.room.each(read, self._run_batch, reader.halves, lambda part: part.size):
-                rows = np.array([sums.row_of[int(text)] for text in part.texts])
-                for number, by_layer in enumerate(by_target):
-                    for place, slopes in by_layer.items():
-                        # A text's loss is the sum over its chunks; a direction is of one chunk's hidden states.
-                        np.add.at(sums.slopes[place][number], rows, slopes if self._has_loss else np.abs(slopes))
-                np.add.at(sums.counts, rows, _weights(part, self._has_loss))
-            sums.n_texts, sums.n_tokens = sums.n_texts + len(set(read.texts.tolist())), sums.n_tokens + read.n_tokens
-            yield
+    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
+        """Cut a block into batches of rows."""
+        return self._reader.batches(block)
 
-    def finish(self, block: Block, sums: BlockSlopes, *, whole: bool) -> Importance:
-        """What the sums amount to, without texts that have no prediction or are not finite."""
-        finite = [np.isfinite(slopes).all((0, 2)) for slopes in sums.slopes.values()]
-        there = (sums.counts > 0) & np.logical_and.reduce(finite)
+    def add(self, part: Importance, batch: Sequence[Row], result: Sequence[Mapping[Place, Floats]]) -> None:
+        """Add the derivatives of rows to their texts."""
+        for number, row in enumerate(batch):
+            text = part._texts[row.text]
+            for direction, by_layer in enumerate(result):
+                for place, slopes in by_layer.items():
+                    # A text's loss is the sum over its chunks; a direction is of one chunk's hidden states.
+                    text.slopes[place][direction] += slopes[number] if self._has_loss else np.abs(slopes[number])
+            text.count += len(row.places) if self._has_loss else 1
+            text.n_rows += 1
+            text.n_tokens += row.n_tokens
+            if text.n_rows == row.n_rows:
+                text.is_whole = True
+                part.n_texts += 1
+                part.n_tokens += text.n_tokens
+
+    def finish(self, part: Importance) -> Importance:
+        """Add up the texts of the block, without those that have no prediction or are not finite."""
         used = 1 if self._has_loss else DIRECTIONS
-        added = {place: RunningSums((n_heads,)) for place, n_heads in self._n_heads.items()}
-        for place, slopes in sums.slopes.items():
-            added[place].add(np.abs(slopes[:used, there]).mean(0) / sums.counts[there, None], 1.0)
-        return Importance(sums=added, n_texts=sums.n_texts, n_tokens=sums.n_tokens, halved_to=self._reader.room.tokens)
+        texts = [text for text in part._texts.values() if text.is_whole and text.count > 0]
+        texts = [text for text in texts if all(np.isfinite(slopes).all() for slopes in text.slopes.values())]
+        counts = np.array([text.count for text in texts])
+        for place, sums in part.sums.items():
+            slopes = np.array([text.slopes[place][:used] for text in texts]).reshape(-1, used, *sums.shape)
+            sums.add(np.abs(slopes).mean(1) / counts[:, None], 1.0)
+        return part
 
-    def _run_batch(self, read: ReadBatch) -> list[dict[Place, Floats]]:
+    def measure(self, batch: Sequence[Row]) -> list[dict[Place, Floats]]:
+        """Return the derivatives, (row, head) by layer; of the loss, or of each direction."""
         from attnscope.core.attention.probes import Gate
 
+        read = self._reader.read(batch)
         if self._has_loss and not len(read.rows):
             return []
         factors = _gates(read, self._n_heads, self._info)
@@ -170,13 +192,6 @@ def _slopes(target: Tensor, factors: Mapping[Place, Tensor]) -> dict[Place, Floa
     for (place, factor), slope in zip(factors.items(), gradients, strict=True):
         slopes[place] = np.zeros(tuple(factor.shape)) if slope is None else slope.cpu().double().numpy()
     return slopes
-
-
-def _weights(read: ReadBatch, has_loss: bool) -> Floats:
-    """What each row counts: its predictions, or 1."""
-    if not has_loss:
-        return np.ones(len(read.texts))
-    return np.bincount(read.rows.cpu().numpy(), minlength=len(read.texts)).astype(np.float64)
 
 
 def normalized_by_layer(values: Mapping[Place, Floats]) -> dict[Place, float]:

@@ -8,7 +8,7 @@ ordinary tokens are predicted, never the special ones that every text has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from attnscope.models.model import Batch, Loss, Model
 from attnscope.records import Tokens
 from attnscope.studies.ablation.options import EACH
 from attnscope.studies.inputs.texts import pad_rows, special_ids
-from attnscope.studies.running.memory import Room, halves
+from attnscope.studies.run import padded_size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +52,7 @@ class Row:
         places: At which tokens of the output something is predicted.
         answers: The tokens that are right there.
         apart: Which of them each of PLACES has, (place, prediction).
+        n_rows: How many rows the text has.
     """
 
     text: int
@@ -61,9 +62,16 @@ class Row:
     places: Numbers
     answers: Numbers
     apart: NDArray[np.bool_]
+    n_rows: int = 1
 
     def __len__(self) -> int:
+        """Return its tokens; of two lengths the longer one tells what a pass costs."""
         return max(len(self.ids), 0 if self.target is None else len(self.target))
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens are read."""
+        return len(self.ids) + (0 if self.target is None else len(self.target))
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,8 +86,7 @@ class ReadBatch:
         places: The token of each prediction.
         answers: The right token of each prediction.
         apart: Which of them each of PLACES has, (place, prediction).
-        n_tokens: How many real tokens it has.
-        made_of: The rows.
+        size: How many tokens it has, padding included.
     """
 
     batch: Batch
@@ -90,13 +97,7 @@ class ReadBatch:
     places: Tensor
     answers: Tensor
     apart: Tensor
-    n_tokens: int
-    made_of: tuple[Row, ...]
-
-    @property
-    def size(self) -> int:
-        """Its tokens, padding included; of two lengths the longer one tells what a pass costs."""
-        return len(self.texts) * max(self.batch.ids.shape[1], self.real.shape[1])
+    size: int
 
 
 class Reader:
@@ -113,7 +114,6 @@ class Reader:
         stride: See there.
 
     Attributes:
-        room: How much of a batch fits into memory at once.
         arguments: All but the model, by which workers make another one.
 
     Raises:
@@ -134,7 +134,6 @@ class Reader:
         self._model, self._loss, self._masked, self._seed = model, loss, masked, seed
         self._cut: dict[str, Any] = {"chunk": chunk, "stride": stride}
         self.arguments: dict[str, Any] = {"loss": loss, "masked": masked, "seed": seed, "target": target}
-        self.room = Room()
         self._special = special_ids(model)
         self._mask_id: int | None = None
         if loss == "masked":
@@ -150,7 +149,7 @@ class Reader:
         elif target is not None:
             raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
 
-    def batches(self, block: Block) -> list[ReadBatch]:
+    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
         """The texts of a block in batches of at most ROW_TOKENS tokens, the longest first.
 
         What shorter ones need fits into the memory that longer ones have freed.
@@ -162,7 +161,11 @@ class Reader:
             special_ids=self._special,
             **self._cut,
         )
-        rows = [row for chunk_group in parts for part in chunk_group for row in self._rows(part)]
+        by_text: dict[int, list[Row]] = {}
+        for chunk_group in parts:
+            for part in chunk_group:
+                by_text.setdefault(part.text, []).extend(self._rows(part))
+        rows = [replace(row, n_rows=len(of_text)) for of_text in by_text.values() for row in of_text]
         budget = ROW_TOKENS if self._loss is None else ROW_TOKENS // 2
         groups: list[list[Row]] = []
         for row in sorted(rows, key=lambda row: (len(row), row.text)):
@@ -170,11 +173,7 @@ class Reader:
                 groups[-1].append(row)
             else:
                 groups.append([row])
-        return [self._batch(chunk_group) for chunk_group in reversed(groups)]
-
-    def halves(self, read: ReadBatch) -> list[ReadBatch]:
-        """A batch as two; none if it has one row."""
-        return [self._batch(rows) for rows in halves(read.made_of)]
+        return groups[::-1]
 
     def _rows(self, part: Chunk) -> list[Row]:
         tokens = part.tokens
@@ -195,7 +194,7 @@ class Reader:
             return [Row(part.text, ids, segments, None, predicted - 1, ids[predicted], _apart(ids, predicted))]
         if self._loss == "masked":
             hideable = ordinary[~part.repeated[ordinary]]
-            return [self._hidden(part.text, tokens, hidden) for hidden in self._hides(part, hideable)]
+            return [self._hidden(part, hidden) for hidden in self._hides(part, hideable)]
         return [Row(part.text, ids, segments, None, nothing, nothing, _apart(ids, nothing))]
 
     def _hides(self, part: Chunk, ordinary: Numbers) -> list[Numbers]:
@@ -210,14 +209,16 @@ class Reader:
         n = max(1, round(float(self._masked) * len(ordinary)))
         return [np.sort(ordinary[order[:n]])]
 
-    def _hidden(self, text: int, tokens: Tokens, hidden: Numbers) -> Row:
+    def _hidden(self, part: Chunk, hidden: Numbers) -> Row:
+        tokens = part.tokens
         ids = tokens.ids.astype(np.int64)
         read = ids.copy()
         read[hidden] = -1 if self._mask_id is None else self._mask_id
         segments = tokens.segments.astype(np.int64)
-        return Row(text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read))
+        return Row(part.text, read, segments, None, hidden, ids[hidden], _apart(ids, hidden, read))
 
-    def _batch(self, rows: Sequence[Row]) -> ReadBatch:
+    def read(self, rows: Sequence[Row]) -> ReadBatch:
+        """Pad rows to a batch, on the model's device."""
         import torch
 
         device = self._model.info.device
@@ -246,8 +247,7 @@ class Reader:
             places=tensor(np.concatenate([row.places for row in rows])),
             answers=tensor(np.concatenate([row.answers for row in rows])),
             apart=tensor(np.concatenate([row.apart for row in rows], 1)),
-            n_tokens=sum(map(len, ids)) + sum(map(len, targets)),
-            made_of=tuple(rows),
+            size=padded_size(rows),
         )
 
 

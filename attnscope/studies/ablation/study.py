@@ -17,13 +17,12 @@ from attnscope.studies.ablation.importance import DIRECTIONS, importance, normal
 from attnscope.studies.ablation.means import heads_of, means_of
 from attnscope.studies.ablation.options import EACH, AblateOptions
 from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.sweep import Cut, Found, Going, HeadPlace, StandIns, measure, require_rerunnable
+from attnscope.studies.ablation.sweep import Cut, CutPart, Going, HeadPlace, StandIns, measure, require_rerunnable
+from attnscope.studies.failures import failure
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Report, Texts, problems_of, scale_report, sha256_of, sources_of, texts_of
-from attnscope.studies.running.late import failure
-from attnscope.studies.running.memory import halving_note
-from attnscope.studies.running.passes import Pass, merge_halving
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
+from attnscope.studies.run import Run
+from attnscope.studies.workers import Workers
 
 if TYPE_CHECKING:
     from attnscope.core.attention.probes import Place
@@ -80,7 +79,6 @@ class _Study:
         self.loss = _loss(model, options.loss)
         reader = Reader(model, self.loss, masked=options.masked, seed=options.seed, target=options.target)
         self._going = Going(model, reader, texts, workers)
-        self._halved_to: int | None = None
         self._lost: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self.kinds = _kinds(model.info, options)
@@ -99,7 +97,8 @@ class _Study:
     def run(self) -> Ablation:
         options = self.options
         if "mean" in options.modes:
-            self.stand_ins, self._lost = means_of(self._going, self._next())
+            self.stand_ins, means = means_of(self._going, self._next())
+            self._note(means)
         else:
             self.stand_ins = heads_of(self._going)
         if not self.stand_ins.n_heads:
@@ -144,11 +143,10 @@ class _Study:
         self._pass += 1
         return scale_report(self._report, self._pass - 1, self._n_passes)
 
-    def _note(self, result: Pass[Any]) -> None:
+    def _note(self, result: Run[Any]) -> None:
         """Keeps what a pass says of memory, failures and lost workers."""
         self._failures += result.failures
         self._notes += result.notes
-        self._halved_to = merge_halving(self._halved_to, result.done.halved_to)
         self._lost += [problem for problem in result.lost if problem not in self._lost]
 
     def _heads(self) -> list[HeadPlace]:
@@ -203,23 +201,16 @@ class _Study:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
         if "cross" in self.model.info.kinds and self.options.target is None:
             notes.append("No target was given: the decoder reads what the whole model itself writes to each text.")
-        halved_to = merge_halving(self._halved_to, self._going.reader.room.tokens)
-        notes += [] if halved_to is None else [halving_note(halved_to)]
         run = run_of(self.model.info, [*notes, *dict.fromkeys(self._notes)])
         failures = {"failures": [dict(each) for each in self._failures]} if self._failures else {}
         return run | {"seed": self.options.seed, "kinds": list(self.model.info.kinds)} | failures
 
-    def _corpus(self, result: Pass[Found], complete: bool) -> dict[str, Any]:
-        return {
-            "sources": sources_of(self.texts),
-            "n_texts": result.done.n_texts,
-            "n_tokens": result.done.n_tokens,
-            "n_predictions": result.done.n_predictions,
-            "n_copies": result.n_copies,
-            "sha256": sha256_of(self.texts),
-            "problems": [*problems_of(self.texts), *self._lost, *result.done.left_out.problems(self.model.info)],
-            "complete": complete,
-        }
+    def _corpus(self, result: Run[CutPart], complete: bool) -> dict[str, Any]:
+        facts = result.corpus(self.texts, self.model.info)
+        of_other_passes = [problem for problem in self._lost if problem not in facts["problems"]]
+        facts |= {"problems": [*of_other_passes, *facts["problems"]], "complete": complete}
+        del facts["n_chunked"]  # chunks are not counted here
+        return {**facts, "n_predictions": result.done.n_predictions}
 
     def _describe(self) -> dict[str, Any]:
         options = self.options

@@ -18,14 +18,12 @@ from attnscope.corpus import Block
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
 from attnscope.studies.ablation.options import Mode
-from attnscope.studies.ablation.reading import PLACES, ReadBatch, Reader
+from attnscope.studies.ablation.reading import PLACES, ReadBatch, Reader, Row
+from attnscope.studies.failures import Place as BrokenPlace
+from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import Report, Texts
-from attnscope.studies.running import passes
-from attnscope.studies.running.memory import Room
-from attnscope.studies.running.overflow import LeftOut, broken_rows
-from attnscope.studies.running.overflow import Place as BrokenPlace
-from attnscope.studies.running.passes import D, Driver, Measurer, Pass
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.run import STEP, Measurer, P, Part, Room, Run, halves, padded_size, run
+from attnscope.studies.workers import Workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,9 +75,9 @@ class StandIns:
     means: Mapping[Place, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found(passes.Totals):
-    """What a pass over texts has added up.
+@dataclass(kw_only=True, eq=False)
+class CutPart(Part):
+    """What was added up over texts.
 
     Attributes:
         sums: For each cut and quantity of ALL_QUANTITIES.
@@ -89,6 +87,32 @@ class Found(passes.Totals):
     sums: RunningSums
     whole: RunningSums
     n_predictions: int = 0
+    _texts: dict[int, _TextCuts] = field(default_factory=dict)
+
+
+class _TextCuts:
+    """The sums over the rows of one text.
+
+    Attributes:
+        n_rows: How many rows were added; `n_tokens`: their tokens.
+        is_whole: Whether all rows were added, and all numbers are finite.
+        size: Squared norm of the last hidden states of the whole model.
+        changed: Squared norm of their change by each cut, (cut,); `kl`: the KL divergence, (cut,).
+        nll: The loss with each cut, and that by position, (cut, 1 + place).
+        whole_nll: The same of the whole model, (1 + place,); `n`: the predictions that these are sums over.
+    """
+
+    def __init__(self, n_cuts: int) -> None:
+        n_losses = 1 + len(PLACES)
+        self.n_rows = 0
+        self.n_tokens = 0
+        self.is_whole = False
+        self.size = 0.0
+        self.changed = np.zeros(n_cuts)
+        self.kl = np.zeros(n_cuts)
+        self.nll = np.zeros((n_cuts, n_losses))
+        self.whole_nll = np.zeros(n_losses)
+        self.n = np.zeros(n_losses)
 
 
 def require_rerunnable(model: Model) -> Model:
@@ -112,21 +136,20 @@ class Going:
 
     def run(
         self,
-        measurer: Callable[..., Measurer[Block, Any, D]],
+        measurer: Callable[..., Measurer[P]],
         arguments: Mapping[str, Any],
-        nothing: D,
+        nothing: P,
         report: Report | None,
-        *,
-        step: str | None = None,
-    ) -> Pass[D]:
-        """Reads the texts once; copies count once. The measurer gets a model, a reader and the arguments.
+        step: str = STEP,
+    ) -> Run[P]:
+        """Read the texts once; copies count once. The measurer gets a model, a reader and the arguments.
 
-        `nothing` is the sums of no text; `step` is that of `Driver`.
+        `nothing` is the part of no text; `step` is that of `run`.
         """
         # In this process all passes share what a reader has seen.
         make = partial(_make, measurer, self.reader.arguments if self.workers else self.reader, arguments)
         workers = (self.workers,) if self.workers else None
-        return Driver(make, (self.model,), workers, step=step).run_texts(self.texts, BLOCK, nothing, report)
+        return run(make, (self.model,), self.texts, nothing, block=BLOCK, workers=workers, report=report, step=step)
 
 
 def _make(
@@ -135,7 +158,7 @@ def _make(
     return measurer(model, reading if isinstance(reading, Reader) else Reader(model, **reading), **arguments)
 
 
-def measure(going: Going, cuts: Sequence[Cut], stand_ins: StandIns, report: Report | None = None) -> Pass[Found]:
+def measure(going: Going, cuts: Sequence[Cut], stand_ins: StandIns, report: Report | None = None) -> Run[CutPart]:
     """Takes cuts out of every text, one at a time, and adds up what changes.
 
     For a text, h are the last hidden states of the whole model at its n real tokens, and h' those without the heads.
@@ -148,164 +171,170 @@ def measure(going: Going, cuts: Sequence[Cut], stand_ins: StandIns, report: Repo
         stand_ins: What may take the place of heads; only what the cuts' modes need.
         report: Called after each batch.
     """
-    nothing = Found(sums=RunningSums((len(cuts), len(ALL_QUANTITIES))), whole=RunningSums((1 + len(PLACES),)))
+    nothing = CutPart(sums=RunningSums((len(cuts), len(ALL_QUANTITIES))), whole=RunningSums((1 + len(PLACES),)))
     arguments = {"cuts": tuple(cuts), "stand_ins": stand_ins}
     return going.run(CutMeasurer, arguments, nothing, report, step="taking heads out of a later text")
 
 
-class CutMeasurer:
+class CutMeasurer(Measurer[CutPart]):
     """Takes cuts out of the texts of blocks; see `measure`."""
 
     def __init__(self, model: Model, reader: Reader, cuts: Sequence[Cut], stand_ins: StandIns) -> None:
+        super().__init__()
+        self.room: _CutRoom = _CutRoom(len(cuts))
         self._runs = require_rerunnable(model)
         self._reader = reader
         self._cuts = cuts
         self._stand_ins = stand_ins
         self._several_kinds = len(model.info.kinds) > 1
 
-    def begin(self, block: Block) -> _BlockCuts:
-        """Sums of nothing yet."""
-        return _BlockCuts(block, len(self._cuts))
+    def start(self, block: Block) -> CutPart:
+        """Return sums of nothing yet."""
+        n_cuts = len(self._cuts)
+        return CutPart(
+            sums=RunningSums((n_cuts, len(ALL_QUANTITIES))),
+            whole=RunningSums((1 + len(PLACES),)),
+            _texts={text.index: _TextCuts(n_cuts) for text in block.texts},
+        )
 
-    def steps(self, block: Block, sums: _BlockCuts) -> Iterator[None]:
-        """Measures a block, batch by batch."""
-        for read in self._reader.batches(block):
-            for part, measured in _parts(self._runs, read, self._cuts, self._stand_ins, self._reader):
-                sums.add(part, measured)
-                yield
+    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
+        """Cut a block into batches of rows."""
+        return self._reader.batches(block)
 
-    def finish(self, block: Block, sums: _BlockCuts, *, whole: bool) -> Found:
-        """What the sums amount to."""
-        broken = sums.broken(self._cuts, several_kinds=self._several_kinds)
-        return sums.conclude(broken, self._reader.room.tokens)
+    def measure(self, batch: Sequence[Row]) -> Measured:
+        """Run the model whole, and without each cut."""
+        import torch
+
+        with torch.no_grad():
+            read = self._reader.read(batch)
+            return _measure_batch(self._runs, read, self._cuts, self._stand_ins, self.room.pass_tokens)
+
+    def add(self, part: CutPart, batch: Sequence[Row], result: Measured) -> None:
+        """Add rows to their texts."""
+        size = _numpy(result.size)
+        whole_nll = _numpy(result.nll)
+        for number, row in enumerate(batch):
+            text = part._texts[row.text]
+            text.size += size[number]
+            text.whole_nll += whole_nll[:, number]
+            text.n += result.n[:, number]
+            for cuts, changed, nll, kl in result.cuts:
+                text.changed[cuts] += changed[:, number]
+                text.nll[cuts] += nll[:, :, number]
+                text.kl[cuts] += kl[:, number]
+            if number in result.broken:
+                part.broken.setdefault(row.text, result.broken[number])
+            text.n_rows += 1
+            text.n_tokens += row.n_tokens
+            if text.n_rows == row.n_rows:
+                self._close(part, row.text, text)
+
+    def _close(self, part: CutPart, index: int, text: _TextCuts) -> None:
+        """Count a text of which all rows are there, unless a number of it is NaN or infinite."""
+        place = self._broken_place(text)
+        if place is not None:
+            part.broken.setdefault(index, place)
+        if index not in part.broken and text.size > 0:
+            text.is_whole = True
+            part.n_texts += 1
+            part.n_tokens += text.n_tokens
+
+    def _broken_place(self, text: _TextCuts) -> BrokenPlace | None:
+        """Return where NaN or infinity is computed on a text, by the model or without some heads; None = nowhere."""
+        if not (np.isfinite(text.size) and np.isfinite(text.whole_nll).all()):
+            return "", None
+        without = np.isfinite(text.changed) & np.isfinite(text.nll).all(-1) & np.isfinite(text.kl)
+        if without.all():
+            return None
+        kind, layer, head = self._cuts[int(without.argmin())].heads[0]
+        return f"without {kind + ' ' if self._several_kinds else ''}L{layer}H{head}", None
+
+    def finish(self, part: CutPart) -> CutPart:
+        """Add up the whole texts of the block, in their order."""
+        texts = [text for text in part._texts.values() if text.is_whole]
+        if not texts:
+            return part
+        n = np.array([text.n for text in texts])
+        whole_nll = np.array([text.whole_nll for text in texts])
+        loss = np.array([text.nll for text in texts]) - whole_nll[:, None]
+        l2 = np.sqrt(np.array([text.changed / text.size for text in texts]))
+        kl = np.array([text.kl for text in texts])
+        values = np.concatenate([np.stack([l2, loss[..., 0], kl], -1), loss[..., 1:]], -1)
+        counts = np.concatenate([np.ones((len(texts), 1)), n[:, :1], n], -1)
+        part.sums.add(values, counts[:, None])
+        part.whole.add(whole_nll, n)
+        part.n_predictions = int(n[:, 0].sum())
+        return part
 
 
-class _BlockCuts:
-    """The sums of the texts of a block, text by text: a text may be in several rows."""
+class _CutRoom(Room):
+    """Where memory does not suffice, fewer cuts are taken out in a pass, and then fewer rows."""
 
-    def __init__(self, block: Block, n_cuts: int) -> None:
-        self._texts = block.texts
-        self._broken: dict[int, BrokenPlace] = {}
-        self._row_of = {text.index: row for row, text in enumerate(block.texts)}
-        n, n_losses = len(block.texts), 1 + len(PLACES)
-        self._changed, self._kl = (np.zeros((n, n_cuts)) for _ in range(2))
-        self._nll = np.zeros((n, n_cuts, n_losses))
-        self._size = np.zeros(n)
-        self._whole_nll, self._n = (np.zeros((n, n_losses)) for _ in range(2))
-        self.n_tokens = 0
+    def __init__(self, n_cuts: int) -> None:
+        super().__init__()
+        self._n_cuts = n_cuts
 
     @property
-    def n_texts(self) -> int:
-        return int((self._size > 0).sum())
+    def pass_tokens(self) -> int:
+        """How many tokens a forward pass has at most, repetitions included."""
+        return PASS_TOKENS if self.tokens is None else min(PASS_TOKENS, self.tokens)
 
-    def add(self, read: ReadBatch, measured: Measured) -> None:
-        """Adds what was measured on a batch."""
-        for row, where in measured.broken.items():
-            self._broken.setdefault(int(read.texts[row]), where)
-        self._add_whole(read, measured.size, measured.nll)
-        for cuts, differences in measured.cuts:
-            self._add_cuts(read, cuts, *differences)
+    def size(self, batch: Sequence[Row]) -> int:
+        """Return how many tokens a forward pass has."""
+        rows = padded_size(batch)
+        return max(rows, min(self.pass_tokens, rows * self._n_cuts))
 
-    def _add_whole(self, read: ReadBatch, size: Tensor, nll: Tensor) -> None:
-        rows = self._rows(read)
-        np.add.at(self._size, rows, _numpy(size.sum(-1)))
-        np.add.at(self._whole_nll, rows, _numpy(_by_row_and_place(nll, read)).T)
-        np.add.at(self._n, rows, _numpy(_by_row_and_place(nll.new_ones(len(read.rows)), read)).T)
-        self.n_tokens += read.n_tokens
-
-    def _add_cuts(self, read: ReadBatch, cuts: Sequence[int], changed: Tensor, nll: Tensor, kl: Tensor) -> None:
-        rows = self._rows(read)
-        for number, cut in enumerate(cuts):
-            np.add.at(self._changed[:, cut], rows, _numpy(changed[number].sum(-1)))
-            np.add.at(self._nll[:, cut], rows, _numpy(_by_row_and_place(nll[number], read)).T)
-            np.add.at(self._kl[:, cut], rows, _numpy(_by_row(kl[number], read)))
-
-    def broken(self, cuts: Sequence[Cut], *, several_kinds: bool) -> dict[int, BrokenPlace]:
-        """Texts on which the model, or the model without some heads, computes NaN or infinity."""
-        broken: dict[int, BrokenPlace] = {}
-        without = np.isfinite(self._changed) & np.isfinite(self._nll).all(-1) & np.isfinite(self._kl)
-        whole = np.isfinite(self._size) & np.isfinite(self._whole_nll).all(-1)
-        for row in np.flatnonzero(~(without.all(-1) & whole)).tolist():
-            name = ""
-            if whole[row]:
-                kind, layer, head = cuts[int(np.flatnonzero(~without[row])[0])].heads[0]
-                name = f"without {kind + ' ' if several_kinds else ''}L{layer}H{head}"
-            broken[self._texts[row].index] = name, None
-        return broken | self._broken
-
-    def conclude(self, broken: Mapping[int, BrokenPlace], halved_to: int | None) -> Found:
-        """The sums, without broken texts."""
-        there = (self._size > 0) & ~np.isin([text.index for text in self._texts], list(broken))
-        l2 = np.sqrt(self._changed[there] / self._size[there, None])
-        loss = self._nll[there] - self._whole_nll[there, None]
-        values = np.concatenate([np.stack([l2, loss[..., 0], self._kl[there]], -1), loss[..., 1:]], -1)
-        n = self._n[there]
-        counts = np.concatenate([np.ones((len(l2), 1)), n[:, :1], n], -1)
-        sums, whole = RunningSums(values.shape[1:]), RunningSums((n.shape[1],))
-        if len(l2):
-            sums.add(values, counts[:, None])
-            whole.add(self._whole_nll[there], self._n[there])
-        return Found(
-            sums=sums, whole=whole, n_texts=int(there.sum()), n_tokens=self.n_tokens,
-            n_predictions=int(n[:, 0].sum()), left_out=LeftOut.of(self._texts, broken), halved_to=halved_to,
-        )  # fmt: skip
-
-    def _rows(self, read: ReadBatch) -> NDArray[np.int64]:
-        return np.array([self._row_of[int(text)] for text in read.texts])
+    def parts(self, batch: Sequence[Row]) -> Sequence[Sequence[Row]]:
+        """Return the batch as it is, for smaller passes; or its halves."""
+        return [batch] if padded_size(batch) <= self.pass_tokens else halves(batch)
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What was measured on a batch: sizes (row, token) and losses of the whole, and how outputs with cuts differ."""
+    """What was measured on a batch of rows.
+
+    Attributes:
+        size: Squared norms of the hidden states of the whole, (row,).
+        nll: Its loss, and that by position, (1 + place, row); `n`: the predictions that these are sums over.
+        cuts: The numbers of some cuts, and how outputs with them differ: squared norms of the change, (cut, row); loss,
+            (cut, 1 + place, row); KL divergence, (cut, row).
+        broken: Rows on which the model computes NaN or infinity.
+    """
 
     size: Tensor
     nll: Tensor
-    cuts: list[tuple[list[int], tuple[Tensor, Tensor, Tensor]]]
+    n: Floats
+    cuts: list[tuple[list[int], Floats, Floats, Floats]]
     broken: Mapping[int, BrokenPlace]
-
-
-def _parts(
-    runs: Model, read: ReadBatch, cuts: Sequence[Cut], stand_ins: StandIns, reader: Reader
-) -> Iterator[tuple[ReadBatch, Measured]]:
-    """Measures a batch; where memory does not suffice, fewer cuts at a time, and then fewer texts."""
-    import torch
-
-    room = reader.room
-
-    def measure(part: ReadBatch) -> Measured:
-        with torch.no_grad():
-            return _measure_batch(runs, part, cuts, stand_ins, _pass_tokens(room))
-
-    def smaller(part: ReadBatch) -> list[ReadBatch]:
-        return [part] if part.size <= _pass_tokens(room) else reader.halves(part)
-
-    return room.each(
-        read,
-        measure,
-        smaller,
-        lambda part: max(part.size, min(_pass_tokens(room), part.size * len(cuts))),
-        texts_apart=reader.halves,
-    )
-
-
-def _pass_tokens(room: Room) -> int:
-    return PASS_TOKENS if room.tokens is None else min(PASS_TOKENS, room.tokens)
 
 
 def _measure_batch(
     runs: Model, read: ReadBatch, cuts: Sequence[Cut], stand_ins: StandIns, pass_tokens: int
 ) -> Measured:
+    import torch
+
     rerun = runs.rerun(read.batch, logits=bool(len(read.rows)))
     whole = _Whole(rerun.whole, read)
     broken = broken_rows(
         {k: {n: fine.float().log() for n, fine in by_layer.items()} for k, by_layer in rerun.are_numbers.items()}
     )
-    measured = Measured(whole.size, whole.nll, [], broken)
+    one_each = whole.nll.new_ones(len(read.rows))
+    measured = Measured(
+        size=whole.size.sum(-1),
+        nll=_by_row_and_place(whole.nll, read),
+        n=_numpy(_by_row_and_place(one_each, read)),
+        cuts=[],
+        broken=broken,
+    )
     for first, mode, numbers in _groups(rerun, cuts):
         for some in _fitting(numbers, read, rerun.whole, pass_tokens):
             probe = gate_of([cuts[number] for number in some], mode, len(read.texts), stand_ins)
             outputs = rerun.again(probe, first, len(some))
-            measured.cuts.append((some, whole.compare(outputs, len(some))))
+            changed, nll, kl = whole.compare(outputs, len(some))
+            by_place = [_by_row_and_place(of_cut, read) for of_cut in nll]
+            measured.cuts.append(
+                (some, _numpy(changed.sum(-1)), _numpy(torch.stack(by_place)), _numpy(_by_row(kl, read)))
+            )
     return measured
 
 

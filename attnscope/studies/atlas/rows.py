@@ -19,7 +19,7 @@ from attnscope.studies.atlas.scores import Place, Scores
 from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadText
 from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_ids
 from attnscope.studies.measuring.head_blocks import decoder_start, target_of
-from attnscope.studies.running.memory import Room, halves, padded_size
+from attnscope.studies.run import Room
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,7 +171,7 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
         for part in todo:
             cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in part], TOKEN_BUDGET)
             for batch in cut:
-                for some, seen in room.each(batch, reader.run, halves, padded_size):
+                for some, seen in room.each(batch, reader.run):
                     for number, chunk in enumerate(some):
                         with delay_interrupts():
                             reader.add(by_chunk[id(chunk)], seen, number)

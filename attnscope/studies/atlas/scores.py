@@ -6,8 +6,8 @@ the least hashes among those with the least of its parts. Ties go to the lesser 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from attnscope.corpus import Block, Chunk, CorpusText
 from attnscope.studies.atlas.options import CONTENT
 from attnscope.studies.describe.sample import lot_of
-from attnscope.studies.measuring.block_sums import BlockSums, Hits
-from attnscope.studies.measuring.head_blocks import HeadMeasurer, HeadTotals
+from attnscope.studies.measuring.block_sums import HeadSums
+from attnscope.studies.measuring.head_blocks import HeadMeasurer
 
 if TYPE_CHECKING:
     from attnscope.core.measures.totals import SumsOf
@@ -142,45 +142,19 @@ class Scores:
         return ends, examples
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ScoredFound(HeadTotals):
-    """What is added up over blocks, and the scores."""
+@dataclass(kw_only=True, eq=False)
+class ScoredSums(HeadSums):
+    """Sums over texts, and the texts that show what heads do.
+
+    Attributes:
+        scores: The texts that are kept, with their scores; None before any text.
+    """
 
     scores: Scores | None = None
-
-
-class _ScoredSums(BlockSums):
-    """The sums over the texts of a block, and the score of each text by each head."""
-
-    def __init__(self, block: Block, rank: str, lot: Callable[[CorpusText, int], int]) -> None:
-        super().__init__()
-        self._rank, self._lot = rank, lot
-        self._block = {text.index: text for text in block.texts}
-        self.heads: tuple[Place, ...] = ()
-        self.texts: list[ScoredText] = []
-        self.values: list[NDArray[np.float32]] = []
-
-    def add(
-        self, batch: Sequence[Chunk], sums: Mapping[str, Mapping[int, SumsOf]], hits: Sequence[Mapping[str, Hits]]
-    ) -> None:
-        """Adds a batch; scores of texts that are left out are not kept."""
-        super().add(batch, sums, hits)
-        layers = [
-            (kind, layer, layer_sums)
-            for kind, by_layer in sums.items()
-            for layer, layer_sums in sorted(by_layer.items())
-        ]
-        self.heads = tuple(
-            (kind, layer, head) for kind, layer, layer_sums in layers for head in range(layer_sums.sum.shape[2])
-        )
-        scores = np.concatenate([score(layer_sums, self._rank, len(batch)) for *_, layer_sums in layers], 1).astype(
-            np.float32
-        )
-        for values, chunk in zip(scores, batch, strict=True):
-            if chunk.text not in self.broken:
-                lot = self._lot(self._block[chunk.text], chunk.number)
-                self.texts.append(ScoredText(self._block[chunk.text], chunk.number, len(chunk), lot))
-                self.values.append(values)
+    _block: dict[int, CorpusText] = field(default_factory=dict)
+    _heads: tuple[Place, ...] = ()
+    _texts: list[ScoredText] = field(default_factory=list)
+    _values: list[NDArray[np.float32]] = field(default_factory=list)
 
 
 class AtlasMeasurer(HeadMeasurer):
@@ -199,17 +173,28 @@ class AtlasMeasurer(HeadMeasurer):
         super().__init__(*arguments, **named)
         self._rank, self._n_top, self._n_sample, self._seed = rank, n_top, n_sample, seed
 
-    def begin(self, block: Block) -> _ScoredSums:
-        """Sums of nothing yet."""
-        return _ScoredSums(block, self._rank, self._lot)
+    def start(self, block: Block) -> ScoredSums:
+        """Return sums of nothing yet."""
+        return ScoredSums(_block={text.index: text for text in block.texts})
 
-    def _lot(self, text: CorpusText, number: int) -> int:
-        return int.from_bytes(lot_of(text, self._seed, number), "big")
+    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, SumsOf]]) -> None:
+        """Add a batch, and the score of each text by each head; but not of texts that are left out."""
+        assert isinstance(part, ScoredSums)
+        super().add(part, batch, result)
+        layers = [(kind, layer, sums) for kind, of_kind in result.items() for layer, sums in sorted(of_kind.items())]
+        part._heads = tuple((kind, layer, head) for kind, layer, sums in layers for head in range(sums.sum.shape[2]))
+        scores = np.concatenate([score(sums, self._rank, len(batch)) for *_, sums in layers], 1).astype(np.float32)
+        for values, chunk in zip(scores, batch, strict=True):
+            if chunk.text not in part.broken:
+                text = part._block[chunk.text]
+                lot = int.from_bytes(lot_of(text, self._seed, chunk.number), "big")
+                part._texts.append(ScoredText(text, chunk.number, len(chunk), lot))
+                part._values.append(values)
 
-    def finish(self, block: Block, sums: BlockSums, *, whole: bool) -> ScoredFound:
-        """What the sums amount to, and the scores."""
-        assert isinstance(sums, _ScoredSums)
-        scores = None
-        if sums.values:
-            scores = Scores.of(sums.heads, sums.texts, np.stack(sums.values), self._n_top, self._n_sample)
-        return ScoredFound(**vars(super().finish(block, sums, whole=whole)), scores=scores)
+    def finish(self, part: HeadSums) -> ScoredSums:
+        """Return the sums, and the texts that are kept."""
+        assert isinstance(part, ScoredSums)
+        super().finish(part)
+        if part._values:
+            part.scores = Scores.of(part._heads, part._texts, np.stack(part._values), self._n_top, self._n_sample)
+        return part

@@ -17,12 +17,12 @@ from attnscope.records.heads.findings import Findings
 from attnscope.results.completion import settle_corpus
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
 from attnscope.studies.atlas.rows import Rows, Wanted, read_rows, units_of
-from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, Place, ScoredFound, Scores
-from attnscope.studies.heads.study import add_effects, open_reading, study_heads
+from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, Place, ScoredSums, Scores
+from attnscope.studies.failures import failure
+from attnscope.studies.heads.study import add_effects, study_heads
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
-from attnscope.studies.inputs.texts import Report, Texts, scale_report
-from attnscope.studies.running.late import failure
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
+from attnscope.studies.workers import Workers
 
 _NO_SCORES = Scores((), (), np.zeros((0, 0), np.float32), 0, 0)
 
@@ -60,13 +60,13 @@ def atlas(
         AttnscopeError: As of `heads`.
     """
     options = options or AtlasOptions()
-    reading = open_reading(model, corpus, options.heads, workers)
+    read = texts_of(corpus, model)
     make = partial(AtlasMeasurer, rank=options.rank, n_top=options.examples, n_sample=options.sample, seed=options.seed)
     step = scale_report(report, 0, options.heads.n_steps)
-    findings, done = study_heads(reading, options.heads, step, make, ScoredFound())
-    assert isinstance(done, ScoredFound)
-    record = _finish(model, reading.texts, findings, options, done.scores, step)
-    return add_effects(record, reading, report) if options.heads.causal else record
+    findings, done = study_heads(model, read, options.heads, step, workers, make, ScoredSums())
+    assert isinstance(done, ScoredSums)
+    record = _finish(model, read, findings, options, done.scores, step)
+    return add_effects(record, model, read, report) if options.heads.causal else record
 
 
 def study(

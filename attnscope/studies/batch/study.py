@@ -16,6 +16,7 @@ from attnscope import models
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
+from attnscope.host import physical_bytes
 from attnscope.models.catalog import verify
 from attnscope.models.files import hashes
 from attnscope.pages.gallery import page
@@ -24,11 +25,10 @@ from attnscope.records.maps.head_maps import spans
 from attnscope.results.file_sets import require_writable
 from attnscope.studies.batch.folder import BatchFolder, folder_name
 from attnscope.studies.batch.worker import BatchOptions, Done, Drawer, Task
+from attnscope.studies.executors import Executor
 from attnscope.studies.inputs.provenance import versions
 from attnscope.studies.inputs.texts import Progress, Report
-from attnscope.studies.run import Executor
-from attnscope.studies.running.memory import physical_bytes
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.workers import Workers
 
 # What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
 _PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2

@@ -25,7 +25,7 @@ from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.maps.options import MapOptions
 from attnscope.studies.maps.study import apply_changes, outline, run_model
-from attnscope.studies.running.workers import Where, Workers
+from attnscope.studies.workers import Where, Workers
 from attnscope.views.maps.figures import Painter, sheets_of
 
 

@@ -14,7 +14,7 @@ from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import compare_heads, compare_texts
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.texts import Report
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.workers import Workers
 from attnscope.text import read_text, require_text
 
 

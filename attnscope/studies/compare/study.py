@@ -13,12 +13,11 @@ from attnscope.models.model import Model
 from attnscope.records.compare.record import HeadComparison, ModelComparison
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.compare.options import CompareOptions
+from attnscope.studies.compare.pairs import PairMeasurer, PairPart, PairSums
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Report, problems_of, sha256_of, sources_of, texts_of
-from attnscope.studies.measuring.pair_blocks import PairMeasurer, PairSums, PairTotals
-from attnscope.studies.running.memory import halving_note
-from attnscope.studies.running.passes import Driver, Pass
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.inputs.texts import Report, texts_of
+from attnscope.studies.run import Run, run
+from attnscope.studies.workers import Workers
 
 
 @with_plain_torch
@@ -42,7 +41,7 @@ def compare(
 
     Memory does not grow with the number of texts, but with the square of the number of heads. It does not grow with the
     square of a text's length either, unless the model only has dense weights. After an interruption, the record covers
-    the texts up to the last whole one, and says that it is incomplete.
+    whole blocks of 512 texts, or the texts done of the first one, and says that it is incomplete.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -141,40 +140,29 @@ def _run(
     options: CompareOptions,
     report: Report | None,
     workers: tuple[Workers, ...] | None,
-) -> tuple[Pass[PairTotals], PairSums, dict[str, Any]]:
+) -> tuple[Run[PairPart], PairSums, dict[str, Any]]:
     """Runs the models on the texts: the pass, its sums, and the record's facts of its texts."""
     for model in models:
         options.choice.within(model.info)
     texts = texts_of(corpus)
     make = partial(PairMeasurer, choice=options.choice, tables=options.tables)
-    driver = Driver(make, models, workers, keeps="texts", step="the comparison on a later text")
-    going = driver.run_texts(texts, BLOCK, PairTotals(), report)
+    step = "the comparison on a later text"
+    going = run(make, models, texts, PairPart(), block=BLOCK, workers=workers, report=report, step=step)
     done = going.done
     if not done.n_texts and not going.complete:
         raise KeyboardInterrupt
     done.left_out.require_some_left(done.n_texts, models[0].info)
     if done.sums is None or not done.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    corpus_facts = {
-        "sources": sources_of(texts),
-        "n_texts": done.n_texts,
-        "n_tokens": done.n_tokens,
-        "n_chunked": done.n_chunked,
-        "n_copies": going.n_copies,
-        "sha256": sha256_of(texts),
-        "problems": [*problems_of(texts), *going.lost, *done.left_out.problems(models[0].info)],
-        "complete": going.complete,
-        "text": corpus if isinstance(corpus, str) else None,
-    }
+    corpus_facts = {**going.corpus(texts, models[0].info), "text": corpus if isinstance(corpus, str) else None}
     return going, done.sums, corpus_facts
 
 
-def _run_of(models: Sequence[Model], going: Pass[PairTotals]) -> dict[str, Any]:
+def _run_of(models: Sequence[Model], going: Run[PairPart]) -> dict[str, Any]:
     notes = [
         f"{model.info.name} is compared on its own dense weights: memory grows with the square of a text's length."
         for model in models
         if model.info.path == "eager"
     ]
-    notes += [] if going.done.halved_to is None else [halving_note(going.done.halved_to)]
     run = run_of(models[0].info, [*notes, *going.notes])
     return run | ({"failures": going.failures} if going.failures else {})

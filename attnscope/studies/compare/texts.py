@@ -18,11 +18,11 @@ from attnscope.records.compare.record import PickedHeads
 from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
 from attnscope.records.maps.heatmap import divide_by_rest
 from attnscope.studies.compare.options import MEASURES, require_measures
+from attnscope.studies.compare.pairs import sums_of_rows
 from attnscope.studies.compare.study import require_one_kind
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.maps.study import apply_changes, outline, run_model
-from attnscope.studies.measuring.pair_blocks import sums_of_rows
 
 if TYPE_CHECKING:
     from attnscope.core.questions.distance import Measure

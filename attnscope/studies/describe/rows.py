@@ -20,7 +20,7 @@ from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of, unit_embeddings
-from attnscope.studies.running.memory import Room, halves, padded_size
+from attnscope.studies.run import Room
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import SampledRows
@@ -190,7 +190,7 @@ def measure(
     room = Room()
     cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in sample], TOKEN_BUDGET)
     for batch in cut:
-        for _, results in room.each(batch, run, halves, padded_size):
+        for _, results in room.each(batch, run):
             for kind, chunk, read in results:
                 reads.setdefault(kind, {})[place_of[id(chunk)]] = read
     return [group for kind in reads for group in _groups(kind, reads[kind], sample, features, types, heads)]

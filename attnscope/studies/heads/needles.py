@@ -24,6 +24,7 @@ from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import NEEDLES, Estimate, Findings, Head, Role
 from attnscope.records.heads.needles import CopiedAt, CopiedWithout, Needles
+from attnscope.studies.failures import add_steps
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.inputs.provenance import run_of
@@ -37,8 +38,7 @@ from attnscope.studies.inputs.texts import (
     special_ids,
     texts_of,
 )
-from attnscope.studies.running.late import add_steps
-from attnscope.studies.running.memory import Room, halves, padded_size
+from attnscope.studies.run import Room
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -295,7 +295,7 @@ class _Study:
         problems: list[dict[str, Any]] = []
         try:
             for needles in self._batches():
-                for part, seen in self.room.each(needles, self._look, halves, padded_size):
+                for part, seen in self.room.each(needles, self._look):
                     with delay_interrupts():
                         for row, needle in enumerate(part):
                             digest.update(needle.ids.astype("<i8").tobytes())
@@ -399,7 +399,7 @@ class _Study:
             number += len(needles)
             if not cuts:
                 continue
-            for part, written_without in self.room.each(cuts, partial(self._cut, n_heads), halves, padded_size):
+            for part, written_without in self.room.each(cuts, partial(self._cut, n_heads)):
                 for (still, change), written in zip(sums.values(), written_without, strict=True):
                     counts = np.full(len(part), float(self.n_answer))
                     still.add(written.sum(1).astype(float), counts)

@@ -31,6 +31,7 @@ from attnscope.records.heads.order import require_measures
 from attnscope.results.completion import settle_corpus
 from attnscope.studies.ablation.causal import with_effects
 from attnscope.studies.describe.study import describe_texts, require_heads
+from attnscope.studies.failures import add_steps
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
@@ -41,19 +42,19 @@ from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
     Report,
+    Texts,
     problems_of,
     scale_report,
     sha256_of,
     share_read,
-    sources_of,
+    special_ids,
     texts_of,
 )
-from attnscope.studies.measuring.head_blocks import Frequencies, HeadMeasurer, HeadTotals
-from attnscope.studies.running.late import add_steps
-from attnscope.studies.running.memory import halving_note
-from attnscope.studies.running.passes import Pass, Reading
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.measuring.block_sums import HeadSums
+from attnscope.studies.measuring.head_blocks import Frequencies, HeadMeasurer
+from attnscope.studies.run import Run, run
 from attnscope.studies.senses.study import picture_heads, sound_heads
+from attnscope.studies.workers import Workers
 
 Given = Corpus | str | Sequence[str] | Sequence[CorpusText]
 R = TypeVar("R", Findings, Atlas)
@@ -62,8 +63,6 @@ PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 
 _REPORT_EVERY = 32
 """Texts between two reports of the counting, which takes microseconds per text."""
-
-_NOTHING = HeadTotals()
 
 
 @with_plain_torch
@@ -110,9 +109,9 @@ def heads(
         AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
     """
     options = options or HeadsOptions()
-    reading = open_reading(model, corpus, options, workers)
-    findings = study_heads(reading, options, scale_report(report, 0, options.n_steps))[0]
-    return add_effects(findings, reading, report) if options.causal else findings
+    texts = texts_of(corpus, model)
+    findings = study_heads(model, texts, options, scale_report(report, 0, options.n_steps), workers)[0]
+    return add_effects(findings, model, texts, report) if options.causal else findings
 
 
 def study(
@@ -184,80 +183,70 @@ def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
     return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, seed, before=before, after=after))
 
 
-def open_reading(model: Model, corpus: Given, options: HeadsOptions, workers: Workers | None) -> Reading:
-    """The model and its texts, as all passes of a study of heads read them."""
-    return Reading(
-        model=model, texts=texts_of(corpus, model), chunk=options.chunk, stride=options.stride,
-        block=BLOCK, workers=workers,
-    )  # fmt: skip
-
-
-def add_effects(record: R, reading: Reading, report: Report | None) -> R:
+def add_effects(record: R, model: Model, texts: Texts, report: Report | None) -> R:
     """Add what changes without each head that has a role; nothing to a record where something failed before."""
-    step = partial(with_effects, reading=reading, report=scale_report(report, 1, 2))
+    step = partial(with_effects, model=model, texts=texts, report=scale_report(report, 1, 2))
     return add_steps(record, [("--causal", step)])
 
 
 def study_heads(
-    reading: Reading,
+    model: Model,
+    texts: Texts,
     options: HeadsOptions,
     report: Report | None = None,
+    workers: Workers | None = None,
     measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
-    nothing: HeadTotals = _NOTHING,
-) -> tuple[Findings, HeadTotals]:
+    nothing: HeadSums | None = None,
+) -> tuple[Findings, HeadSums]:
     """As `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
 
     `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is what it makes of
-    no text.
+    no text; None = sums of nothing.
     """
-    model, texts = reading.model, reading.texts
-    thresholds = _require_measurable(reading, options)
-    counts, n_copies = _count_corpus(reading, report)
+    thresholds = _require_measurable(model, options)
+    special = special_ids(model)
+    counts, n_copies = _count_corpus(model, texts, special, report)
     frequencies = Frequencies.of_counts(counts)
     chosen = _describe(options, thresholds)
     # Of the reading that is known to have come to the end.
     sha256 = sha256_of(texts)
     problems = problems_of(texts)
     make = partial(
-        _make_measurer, measurer, frequencies=frequencies, special=reading.special, chunk=options.chunk,
-        stride=options.stride,
-    )  # fmt: skip
-    runs = [(reading, make)]
-    if options.control and reading.workers is None:
-        runs.append((replace(reading, model=model.untrained(options.seed)), make))
-    elif options.control:
-        runs.append((reading, partial(make, seed=options.seed)))
-    reports = [scale_report(report, number, len(runs)) for number in range(len(runs))]
-    passes: list[Pass[HeadTotals]] = []
-    for (of, make_measurer), step in zip(runs, reports, strict=True):
-        passes.append(of.run(make_measurer, nothing, step, "the study of a later text", keeps="first"))
-        if not passes[-1].complete:
+        _make_measurer, measurer, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride
+    )
+    measurers = [make, partial(make, seed=options.seed)] if options.control else [make]
+    runs: list[Run[HeadSums]] = []
+    for number, make_measurer in enumerate(measurers):
+        step = scale_report(report, number, len(measurers))
+        going = run(
+            make_measurer,
+            (model,),
+            texts,
+            nothing or HeadSums(),
+            block=BLOCK,
+            workers=(workers,) if workers else None,
+            report=step,
+        )
+        runs.append(going)
+        if not runs[-1].complete:
             break
-    done, complete = passes[0].done, passes[-1].complete
-    control = passes[1].done if len(passes) > 1 else HeadTotals()
-    missing = [problem for each in passes for problem in (*each.lost, *each.done.left_out.problems(model.info))]
+    done, complete = runs[0].done, runs[-1].complete
+    control = runs[1].done if len(runs) > 1 else HeadSums()
+    missing = [problem for each in runs for problem in each.problems(model.info)]
     done.left_out.require_some_left(done.n_texts, model.info)
     if complete and not done.n_tokens and not missing:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    studied = {
-        "sources": sources_of(texts),
-        "n_texts": done.n_texts,
-        "n_tokens": done.n_tokens,
-        "n_chunked": done.n_chunked,
-        "n_copies": n_copies,
-        "sha256": sha256,
-        "problems": [*problems, *missing],
-    }
-    notes = _notes(model, done)
-    run = run_of(model.info, [*notes, *passes[0].notes])
-    threads = reading.workers.threads if reading.workers else _n_threads()
-    run |= {"seed": options.seed if options.control else None, "threads": threads}
-    if failures := [failed for each in passes for failed in each.failures]:
-        run["failures"] = failures
+    studied = runs[0].corpus(texts, model.info)
+    studied |= {"n_copies": n_copies, "sha256": sha256, "problems": [*problems, *missing]}
+    about = run_of(model.info, [*_notes(model, done), *runs[0].notes])
+    threads = workers.threads if workers else _n_threads()
+    about |= {"seed": options.seed if options.control else None, "threads": threads}
+    if failures := [failed for each in runs for failed in each.failures]:
+        about["failures"] = failures
     tallies = list(done.tallies.values())
     effective = max(map(effective_texts, tallies), default=0.0)
     findings = Findings(
-        run=run,
+        run=about,
         corpus={**settle_corpus(studied, interrupted=not complete), "effective_texts": effective},
         options=chosen,
         heads=judge(tallies, thresholds, done.n_texts),
@@ -280,18 +269,17 @@ def _make_measurer(
     return measurer(model if seed is None else model.untrained(seed), **how)
 
 
-def _require_measurable(reading: Reading, options: HeadsOptions) -> dict[str, float]:
+def _require_measurable(model: Model, options: HeadsOptions) -> dict[str, float]:
     """The thresholds of roles; an AttnscopeError before anything is read where nothing could come of it."""
     thresholds = complete_thresholds(options.thresholds)
-    model = reading.model
     if options.describe is not None:
         require_heads(model, options.describe.heads)
     # Chunks that do not fit the model are refused here.
-    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=reading.chunk, stride=reading.stride)
+    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
     return thresholds
 
 
-def _notes(model: Model, done: HeadTotals) -> list[str]:
+def _notes(model: Model, done: HeadSums) -> list[str]:
     notes = []
     if len(model.info.kinds) > 1:
         notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")
@@ -300,13 +288,6 @@ def _notes(model: Model, done: HeadTotals) -> list[str]:
             "Measured on the model's own dense weights: memory grows with the square of a text's length, and what "
             "needs the values (value_weighted, norm_weighted) is undefined."
         )
-    if done.longest_of is not None:
-        notes.append(
-            f"Interrupted in the first block of texts, which begins with the longest: these are {done.n_texts:,} of "
-            f"its {done.longest_of:,}."
-        )
-    if done.halved_to is not None:
-        notes.append(halving_note(done.halved_to))
     is_seen = model.info.path != "eager"
     projections = model.output_projections() if is_seen else {}
     places = [(kind, layer) for kind, tally in done.tallies.items() for layer in tally.layers if is_seen]
@@ -340,16 +321,17 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
     }
 
 
-def _count_corpus(reading: Reading, report: Report | None) -> tuple[TokenCounts, int]:
+def _count_corpus(
+    model: Model, texts: Texts, special: frozenset[int], report: Report | None
+) -> tuple[TokenCounts, int]:
     """Return how often each token comes in the whole corpus without copies, and how many texts are copies."""
-    texts = reading.texts
     copies = Copies()
 
     def tell(n_texts: int, n_tokens: int) -> None:
         if report is not None and n_texts % _REPORT_EVERY == 0:
             report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
-    counts = count_tokens(distinct(texts, copies), reading.model.tokenizer.encode, reading.special, tell)
+    counts = count_tokens(distinct(texts, copies), model.tokenizer.encode, special, tell)
     return counts, copies.n
 
 

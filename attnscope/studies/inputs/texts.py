@@ -85,11 +85,11 @@ def problems_of(texts: Texts) -> list[dict[str, Any]]:
     return [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else []
 
 
-def share_read(texts: Texts) -> float | None:
-    """How much of a corpus has been read, in bytes; None where that is not known."""
+def share_read(texts: Texts, index: int | None = None) -> float | None:
+    """Return how much of a corpus has been read, in bytes; of a list, with the text of an index; None = unknown."""
     if isinstance(texts, Corpus):
         return min(1.0, texts.bytes_read / texts.n_bytes) if texts.n_bytes else None
-    return None
+    return None if index is None else min(1.0, (index + 1) / len(texts))
 
 
 def special_ids(model: Model) -> frozenset[int]:

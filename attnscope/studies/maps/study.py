@@ -12,11 +12,13 @@ import numpy as np
 from attnscope.choice import Choice, Chosen, Cut, Span, choice_from, span_from
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError
+from attnscope.host import physical_bytes
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
 from attnscope.records import AttentionMap, Heatmap, Tokens, spans
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
+from attnscope.studies.failures import refusal
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import (
     Given,
@@ -29,8 +31,6 @@ from attnscope.studies.inputs.reading import (
     read,
     reader_of,
 )
-from attnscope.studies.running.memory import physical_bytes
-from attnscope.studies.running.overflow import refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,14 +1,18 @@
 """What a study of heads adds up over one block of texts."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import Chunk
+from attnscope.studies.failures import broken_rows
 from attnscope.studies.measuring.tally import Tally, weigh_units
-from attnscope.studies.running.overflow import Place, broken_rows
+from attnscope.studies.run import Part
 
 if TYPE_CHECKING:
     from attnscope.core.measures.totals import SumsOf
@@ -22,7 +26,8 @@ _OF_TEXTS = ("sink", "first_token", "resting")
 _SUMS = ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
 
 
-class BlockSums:
+@dataclass(kw_only=True, eq=False)
+class HeadSums(Part):
     """The sums over the texts of one block. Each chunk of a text is a unit of evidence of its own, or several.
 
     One sum for all of a text would leave the evidence of one text, however long it is, and that of little more where
@@ -33,25 +38,21 @@ class BlockSums:
 
     All texts weigh the same: the sums and counts of a text of n queries are divided by n.
 
+    A text in chunks of which one is broken is left out from that chunk on. Of a token that two chunks share, `n_tokens`
+    counts one.
+
     Attributes:
-        n_texts: Texts that are whole in it.
-        n_chunked: How many of them came in several chunks.
-        n_tokens: The tokens of all chunks; one that two chunks share counts once.
-        broken: Texts that are left out, as the model computes NaN or infinity on them, and where. A text in chunks is
-            left out from the first such chunk on.
+        tallies: The sums by kind of attention; of nothing where no text is whole.
     """
 
-    def __init__(self) -> None:
-        self.broken: dict[int, Place] = {}
-        self.n_texts = self.n_chunked = self.n_tokens = 0
-        self._tallies: dict[str, Tally] = {}
-        self._pairs: dict[str, list[Hits]] = {}
-        self._open: dict[int, _OpenText] = {}
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    _pairs: dict[str, list[Hits]] = field(default_factory=dict)
+    _open: dict[int, _OpenText] = field(default_factory=dict)
 
     def add(
         self,
         batch: Sequence[Chunk],
-        sums: Mapping[str, Mapping[int, "SumsOf"]],
+        sums: Mapping[str, Mapping[int, SumsOf]],
         hits: Sequence[Mapping[str, Hits]],
     ) -> None:
         """Adds the chunks of a batch.
@@ -62,8 +63,8 @@ class BlockSums:
         from attnscope.core.measures.catalogue import unit_queries
 
         for kind, by_layer in sums.items():
-            if kind not in self._tallies:
-                self._tallies[kind] = _empty(kind, by_layer)
+            if kind not in self.tallies:
+                self.tallies[kind] = _empty(kind, by_layer)
         by_text = {kind: {at: of.sum.swapaxes(0, 1) for at, of in by_layer.items()} for kind, by_layer in sums.items()}
         each = unit_queries(max(map(len, batch)))
         step = -(-max(map(len, batch)) // each)
@@ -87,10 +88,10 @@ class BlockSums:
         for row, chunk in zip(well, chunks, strict=True):
             if chunk.n_chunks > 1:
                 mine = [at for at, unit in enumerate(units) if unit // step == row]
-                self._open.setdefault(chunk.text, _OpenText()).take(mine, stacked, self._tallies)
+                self._open.setdefault(chunk.text, _OpenText()).take(mine, stacked, self.tallies)
         weights = np.array([1 / batch[unit // step].n_queries for unit in units])
         for kind, of in stacked.items():
-            tally = self._tallies[kind]
+            tally = self.tallies[kind]
             of = weigh_units(tally.names, weights, of)
             tally.measures.add(of["sum"], of["count"])
             tally.uniform.add(of["uniform_sum"], of["count"])
@@ -106,20 +107,21 @@ class BlockSums:
                 text.n_done += 1
                 if text.n_done < chunk.n_chunks:
                     continue
-                text.close(self._tallies)
+                text.close(self.tallies)
                 del self._open[chunk.text]
                 self.n_chunked += 1
             self.n_texts += 1
-            for tally in self._tallies.values():
+            for tally in self.tallies.values():
                 tally.lengths.add(1 / chunk.n_queries, 1.0)
 
-    def finish(self) -> Mapping[str, Tally]:
-        """The sums by kind; of nothing where no text is whole."""
+    def finish(self) -> None:
+        """Add the hits of pairs, all at once; without a whole text there are no sums."""
         for kind, hits in self._pairs.items():
             pairs = np.stack(hits)
-            self._tallies[kind].pairs.add(pairs[:, 0], pairs[:, 1])
-        self._pairs = {}
-        return self._tallies if self.n_texts else {}
+            self.tallies[kind].pairs.add(pairs[:, 0], pairs[:, 1])
+        if not self.n_texts:
+            self.tallies = {}
+            self.n_tokens = 0
 
 
 class _OpenText:
@@ -158,7 +160,7 @@ class _OpenText:
             tally.uniform.add(of_text["uniform_sum"], of_text["count"])
 
 
-def _empty(kind: str, by_layer: Mapping[int, "SumsOf"]) -> Tally:
+def _empty(kind: str, by_layer: Mapping[int, SumsOf]) -> Tally:
     n_heads = max(sums.sum.shape[2] for sums in by_layer.values())
     return Tally.empty(kind, sorted(by_layer), n_heads, next(iter(by_layer.values())).names)
 

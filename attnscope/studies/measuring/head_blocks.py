@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 
 from attnscope.core.measures.catalogue import OFFSETS
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
-from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.studies.inputs.texts import batch_of, pad_rows
-from attnscope.studies.measuring.block_sums import BlockSums, Hits
-from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, pair_hits
-from attnscope.studies.running import passes
-from attnscope.studies.running.memory import Room, halves, padded_size
-from attnscope.studies.running.overflow import LeftOut
+from attnscope.studies.measuring.block_sums import HeadSums, Hits
+from attnscope.studies.measuring.tally import PAIR_MEASURES, pair_hits
+from attnscope.studies.run import Measurer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,20 +48,7 @@ class Frequencies:
         return np.where(is_known, self.table[np.where(is_known, ids, 0)], self.unseen)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HeadTotals(passes.Totals):
-    """What is added up over blocks.
-
-    Attributes:
-        tallies: By kind of attention.
-        longest_of: How many texts a first block has that was interrupted; these are its longest.
-    """
-
-    tallies: Mapping[str, Tally] = field(default_factory=dict)
-    longest_of: int | None = None
-
-
-class HeadMeasurer:
+class HeadMeasurer(Measurer[HeadSums]):
     """Measures the heads of a model on blocks of texts.
 
     `chunk` and `stride` are those of `HeadsOptions`.
@@ -84,21 +68,21 @@ class HeadMeasurer:
         from attnscope.core.attention.tiles import Buffers
         from attnscope.models.inside.projections import HiddenNorms
 
+        super().__init__()
         self._model, self._frequencies, self._special = model, frequencies, special
         self._cut = {"chunk": chunk, "stride": stride}
-        self._room = Room()
         self._dense = model.info.path == "eager"
         self._start = decoder_start(model)
         self._factors = None if self._dense else _factors(model)
         self._norms = HiddenNorms(model.blocks())
         self._buffers = Buffers()
 
-    def begin(self, block: Block) -> BlockSums:
-        """Sums of nothing yet."""
-        return BlockSums()
+    def start(self, block: Block) -> HeadSums:
+        """Return sums of nothing yet."""
+        return HeadSums()
 
-    def steps(self, block: Block, sums: BlockSums) -> Iterator[None]:
-        """Adds a block to its sums, batch by batch."""
+    def batches(self, block: Block) -> Sequence[Sequence[Chunk]]:
+        """Cut a block into batches, the longest texts first."""
         batches: Sequence[Sequence[Chunk]] = block_batches(
             block,
             self._model.tokenizer.encode,
@@ -107,25 +91,19 @@ class HeadMeasurer:
             special_ids=self._special,
             **self._cut,
         )
-        for batch in reversed(batches):  # the longest first: what shorter ones need fits into what those have freed
-            for some, by_kind in self._room.each(batch, self._run_batch, halves, padded_size):
-                hits = [self._pair_hits(part) for part in some]
-                with delay_interrupts():
-                    sums.add(some, by_kind, hits)
-                yield
+        return batches[::-1]
 
-    def finish(self, block: Block, sums: BlockSums, *, whole: bool) -> HeadTotals:
-        """What the sums amount to."""
-        left_out = LeftOut.of(block.texts, sums.broken)
-        n_tokens = sums.n_tokens if sums.n_texts else 0
-        cut_off = not whole and sums.n_texts + len(sums.broken) < len(block.texts)
-        return HeadTotals(
-            tallies=sums.finish(), n_texts=sums.n_texts, n_tokens=n_tokens, n_chunked=sums.n_chunked,
-            longest_of=len(block.texts) if cut_off else None, halved_to=self._room.tokens, left_out=left_out,
-        )  # fmt: skip
+    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, SumsOf]]) -> None:
+        """Add the measures of a batch."""
+        part.add(batch, result, [self._pair_hits(chunk) for chunk in batch])
 
-    def _run_batch(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, SumsOf]]:
-        """The measures of a batch: kind -> layer -> sums, in the order of the batch."""
+    def finish(self, part: HeadSums) -> HeadSums:
+        """Return the sums over the whole texts of a block."""
+        part.finish()
+        return part
+
+    def measure(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, SumsOf]]:
+        """Return the measures of a batch: kind -> layer -> sums, in the order of the batch."""
         import torch
 
         from attnscope.core.attention.probes import Weights

@@ -33,6 +33,7 @@ from attnscope.records.maps.sounds import Sound
 from attnscope.records.relations.record import LEAST_MASS, Relation, Relations
 from attnscope.records.relations.word_times import WordTimes
 from attnscope.senses.recordings import Recording, read_recording
+from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Reading, Speech, read
@@ -43,7 +44,6 @@ from attnscope.studies.relations.evidence import Part as EvidencePart
 from attnscope.studies.relations.options import RelationsOptions
 from attnscope.studies.relations.study import note_mixed_halves
 from attnscope.studies.relations.word_errors import WordErrors, sizes_of
-from attnscope.studies.running.overflow import broken_rows
 
 NAME = "word→sound"
 CUT = "words that the recording or the transcript does not reach"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.annotated.alignment import UNALIGNED, Placed, place_links, place_target_links
 from attnscope.annotated.texts import merge_equal
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import TOKEN_BUDGET, Problem, batches, chunks, copy_key, runs
+from attnscope.corpus import TOKEN_BUDGET, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.records.relations.record import Example, Relation, Relations
@@ -27,15 +26,13 @@ from attnscope.studies.relations.evidence import (
     THRESHOLDS,
     Cell,
     Lots,
-    Tally,
     judge,
     rules_of,
 )
 from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
-from attnscope.studies.relations.sums import Found, LinkBlock, LinkMeasurer, Piece
-from attnscope.studies.running.memory import halving_note
-from attnscope.studies.running.passes import Driver, Pass, Task
-from attnscope.studies.running.workers import Workers
+from attnscope.studies.relations.sums import LinkBlock, LinkMeasurer, LinkPart, LinkText, Piece
+from attnscope.studies.run import Run, run_blocks
+from attnscope.studies.workers import Workers
 
 COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
@@ -89,8 +86,9 @@ def relations(
     done, complete = going.done, going.complete
     results = judge(done.tallies)
     mixed = note_mixed_halves(results)
+    done.left_out.require_some_left(done.n_texts, model.info)
     if complete and not going.lost and not results:
-        raise AttnscopeError(*_explain_nothing(done, options, model))
+        raise AttnscopeError(*_explain_nothing(done, options))
     files = corpus if isinstance(corpus, AnnotatedCorpus) else None
     corpus_facts = {
         "sources": ["texts"] if files is None else list(files.sources),
@@ -99,20 +97,19 @@ def relations(
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
         "n_copies": done.n_copies,
-        "n_not_finite": len(done.not_finite),
+        "n_not_finite": done.left_out.n,
         "sha256": "" if files is None else files.sha256,
         "problems": [
             *([] if files is None else map(asdict, files.problems)),
-            *going.lost,
-            *_not_finite_problems(done, model),
+            *going.problems(model.info),
         ],
         "complete": complete,
     }
     option_facts = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
     examples = study.examples(results) if options.n_examples else ()
-    halving = [] if done.halved_to is None else [halving_note(done.halved_to)]
-    notes = [*_notes(done, mixed), *going.notes, *halving]
-    return Relations(run_of(model.info, notes), corpus_facts, option_facts, study.kind, results, examples)
+    about = run_of(model.info, [*_notes(done, mixed), *going.notes])
+    about |= {"failures": going.failures} if going.failures else {}
+    return Relations(about, corpus_facts, option_facts, study.kind, results, examples)
 
 
 def _require_measurable(model: Model, options: RelationsOptions) -> None:
@@ -127,10 +124,8 @@ def _require_measurable(model: Model, options: RelationsOptions) -> None:
     chunks(example, limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
 
 
-def _explain_nothing(done: Found, options: RelationsOptions, model: Model) -> tuple[str, str]:
+def _explain_nothing(done: LinkPart, options: RelationsOptions) -> tuple[str, str]:
     """Why no link was measured, and what would help."""
-    for problem in _not_finite_problems(done, model):
-        return f"no link can be measured: {problem['reason']}", "compute with another precision: --dtype float32"
     reasons = Counter[str]()
     for tally in done.tallies.values():
         reasons.update(tally.left_out)
@@ -147,17 +142,7 @@ def _explain_nothing(done: Found, options: RelationsOptions, model: Model) -> tu
     return "there is no link in these texts", "give texts whose annotation has some"
 
 
-def _not_finite_problems(done: Found, model: Model) -> list[dict[str, Any]]:
-    """One entry for a corpus's problems if attention is NaN on some texts; else none."""
-    if not done.not_finite:
-        return []
-    first, n = done.not_finite[0], len({(text.source, text.line) for text in done.not_finite})
-    which = amount(n, "text was", "texts, of which this is the first, were")
-    reason = f"{which} not studied: attention is not finite (NaN) in layer {first.layer} in {model.info.dtype}"
-    return [asdict(Problem(first.source, first.line, reason))]
-
-
-def _notes(done: Found, mixed: Sequence[str]) -> list[str]:
+def _notes(done: LinkPart, mixed: Sequence[str]) -> list[str]:
     notes = []
     if done.n_copies:
         notes.append(
@@ -205,19 +190,22 @@ class _Study:
         self._seen: set[bytes] = set()
         self._examples: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
 
-    def run(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers | None) -> Pass[Found]:
+    def run(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers | None) -> Run[LinkPart]:
         """Read and measure all texts."""
         try:
             each = merge_equal(texts)
             first = next(each, None)
             if first is None:
-                return Pass(Found())
+                return Run(LinkPart())
             self.kind = self._kind_for(first)
             make = partial(LinkMeasurer, kind=self.kind)
-            driver = Driver(make, (self.model,), (workers,) if workers else None)
-            return driver.run(self._tasks(chain([first], each), texts), Found(), report)
+            texts_by_block = runs(chain([first], each), BLOCK, lambda text: len(text.text))
+            cut = (self._block(block_texts) for block_texts in texts_by_block)
+            sharing = (workers,) if workers else None
+            share = partial(_share_read, texts)
+            return run_blocks(make, (self.model,), cut, LinkPart(), workers=sharing, report=report, share=share)
         except KeyboardInterrupt:
-            return Pass(Found(), complete=False)
+            return Run(LinkPart(), complete=False)
 
     def _kind_for(self, text: AnnotatedText) -> str:
         """The kind of attention that the links of a text like this one are about."""
@@ -233,40 +221,23 @@ class _Study:
             raise AttnscopeError("texts with a target are not cut into chunks", "leave out --chunk and --stride")
         return "cross"
 
-    def _tasks(self, texts: Iterable[AnnotatedText], corpus: Iterable[AnnotatedText]) -> Iterator[Task[LinkBlock]]:
-        for block_texts in runs(texts, BLOCK, lambda text: len(text.text)):
-            share = _share_read(corpus)
-            block = self._block(block_texts)
-            first = block_texts[0]
-            yield Task(block, first.source, first.line, block.counts.n_texts, share)
-
     def _block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
-        tallies: defaultdict[str, Tally] = defaultdict(Tally)
-        pieces: dict[tuple[int, int], Piece] = {}
-        n_chunked = n_copies = 0
-        for number, text in enumerate(texts):
-            text_pieces, copies = self._pieces_of(text, number, tallies)
-            n_copies += copies + text.n_merged
-            n_chunked += bool(text_pieces) and text_pieces[0].placed.chunk.n_chunks > 1
-            for piece in text_pieces:
-                pieces[number, piece.placed.chunk.number] = piece
+        linked = tuple(self._link(text, number) for number, text in enumerate(texts))
+        pieces = {(text.index, piece.placed.chunk.number): piece for text in linked for piece in text.pieces}
         cut = batches((piece.placed.chunk for piece in pieces.values()), TOKEN_BUDGET)
-        counts = Found(
-            tallies=tallies, n_texts=sum(1 + text.n_merged for text in texts), n_chunked=n_chunked, n_copies=n_copies,
-            n_tokens=sum(len(piece.placed.chunk) for piece in pieces.values()),
-        )  # fmt: skip
         # The longest first: what shorter ones need fits into what those have freed.
         return LinkBlock(
-            counts, tuple(tuple(pieces[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
+            linked, tuple(tuple(pieces[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
         )
 
-    def _pieces_of(self, text: AnnotatedText, number: int, tallies: defaultdict[str, Tally]) -> tuple[list[Piece], int]:
-        """A text's chunks with their links, and how many chunks are copies; the tallies count the links left out."""
+    def _link(self, text: AnnotatedText, number: int) -> LinkText:
+        """Align the links of a text with its chunks, and deal these to halves."""
         text = replace(text, links=tuple(link for link in text.links if self._wants(link.relation)))
         parts, left_out = self._align(text, number)
+        unmeasured: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for relation, reasons in (*left_out.items(), *text.left_out.items()):
             if self._wants(relation):
-                tallies[relation].left_out.update(reasons)
+                unmeasured[relation].update(reasons)
         # Chunks of one text are in one half, whatever else it belongs to.
         alone = None if not parts or parts[0].chunk.n_chunks == 1 else f"{text.source}, line {text.line}"
         pieces, n_copies = [], 0
@@ -278,7 +249,7 @@ class _Study:
             if key in self._seen:
                 n_copies += 1
                 for relation, copied in links.items():
-                    tallies[relation].left_out[COPY] += len(copied)
+                    unmeasured[relation][COPY] += len(copied)
                 continue
             self._seen.add(key)
             rule_hits = rules_of(text, links)
@@ -293,7 +264,9 @@ class _Study:
                     if half == 1 and len(examples) < self.options.n_examples:
                         examples.append(piece)
             pieces.append(piece)
-        return pieces, n_copies
+        return LinkText(
+            number, text.source, text.line, 1 + text.n_merged, n_copies + text.n_merged, tuple(pieces), unmeasured
+        )
 
     def _wants(self, relation: str) -> bool:
         """Whether a relation is studied: by its whole name, or by a label in it."""
@@ -340,7 +313,7 @@ def _characters_of(text: AnnotatedText, part: Placed) -> str:
     return written if text.target is None else f"{written}\n{text.target}"
 
 
-def _share_read(texts: Iterable[AnnotatedText]) -> float | None:
+def _share_read(texts: Iterable[AnnotatedText], _: LinkBlock) -> float | None:
     if isinstance(texts, AnnotatedCorpus) and texts.n_bytes:
         return min(1.0, texts.bytes_read / texts.n_bytes)
     return None

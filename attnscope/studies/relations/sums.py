@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed
 from attnscope.models.model import Batch, Model
+from attnscope.studies.failures import Place, broken_rows
 from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.relations.evidence import Cell, CellSums, Tally
-from attnscope.studies.running import passes
-from attnscope.studies.running.memory import Room, halves
-from attnscope.studies.running.overflow import broken_rows
+from attnscope.studies.run import Measurer, Part
 
 if TYPE_CHECKING:
     from attnscope.core.attention.seam import Kind
@@ -32,90 +31,114 @@ class Piece:
     placed: Placed
     cells: tuple[Cell, ...]
 
-
-@dataclass(frozen=True)
-class NotFinite:
-    """A text on which attention is NaN or infinite: the first layer where it is."""
-
-    source: str
-    line: int
-    layer: int
+    def __len__(self) -> int:
+        """Return its tokens; of a pair the longer of both."""
+        return self.placed.size
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found(passes.Totals):
-    """What heads reach on some blocks, by relation.
+@dataclass(frozen=True, eq=False)
+class LinkText:
+    """A text whose links are aligned with tokens and dealt to halves.
 
     Attributes:
-        n_copies: How many texts or chunks are copies of earlier ones.
-        not_finite: Chunks that are left out, as attention is NaN on them.
+        index: Its number in the block.
+        n_texts: How many texts it stands for: equal ones are merged.
+        n_copies: How many of these, and of its chunks, are copies of earlier ones.
+        pieces: Its chunks.
+        left_out: How many links are left out, by relation and reason.
     """
 
-    tallies: Mapping[str, Tally] = field(default_factory=dict)
-    n_copies: int = 0
-    not_finite: tuple[NotFinite, ...] = ()
+    index: int
+    source: str
+    line: int
+    n_texts: int
+    n_copies: int
+    pieces: tuple[Piece, ...]
+    left_out: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, eq=False)
 class LinkBlock:
-    """A block of texts whose links are aligned with tokens and dealt to halves; `counts` lacks only what heads do."""
+    """A block of texts, and their chunks in batches."""
 
-    counts: Found
+    texts: tuple[LinkText, ...]
     batches: tuple[tuple[Piece, ...], ...]
 
 
-class BlockLinks:
-    """Pieces with the hits and mass of heads in each of their cells, (cell, layer, head, 2)."""
-
-    def __init__(self, n_texts: int) -> None:
-        self.n_texts, self.n_tokens = n_texts, 0
-        self.pieces: list[tuple[Piece, NDArray[np.float64]]] = []
-        self.not_finite: list[NotFinite] = []
-
-    def by_relation(self) -> dict[str, list[CellSums]]:
-        """The cells of all pieces, by relation."""
-        cells: defaultdict[str, list[CellSums]] = defaultdict(list)
-        for piece, values in self.pieces:
-            for cell, sums in zip(piece.cells, values, strict=True):
-                cells[cell.relation].append((cell, sums))
-        return cells
+Hits = NDArray[np.float64]
+"""Hits and mass of heads in each cell of a piece, (cell, layer, head, 2)."""
 
 
-class LinkMeasurer:
+@dataclass(kw_only=True, eq=False)
+class LinkPart(Part):
+    """What heads reach on some texts.
+
+    Attributes:
+        tallies: By relation.
+        n_copies: How many texts or chunks are copies of earlier ones.
+    """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    n_copies: int = 0
+    _texts: tuple[LinkText, ...] = ()
+    _hits: dict[tuple[int, int], Hits] = field(default_factory=dict)
+
+
+class LinkMeasurer(Measurer[LinkPart]):
     """Measures what the heads of one kind of attention do on blocks of pieces."""
 
     def __init__(self, model: Model, kind: str) -> None:
         from attnscope.core.attention.tiles import Buffers
 
+        super().__init__()
         self.model, self.kind = model, cast("Kind", kind)
-        self._room = Room()
         self._buffers = Buffers()
         self._dense = model.info.path == "eager"
 
-    def begin(self, block: LinkBlock) -> BlockLinks:
-        """Sums of nothing yet."""
-        return BlockLinks(block.counts.n_texts)
+    def start(self, block: LinkBlock) -> LinkPart:
+        """Return sums of nothing yet."""
+        return LinkPart(_texts=block.texts)
 
-    def steps(self, block: LinkBlock, sums: BlockLinks) -> Iterator[None]:
-        """Adds what heads reach on each batch."""
-        groups: Sequence[Sequence[Piece]] = block.batches
-        for batch in groups:
-            for _, (pieces, not_finite) in self._room.each(batch, self._run_batch, halves, _padded_size):
-                sums.pieces += pieces
-                sums.not_finite += not_finite
-            sums.n_tokens += sum(len(piece.placed.chunk) for piece in batch)
-            yield
+    def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
+        """Return the batches of a block, the longest pieces first."""
+        return block.batches
 
-    def finish(self, block: LinkBlock, sums: BlockLinks, *, whole: bool) -> Found:
-        """What all of these amount to."""
+    def add(self, part: LinkPart, batch: Sequence[Piece], result: tuple[Sequence[Hits], Mapping[int, Place]]) -> None:
+        """Add what heads reach in the cells of each piece."""
+        values, broken = result
+        for number, piece in enumerate(batch):
+            chunk = piece.placed.chunk
+            part._hits[chunk.text, chunk.number] = values[number]
+            if number in broken:
+                part.broken.setdefault(chunk.text, broken[number])
+            text = part._texts[chunk.text]
+            if _is_done(part, text):
+                part.n_texts += text.n_texts
+                part.n_tokens += _n_tokens(text)
+
+    def finish(self, part: LinkPart) -> LinkPart:
+        """Add up the texts of which all chunks were measured; each chunk counts as a text."""
+        texts = [text for text in part._texts if text.index not in part.broken and _is_done(part, text)]
+        cells: defaultdict[str, list[CellSums]] = defaultdict(list)
         tallies: defaultdict[str, Tally] = defaultdict(Tally)
-        for relation, cells in sums.by_relation().items():
-            tallies[relation].add(cells)
-        measured = Found(tallies=tallies, not_finite=tuple(sums.not_finite), halved_to=self._room.tokens)
-        return block.counts.merge(measured)
+        for text in texts:
+            for relation, reasons in text.left_out.items():
+                tallies[relation].left_out.update(reasons)
+            for piece in text.pieces:
+                values = part._hits[piece.placed.chunk.text, piece.placed.chunk.number]
+                for cell, sums in zip(piece.cells, values, strict=True):
+                    cells[cell.relation].append((cell, sums))
+        for relation, of_relation in cells.items():
+            tallies[relation].add(of_relation)
+        part.tallies = dict(tallies)
+        part.n_texts = sum(text.n_texts for text in texts)
+        part.n_tokens = sum(map(_n_tokens, texts))
+        part.n_chunked = sum(text.pieces[0].placed.chunk.n_chunks > 1 for text in texts if text.pieces)
+        part.n_copies = sum(text.n_copies for text in texts)
+        return part
 
-    def _run_batch(self, pieces: Sequence[Piece]) -> tuple[list[tuple[Piece, NDArray[np.float64]]], list[NotFinite]]:
-        """Hits and mass in the cells of each piece, NaN where a layer has fewer heads; and pieces that are left out."""
+    def measure(self, pieces: Sequence[Piece]) -> tuple[list[Hits], dict[int, Place]]:
+        """Return hits and mass in the cells of each piece, NaN where a layer has fewer heads; and broken pieces."""
         import torch
 
         from attnscope.core.attention.probes import Weights, probe_by_kind
@@ -141,22 +164,25 @@ class LinkMeasurer:
             of_layer = torch.stack([by_layer[layer].hits, by_layer[layer].mass], -1).cpu().double().numpy()
             values[:, row, : of_layer.shape[1]] = numbers[layer] = of_layer
         broken = broken_rows({self.kind: numbers})
-        measured: list[tuple[Piece, NDArray[np.float64]]] = []
-        not_finite: list[NotFinite] = []
+        by_piece: list[Hits] = []
+        broken_pieces: dict[int, Place] = {}
         first = 0
-        for piece in pieces:
-            cells = range(first, first + len(piece.cells))
-            wrong = [layer for cell in cells if cell in broken for layer in broken[cell][1:] if layer is not None]
-            if wrong:
-                not_finite.append(NotFinite(piece.text.source, piece.text.line, min(wrong)))
-            else:
-                measured.append((piece, values[cells.start : cells.stop]))
-            first = cells.stop
-        return measured, not_finite
+        for number, piece in enumerate(pieces):
+            last = first + len(piece.cells)
+            places = [broken[cell] for cell in range(first, last) if cell in broken]
+            if places:
+                broken_pieces[number] = min(places, key=lambda place: place[1] or 0)
+            by_piece.append(values[first:last])
+            first = last
+        return by_piece, broken_pieces
 
 
-def _padded_size(pieces: Sequence[Piece]) -> int:
-    return len(pieces) * max((piece.placed.size for piece in pieces), default=0)
+def _is_done(part: LinkPart, text: LinkText) -> bool:
+    return all((piece.placed.chunk.text, piece.placed.chunk.number) in part._hits for piece in text.pieces)
+
+
+def _n_tokens(text: LinkText) -> int:
+    return sum(len(piece.placed.chunk) for piece in text.pieces)
 
 
 def batch_of_placed(chunks: Sequence[Placed], device: str) -> Batch:

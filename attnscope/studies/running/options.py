@@ -9,7 +9,7 @@ from attnscope.options import option, options
 from attnscope.studies.inputs.options import LoadOptions
 
 if TYPE_CHECKING:
-    from attnscope.studies.running.workers import Workers
+    from attnscope.studies.workers import Workers
 
 
 @options
@@ -38,7 +38,7 @@ class SharedWork:
         Raises:
             UsageError: They mean nothing.
         """
-        from attnscope.studies.running.workers import Workers
+        from attnscope.studies.workers import Workers
 
         if self.executor == "local" and self.workers is None:
             if self.threads is not None or self.ray_address is not None:

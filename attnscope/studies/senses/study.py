@@ -21,12 +21,12 @@ from attnscope.models.model import Model, eyes_of
 from attnscope.records.heads.findings import PICTURES, RECORDINGS, Estimate, Findings, Head
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
+from attnscope.studies.failures import broken_rows, require_finite
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.study import run_probe
 from attnscope.studies.measuring.block_sums import stack_layers
-from attnscope.studies.running.overflow import broken_rows, require_finite
 
 if TYPE_CHECKING:
     from attnscope.core.measures.catalogue import Measure

@@ -23,10 +23,10 @@ from attnscope.models.catalog import read_config
 from attnscope.models.model import Model
 from attnscope.models.own.layouts import supports
 from attnscope.records.teaching.trace import EDGES, Band, Step, Trace
+from attnscope.studies.failures import require_finite
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
-from attnscope.studies.running.overflow import require_finite
 from attnscope.studies.teaching.kernels import (
     Array,
     Kernel,

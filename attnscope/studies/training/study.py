@@ -28,10 +28,10 @@ from attnscope.results.completion import failure_line
 from attnscope.studies.ablation.effects import whole_losses
 from attnscope.studies.ablation.reading import Reader
 from attnscope.studies.ablation.sweep import Going, StandIns, measure
+from attnscope.studies.failures import failure
 from attnscope.studies.heads.rules import RULES
 from attnscope.studies.heads.study import heads, probe_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
-from attnscope.studies.running.late import failure
 from attnscope.studies.training.options import EXPLAINED, TrainingOptions
 from attnscope.studies.weights.study import composition
 

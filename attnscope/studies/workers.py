@@ -10,9 +10,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import Model
 from attnscope.models.catalog import BUILT_IN, KNOWN
 from attnscope.models.files import hashes, remember_hashes
+from attnscope.studies.executors import Executor, Processes, RayCluster
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import versions
-from attnscope.studies.run import Executor, Processes, RayCluster
 
 Where = Literal["local", "ray"]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from attnscope.choice import Choice
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, batches, block_batches
 from attnscope.errors import AttnscopeError
-from attnscope.host import delay_interrupts
+from attnscope.host import physical_bytes
 from attnscope.models.model import Batch, Model
 from attnscope.records.frame.pair_tables import Arrangement, HeadPlace, PairTable
 from attnscope.records.maps.heatmap import divide_by_rest
 from attnscope.records.maps.tokens import Tokens
+from attnscope.studies.failures import Place
 from attnscope.studies.inputs.texts import batch_of, special_ids
-from attnscope.studies.running import passes
-from attnscope.studies.running.memory import Room, halves, padded_size, physical_bytes
-from attnscope.studies.running.overflow import LeftOut, Place
+from attnscope.studies.run import Measurer, Part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,114 +31,114 @@ if TYPE_CHECKING:
 WEIGHTS_AT_ONCE = 2**20
 """Of how many weights, of all layers together, distances are computed at once."""
 
+_BYTES_AT_ONCE = 2**28
+"""Of how many texts the sums are held at once, before they are added."""
+
 _BYTES_A_PAIR = 400  # sums and moments, and what is computed from them
 
 TableName = tuple[str, bool]
 """Of a table: its measure, and whether special tokens take part."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PairTotals(passes.Totals):
-    """What is added up over blocks.
+Sums = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Divergences of all pairs of heads, summed over queries, and over how many: each (head, head)."""
+
+TextSums = Mapping[TableName, Sums]
+"""Of a text, or a chunk of one, by table."""
+
+
+@dataclass(kw_only=True, eq=False)
+class PairPart(Part):
+    """What is added up over texts.
 
     Attributes:
         sums: Of all pairs; None before any text.
     """
 
     sums: PairSums | None = None
+    _open: list[TextSums] = field(default_factory=list)
+    _n_open_tokens: int = 0
 
 
-class _BrokenError(Exception):
-    """A model computes NaN or infinity on a text."""
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """What was measured on a batch: the heads of each model, and for each text its sums, or where it is broken."""
 
-    def __init__(self, kind: str, layer: int) -> None:
-        super().__init__(kind, layer)
-        self.place: Place = kind, layer
-
-
-class BlockPairs:
-    """The sums over the texts of one block."""
-
-    def __init__(self) -> None:
-        self.sums: PairSums | None = None
-        self.n_texts = self.n_tokens = self.n_chunked = 0
-        self.broken: dict[int, Place] = {}
-
-    def add_text(self, chunks: Sequence[_TextSums], n_tokens: int) -> None:
-        """Adds a text that came in one chunk or several."""
-        assert self.sums is not None  # rows come before sums
-        whole = dict(chunks[0])
-        for chunk in chunks[1:]:
-            whole = {name: (sums + chunk[name][0], counts + chunk[name][1]) for name, (sums, counts) in whole.items()}
-        with delay_interrupts():
-            self.sums.add(whole)
-            self.n_texts += 1
-            self.n_tokens += n_tokens
-            self.n_chunked += len(chunks) > 1
+    heads: Sequence[tuple[HeadPlace, ...]]
+    texts: Sequence[TextSums | Place]
 
 
-class PairMeasurer:
+class PairMeasurer(Measurer[PairPart]):
     """Compares the heads of one model, or of two, on blocks of texts.
 
     Two models have to cut every text into the same tokens.
     """
 
     def __init__(self, *models: Model, choice: Choice, tables: Sequence[TableName]) -> None:
+        super().__init__()
         self._models, self._tables = models, tuple(tables)
         self._chosen = [choice.within(model.info) for model in models]
         self._measures = tuple(dict.fromkeys(measure for measure, _ in tables))
-        self._room = Room()
+        self._shape = self._chosen[0].n_heads, self._chosen[-1].n_heads
+        _require_memory(math.prod(self._shape) // (2 if len(models) == 1 else 1) * len(tables), self._shape)
 
-    def begin(self, block: Block) -> BlockPairs:
-        """Sums of nothing yet."""
-        return BlockPairs()
+    def start(self, block: Block) -> PairPart:
+        """Return sums of nothing yet."""
+        return PairPart()
 
-    def steps(self, block: Block, sums: BlockPairs) -> Iterator[None]:
-        """Adds a block to its sums, batch by batch; without texts on which a model computes NaN or infinity."""
-        for batch in self._batches(block):
-            if batch[0].n_chunks > 1:
-                self._add_text(((part, self._look([part]), 0) for part in batch), sums)
-            else:
-                for some, seen in self._room.each(batch, self._look, halves, padded_size):
-                    for row, part in enumerate(some):
-                        self._add_text([(part, seen, row)], sums)
-            yield
-
-    def finish(self, block: Block, sums: BlockPairs, *, whole: bool) -> PairTotals:
-        """What the sums amount to."""
-        left_out = LeftOut.of(block.texts, sums.broken)
-        return PairTotals(
-            sums=sums.sums, n_texts=sums.n_texts, n_tokens=sums.n_tokens, n_chunked=sums.n_chunked,
-            halved_to=self._room.tokens, left_out=left_out,
-        )  # fmt: skip
-
-    def _batches(self, block: Block) -> Iterator[Sequence[Chunk]]:
-        """Batches of whole texts; the chunks of a text together, of which the model runs one at a time."""
+    def batches(self, block: Block) -> list[Sequence[Chunk]]:
+        """Cut a block into batches: chunks of long texts one by one, in order, then whole texts, the longest first."""
         limits = [model.info.max_tokens for model in self._models if model.info.max_tokens is not None]
         how: dict[str, Any] = {"limit": min(limits, default=None), "special_ids": special_ids(self._models[0])}
         parts = [part for batch in block_batches(block, self._models[0].tokenizer.encode, **how) for part in batch]
         for other in self._models[1:]:
             theirs = [part for batch in block_batches(block, other.tokenizer.encode, **how) for part in batch]
             _require_same_tokens(self._models[0], other, parts, theirs)
-        yield from batches((part for part in parts if part.n_chunks == 1), TOKEN_BUDGET)
-        for text in dict.fromkeys(part.text for part in parts if part.n_chunks > 1):
-            yield tuple(sorted((part for part in parts if part.text == text), key=lambda part: part.number))
+        long = sorted((part for part in parts if part.n_chunks > 1), key=lambda part: (part.text, part.number))
+        # Each text has sums of its own until they are added: of many heads fewer texts fit into memory.
+        most = max(1, _BYTES_AT_ONCE // self._bytes_per_text())
+        cut: list[Sequence[Chunk]] = [(part,) for part in long]
+        for batch in reversed(batches((part for part in parts if part.n_chunks == 1), TOKEN_BUDGET)):
+            cut += [batch[first : first + most] for first in range(0, len(batch), most)]
+        return cut
 
-    def _add_text(self, parts: Iterable[tuple[Chunk, Sequence[_Seen], int]], sums: BlockPairs) -> None:
-        """Adds a text by its chunks, what the models attend to on each, and its row there; unless it is broken."""
-        of_chunks, n_tokens = [], 0
-        for part, seen, row in parts:
-            if sums.sums is None:
-                sums.sums = PairSums([each.heads for each in seen], self._tables)
+    def measure(self, batch: Sequence[Chunk]) -> _Measured:
+        """Return the sums of each text of a batch."""
+        seen = self._look(batch)
+        heads = [each.heads for each in seen]
+        texts: list[TextSums | Place] = []
+        for row, part in enumerate(batch):
             walks = [each.rows(row, len(part)) for each in seen]
             ordinary = ~part.tokens.sinks(self._models[0].info.kinds[0])
             try:
-                of_chunks.append(self._sum_rows(ordinary, _walk_together(walks), sums.sums.heads))
+                texts.append(self._sum_rows(ordinary, _walk_together(walks), heads))
             except _BrokenError as error:
-                sums.broken[part.text] = error.place
-                return
-            n_tokens += len(part)
-        sums.add_text(of_chunks, n_tokens)
+                texts.append(error.place)
+        return _Measured(heads, texts)
+
+    def add(self, part: PairPart, batch: Sequence[Chunk], result: _Measured) -> None:
+        """Add the texts of a batch; without those on which a model computes NaN or infinity."""
+        for chunk, sums in zip(batch, result.texts, strict=True):
+            if chunk.number == 0:
+                part._open = []
+                part._n_open_tokens = 0
+            if isinstance(sums, tuple):
+                part.broken.setdefault(chunk.text, sums)
+            if isinstance(sums, tuple) or chunk.text in part.broken:
+                continue
+            part._open.append(sums)
+            part._n_open_tokens += len(chunk)
+            if chunk.number + 1 == chunk.n_chunks:
+                if part.sums is None:
+                    part.sums = PairSums(result.heads, self._tables)
+                part.sums.add(_add_chunks(part._open))
+                part.n_texts += 1
+                part.n_tokens += part._n_open_tokens
+                part.n_chunked += chunk.n_chunks > 1
+
+    def _bytes_per_text(self) -> int:
+        """Return what the sums of a text take: sums and counts in float64, with special tokens and without."""
+        return 2 * 2 * 8 * len(self._measures) * math.prod(self._shape)
 
     def _look(self, batch: Sequence[Chunk]) -> list[_Seen]:
         """What each model attends to on a batch."""
@@ -158,9 +157,13 @@ class PairMeasurer:
         ordinary: NDArray[np.bool_],
         rows: Iterator[tuple[slice, list[NDArray[Any]]]],
         of: Sequence[tuple[HeadPlace, ...]],
-    ) -> _TextSums:
-        """The divergences of all pairs of heads on one chunk, summed over its queries, by table."""
-        by_table: dict[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+    ) -> TextSums:
+        """The divergences of all pairs of heads on one chunk, summed over its queries, by table.
+
+        Raises:
+            _BrokenError: A weight is NaN or infinite.
+        """
+        by_table: dict[TableName, Sums] = {}
         for queries, weights in rows:
             for model, of_model, heads in zip(self._models, weights, of, strict=True):
                 if not np.isfinite(of_model).all():
@@ -175,7 +178,20 @@ class PairMeasurer:
         return by_table
 
 
-_TextSums = Mapping[tuple[str, bool], tuple[NDArray[np.float64], NDArray[np.float64]]]
+class _BrokenError(Exception):
+    """A model computes NaN or infinity on a text."""
+
+    def __init__(self, kind: str, layer: int) -> None:
+        super().__init__(kind, layer)
+        self.place: Place = kind, layer
+
+
+def _add_chunks(chunks: Sequence[TextSums]) -> TextSums:
+    """Return the sums of a text by those of its chunks."""
+    whole = dict(chunks[0])
+    for chunk in chunks[1:]:
+        whole = {name: (sums + chunk[name][0], counts + chunk[name][1]) for name, (sums, counts) in whole.items()}
+    return whole
 
 
 def _walk_together(
@@ -267,8 +283,6 @@ class PairSums:
         self.heads = heads
         self.shape = (len(heads[0]), len(heads[-1]))
         self._symmetric = len(heads) == 1
-        n_pairs = math.prod(self.shape) // (2 if self._symmetric else 1)
-        _require_memory(n_pairs * len(tables), self.shape)
         self._pairs = np.triu_indices(self.shape[0], 1) if self._symmetric else _all_pairs(self.shape)
         self._sums = {name: RunningSums((len(self._pairs[0]),)) for name in tables}
         self.layers = tuple(dict.fromkeys(layer for layer, _ in heads[0]))
@@ -283,7 +297,7 @@ class PairSums:
         both._between = {name: sums.merge(other._between[name]) for name, sums in self._between.items()}
         return both
 
-    def add(self, text: _TextSums) -> None:
+    def add(self, text: TextSums) -> None:
         """Adds a text: of each table the sums and counts of all pairs, (head, head)."""
         # All at once, so that an interruption finds a text in all tables or in none.
         sums = {name: (summed[self._pairs], counts[self._pairs]) for name, (summed, counts) in text.items()}

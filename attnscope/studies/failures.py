@@ -1,20 +1,24 @@
-"""Where a model computes NaN or infinity: such a text is left out, said so, and nothing else is lost for it.
+"""What fails without ending a study: texts on which the model computes NaN or infinity, and later steps.
 
-One place for every study. What is looked at is small, what a layer's attention was summed up to, and never a tile: a
-softmax over a score that is no number is no number in its whole row, so that every sum over the row shows it.
+Such a text is left out, and the result names it and the layer. Only small numbers are looked at, what a layer's
+attention was summed up to, and never a tile: a softmax over a score that is no number has no number in its whole row,
+so that every sum over the row shows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+import os
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from attnscope.corpus import Problem
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memory
 from attnscope.models.info import ModelInfo
+from attnscope.results.completion import is_interrupted, settle_corpus
 
 MOST_NAMED = 10
 """Texts that are left out and named; of more there is the number."""
@@ -124,3 +128,48 @@ def hint(info: ModelInfo) -> str:
         return "try --dtype float32 or bfloat16, in which larger numbers fit"
     wider = "" if info.dtype == "float64" else ", or --dtype float64"
     return f"its weights may be damaged: get the files again{wider}"
+
+
+# Steps that failed
+
+
+class _Record(Protocol):
+    @property
+    def run(self) -> Mapping[str, Any]: ...
+
+    @property
+    def corpus(self) -> Mapping[str, Any]: ...
+
+
+R = TypeVar("R", bound=_Record)
+
+
+def failure(step: str, error: Exception) -> dict[str, str]:
+    """What a record lists among the `failures` of its `run` when a step, such as "--causal", raised an error."""
+    if os.environ.get("ATTNSCOPE_TRACEBACK"):
+        traceback.print_exception(error)
+    if isinstance(error, AttnscopeError):
+        return {"step": step, "error": error.message, "hint": error.hint}
+    if is_out_of_memory(error):
+        return {"step": step, "error": "not enough memory", "hint": "choose fewer layers and heads, or shorter texts"}
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    return {"step": step, "error": reason, "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where"}
+
+
+def try_step(record: R, step: str, do: Callable[[R], R]) -> R:
+    """What a later step makes of a record. If it fails or is interrupted, the record as it was, which says so."""
+    try:
+        return do(record)
+    except KeyboardInterrupt:
+        return replace(record, corpus=settle_corpus(record.corpus, interrupted=True))  # type: ignore[type-var]  # a dataclass
+    except Exception as error:
+        failures = [*record.run.get("failures", ()), failure(step, error)]
+        return replace(record, run={**record.run, "failures": failures})  # type: ignore[type-var]
+
+
+def add_steps(record: R, steps: Sequence[tuple[str, Callable[[R], R]]]) -> R:
+    """The record after further steps, each with its name; no step follows a failure or an interruption."""
+    for name, add in steps:
+        if not is_interrupted(record.corpus) and not record.run.get("failures"):
+            record = try_step(record, name, add)
+    return record
