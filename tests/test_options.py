@@ -431,6 +431,6 @@ def test_commands_are_short_and_start_without_studies() -> None:
     assert all(
         name.startswith(("attnscope.cli", "attnscope.errors", "attnscope.host", "attnscope.version"))
         or name == "attnscope"
-        or name.endswith((".options", "studies.inputs.choice"))
+        or name.endswith((".options", "attnscope.choice"))
         for name in ours
     ), ours
