@@ -10,6 +10,7 @@ from attnscope.corpus.pairs import Pairs as Pairs
 from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
 from attnscope.pages import Page as Page
+from attnscope.questions.patch import Patching as Patching
 from attnscope.records import (
     AttentionMap as AttentionMap,
 )
@@ -35,7 +36,6 @@ from attnscope.records.compare.record import PickedHeads as PickedHeads
 from attnscope.records.heads.findings import Findings as Findings
 from attnscope.records.maps.pooled import PooledHeatmap as PooledHeatmap
 from attnscope.records.maps.rollouts import Rollout as Rollout
-from attnscope.records.patch import Patching as Patching
 from attnscope.records.relations.record import Relations as Relations
 from attnscope.records.training import Training as Training
 from attnscope.records.weights import HeadWeights as HeadWeights

@@ -23,10 +23,9 @@ from attnscope.choice import Choice
 from attnscope.core.attention.seam import attend
 from attnscope.core.exact.ratios import mean_interval
 from attnscope.models.hf.model import wrap
-from attnscope.records.patch import Edge, Patching
-from attnscope.studies.patch.evidence import rank_correlation
+from attnscope.questions.patch import Patching
 from attnscope.studies.patch.reading import batches_of, read_pairs
-from attnscope.views.patch.terminal import strongest
+from attnscope.studies.patch.study import rank_correlation
 
 
 def random_pairs(ids: list[int], spell: Any, n: int, length: int) -> list[dict[str, Any]]:
@@ -132,18 +131,19 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
             middle = time.process_time()
             record = attnscope.patch(model, pairs, attnscope.PatchOptions(by=by))  # type: ignore[arg-type]
             ended = time.process_time()
-            ours = np.array([head.effects["effect"].value for head in record.heads])
+            ours = record["heads"]["effect"]
             report[by] = {
                 "largest_effect": float(np.abs(expected).max()),
                 "largest_difference": float(np.abs(ours - expected).max()),
                 "times_as_fast": (middle - started) / (ended - middle),
             }
-        edges = attnscope.patch(model, pairs, attnscope.PatchOptions(paths=6)).edges
+        paths = attnscope.patch(model, pairs, attnscope.PatchOptions(paths=6)).table("paths")
         logits_of = PathsByHooks(theirs, ids["corrupt"], cache, own)
-        expected = np.array([float(metric(logits_of(*ends(edge))) - metric(corrupt_logits)) for edge in edges])
-        ours = np.array([edge.effect.value for edge in edges])
+        ends = zip(paths["sender"].tolist(), paths["receiver"].tolist(), paths["by"].tolist(), strict=True)
+        expected = np.array([float(metric(logits_of(*route(*path))) - metric(corrupt_logits)) for path in ends])
+        ours = paths["effect"]
         report["paths"] = {
-            "edges": len(edges),
+            "edges": len(paths),
             "largest_effect": float(np.abs(expected).max()),
             "largest_difference": float(np.abs(ours - expected).max()),
         }
@@ -183,12 +183,10 @@ def coverage(n_draws: int = 1000) -> dict[str, dict[str, float]]:
     return shares
 
 
-def ends(edge: Edge) -> tuple[tuple[int, int], tuple[int, int] | None, str]:
+def route(sender: str, receiver: str, by: str) -> tuple[tuple[int, int], tuple[int, int] | None, str]:
     """(layer, head) that sends, the one that receives (None: the logits), and through what."""
-    sender, receiver = (
-        tuple(map(int, name[1:].split("H"))) if name != "logits" else None for name in (edge.sender, edge.receiver)
-    )
-    return sender, receiver, edge.by[:1]  # type: ignore[return-value]
+    places = [tuple(map(int, name[1:].split("H"))) if name != "logits" else None for name in (sender, receiver)]
+    return (*places, by[:1])  # type: ignore[return-value]
 
 
 class PathsByHooks:
@@ -239,14 +237,13 @@ def figures(name: str, path: str) -> dict[str, Any]:
 
 
 def summary(found: Patching) -> dict[str, Any]:
-    best = strongest(found, 10)
-    halvings = [halve(found.by_pair.astype(np.float64), seed) for seed in range(20)]
-    effects = {found.heads[n].name: found.heads[n].effects["effect"] for n in best}
-    total = found.whole["total"]
+    best = found.strongest()[:10]
+    halvings = [halve(found["by_pair"].astype(np.float64), seed) for seed in range(20)]
+    effects = found.table("heads").interval("effect")
     return {
-        "pairs": len(found.pairs),
-        "total": [total.value, total.low, total.high],
-        "strongest": {name: [each.value, each.low, each.high] for name, each in effects.items()},
+        "pairs": len(found["pairs"]),
+        "total": found.total().tolist(),
+        "strongest": {found.head_names[row]: effects[row].tolist() for row in best},
         "attribution_rank_agreement": found.options.get("rank_agreement"),
         "halves_rank_agreement": [agreement for agreement, _ in halvings],
         "of_ten_strongest_in_both_halves": [n for _, n in halvings],

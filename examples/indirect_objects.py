@@ -124,12 +124,12 @@ def main() -> None:
         for question in ("again", "names"):
             found = attnscope.patch(model, list(pairs(question)), attnscope.PatchOptions(paths=2))
             found.save(folder / f"{question}.npz")
-            print(
-                f"  {question}: " + ", ".join(f"{head.name} {head.effects['share'].value:.2f}" for head in found.heads)
-            )
-            for edge in found.edges:
-                through = f" through its {edge.by}" if edge.by else ""
-                print(f"    {edge.sender} to {edge.receiver}{through}: {edge.share.value:.2f}")
+            shares = zip(found.head_names, found["heads"]["share"], strict=True)
+            print(f"  {question}: " + ", ".join(f"{name} {share:.2f}" for name, share in shares))
+            paths = found.table("paths")
+            for row in range(len(paths)):
+                through = f" through its {paths['by'][row]}" if paths["by"][row] else ""
+                print(f"    {paths['sender'][row]} to {paths['receiver'][row]}{through}: {paths['share'][row]:.2f}")
 
 
 if __name__ == "__main__":

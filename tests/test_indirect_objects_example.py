@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.records.patch import Patching
+from attnscope.questions.patch import Patching
 from examples import indirect_objects
 
 SEEDS = range(8)
@@ -48,11 +48,12 @@ def test_one_layer_has_a_contrastive_head() -> None:
     learned = [found for seed in SEEDS if (found := study((1, 2), seed))]
     contrastive = 0
     for found in learned:
-        shares = [head.effects["share"] for head in found["again"].heads]
-        assert sum(share.value for share in shares) == pytest.approx(1, abs=1e-3)
-        assert all(head.effects["effect"].low > 0 for head in found["names"].heads if head.effects["share"].value > 0.1)
-        first, second = sorted(shares, key=lambda share: share.value)
-        contrastive += first.high < 0.05 and first.low > -0.05 and second.low > 0.95
+        shares = found["again"]["heads"].interval("share")
+        assert shares[:, 0].sum() == pytest.approx(1, abs=1e-3)
+        names = found["names"].table("heads")
+        assert (names["effect_low"][names["share"] > 0.1] > 0).all()
+        first, second = sorted(shares.tolist())
+        contrastive += first[2] < 0.05 and first[1] > -0.05 and second[1] > 0.95
     assert len(learned) >= 4 and contrastive >= len(learned) / 2
 
 
@@ -63,10 +64,16 @@ def test_two_layers_act_through_queries() -> None:
     learned = [found for seed in SEEDS if (found := study((2, 1), seed))]
     by_queries = 0
     for found in learned:
-        edges = {(edge.receiver, edge.by): edge.share for edge in found["again"].edges if edge.sender == "L0H0"}
-        writes = next(edge.share for edge in found["again"].edges if edge.sender == "L1H0")
-        assert writes.low > 0.7
-        by_queries += edges["L1H0", "query"].low > 0.7 and max(edges["L1H0", by].high for by in ("key", "value")) < 0.35
-        names = {edge.by: edge.share for edge in found["names"].edges if edge.receiver == "L1H0"}
-        assert names["value"].low > 0.5, "names go through values"
+        again, names = shares_of(found["again"]), shares_of(found["names"])
+        assert again["L1H0", "logits", ""][1] > 0.7
+        through = {by: again["L0H0", "L1H0", by] for by in ("query", "key", "value")}
+        by_queries += through["query"][1] > 0.7 and max(through[by][2] for by in ("key", "value")) < 0.35
+        assert names["L0H0", "L1H0", "value"][1] > 0.5, "names go through values"
     assert len(learned) >= 6 and by_queries >= len(learned) / 2
+
+
+def shares_of(found: Patching) -> dict[tuple[str, str, str], list[float]]:
+    """The share of each path and its interval, by sender, receiver and what is read."""
+    paths = found.table("paths")
+    ends = zip(*(paths[name].tolist() for name in ("sender", "receiver", "by")), strict=True)
+    return dict(zip(ends, paths.interval("share").tolist(), strict=True))

@@ -17,11 +17,11 @@ from attnscope.core.exact.ratios import mean_interval
 from attnscope.core.interventions.patched import Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
-from attnscope.records.patch import Patching
-from attnscope.studies.patch.evidence import rank_correlation
+from attnscope.questions.patch import Patching
 from attnscope.studies.patch.options import BY
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns, Unit
+from attnscope.studies.patch.study import rank_correlation
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import Run, write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
@@ -156,15 +156,27 @@ def test_effects_are_those_of_plain_hooks(network: Any, by: str, direction: str)
     model = wrap(network, name="tiny", check=False)
     found = attnscope.patch(model, pairs, attnscope.PatchOptions(by=by, direction=direction))
     clean, corrupt = (score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt"))
-    np.testing.assert_allclose([pair.clean_difference for pair in found.pairs], clean, **WITHIN)
-    assert found.whole["total"].value == pytest.approx((clean - corrupt).mean(), rel=1e-4, abs=1e-4)
+    np.testing.assert_allclose(found["pairs"]["clean_difference"], clean, **WITHIN)
+    assert found.total()[0] == pytest.approx((clean - corrupt).mean(), rel=1e-4, abs=1e-4)
     base, source = ("corrupt", "clean") if direction == "denoise" else ("clean", "corrupt")
-    for number, head in enumerate(found.heads):
-        group = len(found.members(number))
-        logits = hooked(network, by, head.layer, head.head // group, ids(pairs, base), ids(pairs, source), slice(None))
+    for row, (layer, head) in enumerate(places(found)):
+        logits = hooked(
+            network, by, layer, head // group(found, row), ids(pairs, base), ids(pairs, source), slice(None)
+        )
         expected = score(logits, pairs) - corrupt if direction == "denoise" else clean - score(logits, pairs)
-        np.testing.assert_allclose(found.by_pair[number], expected, **WITHIN)
-        assert head.effects["effect"].value == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
+        np.testing.assert_allclose(found["by_pair"][row], expected, **WITHIN)
+        assert found["heads"]["effect"][row] == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
+
+
+def places(found: Patching) -> list[tuple[int, int]]:
+    """Layer and head of each row."""
+    heads = found.table("heads")
+    return list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
+
+
+def group(found: Patching, row: int) -> int:
+    """How many heads are patched together with one."""
+    return len(str(found["heads"]["patched_with"][row]).split("+"))
 
 
 def put_z(network: Any, layer: int, head: int, base: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
@@ -197,24 +209,24 @@ def test_positions_are_those_of_plain_hooks(network: Any, by: str) -> None:
         wrap(network, name="tiny", check=False), pairs, attnscope.PatchOptions(by=by, positions=True)
     )
     corrupt = score(network(ids(pairs, "corrupt")).logits[:, -1], pairs)
-    for number, place in ((2, 1), (3, 2), (7, 4), (6, 6)):
-        head = found.heads[number]
-        inside = head.head // len(found.members(number))
-        logits = hooked(
-            network, by, head.layer, inside, ids(pairs, "corrupt"), ids(pairs, "clean"), slice(place, place + 1)
-        )
+    for row, place in ((2, 1), (3, 2), (7, 4), (6, 6)):
+        layer, head = places(found)[row]
+        inside = head // group(found, row)
+        logits = hooked(network, by, layer, inside, ids(pairs, "corrupt"), ids(pairs, "clean"), slice(place, place + 1))
         expected = (score(logits, pairs) - corrupt).mean()
-        assert found.position_effects[number, place, 0] == pytest.approx(expected, rel=1e-4, abs=1e-4)
-    assert found.position_effects.shape == (len(found.heads), 7, 3) == (len(found.heads), len(found.positions), 3)
+        assert found["position_effects"][row, place] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert found["position_effects"].shape == (len(found["heads"]), 7) == (len(places(found)), len(found["positions"]))
 
 
 def test_heads_that_share_a_key_value_head_are_one_unit(grouped: Any) -> None:
     found = attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="value"))
-    assert found.units.tolist() == [number // 3 for number in range(6 * N_LAYERS)] and found.shares_heads
-    assert found.unit_name(7) == "L1H0+L1H1+L1H2"
+    units = found["heads"]["patched_with"].tolist()
+    assert units[::3] == units[1::3] == units[2::3] == ["L0H0+L0H1+L0H2", "L0H3+L0H4+L0H5", *units[6::3]]
+    assert units[7] == "L1H0+L1H1+L1H2" and len(found.strongest()) == 4
     assert any("patched for all of them together" in note for note in found.run["notes"])
     assert "patched_with" in next(iter(found.rows()))
-    assert not attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="pattern")).shares_heads
+    alone = attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="pattern"))
+    assert alone["heads"]["patched_with"].tolist() == alone.head_names
 
 
 @pytest.mark.parametrize("by", BY)
@@ -277,17 +289,23 @@ def units_of(activations: Activations) -> list[Unit]:
 
 def test_the_paths_with_the_largest_estimates_are_patched(grouped: Any) -> None:
     """The exact effects are those that path patching gives; the estimates rank them."""
-    every = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(paths=50)).edges
+    every = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(paths=50))
     found = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(edges=12))
-    exact = {(edge.sender, edge.receiver, edge.by): edge.effect.value for edge in every}
-    assert found.options["n_paths"] == len(every) and len(found.edges) == 12
-    for edge in found.edges:
-        assert edge.effect.value == pytest.approx(exact[edge.sender, edge.receiver, edge.by], rel=1e-4, abs=1e-4)
-    sizes = [abs(edge.attribution) for edge in found.edges]
-    assert min(sizes) > 0 and -1 <= found.options["path_agreement"] <= 1
-    assert all(np.isnan(edge.attribution) for edge in every)
+    exact = path_effects(every)
+    assert found.options["n_paths"] == len(exact) and len(found["paths"]) == 12
+    for path, effect in path_effects(found).items():
+        assert effect == pytest.approx(exact[path], rel=1e-4, abs=1e-4)
+    assert np.abs(found["paths"]["attribution"]).min() > 0 and -1 <= found.options["path_agreement"] <= 1
+    assert np.isnan(every["paths"]["attribution"]).all()
     with pytest.raises(UsageError, match="--paths and --edges choose paths in two ways"):
         attnscope.PatchOptions(paths=4, edges=4)
+
+
+def path_effects(found: Patching) -> dict[tuple[str, str, str], float]:
+    """The effect of each path, by sender, receiver and what is read."""
+    paths = found.table("paths")
+    ends = zip(*(paths[name].tolist() for name in ("sender", "receiver", "by")), strict=True)
+    return dict(zip(ends, paths["effect"].tolist(), strict=True))
 
 
 # Pairs --------------------------------------------------------------------------------------------------------------
@@ -306,7 +324,7 @@ def test_bad_pairs_are_named_and_the_others_run(grouped: Any) -> None:
     }
     found = attnscope.patch(grouped, [*good, *bad.values()])
     whole = attnscope.patch(grouped, good)
-    assert found.corpus["n_texts"] == 4 and np.array_equal(found.by_pair, whole.by_pair)
+    assert found.corpus["n_texts"] == 4 and np.array_equal(found["by_pair"], whole["by_pair"])
     problems = sorted(found.corpus["problems"], key=lambda problem: problem["line"])
     assert [problem["line"] for problem in problems] == [5, 6, 7, 8, 9, 10, 11]
     for problem, reason in zip(problems, bad, strict=True):
@@ -322,7 +340,7 @@ def test_pairs_of_the_same_tokens_count_once(grouped: Any) -> None:
     first = entries(1)[0]
     copies = [{**first, "clean": first["clean"].replace(" ", " " * n)} for n in (2, 3)]
     found = attnscope.patch(grouped, [first, *copies, *entries(2, seed=7)])
-    assert found.corpus["n_texts"] == 3 and found.whole["total"].count == 3
+    assert found.corpus["n_texts"] == 3 and found["whole"]["value_count"].tolist() == [3, 3, 3]
     reasons = [problem["reason"] for problem in found.corpus["problems"]]
     assert reasons == ["it has the tokens of pair 1, which counts once"] * 2
 
@@ -334,16 +352,13 @@ def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
         for pair in pairs[:3]
     ]
     found = attnscope.patch(grouped, [*pairs, *mirrored], attnscope.PatchOptions(attribution=True, paths=2))
-    assert found.by_pair.shape[1] == 7 and found.corpus["n_texts"] == 7
-    averages = found.by_pair[:, :4].astype(np.float64)
-    averages[:, :3] = (averages[:, :3] + found.by_pair[:, 4:]) / 2
-    for number, head in enumerate(found.heads):
-        effect = head.effects["effect"]
-        mean, low, high, _ = mean_interval(averages[number][:, None])
-        ends = (mean[0], low[0], high[0])
-        assert (effect.value, effect.low, effect.high) == pytest.approx(ends, rel=1e-4, abs=1e-5)
-        assert effect.count == head.effects["attribution"].count == 4
-    assert all(edge.effect.count == 4 for edge in found.edges)
+    by_pair = found["by_pair"].astype(np.float64)
+    assert by_pair.shape[1] == 7 and found.corpus["n_texts"] == 7
+    averages = by_pair[:, :4].copy()
+    averages[:, :3] = (averages[:, :3] + by_pair[:, 4:]) / 2
+    expected = np.stack(mean_interval(averages.T)[:3], 1)
+    np.testing.assert_allclose(found["heads"].interval("effect"), expected, rtol=1e-4, atol=1e-5)
+    assert (found["heads"]["effect_count"] == 4).all()
     assert "The 7 pairs count as 4" in " ".join(found.run["notes"])
 
 
@@ -351,27 +366,25 @@ def test_a_weak_total_has_no_shares_and_a_strong_one_has(grouped: Any) -> None:
     network, options = llama(), attnscope.PatchOptions(curve=True)
     shown = shown_by(network, entries(100))
     few, many = (attnscope.patch(grouped, pairs, options) for pairs in (shown[:8], shown))
-    assert few.whole["total"].low > 0
-    assert all(np.isnan(head.effects["share"].value) for head in few.heads) and few.curve is None
+    assert few.total()[1] > 0
+    assert np.isnan(few["heads"]["share"]).all() and not len(few["curve"])
     assert "standard errors away from 0. With 8 pairs it must be" in " ".join(few.run["notes"])
-    assert all(np.isfinite(head.effects["share"].low) for head in many.heads) and many.curve is not None
-    share, effect = (many.heads[0].effects[name].value for name in ("share", "effect"))
-    assert share == pytest.approx(effect / many.whole["total"].value)
+    assert np.isfinite(many["heads"]["share_low"]).all() and len(many["curve"])
+    np.testing.assert_allclose(many["heads"]["share"], many["heads"]["effect"] / many.total()[0])
 
 
 def test_pairs_of_other_lengths_run_beside_each_other(grouped: Any) -> None:
     mixed = [*entries(3, 5, seed=1), *entries(3, 9, seed=2)]
     found = attnscope.patch(grouped, mixed[::-1])
-    apart = [attnscope.patch(grouped, [pair]).by_pair[:, 0] for pair in mixed[::-1]]
-    np.testing.assert_allclose(found.by_pair.T, apart, **WITHIN)
+    apart = [attnscope.patch(grouped, [pair])["by_pair"][:, 0] for pair in mixed[::-1]]
+    np.testing.assert_allclose(found["by_pair"].T, apart, **WITHIN)
     with pytest.raises(AttnscopeError, match="pairs of 5 to 9 tokens have no common positions"):
         attnscope.patch(grouped, mixed, attnscope.PatchOptions(positions=True))
 
 
 def test_one_pair_has_no_interval_and_no_total_no_shares(grouped: Any) -> None:
     found = attnscope.patch(grouped, entries(1))
-    assert all(np.isnan(head.effects["effect"].low) for head in found.heads) and np.isnan(found.q).all()
-    assert all(np.isnan(head.effects["share"].value) for head in found.heads)
+    assert all(np.isnan(found["heads"][name]).all() for name in ("effect_low", "effect_q", "share"))
     assert "one pair does not tell how sure it is" in " ".join(found.run["notes"])
     assert rank_correlation(np.array([1.0, 5.0, 2.0]), np.array([10.0, 30.0, 20.0])) == pytest.approx(1)
 
@@ -392,14 +405,14 @@ def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
         for a, b in ("ab", "cd", "ef")
     ]
     found = attnscope.patch(model, [*pairs, {**pairs[0], "clean": "the x cat", "corrupt": "a x cat"}])
-    assert found.pairs[0].right == ("the",) and found.pairs[0].wrong == ("a", "b")
+    assert (found["pairs"]["right"][0], found["pairs"]["wrong"][0]) == ("the", "a, b")
     assert "0 mask tokens" in found.corpus["problems"][0]["reason"]
     network, tokens = model.network.model, model.tokenizer.encode(pairs[0]["clean"])
     place = tokens.ids.tolist().index(model.tokenizer.mask_id)
     logits = network(torch.from_numpy(tokens.ids)[None]).logits[0, place].double()
     the, a, b = (model.tokenizer.encode(word).ids[1] for word in ("the", "a", "b"))
     expected = logits[the] - torch.logsumexp(logits[[a, b]], 0)
-    assert found.pairs[0].clean_difference == pytest.approx(float(expected), abs=1e-4)
+    assert found["pairs"]["clean_difference"][0] == pytest.approx(float(expected), abs=1e-4)
 
 
 # Studies on top -----------------------------------------------------------------------------------------------------
@@ -408,10 +421,9 @@ def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
 def test_exact_effects_of_the_best_by_attribution(grouped: Any) -> None:
     whole = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(attribution=True))
     some = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(exact=4))
-    tried = [number for number in range(len(some.heads)) if np.isfinite(some.q[number])]
-    estimates = [abs(head.effects["attribution"].value) for head in whole.heads]
-    assert sorted(tried) == sorted(np.argsort(estimates)[-4:].tolist())
-    np.testing.assert_allclose(some.by_pair[tried], whole.by_pair[tried], **WITHIN)
+    tried = np.flatnonzero(np.isfinite(some["heads"]["effect_q"]))
+    assert tried.tolist() == sorted(np.argsort(np.abs(whole["heads"]["attribution"]))[-4:].tolist())
+    np.testing.assert_allclose(some["by_pair"][tried], whole["by_pair"][tried], **WITHIN)
     assert -1 <= whole.options["rank_agreement"] <= 1
     with pytest.raises(UsageError, match="--curve ranks all heads"):
         attnscope.PatchOptions(exact=4, curve=True)
@@ -423,12 +435,12 @@ def test_all_heads_kept_are_the_whole_effect_and_none_is_the_corrupt_run() -> No
     found = attnscope.patch(
         wrap(network, name="grouped", check=False), shown_by(network, entries(100)), attnscope.PatchOptions(curve=True)
     )
-    curve = found.curve
-    assert curve is not None
-    points = [point.value for point in curve.points]
-    assert curve.n_left[0] == 6 * N_LAYERS and curve.n_left[-1] == 0
+    curve = found.table("curve")
+    points = curve["faithfulness"]
+    assert curve["n_left"][0] == 6 * N_LAYERS and curve["n_left"][-1] == 0
     assert points[0] == pytest.approx(1, abs=1e-4) and points[-1] == pytest.approx(0, abs=1e-4)
-    assert set(curve.removed) == {head.name for head in found.heads}
+    assert sorted(" ".join(curve["removed"].tolist()).split()) == sorted(found.head_names)
+    assert [len(gone.split()) for gone in curve["removed"]] == [0, *(-np.diff(curve["n_left"])).tolist()]
 
 
 @pytest.mark.parametrize("build", [gpt2, llama])
@@ -457,7 +469,7 @@ def test_paths_are_those_of_plain_hooks(build: Any) -> None:
             module, _ = modules(network, 1, by)
             stack.enter_context(changed(module, lambda x, by=by: seen.setdefault(by, x), before=False))
         direct = score(network(corrupt_ids).logits[:, -1], pairs) - corrupt
-    edges = {(edge.sender, edge.receiver, edge.by): edge.effect.value for edge in found.edges}
+    edges = path_effects(found)
     sender = f"L0H{head}"
     assert edges[sender, "logits", ""] == pytest.approx(direct.mean(), rel=1e-4, abs=1e-4)
     for by in seen:
@@ -474,7 +486,7 @@ def test_paths_are_those_of_plain_hooks(build: Any) -> None:
         name = "L1H2" if by == "query" or group == 1 else "L1H0+L1H1+L1H2"
         assert edges[sender, name, by] == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
     assert len(edges) == 2 * n_heads + n_heads * (n_heads + 2 * n_heads // group)
-    assert not any(edge.sender == "L1H0" and edge.receiver != "logits" for edge in found.edges)
+    assert not any(sender == "L1H0" and receiver != "logits" for sender, receiver, _ in edges)
     with pytest.raises(UsageError, match="--paths begin at the z of heads"):
         attnscope.PatchOptions(paths=4, by="key")
 
@@ -507,11 +519,12 @@ def test_a_record_comes_back_and_is_drawn(tmp_path: Path) -> None:
     found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(100)), options)
     require_lossless(found, tmp_path)
     again = Patching.load(found.save(tmp_path / "patching.npz"))
-    assert np.array_equal(again.position_effects, found.position_effects) and again.pairs == found.pairs
+    assert np.array_equal(again["position_effects"], found["position_effects"])
+    assert [*again["pairs"].rows()] == [*found["pairs"].rows()]
     names = [path.stem for path in found.draw(tmp_path / "figures", ["png"])]
-    assert names == ["effect", "attribution", "positions", "paths", "curve"]
+    assert names == ["paths", "positions", "curve", "effect", "attribution"]
     document = json.loads(found.to_json())
-    assert document["schema"] == "attnscope.patch/1" and len(document["by_pair"]) == len(found.heads)
+    assert document["schema"] == "attnscope.patch/2" and len(document["by_pair"]) == len(document["heads"])
 
 
 def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
@@ -534,12 +547,12 @@ def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
             "hint: all the rest was studied, and is in the result",
         ],
     )
-    assert "L0H0+L0H1+L0H2" in out and "denoising: the corrupt run gets the key of the clean run" in out
+    assert "L0H0+L0H1+L0H2" in out and "when the corrupt run gets the head's key of the clean run" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"patching.npz", "patching.csv", "effect.png"}
     model = attnscope.load(str(tmp_path / "model"))
     tokens = model.tokenizer.encode(pairs[0]["clean"])
     logits = model.network.model(torch.from_numpy(tokens.ids)[None]).logits[0, -2]
     right, a, b = (logits[model.tokenizer.encode(word).ids[1]].item() for word in ("the", "a", "b"))
     found = Patching.load(tmp_path / "out")
-    assert found.pairs[0].clean_difference == pytest.approx(right - np.logaddexp(a, b), abs=1e-4)
+    assert found["pairs"]["clean_difference"][0] == pytest.approx(right - np.logaddexp(a, b), abs=1e-4)
     assert run("patch", "pairs.jsonl", "-m", "model", "--by", "nothing")[0] == 2

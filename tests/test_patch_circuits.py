@@ -27,11 +27,10 @@ def test_a_planted_head_alone_has_the_effect(seed: int) -> None:
                 block.attn.c_proj.weight[head * 5 : (head + 1) * 5] = kept
     pairs = shown_by(network, entries(1000, seed=seed))
     found = attnscope.patch(wrap(network, name="planted", check=False), pairs)
-    above = [each.name for each in found.heads if each.effects["effect"].low > 0]
-    assert above == [f"L{layer}H{head}"]
-    planted = next(each for each in found.heads if each.name == above[0])
-    assert planted.effects["share"].value == pytest.approx(1, abs=1e-3)
-    assert all(each.effects["effect"].value == 0 for each in found.heads if each is not planted)
+    heads, is_planted = found.table("heads"), np.array(found.head_names) == f"L{layer}H{head}"
+    assert np.array_equal(heads["effect_low"] > 0, is_planted)
+    assert heads["share"][is_planted] == pytest.approx(1, abs=1e-3)
+    assert not heads["effect"][~is_planted].any()
 
 
 def two_places(n: int, seed: int) -> list[dict[str, Any]]:
@@ -74,10 +73,11 @@ def test_patching_finds_the_induction_circuit(tmp_path: Path) -> None:
         model, pairs = attnscope.load(f"{folder}/checkpoint-{induction.STEPS}"), two_places(100, seed)
         found = attnscope.patch(model, pairs, attnscope.PatchOptions(paths=4))
         circuit = induction_circuit(model, pairs[:40])
-        paths = [edge for edge in found.edges if edge.receiver != "logits" and edge.share.value > 0.1]
+        paths, names = found.table("paths"), np.array(found.head_names)
+        paths = paths.select((paths["receiver"] != "logits") & (paths["share"] > 0.1))
         held.append(
-            {head.name for head in found.heads if head.effects["effect"].low > 0} == circuit
-            and {edge.by for edge in paths} == {"key"}
-            and {edge.sender for edge in paths} | {edge.receiver for edge in paths} <= circuit
+            {*names[found["heads"]["effect_low"] > 0].tolist()} == circuit
+            and {*paths["by"].tolist()} == {"key"}
+            and {*paths["sender"].tolist(), *paths["receiver"].tolist()} <= circuit
         )
     assert sum(held) >= 19, held

@@ -196,6 +196,13 @@ Image = Annotated[
 ]
 
 
+Every = Annotated[
+    bool,
+    typer.Option("--all", help="Print all that was found, and what few need to know."),
+    "Output",
+]
+
+
 # Which heads and tokens, how drawn, and where to ----------------------------------------------------------------
 
 Layer = Annotated[int | None, typer.Option("-L", "--layer", min=0, help="The layer, counted from 0."), "Heads"]

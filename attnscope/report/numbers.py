@@ -6,6 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.results.table import Table
+
 UNDEFINED = "–"
 _MOST_DECIMALS = 4
 
@@ -72,6 +77,28 @@ def four_decimals(value: float) -> str:
 def percent(share: float | None, decimals: int = 0) -> str:
     """A share as percent; `–` where it is undefined."""
     return f"{share:.{decimals}%}" if share is not None and math.isfinite(share) else UNDEFINED
+
+
+ROUNDING = 1e-6
+"""A number that is less than this share of the largest of its column is what float32 leaves of 0."""
+
+Q_VALUE = "q value"
+"""The unit of columns of false discovery rates."""
+
+
+def writer_for(table: Table, name: str) -> Callable[[float], str]:
+    """Return what writes the numbers of a column: q values as such, others so that rounding errors are 0."""
+    column = table.columns[name]
+    if column.unit == Q_VALUE:
+        return q_value
+    return writer_of(table[name]) if column.kind == "number" else str
+
+
+def writer_of(values: NDArray[np.float64]) -> Callable[[float], str]:
+    """Return what writes some numbers, so that rounding errors are 0."""
+    sizes = np.abs(values)
+    least = ROUNDING * float(sizes[np.isfinite(sizes)].max(initial=0.0))
+    return lambda value: "0" if abs(value) < least else small_number(value)
 
 
 def q_value(q: float) -> str:

@@ -18,6 +18,7 @@ def patch(
     where: groups.Where,
     drawing: groups.Drawing,
     loading: LoadOptions,
+    every: groups.Every = False,
     printing: groups.Printing,
 ) -> None:
     """Say which heads carry a behaviour: give each head its output from another run, and measure the answer.
@@ -29,8 +30,8 @@ def patch(
     from attnscope.corpus.pairs import Pairs
     from attnscope.studies.patch.study import patch as study
 
-    output = where.plan("patch", printing, **drawing.options())
+    output = where.plan("patch", printing, every=every, **drawing.options())
     loaded = loading.with_head(model).load(model)
     with options.progress(printing.quiet, "pairs") as report:
-        record = study(loaded, Pairs(pairs), order, report)
-    output.deliver(record)
+        result = study(loaded, Pairs(pairs), order, report)
+    output.deliver(result)

@@ -24,6 +24,9 @@ picked from."""
 WHICH = ("pick", "layers", "heads")
 """Options that say which heads of a record are shown."""
 
+REPORT, FIGURES = "attnscope.report.terminal:show", "attnscope.report.figures:pages"
+"""What shows and draws a `results.Result`."""
+
 NOTEBOOK = "attnscope.views.pages.notebook:to_html"
 """What shows a record of any kind in a notebook."""
 
@@ -168,8 +171,8 @@ KINDS = {
             page="pages:page_of_saved",
         ),
         Kind(
-            "attnscope.patch", "record of patching", "patch:Patching", "patch", "patching", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "patch.terminal:show", "patch.figures:pages",
+            "attnscope.patch", "result of patching", "attnscope.questions.patch:Patching", "patch", "patching",
+            ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
             "attnscope.atlas", "atlas", "atlas.record:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),

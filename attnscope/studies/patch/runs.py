@@ -36,6 +36,11 @@ class Unit:
     heads: tuple[int, ...]
     patched: tuple[int, ...]
 
+    @property
+    def name(self) -> str:
+        """What its heads are called: L3H1, or L3H0+L3H1."""
+        return "+".join(f"L{self.place[1]}H{head}" for head in self.heads)
+
 
 class Change(NamedTuple):
     """Values of another run for a head at a place."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.ratios import weakest_total
+from attnscope.core.exact.multiple_tests import benjamini_hochberg
+from attnscope.core.exact.ratios import mean_interval, shares_of_total, weakest_total
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.records.ablation import Effect, HeadEffects
-from attnscope.records.patch import Edge, FaithfulnessCurve, PatchedPair, Patching, quantities
+from attnscope.questions.patch import ATTRIBUTION, LOGITS, Patching, head_columns
+from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Progress, Report
-from attnscope.studies.patch.evidence import Observations, rank_correlation
 from attnscope.studies.patch.options import PatchOptions
 from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, independent, read_pairs
 
@@ -48,13 +48,13 @@ def patch(
     """Patches heads on pairs, and measures how the logit difference right - wrong changes.
 
         model = attnscope.load("./SmolLM2-135M")
-        found = attnscope.patch(model, "pairs.jsonl")
-        found.heads[0].effects["effect"]      # value, low, high, count
-        found.save("patching.npz")
+        result = attnscope.patch(model, "pairs.jsonl")
+        result["heads"]["effect"]             # (head,), beside effect_low and effect_high
+        result.save("patching.npz")
 
     An effect is positive where the head carries the behaviour, in both directions. Each pair is run once on either
     side. The changed run is then resumed at the layer of each head. Effects are exact; key/value heads of grouped
-    queries are patched once for all heads that read them (`Patching.units`).
+    queries are patched once for all heads that read them (the column `patched_with`).
 
     An answer is one token: the last token of the text predicts it, or the mask of a masked model. The score of several
     answers is the logarithm of the sum of exp over their logits, so that a difference is the log odds of the right
@@ -123,10 +123,9 @@ class _Study:
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
         numbers = independent([self._read[number] for number in self._finite.tolist()])
         self._observations = Observations(numbers)
-        has_shares = bool(np.isfinite(self._observations.shares(self._total[:, None], self._total)[0].value))
-        curve = self._curve() if complete and self._options.curve and has_shares else None
-        edges = self._edges() if complete and (self._options.paths or self._options.edges) else ()
-        return self._record(complete, curve, edges)
+        curve = self._curve() if complete and self._options.curve and self._has_shares else None
+        paths = self._paths() if complete and (self._options.paths or self._options.edges) else None
+        return self._result(complete, curve, paths)
 
     def _each_batch(self, step: str, numbers: Sequence[int], measure: Any) -> bool:
         """Measures batch by batch; False if it was interrupted after the first."""
@@ -220,41 +219,60 @@ class _Study:
         total: Floats = (self._clean - self._corrupt)[self._finite]
         return total
 
-    # Faithfulness -----------------------------------------------------------------------------------------------
+    @property
+    def _has_shares(self) -> bool:
+        """Whether the total effect is strong enough for shares of it."""
+        return bool(np.isfinite(self._observations.shares(self._total[:, None], self._total)).all())
 
-    def _curve(self) -> FaithfulnessCurve:
-        """The k best heads kept, all others from the corrupt run; pairs are measured by the order of the other half."""
+    # Faithfulness
+
+    def _curve(self) -> Table:
+        """Keep the k best heads, and patch all others from the corrupt run.
+
+        The order of heads is that of one half of the pairs, and is measured on the other half.
+        """
         from attnscope.studies.patch.runs import Change
 
         n_units, by = len(self._units), self._options.by
         # A pair and its mirror image are in the same half.
-        folds = [self._finite[self._observations.of_pair % 2 == half] for half in (0, 1)]
+        halves = [self._finite[self._observations.of_pair % 2 == half] for half in (0, 1)]
         inner = np.unique(np.geomspace(1, n_units, CURVE_POINTS).round().astype(int))
-        sizes = [0, *inner.tolist()]
-        differences = np.full((len(self._read), len(sizes)), np.nan)
-        for tried, others in (folds, folds[::-1]):
+        n_left = [0, *inner.tolist()]
+        differences = np.full((len(self._read), len(n_left)), np.nan)
+        for measured, others in (halves, halves[::-1]):
             order = np.argsort(-self._effects[others].mean(0), kind="stable")
+            changes = [Change(self._units[unit].place, by, self._units[unit].patched) for unit in order.tolist()]
+            sets = [changes[kept:] for kept in n_left]
 
-            def measure(batch: PairBatch, order: Any = order) -> None:
-                runs = self._runs(batch, "noise")
-                sets = [
-                    [Change(self._units[n].place, by, self._units[n].patched) for n in order[k:].tolist()]
-                    for k in sizes
-                ]
-                differences[batch.numbers] = runs.run(sets).T.numpy()
+            def measure(batch: PairBatch, sets: Any = sets) -> None:
+                differences[batch.numbers] = self._runs(batch, "noise").run(sets).T.numpy()
 
-            if not self._each_batch("curve", tried.tolist(), measure):
+            if not self._each_batch("curve", measured.tolist(), measure):
                 raise KeyboardInterrupt
+
+        # What is left, all heads first; and which heads go from each point to the next, the least effect first.
         left = differences[self._finite] - self._corrupt[self._finite, None]
-        points = tuple(reversed(self._observations.shares(left, self._total)))
-        least_first = np.argsort(self._effects[self._finite].mean(0), kind="stable")
-        names = tuple(self._name(self._units[number]) for number in least_first.tolist())
-        return FaithfulnessCurve(names, tuple(reversed(sizes)), points)
+        shares = self._observations.shares(left, self._total)[::-1]
+        names = [self._units[unit].name for unit in np.argsort(self._effects[self._finite].mean(0), kind="stable")]
+        n_left.reverse()
+        n_gone = [n_units, *n_left]
+        removed = [
+            " ".join(names[n_units - before : n_units - now]) for before, now in zip(n_gone, n_left, strict=False)
+        ]
+        value, low, high = shares.T
+        return Table.of_arrays(
+            Patching.TABLES["curve"],
+            n_left=n_left,
+            faithfulness=value,
+            faithfulness_low=low,
+            faithfulness_high=high,
+            removed=removed,
+        )
 
-    # Path patching ----------------------------------------------------------------------------------------------
+    # Path patching
 
-    def _edges(self) -> tuple[Edge, ...]:
-        """Paths between the strongest heads and to the logits, or those with the largest estimates; none if stopped."""
+    def _paths(self) -> Table | None:
+        """Patch paths between the strongest heads and to the logits, or those with the largest estimates."""
         from attnscope.studies.patch.runs import Change
 
         if self._options.edges is not None:
@@ -263,34 +281,41 @@ class _Study:
             sizes = np.nan_to_num(np.abs(self._effects[self._finite].mean(0)), nan=-1)
             best = sorted(np.argsort(-sizes, kind="stable")[: self._options.paths].tolist())
             estimates = dict.fromkeys(self._paths_among([self._units[number] for number in best]), np.nan)
-        receivers: dict[Unit, list[tuple[Unit, By]]] = {}
+
+        # What each head is read by. A path to the logits has no receiver.
+        readers: dict[Unit, list[tuple[Unit, By]]] = {}
         for sender, receiver, by in estimates:
-            receivers.setdefault(sender, []).extend([(receiver, by)] if receiver is not None and by != "z" else [])
+            readers.setdefault(sender, [])
+            if receiver is not None:
+                readers[sender].append((receiver, by))
         effects = {path: np.full(len(self._read), np.nan) for path in estimates}
 
         def measure(batch: PairBatch) -> None:
             runs = self._runs(batch)
-            for sender, read in receivers.items():
+            for sender, reads in readers.items():
                 reached, direct = runs.isolate(sender)
-                changes = [[Change(unit.place, by, unit.patched)] for unit, by in read]
-                received = zip(read, runs.effects(runs.run(changes, reached)), strict=True)
-                for (unit, by), values in [((None, "z"), runs.effects(direct)), *received]:
-                    if (sender, unit, by) in effects:
-                        effects[sender, unit, by][batch.numbers] = values.numpy()
+                sets = [[Change(unit.place, by, unit.patched)] for unit, by in reads]
+                paths: list[Route] = [(sender, None, "z"), *((sender, unit, by) for unit, by in reads)]
+                received = runs.effects(runs.run(sets, reached))
+                for path, values in zip(paths, [runs.effects(direct), *received], strict=True):
+                    if path in effects:
+                        effects[path][batch.numbers] = values.numpy()
 
         if not effects or not self._each_batch("paths", self._finite.tolist(), measure):
-            return ()
+            return None
         values = np.stack([each[self._finite] for each in effects.values()], 1)
-        means, q = self._observations.means(values)
-        shares = self._observations.shares(values, self._total)
         if self._options.edges is not None and len(effects) > 2:
             self._path_agreement = rank_correlation(values.mean(0), np.array(list(estimates.values())))
-        ends = [
-            (self._name(sender), "logits" if receiver is None else self._name(receiver), "" if by == "z" else by)
-            for sender, receiver, by in effects
-        ]
-        return tuple(
-            map(lambda end, *numbers: Edge(*end, *numbers), ends, means, shares, q.tolist(), estimates.values())
+        means, q = self._observations.means(values)
+        return Table.of_arrays(
+            Patching.TABLES["paths"],
+            sender=[sender.name for sender, _, _ in effects],
+            receiver=[LOGITS if receiver is None else receiver.name for _, receiver, _ in effects],
+            by=["" if by == "z" else by for _, _, by in effects],
+            q=q,
+            attribution=list(estimates.values()),
+            **_columns("effect", means),
+            **_columns("share", self._observations.shares(values, self._total)),
         )
 
     def _paths_among(self, senders: Sequence[Unit]) -> list[Route]:
@@ -336,69 +361,77 @@ class _Study:
         best = sorted(sums, key=lambda path: -abs(sums[path]))[: self._options.edges]
         return {path: sums[path] / len(self._finite) for path in best}
 
-    def _name(self, unit: Unit) -> str:
-        return "+".join(f"L{unit.place[1]}H{head}" for head in unit.heads)
-
-    def _record(self, complete: bool, curve: FaithfulnessCurve | None, edges: tuple[Edge, ...]) -> Patching:
+    def _result(self, complete: bool, curve: Table | None, paths: Table | None) -> Patching:
         there, options = self._finite, self._options
-        effects, total = self._effects[there], self._total
-        tried = ~self._untried
-        q = np.full(len(self._units), np.nan)
-        effects_of_unit: list[dict[str, Effect]] = [{} for _ in self._units]
-        means, q[tried] = self._observations.means(effects[:, tried])
-        shares = self._observations.shares(effects[:, tried], total)
-        for number, mean, share in zip(np.flatnonzero(tried).tolist(), means, shares, strict=True):
-            effects_of_unit[number] |= {"effect": mean, "share": share}
-        nothing = Effect(np.nan, np.nan, np.nan, 0)
-        for number in np.flatnonzero(~tried).tolist():
-            effects_of_unit[number] |= {"effect": nothing, "share": nothing}
-        if self._estimates:
-            for number, mean in enumerate(self._observations.means(self._estimated[there])[0]):
-                effects_of_unit[number]["attribution"] = mean
-        heads, units = [], []
-        for number, unit in enumerate(self._units):
-            kind, layer = unit.place
-            heads += [HeadEffects(kind, layer, head, effects_of_unit[number]) for head in unit.heads]
-            units += [number] * len(unit.heads)
-        whole = np.stack([self._clean[there], self._corrupt[there], total], 1)
-        positions: tuple[str, ...] = ()
-        position_effects = np.zeros((len(units), 0, 3))
+        total = self._observations.means(np.stack([self._clean[there], self._corrupt[there], self._total], 1))[0]
+        tables = {
+            "heads": self._heads(),
+            "whole": Table.of_arrays(
+                Patching.TABLES["whole"],
+                quantity=["clean", "corrupt", "total"],
+                value_count=[self._observations.n] * 3,
+                **_columns("value", total),
+            ),
+            "pairs": Table.of(Patching.TABLES["pairs"], [self._pair(number) for number in there.tolist()]),
+        }
+        rows = [number for number, unit in enumerate(self._units) for _ in unit.heads]
+        grids = {"by_pair": self._effects[there].T[rows].astype(np.float32)}
         if options.positions:
-            positions = self._read[int(there[0])].clean.labels
-            parts, _ = self._observations.means(self._position_effects[there].reshape(len(there), -1))
-            values = np.array([(effect.value, effect.low, effect.high) for effect in parts])
-            position_effects = values.reshape(len(self._units), -1, 3)[units]
-        of_whole = dict(zip(("clean", "corrupt", "total"), self._observations.means(whole)[0], strict=True))
-        return Patching(
-            run=self._run(of_whole["total"]),
-            corpus=self._corpus(complete),
-            options=self._describe(effects),
-            whole=of_whole,
-            heads=tuple(heads),
-            curve=curve,
-            pairs=tuple(self._pair(int(number)) for number in there),
-            units=np.array(units, np.int64),
-            q=q[units],
-            by_pair=effects.T[units].astype(np.float32),
-            positions=positions,
-            position_effects=position_effects,
-            edges=edges,
+            labels = self._read[int(there[0])].clean.labels
+            tables["positions"] = Table.of_arrays(Patching.TABLES["positions"], token=labels)
+            means, _ = self._observations.means(self._position_effects[there].reshape(len(there), -1))
+            parts = means.reshape(len(self._units), -1, 3)[rows]
+            for name, values in zip(("", "_low", "_high"), np.moveaxis(parts, -1, 0), strict=True):
+                grids[f"position_effects{name}"] = values
+        if curve is not None:
+            tables["curve"] = curve
+        if paths is not None:
+            tables["paths"] = paths
+        return Patching(self._run(total[2]), self._corpus(complete), self._describe(), tables, grids)
+
+    def _heads(self) -> Table:
+        """Return the effect of each head; those that are patched together have the same."""
+        effects = self._effects[self._finite]
+        tried = ~self._untried
+        means, shares = np.full((2, len(self._units), 3), np.nan)
+        q = np.full(len(self._units), np.nan)
+        means[tried], q[tried] = self._observations.means(effects[:, tried])
+        shares[tried] = self._observations.shares(effects[:, tried], self._total)
+        columns = head_columns(self._options.by, self._options.direction)
+        values = {"effect_q": q, **_columns("effect", means), **_columns("share", shares)}
+        values["effect_count"] = np.where(tried, self._observations.n, 0)
+        if self._estimates:
+            columns.append(ATTRIBUTION)
+            values |= _columns("attribution", self._observations.means(self._estimated[self._finite])[0])
+        units = [unit for unit in self._units for _ in unit.heads]
+        rows = [number for number, unit in enumerate(self._units) for _ in unit.heads]
+        return Table.of_arrays(
+            columns,
+            kind=[unit.place[0] for unit in units],
+            layer=[unit.place[1] for unit in units],
+            head=[head for unit in self._units for head in unit.heads],
+            patched_with=[unit.name for unit in units],
+            **{name: numbers[rows] for name, numbers in values.items()},
         )
 
-    def _pair(self, number: int) -> PatchedPair:
+    def _pair(self, number: int) -> dict[str, Any]:
         each = self._read[number]
         spell = self._model.tokenizer.spell
-        right, wrong = (tuple(map(spell, answers)) for answers in (each.right, each.wrong))
-        pair = each.pair
-        return PatchedPair(
-            pair.source, pair.line, pair.clean, pair.corrupt, right, wrong,
-            float(self._clean[number]), float(self._corrupt[number]),
-        )  # fmt: skip
+        return {
+            "source": each.pair.source,
+            "line": each.pair.line,
+            "clean": each.pair.clean,
+            "corrupt": each.pair.corrupt,
+            "right": ", ".join(map(spell, each.right)),
+            "wrong": ", ".join(map(spell, each.wrong)),
+            "clean_difference": self._clean[number],
+            "corrupt_difference": self._corrupt[number],
+        }
 
-    def _run(self, total: Effect) -> dict[str, Any]:
+    def _run(self, total: Floats) -> dict[str, Any]:
         notes = []
         n_pairs, n_observations = len(self._finite), self._observations.n
-        if not np.isfinite(self._observations.shares(self._total[:, None], self._total)[0].value):
+        if not self._has_shares:
             notes.append(_why_no_shares(total, self._observations.average(self._total)))
         if n_observations < n_pairs:
             notes.append(
@@ -425,8 +458,8 @@ class _Study:
             "complete": complete,
         }
 
-    def _describe(self, effects: Floats) -> dict[str, Any]:
-        options = self._options
+    def _describe(self) -> dict[str, Any]:
+        options, effects = self._options, self._effects[self._finite]
         both = ~self._untried & np.isfinite(self._estimated).any(0)
         agreement = None
         if self._estimates and both.sum() > 2:
@@ -439,22 +472,68 @@ class _Study:
             "edges": options.edges,
             "n_paths": self._n_paths,
             "path_agreement": self._path_agreement if np.isfinite(self._path_agreement) else None,
-            "quantities": quantities(options.by, options.direction),
         }
 
 
-def _why_no_shares(total: Effect, totals: Floats) -> str:
+def _why_no_shares(total: Floats, totals: Floats) -> str:
     """Say why effects have no shares of the total."""
     n = len(totals)
     if n < 2:
         return "Effects have no shares of the total effect: one pair does not tell how sure it is."
-    if total.low <= 0 <= total.high:
+    if total[1] <= 0 <= total[2]:
         return (
             "The interval of the total effect holds 0: the model does not show this behaviour here, and effects "
             "have no shares of it."
         )
-    strength = abs(total.value) / (totals.std(ddof=1) / np.sqrt(n))
+    strength = abs(total[0]) / (totals.std(ddof=1) / np.sqrt(n))
     return (
         f"Effects have no shares of the total effect, which is {strength:.1f} standard errors away from 0. With "
         f"{n} pairs it must be {weakest_total(n):.1f}, as shares of a weaker one are too often wrong."
     )
+
+
+# From effects on pairs to means with intervals
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """Which pairs are one observation: a pair and its mirror image, whose effects are averaged.
+
+    Attributes:
+        of_pair: The number of the observation of each pair, (pair,), from 0.
+    """
+
+    of_pair: NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        """How many there are."""
+        return int(self.of_pair.max()) + 1
+
+    def average(self, values: Floats) -> Floats:
+        """Return the means over the pairs of each observation, (observation, ...), of values (pair, ...)."""
+        sums = np.zeros((self.n, *values.shape[1:]))
+        np.add.at(sums, self.of_pair, values)
+        counts = np.bincount(self.of_pair).reshape(-1, *[1] * (values.ndim - 1))
+        return sums / counts
+
+    def means(self, values: Floats) -> tuple[Floats, Floats]:
+        """Return the means of values (pair, quantity) with their intervals, (quantity, 3), and q values of being 0."""
+        mean, low, high, p = mean_interval(self.average(values))
+        return np.stack([mean, low, high], -1), benjamini_hochberg(p)
+
+    def shares(self, values: Floats, total: Floats) -> Floats:
+        """Return the mean of values by the mean total, (pair,), with intervals, (quantity, 3); NaN = it is too weak."""
+        return np.stack(shares_of_total(self.average(values), self.average(total)[:, None]), -1)
+
+
+def rank_correlation(first: Floats, second: Floats) -> float:
+    """Return Spearman's rank correlation."""
+    from scipy.stats import rankdata
+
+    return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])
+
+
+def _columns(name: str, parts: Floats) -> dict[str, Floats]:
+    """Return numbers with the ends of their intervals, (row, 3), as columns of a table."""
+    return {name: parts[:, 0], f"{name}_low": parts[:, 1], f"{name}_high": parts[:, 2]}

@@ -1,0 +1,166 @@
+"""A report as figures: a function draws each type of block. PNG, SVG and PDF files are made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import INK, Drawing, matplotlib_defaults
+from attnscope.drawing.files import distinct
+from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.page import Page
+from attnscope.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
+from attnscope.drawing.style import USUAL, Style
+from attnscope.errors import AttnscopeError
+from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Special
+from attnscope.report.choices import every_nth
+from attnscope.report.graphs import draw_graph
+from attnscope.report.head_maps import TWO_WAYS, draw_head_map
+from attnscope.report.numbers import small_number
+from attnscope.report.wording import printable
+
+_MOST_ROWS = 20
+"""Rows of a grid that are drawn."""
+
+_GRID_PX = 1500
+"""Width of a grid on a screen."""
+
+_NAMES_PX, _LABELS_PX, _ROW_PX = 110, 96, 26
+"""Of a grid: room for the names of rows and of columns, and the height of a row."""
+
+
+def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str, Drawing]]:
+    """Return the figures of a result one after the other, each with the name of its file without ending.
+
+    Args:
+        result: A `results.Result`.
+        style: How figures look.
+        shown: How its question shows it; None = as usual.
+
+    Raises:
+        AttnscopeError: There is nothing to draw.
+    """
+    if result.is_empty:
+        raise AttnscopeError(f"{result.record_kind().one} without heads has nothing to draw")
+    report = result.report(**{name: value for name, value in shown.items() if value is not None})
+    figures = report.figures()
+    lettering = lettering_for(_texts(report), style.paper)
+    # A name from a file must not lead out of the folder.
+    stems = distinct(re.sub(r"[^A-Za-z0-9_-]", "-", name)[:80] for name in figures)
+    for stem, blocks in zip(stems, figures.values(), strict=True):
+        yield stem, _DRAWN[type(blocks[0])](report, blocks, lettering)
+
+
+def _texts(report: Report) -> Iterator[str]:
+    """Return all texts that figures may show, to find fonts for them."""
+    yield from (report.model, report.subtitle, report.source, *report.footer)
+    for block in report.blocks:
+        if block.figure:
+            yield from _texts_in(vars(block))
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Return all texts in a value, and in what it holds."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _texts_in(list(value))
+        yield from _texts_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts_in(each)
+    elif isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        yield from map(str, value.ravel())
+    elif hasattr(value, "__dict__"):
+        yield from _texts_in(vars(value))
+
+
+def _head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Drawing:
+    (block,) = blocks
+    return draw_head_map(report, block, lettering)
+
+
+def _graph(report: Report, blocks: Sequence[Graph], lettering: Lettering) -> Drawing:
+    (block,) = blocks
+    return draw_graph(report, block, lettering)
+
+
+def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
+    """Draw a matrix of numbers of either sign as coloured cells, with names at the left and above."""
+    (block,) = blocks
+    paper = lettering.paper
+    values = block.values[:_MOST_ROWS]
+    n_rows, n_columns = values.shape
+    largest = float(np.nanmax(np.abs(values))) or 1.0
+    room = (paper.room_px if paper.fixed else _GRID_PX) - _NAMES_PX
+    cell = min(64.0, room / n_columns)
+    left = layout.MARGIN_PX + _NAMES_PX
+    top = layout.MARGIN_PX + 76 + _LABELS_PX
+
+    page = Page(paper.width_for(left + n_columns * cell + layout.MARGIN_PX, 900), lettering)
+    page.head(f"{report.model} · {block.title}", report.subtitle)
+
+    # The names of rows and columns; of columns as many as there is room for.
+    for row, name in enumerate(block.rows[:_MOST_ROWS]):
+        page.write(left - 8, top + (row + 0.5) * _ROW_PX, printable(name, 40), 12.5, ha="right", color=INK)
+    for column in every_nth(n_columns, max(1, int(n_columns * cell / 15))):
+        label = lettering.fit(printable(block.columns[column], 40), 12.5, _LABELS_PX)
+        x = left + (column + 0.5) * cell
+        page.write(x, top - 8, label, 12.5, ha="center", va="bottom", rotation=90)
+
+    # The cells and their colours.
+    numbers = dict(np.ndenumerate(values))
+    page.grid_cells((left, top), (cell, _ROW_PX), numbers, TWO_WAYS, lambda value: 0.5 + value / largest / 2)
+    bar_y = top + n_rows * _ROW_PX + 26
+    ticks = {tick: small_number(tick) for tick in (-largest, 0.0, largest)}
+    page.draw_scale((left, bar_y, min(300, room), 12), TWO_WAYS, (-largest, largest), ticks=ticks)
+    page.finish(bar_y + 50, [*block.notes, *report.footer])
+    return page
+
+
+@matplotlib_defaults()
+def _curves(report: Report, blocks: Sequence[Curves], lettering: Lettering) -> Drawing:
+    """Draw few lines over one axis, their names below it."""
+    (block,) = blocks
+
+    # Sizes in inches, from the top: title, plot, its axis and the names of lines, notes.
+    sheet = Sheet.on(lettering.paper, lettering)
+    foot = write_foot([*block.notes, *report.problems], sheet)
+    plot_height = sheet.width * (0.6 if sheet.stacked else 0.4)
+    below = (0.75 + 0.22 * len(block.series)) * sheet.size
+    height = sheet.above + 0.4 * sheet.size + plot_height + below + foot.height
+    left = 0.6 * sheet.size / sheet.width
+    bottom = (foot.height + below) / height
+
+    subtitle = lettering.fit(report.subtitle, 11 * 96 / 72, sheet.width * 92 / sheet.size)
+    figure = sheet.open_figure(height, f"{report.model} · {block.title}", subtitle)
+    axes = figure.add_axes((left, bottom, 0.97 - left, plot_height / height))
+    # Ranges of many lines lie below single lines.
+    for series in sorted(block.series, key=lambda series: not series.is_range):
+        draw_line(axes, block.x, series.points, series.color or INK, sheet, series.name)
+    axes.set_xlim(block.x[0], block.x[-1])
+    axes.set_ylim(block.floor, None)
+    axes.locator_params(axis="x", integer=True)
+    finish_axes(axes, sheet)
+    letter_axes(axes, block.y, sheet, across=block.across)
+    if any(series.name for series in block.series):
+        sheet.add_legend(axes, (-0.01, -0.45 * sheet.size / plot_height))
+    foot.write(figure)
+    return Drawing(figure, lettering.families)
+
+
+def _special(report: Report, blocks: Sequence[Special], lettering: Lettering) -> Any:
+    return blocks[0].view.draw(report, lettering)
+
+
+_DRAWN: dict[type[Block], Callable[[Report, Any, Lettering], Drawing]] = {
+    HeadMap: _head_maps,
+    Grid: _grid,
+    Graph: _graph,
+    Curves: _curves,
+    Special: _special,
+}

@@ -1,0 +1,210 @@
+"""A report in the terminal: the answer, the blocks, how to read them. With rich, a function per type of block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from attnscope.errors import amount
+from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Note, Ranking, Report, Series, Special, Words
+from attnscope.report.choices import spread_evenly
+from attnscope.report.matrix import head_grid, matrix, room_for
+from attnscope.report.numbers import interval, small_number, writer_for, writer_of
+from attnscope.report.plain_text import dim_lines, shade
+from attnscope.report.table import TextColumn, TextTable
+from attnscope.report.wording import printable
+from attnscope.results.table import Table
+
+PALE, DARK, BELOW = "#ffffff", "#08519c", "#b2182b"
+"""The colours of 0, of the largest number, and of the largest one below 0."""
+
+_CELL = 8
+"""Letters of a cell of a map of heads, with its number."""
+
+_MOST_POINTS = 9
+"""Points of curves that are printed."""
+
+
+def show(result: Any, console: Console, *, every: bool | None = None, **shown: Any) -> RenderableType:
+    """Return what the terminal prints of a result.
+
+    Args:
+        result: A `results.Result`.
+        console: What it is printed on.
+        every: Whether all that was found is printed, as with --all.
+        shown: How its question shows it; None = as usual.
+    """
+    chosen = {name: value for name, value in shown.items() if value is not None}
+    return render(result.report(**chosen), console, every=bool(every))
+
+
+def render(report: Report, console: Console, *, every: bool = False) -> RenderableType:
+    """Return a report for rich to print: the answer first, then its blocks, then how to read them."""
+    parts: list[RenderableType] = []
+    for number, line in enumerate(report.answer):
+        parts.append(Text(line, style="" if number else "bold"))
+
+    # The blocks, an empty line between them.
+    left_out = []
+    for block in report.blocks:
+        if block.printed == "never":
+            continue
+        if block.printed == "with --all" and not every:
+            left_out.append(block.heading)
+            continue
+        drawn = _DRAWN[type(block)](block, console, every)
+        if not drawn:
+            continue
+        if parts:
+            parts.append(Text())
+        if block.heading:
+            parts.append(Text(block.heading, style="bold"))
+        parts += [*drawn, *dim_lines(block.notes)]
+
+    # How to read them, and what else there is.
+    below = [*report.guide, report.source, *(report.notes if every else []), *report.problems]
+    named = ", ".join(dict.fromkeys(filter(None, left_out)))
+    if named:
+        below.append(f"--all also prints: {named}")
+    return Group(*parts, Text(), *dim_lines(below))
+
+
+def _head_map(block: HeadMap, console: Console, every: bool) -> list[RenderableType]:
+    """Draw numbers on shaded cells, one grid per kind of attention."""
+    parts: list[RenderableType] = []
+    kinds = list(dict.fromkeys(block.heads["kind"].tolist()))
+    for kind in kinds:
+        heads = block.heads.select(block.heads["kind"] == kind)
+        if len(kinds) > 1:
+            parts.append(Text(f"{printable(kind)} attention", style="bold"))
+        parts.append(draw_heads(heads, block.column, console.width))
+    return parts
+
+
+def draw_heads(heads: Table, column: str, width: int) -> Text:
+    """Return a grid of shaded numbers, layers down and heads across.
+
+    Where a layer has more heads than the terminal has room for, cells have tenths of the largest number.
+    """
+    places = zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)
+    values = dict(zip(places, heads[column].tolist(), strict=True))
+    layers = sorted({layer for layer, _ in values})
+    numbers = sorted({head for _, head in values})
+    largest = max((abs(value) for value in values.values() if math.isfinite(value)), default=0.0) or 1.0
+    write = writer_for(heads, column)
+    has_numbers = len(numbers) * _CELL <= room_for(layers, width)
+    cell = _CELL if has_numbers else 2
+
+    def draw(text: Text, layer: int, head: int) -> None:
+        value = values.get((layer, head), math.nan)
+        written = write(value) if has_numbers else " "
+        if not math.isfinite(value):
+            text.append(f"{written:>{cell - 1}}", style="dim").append(" ")
+            return
+        size = abs(value) / largest
+        if not has_numbers:
+            written = f"{min(9, int(size * 10))}"
+        # Small numbers get some colour, too.
+        style = shade(size**0.7, PALE, BELOW if value < 0 else DARK)
+        text.append(f"{written:>{cell - 1}}", style=style).append(" ")
+
+    text = head_grid(layers, numbers, cell, width, draw)
+    if not has_numbers:
+        text.append(f"\ntenths of the largest, {small_number(largest)}", style="dim")
+    return text
+
+
+def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableType]:
+    """Draw a table of the first rows, each number with its interval."""
+    rows = list(block.order if every else block.order[: block.most])
+    widest = max((len(block.names[row]) for row in rows), default=1)
+    columns = [
+        TextColumn(
+            block.what, lambda row: printable(block.names[row]), style="bold", wraps=widest > 30, least=min(widest, 30)
+        )
+    ]
+    for number, column in enumerate(block.columns):
+        drop = number + 1 if number else 0
+        if isinstance(column, Words):
+            columns.append(_words(column, drop))
+        else:
+            columns += number_columns(block.table, column, drop, rows)
+    parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
+    if len(rows) < len(block.order):
+        n_more = amount(len(block.order) - len(rows), f"more {block.noun or block.what}")
+        parts.append(Text(f"and {n_more}: --all prints all", style="dim"))
+    return parts
+
+
+def _words(column: Words, drop: int) -> TextColumn:
+    """Return a column of words."""
+    return TextColumn(column.title, lambda row: printable(column.texts[row]), wraps=column.wraps, least=12, drop=drop)
+
+
+def number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> list[TextColumn]:
+    """Return a column of the numbers of some rows, and one of their intervals where any of the rows has one."""
+    title = table.columns[name].head
+    write = writer_for(table, name)
+    parts = table.interval(name) if table.columns[name].kind == "number" else table[name][:, None]
+    values = TextColumn(title, lambda row: write(parts[row, 0]), right=True, wraps=len(title) > 20, drop=drop)
+    if parts.shape[1] == 1 or not np.isfinite(parts[list(rows), 1]).any():
+        return [values]
+    ends = TextColumn(
+        "95% interval",
+        lambda row: interval(parts[row, 1], parts[row, 2], write),
+        right=True,
+        style="dim",
+        drop=drop or 1,
+    )
+    return [values, ends]
+
+
+def _grid(block: Grid, console: Console, every: bool) -> list[RenderableType]:
+    """Draw a matrix of numbers."""
+    most = len(block.rows) if every else block.most
+    return [matrix(block.values[:most], block.rows[:most], block.columns, console, bold=True)]
+
+
+def _curves(block: Curves, console: Console, every: bool) -> list[RenderableType]:
+    """Draw some points of each line as a table."""
+
+    def write_point(series: Series, write: Callable[[float], str], point: int) -> str:
+        value, low, high = series.points[point]
+        if series.is_range and low != high:
+            return f"{write(low)} to {write(high)}"
+        return write(value)
+
+    columns = [TextColumn(block.across, lambda point: f"{block.x[point]:g}")]
+    for number, series in enumerate(block.series):
+        title = f"{block.y}, {series.name}" if series.name else block.y
+        cell = partial(write_point, series, writer_of(series.points))
+        columns.append(TextColumn(title, cell, right=True, wraps=True, least=14, drop=number))
+    n = len(block.x)
+    return [TextTable(columns, range(n) if every else spread_evenly(n, _MOST_POINTS), gap=2)]
+
+
+def _note(block: Note, console: Console, every: bool) -> list[RenderableType]:
+    """Draw lines of text."""
+    return [Text(line) for line in block.lines]
+
+
+def _special(block: Special, console: Console, every: bool) -> list[RenderableType]:
+    """Let a block of one question draw itself."""
+    return list(block.view.show(console, every=every))
+
+
+_DRAWN: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]] = {
+    HeadMap: _head_map,
+    Ranking: _ranking,
+    Grid: _grid,
+    Curves: _curves,
+    Graph: lambda block, console, every: [],  # a table of its links stands beside it
+    Note: _note,
+    Special: _special,
+}
