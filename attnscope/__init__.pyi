@@ -41,7 +41,6 @@ from attnscope.records.training import Training as Training
 from attnscope.records.weights import HeadWeights as HeadWeights
 from attnscope.records.why.score import Why as Why
 from attnscope.studies.ablation.options import AblateOptions as AblateOptions
-from attnscope.studies.ablation.options import PruneOrder as PruneOrder
 from attnscope.studies.ablation.pruning import prune as prune
 from attnscope.studies.ablation.study import ablate as ablate
 from attnscope.studies.atlas.options import AtlasOptions as AtlasOptions
@@ -53,9 +52,11 @@ from attnscope.studies.compare.study import compare as compare
 from attnscope.studies.compare.study import compare_models as compare_models
 from attnscope.studies.compare.texts import compare_heads as compare_heads
 from attnscope.studies.compare.texts import compare_texts as compare_texts
-from attnscope.studies.describe.sample import DescribeOptions as DescribeOptions
 from attnscope.studies.describe.study import describe as describe
 from attnscope.studies.heads.needles import retrieval_heads as retrieval_heads
+from attnscope.studies.heads.options import (
+    DescribeOptions as DescribeOptions,
+)
 from attnscope.studies.heads.options import (
     HeadsOptions as HeadsOptions,
 )

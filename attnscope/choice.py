@@ -82,7 +82,10 @@ class Tokens:
     query: str | None = option(
         "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7.", default=None
     )
-    words: bool = option("Merge word pieces: sum over keys, mean over queries.", default=False)
+    words: bool = option(
+        "Merge word pieces: sum over keys, mean over queries. Of a recording: also say when each word is spoken.",
+        default=False,
+    )
     hide_special: bool = option(
         "Leave out special tokens, and in decoders the first token; renormalise each row.",
         default=False,
@@ -97,12 +100,12 @@ class Cut:
 
     rows: Span | None = option(
         "Only these queries, without pooling, such as 1000:1064.",
-        default=None,
-        read=partial(read_span, option="--rows"),
-    )
+        default=None, read=partial(read_span, option="--rows"), rare=True,
+    )  # fmt: skip
     cols: Span | None = option(
-        "Only these keys, without pooling, such as 0:64.", default=None, read=partial(read_span, option="--cols")
-    )
+        "Only these keys, without pooling, such as 0:64.",
+        default=None, read=partial(read_span, option="--cols"), rare=True,
+    )  # fmt: skip
 
     def require(self) -> None:
         """Refuses a part with no token."""

@@ -34,6 +34,9 @@ class Option:
         complete: What a shell completes it with: "models", "roles" or "measures".
         panel: Under which heading of the help it stands; None = under that of its group.
         argument: Whether the command line takes it by its place, without a flag.
+        metavar: What the help calls the value of an argument; None = as typer does.
+        needed: Whether the command line has to give it, though Python has a default.
+        rare: Whether the help leaves it to --help-all.
         several: Whether `read` takes the list of all values, as the option may be given several times.
     """
 
@@ -48,6 +51,9 @@ class Option:
     complete: str | None = None
     panel: str | None = None
     argument: bool = False
+    metavar: str | None = None
+    needed: bool = False
+    rare: bool = False
     several: bool = False
 
     def require(self, option: str, value: Any) -> None:
@@ -138,32 +144,35 @@ MOST_SEED = 2**32 - 1
 
 def seed_option(of: str, *, python_only: bool = False) -> Any:
     """Return the field `seed` of a dataclass of options; `of` names what is drawn by it."""
-    return option(f"Seed of {of}.", default=0, least=0, most=MOST_SEED, python_only=python_only)
+    return option(f"Seed of {of}.", default=0, least=0, most=MOST_SEED, python_only=python_only, rare=True)
 
 
 def kind_option() -> Any:
     """The field `kind` of a dataclass of options."""
     return option(
         "In an encoder-decoder: only encoder, decoder or cross attention.  [default: all]",
-        "--kind", default=None, choices=("encoder", "decoder", "cross"), panel="Heads",
+        "--kind", default=None, choices=("encoder", "decoder", "cross"), panel="Heads", rare=True,
     )  # fmt: skip
 
 
 def target_option() -> Any:
     """The field `target` of a dataclass of options about many texts."""
     return option(
-        "What an encoder-decoder is to write.  [default: its own answer to each text]", default=None, panel="Text"
+        "What an encoder-decoder is to write.  [default: its own answer to each text]",
+        default=None,
+        panel="Text",
+        rare=True,
     )
 
 
 def chunk_option() -> Any:
     """The field `chunk` of a dataclass of options."""
-    return option("Cut long texts into chunks of this many tokens.", default=None)
+    return option("Cut long texts into chunks of this many tokens.", default=None, rare=True)
 
 
 def stride_option() -> Any:
     """The field `stride` of a dataclass of options."""
-    return option("How many tokens later the next chunk starts; overlaps count once.", default=None)
+    return option("How many tokens later the next chunk starts; overlaps count once.", default=None, python_only=True)
 
 
 # How values are read -------------------------------------------------------------------------------------------------

@@ -90,13 +90,20 @@ class Output:
         with DrawingProcess() as process:
             yield DrawingAhead(self, process)
 
-    def deliver(self, record: Record, folder: Path | None = None, drawing: Drawing | None = None) -> None:
+    def deliver(
+        self,
+        record: Record,
+        folder: Path | None = None,
+        drawing: Drawing | None = None,
+        also: Sequence[Path] = (),
+    ) -> None:
         """Writes the files of a record, says its notes, and prints it.
 
         Args:
             record: The record.
             folder: Where its files go if no folder is named.
             drawing: What draws its figures; None = this process.
+            also: Files or folders that were written before, and are printed with its files.
 
         Raises:
             AttnscopeError: A file cannot be written; or part of what was asked for could not be studied, which is
@@ -108,7 +115,7 @@ class Output:
         paths = [] if out is None else write(record, out, formats, self.options, drawing, self.stem)
         notes = _notes_on(record, paths, self.options, unsaved)
         say(notes, self.quiet)
-        self.show(record, paths)
+        self.show(record, [*paths, *also])
         fail_if_not_whole(getattr(record, "corpus", {}), getattr(record, "run", {}))
 
     def _formats_for(self, record: Record) -> tuple[tuple[str, ...], list[str]]:

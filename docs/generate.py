@@ -230,11 +230,11 @@ def help_of(command: str | None = None) -> str:
     """What `attnscope COMMAND --help` prints on a terminal of WIDTH columns, without colours."""
     from typer.testing import CliRunner
 
-    from attnscope.cli import app
+    from attnscope.cli import build_app
 
-    asked = ["--help"] if command is None else [command, "--help"]
+    asked = ["--help"] if command is None else [*command.split(), "--help"]
     terminal = {"COLUMNS": str(WIDTH), "TERM": "dumb", "NO_COLOR": "1", "FORCE_COLOR": None, "TERMINAL_WIDTH": None}
-    shown = CliRunner().invoke(app, asked, prog_name="attnscope", env=terminal)
+    shown = CliRunner().invoke(build_app(), asked, prog_name="attnscope", env=terminal)
     if shown.exit_code:
         raise RuntimeError(f"attnscope {' '.join(asked)} failed: {shown.output}")
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.stdout)
@@ -243,12 +243,11 @@ def help_of(command: str | None = None) -> str:
 
 def commands_page() -> str:
     """`--help` of every command, as a page."""
-    from attnscope.cli import app
+    from attnscope.cli import commands
 
-    names = [info.name or info.callback.__name__ for info in app.registered_commands if info.callback]
     parts = ["# Commands", _MADE, f"What `--help` says, on a terminal of {WIDTH} columns.", "## attnscope"]
     parts.append(f"```text\n{help_of()}\n```")
-    for name in names:
+    for name in commands():
         parts += [f"## {name}", f"```text\n{help_of(name)}\n```"]
     return "\n\n".join(parts) + "\n"
 

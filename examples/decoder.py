@@ -205,7 +205,7 @@ def rotary_table(n_tokens: int, d_head: int, like: Tensor) -> tuple[Tensor, Tens
 
 
 def turn_both(cos: Tensor, sin: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Call `apply_rotary` by its name in this file, where `attnscope trace` watches it."""
+    """Call `apply_rotary` by its name in this file, where `attnscope learn trace` watches it."""
     return apply_rotary(query, key, cos, sin)
 
 

@@ -110,7 +110,6 @@ def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> No
         (("a cat", "-m", "own", "--ablation", "one"), 2, "no ablation 'one'"),
         (("a cat", "-m", "own", "--ablation", "none"), 2, "nothing is to be done"),
         (("a cat", "-m", "own", "--masked", "some"), 2, "--masked is 'some'"),
-        (("a cat", "-m", "own", "--normalize", "head"), 2, "--normalize has no 'head'"),
         (("a cat", "-m", "own", "--pick", "L9H9"), 1, "no layer 9"),
         (("a cat", "-m", "own", "-f", "png"), 2, "no folder"),
         ((), 2, "give one of TEXT and --file"),
@@ -139,8 +138,8 @@ def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
 
 
 def test_prune_needs_heads_and_a_folder(run: Any) -> None:
-    assert run("prune", "--pick", "L0H0")[0] == 2
-    status, _, err = run("prune", "-o", "out")
+    assert run("ablate", "--pick", "L0H0", "--save", "out")[0] == 2
+    status, _, err = run("ablate", "a cat", "--save", "out")
     assert status == 2
     assert "no head is named" in err
 

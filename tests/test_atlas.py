@@ -493,6 +493,6 @@ def test_the_command_writes_the_file_that_is_named(run: Run, tmp_path: Path) -> 
     assert out.splitlines()[-3:] == ["deep/all.npz", "deep/all.csv", "deep/all.html"]
     assert run("show", "deep/all.npz", "-o", "again.html")[0] == 0
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "deep" / "all.html").read_bytes()
-    assert run("atlas", "the cat", "-m", "own", "--rank", "entropy")[0] == 2
+    assert run("atlas", "the cat", "-m", "own", "--examples-by", "entropy")[0] == 2
     status, out, _ = run("show", "deep/all.npz", "--pick", "L1H0")
     assert status == 0 and "L1H0" in out and "L0H0" not in out

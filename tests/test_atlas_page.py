@@ -11,7 +11,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from attnscope.cli import app
+from attnscope.cli import build_app
 from attnscope.errors import AttnscopeError
 from attnscope.pages import PageText, page_of
 from attnscope.pages.atlas import pack_atlas, page_of_atlas
@@ -323,8 +323,8 @@ def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(open_page: Callable[
 def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], tmp_path: Path) -> None:
     text, heads = simple(5).save(tmp_path / "heatmap.npz"), ATLAS.save(tmp_path / "atlas.npz")
     file = tmp_path / "page.html"
-    asked = ["page", "--record", str(text), "--heads-record", str(heads), "-o", str(file)]
-    app(asked, standalone_mode=False)
+    asked = ["page", "--record", str(text), "--record", str(heads), "-o", str(file)]
+    build_app()(asked, standalone_mode=False)
     opened = open_page(file)
     page = opened.page
     opened.settle("grid")

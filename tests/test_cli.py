@@ -30,7 +30,7 @@ def test_help_and_version_are_on_stdout(run: Run) -> None:
         ["heatmap", "-h"],
         ["show", "--help"],
         ["models", "-h"],
-        ["info", "-h"],
+        ["models", "-h"],
         ["help"],
         ["help", "heads"],
     ):
@@ -111,7 +111,7 @@ def test_json_is_one_document_and_nothing_else(run: Run) -> None:
     assert np.shape(document["weights"])[:2] == (1, 12)
 
 
-@pytest.mark.parametrize("command", [["models"], ["info"], ["info", "minilm", "--engine", "native"]])
+@pytest.mark.parametrize("command", [["models"], ["models"], ["models", "minilm", "--engine", "native"]])
 def test_other_commands_have_json_too(run: Run, command: list[str]) -> None:
     result = run(*command, "--json")
     assert json.loads(result.out)["schema"] == f"attnscope.{command[0]}/1"
@@ -140,7 +140,7 @@ def test_words_and_hidden_special_tokens(run: Run) -> None:
 
 def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run: Run) -> None:
     text = "word " * 600
-    result = run("heatmap", text, "--pick", "L0H0", "-f", "npz", "--pooled", "0")
+    result = run("heatmap", text, "--pick", "L0H0", "-f", "npz", "--pool", "0")
     said = "the text has 602 tokens, the model takes 512: the first 510 of 600 tokens of the text are shown"
     assert result.err.startswith(f"note: {said}") and len(result.err.splitlines()) == 1
     assert said in load(result.out.strip()).run["notes"][-1]

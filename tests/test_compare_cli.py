@@ -33,7 +33,7 @@ def test_all_heads_as_tables_and_files(run: Run, tmp_path: Path) -> None:
 
 
 def test_one_json_document(run: Run) -> None:
-    status, out, _ = run("compare", "-m", "own", TIRED, "--json", "--measure", "jensen-shannon,hellinger", "-q")
+    status, out, _ = run("compare", "-m", "own", TIRED, "--json", "--measures", "jensen-shannon,hellinger", "-q")
     document = json.loads(out)
     assert status == 0
     assert (document["schema"], document["shape"], document["files"]) == ("attnscope.compare/1", "heads", [])
@@ -121,15 +121,15 @@ def test_two_models(run: Run) -> None:
         ([], "give one of TEXT and --file"),
         (["a", "--pick", "L0H0,L0H1", "--with", "b"], "different comparisons"),
         (["a", "--query", "a"], "--query ranks the heads of a minimal pair"),
-        (["a", "--measure", "cosine"], "there is no measure 'cosine'"),
-        (["a", "--measure", ","], "no measure is given"),
+        (["a", "--measures", "cosine"], "there is no measure 'cosine'"),
+        (["a", "--measures", ","], "no measure is given"),
         (["--file", SENTENCES, "--with", "b"], "--with takes one TEXT"),
         (["a", "--with", "b", "-L", "0"], "--with ranks all heads"),
         (["a", "--format", "png"], "there is no folder"),
         (["a", "--pick", "L0H0"], "nothing to compare"),
         (["a", "-o", "out", "--format", "gif"], "there is no format 'gif'"),
         (["a", "-f", "npz, Text"], "there is no format 'text': compare prints its tables to the terminal anyway"),
-        (["a", "--heads-record", "h.npz", "--with-model", "own"], "--heads-record tells the roles"),
+        (["a", "--record", "h.npz", "--with-model", "own"], "--heads-record tells the roles"),
     ],
 )
 def test_wrong_usage_is_one_line_and_a_hint(run: Run, arguments: list[str], said: str) -> None:
@@ -145,7 +145,7 @@ def test_wrong_usage_is_one_line_and_a_hint(run: Run, arguments: list[str], said
         (["a cat", "--with", " "], "the second text is blank"),
         (["a cat", "--with", "a dog", "--query", "horse"], "no token is 'horse'"),
         (["a cat", "-L", "7"], "there is no layer 7"),
-        (["a cat", "--heads-record", "none.npz"], "there is no file"),
+        (["a cat", "--record", "none.npz"], "there is no file"),
         (["a cat", "--with-model", "minilm"], "split the same text into different tokens"),
     ],
 )
@@ -166,9 +166,7 @@ def test_what_could_not_be_read_is_said_and_the_rest_is_compared(run: Run, tmp_p
 def test_roles_colour_the_map(run: Run) -> None:
     status, _, err = run("heads", "-m", "own", "--file", SENTENCES, "-o", "h", "-f", "npz", "-q")
     assert (status, err) == (0, "")
-    status, out, err = run(
-        "compare", "-m", "own", "--file", SENTENCES, "--heads-record", "h", "-o", "out", "-f", "npz", "-q"
-    )
+    status, out, err = run("compare", "-m", "own", "--file", SENTENCES, "--record", "h", "-o", "out", "-f", "npz", "-q")
     assert (status, err) == (0, "")
     assert "(previous token)" in out
     found = load("out/compare.npz")

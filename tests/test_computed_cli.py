@@ -55,18 +55,18 @@ def has_matrix(out: str, labels: list[str], rows: object) -> bool:
 
 
 def test_the_trace_prints_every_number(attnscope: Run) -> None:
-    status, out, _ = attnscope("trace", "--engine", "reference")
+    status, out, _ = attnscope("learn", "trace", "--engine", "reference")
     assert status == 0
     for name in ("weights_head_1", "weights_head_2", "output"):
         assert has_matrix(out, WORKED["tokens"], WORKED[name]), name
-    status, out, _ = attnscope("trace", "--json", "--engine", "reference")
+    status, out, _ = attnscope("learn", "trace", "--json", "--engine", "reference")
     steps = json.loads(out)["steps"]
     found = [np.round(step["value"], 4).tolist() for step in steps if step["name"] in ("weights", "joined")]
     assert found == [WORKED["weights_head_1"], WORKED["weights_head_2"], WORKED["output"]]
 
 
 def test_the_split_prints_every_number(attnscope: Run) -> None:
-    status, out, _ = attnscope("split", "--drop", "0,1")
+    status, out, _ = attnscope("learn", "split", "--drop", "0,1")
     assert status == 0
     single, four = WORKED["single_head"], WORKED["four_heads"]
     for matrix in (
@@ -75,7 +75,7 @@ def test_the_split_prints_every_number(attnscope: Run) -> None:
     ):  # fmt: skip
         assert has_matrix(out, WORKED["tokens"], matrix)
     assert "H0: L2 change 0.9600" in out and "H1: L2 change 0.9941" in re.sub(r"\s+", " ", out)
-    status, out, _ = attnscope("split", "--drop", "0,1", "--json")
+    status, out, _ = attnscope("learn", "split", "--drop", "0,1", "--json")
     one, two, many = json.loads(out)["seen"]
     for mine, theirs in (
         (one["weights"][0], single["weights"]), (one["output"], single["output"]),
@@ -88,18 +88,18 @@ def test_the_split_prints_every_number(attnscope: Run) -> None:
 
 
 def test_one_query_is_followed(attnscope: Run) -> None:
-    status, out, err = attnscope("trace", "--token", "cat")
+    status, out, err = attnscope("learn", "trace", "--query", "cat")
     assert status == 0
     for line in ("q = Q[1, 0:2]", "dots = q @ k.T", "weighted = weights[:, None] * v", "H[1, 1] = weighted.sum(0)"):
         assert f"    {line}\n" in out
     assert "dots / √d_head = dots / √2 = dots × 0.7071" in out
     assert every_number([0.4109, 0.1336, 0.2289, 0.3663]) <= {f"{x:.4f}" for x in numbers_in(out)}
     assert err.startswith("note: no projections")
-    assert attnscope("trace", "--token", "cat", "-q")[2] == ""
+    assert attnscope("learn", "trace", "--query", "cat", "-q")[2] == ""
 
 
 def test_a_text_is_traced_and_saved_and_its_lines_run(attnscope: Run, tmp_path: Path) -> None:
-    arguments = ("trace", TEXT, "-L", "3", "-H", "1", "--token", "cat")
+    arguments = ("learn", "trace", TEXT, "-L", "3", "-H", "1", "--query", "cat")
     status, out, _ = attnscope(*arguments, "-o", "out")
     assert status == 0
     assert out.splitlines()[-3:] == [f"out/trace.{kind}" for kind in ("npz", "json", "py")]
@@ -110,20 +110,20 @@ def test_a_text_is_traced_and_saved_and_its_lines_run(attnscope: Run, tmp_path: 
 
 
 def test_splits_and_costs_are_saved(attnscope: Run, tmp_path: Path) -> None:
-    status, out, _ = attnscope("split", "--counts", "2", "-o", "s")
+    status, out, _ = attnscope("learn", "split", "--counts", "2", "-o", "s")
     assert status == 0 and out.splitlines()[-2:] == ["s/split.json", "s/split.png"]
-    status, out, _ = attnscope("cost", "gpt2", "--plot")
+    status, out, _ = attnscope("learn", "cost", "gpt2", "-o", "attnscope-out")
     assert status == 0 and out.splitlines()[-1] == "attnscope-out/cost-gpt2/cost.png"
     assert cost_records.Cost.load(tmp_path / "attnscope-out" / "cost-gpt2" / "cost.json") == cost("gpt2")
 
 
 def test_costs_by_the_command(attnscope: Run) -> None:
-    status, out, _ = attnscope("cost", "bert-base")
+    status, out, _ = attnscope("learn", "cost", "bert-base")
     assert status == 0
     for said in ("2,359,296", "28,311,552", "109.5 M", "4 · d_model² = 4 · 768²"):
         assert said in out
-    assert "9.66 GB (9.00 GiB)" in attnscope("cost", "gpt3", "-n", "2048")[1]
-    status, out, _ = attnscope("cost", "--d-model", "768", "--n-heads", "12", "--n-layers", "12", "--json")
+    assert "9.66 GB (9.00 GiB)" in attnscope("learn", "cost", "gpt3", "-n", "2048")[1]
+    status, out, _ = attnscope("learn", "cost", "--d-model", "768", "--n-heads", "12", "--n-layers", "12", "--json")
     document = json.loads(out)
     assert document["schema"] == "attnscope.cost/1"
     assert document["groups"]["parameters"][1]["value"] == 28_311_552
@@ -132,26 +132,26 @@ def test_costs_by_the_command(attnscope: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["trace", TEXT], 2, "shows single heads"),
-        (["trace", "-L", "2"], 2, "has one layer"),
-        (["trace", "--token", "dog"], 1, "no token is 'dog'"),
-        (["trace", TEXT, "-L", "9", "-H", "0"], 1, "no layer 9"),
-        (["trace", TEXT, "-L", "0", "-H", "x"], 2, "'x' is not a number"),
-        (["trace", "", "-L", "0", "-H", "0"], 1, "text"),
-        (["trace", TEXT, "-L", "0", "-H", "0", "--target", "x"], 1, "no encoder-decoder"),
-        (["trace", TEXT, "-L", "0", "-H", "0", "--engine", "tpu"], 2, "no engine 'tpu'"),
-        (["split", "--counts", "3"], 2, "into 3 heads"),
-        (["split", "--counts", "0"], 2, "at least 1"),
-        (["split", "--drop", "9"], 2, "no head 9"),
-        (["split", "--project", "nothing"], 1, "no file nothing"),
-        (["split", TEXT], 2, "give a layer|one layer"),
-        (["split", "-f", "png"], 2, "no folder"),
-        (["split", "-o", "x", "-f", "gif"], 2, "no format 'gif'"),
-        (["cost"], 2, "no model is given"),
-        (["cost", "gpt5"], 1, "HF_HUB_OFFLINE|no model"),
-        (["cost", "--d-model", "10", "--n-heads", "3", "--n-layers", "1"], 1, "not divisible"),
-        (["cost", "gpt2", "--dtype", "int4"], 2, "no precision"),
-        (["cost", "gpt2", "--tokens", "0"], 2, "--tokens.*at least 1"),
+        (["learn", "trace", TEXT], 2, "shows single heads"),
+        (["learn", "trace", "-L", "2"], 2, "has one layer"),
+        (["learn", "trace", "--query", "dog"], 1, "no token is 'dog'"),
+        (["learn", "trace", TEXT, "-L", "9", "-H", "0"], 1, "no layer 9"),
+        (["learn", "trace", TEXT, "-L", "0", "-H", "x"], 2, "'x' is not a number"),
+        (["learn", "trace", "", "-L", "0", "-H", "0"], 1, "text"),
+        (["learn", "trace", TEXT, "-L", "0", "-H", "0", "--target", "x"], 1, "no encoder-decoder"),
+        (["learn", "trace", TEXT, "-L", "0", "-H", "0", "--engine", "tpu"], 2, "no engine 'tpu'"),
+        (["learn", "split", "--counts", "3"], 2, "into 3 heads"),
+        (["learn", "split", "--counts", "0"], 2, "at least 1"),
+        (["learn", "split", "--drop", "9"], 2, "no head 9"),
+        (["learn", "split", "--project", "nothing"], 1, "no file nothing"),
+        (["learn", "split", TEXT], 2, "give a layer|one layer"),
+        (["learn", "split", "-f", "png"], 2, "no folder"),
+        (["learn", "split", "-o", "x", "-f", "gif"], 2, "no format 'gif'"),
+        (["learn", "cost"], 2, "no model is given"),
+        (["learn", "cost", "gpt5"], 1, "HF_HUB_OFFLINE|no model"),
+        (["learn", "cost", "--d-model", "10", "--n-heads", "3", "--n-layers", "1"], 1, "not divisible"),
+        (["learn", "cost", "gpt2", "--dtype", "int4"], 2, "no precision"),
+        (["learn", "cost", "gpt2", "--tokens", "0"], 2, "--tokens.*at least 1"),
     ],
 )
 def test_failures_are_one_line_and_a_hint(attnscope: Run, arguments: list[str], status: int, said: str) -> None:
@@ -254,15 +254,15 @@ def test_two_decimals_are_enough_and_one_is_not() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--token", "sat"], "the answers end after 0 of 8"),
+        (["--query", "sat"], "the answers end after 0 of 8"),
         ([], "a quiz is about one query, and none is given"),
-        (["--token", "sat", "--json"], "--json cannot be given beside --quiz"),
-        (["--token", "sat", "-o", "out"], "--out cannot be given beside --quiz"),
+        (["--query", "sat", "--json"], "--json cannot be given beside --quiz"),
+        (["--query", "sat", "-o", "out"], "--out cannot be given beside --quiz"),
     ],
 )
 def test_a_quiz_without_answers_says_what_is_missing(
     arguments: list[str], said: str, attnscope: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    status, _, err = attnscope("trace", "--engine", "reference", "--quiz", *arguments)
+    status, _, err = attnscope("learn", "trace", "--engine", "reference", "--quiz", *arguments)
     assert status and said in err

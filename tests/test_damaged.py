@@ -366,7 +366,7 @@ def test_two_members_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_a_model_whose_json_is_nested_deeply_is_refused_in_one_line(name: str, tiny_bert: Path, run: Run) -> None:
     (tiny_bert / name).write_text("[" * 3000, "utf-8")
-    status, _, err = run("rollout", "the cat", "-m", tiny_bert)
+    status, _, err = run("heatmap", "--rollout", "the cat", "-m", tiny_bert)
     require_one_line(status, err)
     assert status == 1 and "nested too deeply" in err
 
@@ -375,7 +375,7 @@ def test_a_model_whose_json_is_nested_deeply_is_refused_in_one_line(name: str, t
 def test_a_tokenizer_without_the_unknown_token_is_refused_in_one_line(engine: str, tiny_bert: Path, run: Run) -> None:
     path = tiny_bert / "vocab.txt"
     path.write_text(path.read_text("utf-8").replace("[UNK]", "[GONE]"), "utf-8")
-    status, _, err = run("rollout", "the 7 cat", "-m", tiny_bert, "--engine", engine)
+    status, _, err = run("heatmap", "--rollout", "the 7 cat", "-m", tiny_bert, "--engine", engine)
     require_one_line(status, err)
     assert status == 1 and "tokenizer" in err
 

@@ -47,7 +47,7 @@ def test_the_record_says_where_the_layers_lie(folder: str) -> None:
 
 
 def test_auto_from_the_command_line(folder: str, run: Run) -> None:
-    status, out, err = run("heatmap", "the cat", "-m", folder, "--device-map", "auto", "-o", "o", "-f", "npz")
+    status, out, err = run("heatmap", "the cat", "-m", folder, "--device", "all", "-o", "o", "-f", "npz")
     assert status == 0, err
     assert "Spread over" in err and out.endswith(".npz\n")
 

@@ -213,7 +213,9 @@ def test_what_is_no_file_is_not_replaced(target: Path) -> None:
     assert contents(target) == EARLIER
 
 
-@pytest.mark.parametrize("command", [("heatmap", "a cat"), ("prune", "--pick", "L0H0"), ("batch", "texts.txt")])
+@pytest.mark.parametrize(
+    "command", [("heatmap", "a cat"), ("ablate", "a cat", "--pick", "L0H0"), ("batch", "texts.txt")]
+)
 def test_an_empty_name_is_not_the_working_folder(command: tuple[str, ...], run: Run) -> None:
     Path("texts.txt").write_text("a cat\n")
     before = {*Path.cwd().iterdir()}
@@ -246,7 +248,7 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
 
 @pytest.mark.parametrize("command", [
     ("atlas", "a cat"), ("training", "own", "own", "--file", "texts.txt"), ("heatmap", "a cat"),
-    ("prune", "--pick", "L0H0"), ("show", "heatmap.npz"), ("batch", "texts.txt"),
+    ("ablate", "a cat", "--pick", "L0H0"), ("show", "heatmap.npz"), ("batch", "texts.txt"),
 ])  # fmt: skip
 def test_no_folder_is_named_as_stdout_is(command: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     simple(5).save(tmp_path / "heatmap.npz")

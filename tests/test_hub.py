@@ -33,7 +33,7 @@ def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     "command",
     [
         ["heatmap", "a text", "-m", "org/name"],
-        ["cost", "org/name"],
+        ["learn", "cost", "org/name"],
     ],
     ids=["model", "config"],
 )

@@ -115,7 +115,7 @@ def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained
     """Shares of norm above those of random directions (Elhage et al. 2021). Both heads of layer 1 may look for it."""
     for one in trained:
         previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
-        options = attnscope.TrainingOptions(("induction",), ("K",), loss=False)
+        options = attnscope.TrainingOptions(("induction",), ("K",), loss="none")
         found = attnscope.training({induction.STEPS: one.two}, induction.texts_of(induction.held_out()[:3]), options)
         above = {found.pair_name(pair): float(pair.excess[0]) for pair in found.pairs}
         print(above, previous, looking)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from attnscope.cli import options
 from attnscope.results.reading import read_description
 from attnscope.results.storage import write_whole
 from attnscope.studies.ablation import sweep as ablation_sweep
@@ -41,7 +40,8 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
         def progress(*_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
             yield after(n)
 
-        monkeypatch.setattr(options, "progress", progress)
+        for command in ("atlas", "heads", "compare", "relations", "ablate", "patch", "training"):
+            monkeypatch.setattr(f"attnscope.cli.{command}.progress", progress)
 
     lines = [f"{word} cat {word} the dog" for word in "abcdefghijklmnop"]
     (tmp_path / "texts.txt").write_text("\n".join(lines), "utf-8")

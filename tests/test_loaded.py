@@ -4,10 +4,9 @@ import ast
 from pathlib import Path
 
 import pytest
-import typer
 
 import attnscope
-from attnscope.cli import app
+from attnscope.cli import commands
 from tests.processes import modules_after, python
 
 HEAVY = {"torch", "transformers", "matplotlib"}
@@ -36,7 +35,7 @@ PROGRAMS = {
     ),
     "costs": ("import attnscope; attnscope.cost('gpt3', 2048), attnscope.cost('minilm')", HEAVY),
     "names for the shell": (
-        "from attnscope.cli.options import complete_measures; assert complete_measures('entr')", HEAVY | {"numpy"},
+        "from attnscope.cli.build import complete_measures; assert complete_measures('entr')", HEAVY | {"numpy"},
     ),
     "tables of heads": ("import attnscope.views.heads.terminal", HEAVY),
     "the process that draws": ("import attnscope.views.maps.process", HEAVY),
@@ -52,8 +51,7 @@ def test_what_is_not_needed_is_not_loaded(name: str) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    names = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    _, loaded = modules_after(["--version"], ["--help"], *([name, "--help"] for name in names))
+    _, loaded = modules_after(["--version"], ["--help"], *([*name.split(), "--help"] for name in commands()))
     assert not (HEAVY | {"numpy", "conllu"}) & loaded
 
 

@@ -34,7 +34,7 @@ def test_a_long_text_is_pooled_of_itself_and_drawn_again(run: Run, tmp_path: Pat
 
 
 def test_short_texts_are_pooled_where_that_is_asked_for(run: Run) -> None:
-    status, out, _ = run("heatmap", "one two three", "--pooled", "8", "--pool", "max", "--json", "-f", "npz", "-L", "0")
+    status, out, _ = run("heatmap", "one two three", "--pool", "8,max", "--json", "-f", "npz", "-L", "0")
     document = json.loads(out)
     assert status == 0 and document["record"]["pool"] == "max"
     assert document["files"][0].endswith("pooled.npz")
@@ -43,7 +43,7 @@ def test_short_texts_are_pooled_where_that_is_asked_for(run: Run) -> None:
 
 
 def test_long_texts_stay_whole_where_that_is_asked_for(run: Run) -> None:
-    for asked in (["--pooled", "0"], ["--hide-special"], ["--rows", "400:404", "--cols", ":8"]):
+    for asked in (["--pool", "0"], ["--hide-special"], ["--rows", "400:404", "--cols", ":8"]):
         status, _, _ = run("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", *asked)
         assert status == 0, asked
     record = load_record("whole/heatmap.npz")
@@ -66,13 +66,13 @@ def test_a_part_is_drawn(run: Run) -> None:
         ["--cols", "some"],
         ["--cols", ":"],
         ["--rows", "-4:2"],
-        ["--pooled", "3"],
-        ["--pooled", "-1"],
-        ["--pooled", "9999"],
+        ["--pool", "3"],
+        ["--pool", "-1"],
+        ["--pool", "9999"],
         ["--pool", "median"],
-        ["--pooled", "64", "--words"],
-        ["--pooled", "64", "--rows", "0:3"],
-        ["--pooled", "64", "--query", "one"],
+        ["--pool", "64", "--words"],
+        ["--pool", "64", "--rows", "0:3"],
+        ["--pool", "64", "--query", "one"],
     ],
 )
 def test_wrong_usage_is_one_line_and_a_hint(wrong: list[str], run: Run, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.cli import app
+from attnscope.cli import commands
 from attnscope.errors import MOST_QUOTED, MOST_SAID, one_line
 from attnscope.studies.compare.options import require_measures
 from tests.conftest import Run
@@ -37,7 +37,7 @@ def test_what_is_not_quoted_is_shortened_if_it_is_longer_than_a_name() -> None:
     ("heatmap", "a", "-f", "LONG"), ("heatmap", "a", "-m", "LONG"), ("heatmap", "a", "--pick", "LONG"),
     ("heatmap", "a", "--query", "LONG"), ("heads", "a", "--sort", "LONG"), ("show", "LONG"), ("LONG",),
     ("heatmap", "a", "-L", "LONG"), ("heatmap", "a", "--LONG"), ("heatmap", "a", "LONG"),
-    ("atlas", "a", "--rank", "LONG"),
+    ("atlas", "a", "--examples-by", "LONG"),
 ])  # fmt: skip
 def test_no_command_repeats_a_long_argument(arguments: tuple[str, ...], run: Run) -> None:
     given = "q" * 100_000
@@ -55,7 +55,6 @@ def test_with_stderr_closed_nothing_of_an_error_goes_to_stdout(tmp_path: Path) -
 
 
 def test_the_measures_of_a_comparison_that_help_names_are_taken() -> None:
-    callback = next(one.callback for one in app.registered_commands if one.callback.__name__ == "compare")
-    named = callback.__annotations__["measures"].__metadata__[0].help
+    (named,) = (one.help for one in commands()["compare"].params if one.name == "measures")
     assert "or hellinger,jensen-shannon" in named
     require_measures(["hellinger", "jensen_shannon"])

@@ -91,14 +91,14 @@ def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
     record.save(tmp_path / "heatmap.npz")
     findings = fake_findings(2, 3)
     findings.save(tmp_path / "heads.npz")
-    status, _, err = run("page", "--record", "heatmap.npz", "--heads-record", "heads.npz", "-o", "p.html")
+    status, _, err = run("page", "--record", "heatmap.npz", "--record", "heads.npz", "-o", "p.html")
     assert status == 0, err
     roles = held("p.html")["roles"]
     for head in findings.heads:
         found = roles["heads"]["encoder"][f"{head.layer}.{head.head}"]
         assert [role["name"] for role in found] == [role.name for role in head.roles]
     replace(findings, run={"model": "other", "sha256": "cd" * 32}).save(tmp_path / "heads.npz")
-    status, out, err = run("page", "--record", "heatmap.npz", "--heads-record", "heads.npz", "-o", "q.html")
+    status, out, err = run("page", "--record", "heatmap.npz", "--record", "heads.npz", "-o", "q.html")
     assert (status, out) == (1, "")
     assert "of another model" in err
     assert not Path("q.html").exists()
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_page_is_not_replaced(run: Run, tmp_path: Path, argume
         (["--record", "gone.npz"], 1, "there is no file gone.npz"),
         (["--file", "gone.txt"], 1, "gone.txt"),
         ([" "], 1, "text"),
-        (["a", "--heads-record", "gone.npz"], 1, "there is no file gone.npz"),
+        (["a", "--record", "gone.npz"], 1, "there is no file gone.npz"),
         (["a", "-L", "9"], 1, "there is no layer 9"),
     ],
 )

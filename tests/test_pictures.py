@@ -277,7 +277,7 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
 
 
 def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Path], record: attnscope.Heatmap) -> None:
-    status, out, _ = run("rollout", "--image", "photo.png", "-m", str(folders["vit"]), "-o", "r")
+    status, out, _ = run("heatmap", "--rollout", "--image", "photo.png", "-m", str(folders["vit"]), "-o", "r")
     assert status == 0
     assert out.split()[-3:] == ["r/rollout.npz", "r/overview-CLS.png", "r/last-CLS.png"]
     found = attnscope.load_record("r/rollout.npz")
@@ -300,7 +300,7 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path
         (("a text", "-m", folder), 1, "sees pictures, and reads no text"),
         (("--image", "photo.png", "a text", "-m", folder), 1, "reads no pictures among words"),
         (("--image", "photo.png", "-m", folder, "--words"), 2, "no --words"),
-        (("--image", "photo.png", "-m", folder, "--pooled", "8"), 2, "no --pooled"),
+        (("--image", "photo.png", "-m", folder, "--pool", "8"), 2, "no --pooled"),
         (("--image", "photo.png", "-m", folder, "--query", "9,9"), 1, "no patch is '9,9'"),
         (("--image", "none.png", "-m", folder), 1, "there is no file"),
     ):

@@ -77,7 +77,7 @@ def test_the_error_function() -> None:
         ["heatmap", TIRED, "-f", "npz,json,text", "-o", "out"],
         ["heatmap", TIRED, "--pick", "L3H1", "--words", "--query", "it", "-f", "npz", "-o", "out"],
         ["page", TIRED, "-o", "page.html"],
-        ["rollout", TIRED, "-f", "npz", "-o", "out"],
+        ["heatmap", "--rollout", TIRED, "-f", "npz", "-o", "out"],
     ],
     ids=["heatmap", "changed", "page", "rollout"],
 )
@@ -127,8 +127,8 @@ def test_what_it_does_not_do_it_refuses(tiny_bert: Path, run: Run) -> None:
             models.load(str(tiny_bert), engine="numpy", **options)
     with pytest.raises(AttnscopeError, match="the numpy engine has no model own"):
         models.load("own", engine="numpy")
-    for command in (["heads"], ["compare"], ["ablate", "-L", "0"], ["trace", "-L", "0", "-H", "0"]):
+    for command in (["heads"], ["compare"], ["ablate", "-L", "0"], ["learn", "trace", "-L", "0", "-H", "0"]):
         status, _, err = run(*command, "the cat", "-m", tiny_bert, "--engine", "numpy")
         assert (status, "numpy engine" in err) == (1, True), err
-    status, out, _ = run("info", tiny_bert, "--engine", "numpy")
+    status, out, _ = run("models", tiny_bert, "--engine", "numpy")
     assert status == 0 and "numpy" in out

@@ -1,6 +1,5 @@
 """Models without some heads, as files: what is zero, that any user of transformers can load them, and bad input."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,26 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from attnscope.cli import app
+from attnscope.choice import Choice
 from attnscope.core.attention.probes import Gate
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.hf.model import wrap
 from attnscope.studies.ablation import pruning
-from attnscope.studies.ablation.options import PruneOrder
+from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.pruning import EXAMPLE, prune
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.options import LoadOptions
 from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny, wrapped
+
+
+def without(pick: Any, out: Path, kind: str | None = None, target: str | None = None) -> AblateOptions:
+    """Return the options that write a model without some heads."""
+    return AblateOptions(modes=("zero",), choice=Choice(pick=pick), save=out, kind=kind, target=target)
 
 
 def _pruned(tmp_path: Path, name: str, pick: Any, kind: str | None = None, **more: Any) -> tuple[Path, Path]:
     source, out = save_tiny(tmp_path / name, name, **more), tmp_path / "out"
-    prune(str(source), PruneOrder(pick, out, kind, target="a cat" if kind else None))
+    prune(str(source), [EXAMPLE], without(pick, out, kind, target="a cat" if kind else None))
     return source, out
 
 
@@ -112,7 +116,7 @@ def test_half_precision_and_shards_stay(tmp_path: Path) -> None:
     write_tokenizer(source)
     shards = sorted(path.name for path in source.glob("*.safetensors"))
     assert len(shards) > 1
-    prune(str(source), PruneOrder(((1, 2),), tmp_path / "out"))
+    prune(str(source), [EXAMPLE], without(((1, 2),), tmp_path / "out"))
     assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == shards
     after = {k: v for name in shards for k, v in load_file(tmp_path / "out" / name).items()}
     assert {tensor.dtype for tensor in after.values()} == {torch.bfloat16}
@@ -125,8 +129,8 @@ def test_pickles_are_read_only_where_they_are_allowed_and_written_as_safetensors
     (source / "model.safetensors").unlink()
     out = tmp_path / "again"
     with pytest.raises(AttnscopeError, match="only as a pickle"):
-        prune(str(source), PruneOrder(((0, 1),), out))
-    prune(str(source), PruneOrder(((0, 1),), out), LoadOptions(allow_pickle=True))
+        prune(str(source), [EXAMPLE], without(((0, 1),), out))
+    prune(str(source), [EXAMPLE], without(((0, 1),), out), LoadOptions(allow_pickle=True))
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (out, expected))
     assert set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in expected.iterdir())
@@ -138,7 +142,7 @@ def test_pickles_are_read_only_where_they_are_allowed_and_written_as_safetensors
 def test_heads_without_weights_of_their_own_are_refused(tmp_path: Path, name: str, says: str) -> None:
     source = save_tiny(tmp_path / name, name)
     with pytest.raises(AttnscopeError, match=says):
-        prune(str(source), PruneOrder(((0, 1),), tmp_path / "out"))
+        prune(str(source), [EXAMPLE], without(((0, 1),), tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -164,39 +168,28 @@ def test_what_was_written_wrong_is_not_kept(tmp_path: Path, monkeypatch: pytest.
     source = save_tiny(tmp_path / "bert", "bert")
     monkeypatch.setattr(pruning, "_zero", lambda tensor, one: tensor.mul_(0.5))
     with pytest.raises(AttnscopeError, match="differs from the model without these heads"):
-        prune(str(source), PruneOrder(((0, 1),), tmp_path / "out"))
+        prune(str(source), [EXAMPLE], without(((0, 1),), tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
 
 
 def test_a_folder_with_files_in_it_is_left_alone(tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "bert", "bert")
     with pytest.raises(AttnscopeError, match="there already, with files in it"):
-        prune(str(source), PruneOrder(((0, 1),), source))
+        prune(str(source), [EXAMPLE], without(((0, 1),), source))
 
 
 def test_what_cannot_be_pruned_is_said(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(AttnscopeError, match="own"):
-        prune("own", PruneOrder(((0, 1),), out))
+        prune("own", [EXAMPLE], without(((0, 1),), out))
     with pytest.raises(UsageError, match="no head is named"):
-        prune("minilm", PruneOrder(None, out))
+        prune("minilm", [EXAMPLE], without(None, out))
     with pytest.raises(UsageError, match="those of transformers"):
-        prune("minilm", PruneOrder(((0, 1),), out), LoadOptions(engine="native"))
+        prune("minilm", [EXAMPLE], without(((0, 1),), out), LoadOptions(engine="native"))
     source = save_tiny(tmp_path / "bert", "bert")
     with pytest.raises(AttnscopeError, match="no head 3"):
-        prune(str(source), PruneOrder(((0, 3),), out))
+        prune(str(source), [EXAMPLE], without(((0, 3),), out))
     assert not out.exists()
-
-
-def test_without_a_text_it_is_said_what_the_change_is_measured_on(tmp_path: Path) -> None:
-    source = save_tiny(tmp_path / "bert", "bert")
-    silent = prune(str(source), PruneOrder(((0, 1),), tmp_path / "a"))
-    assert EXAMPLE in json.loads((tmp_path / "a/prune.json").read_text("utf-8"))["run"]["notes"][-1]
-    given = prune(str(source), PruneOrder(((0, 1),), tmp_path / "b", texts=TextsWanted(EXAMPLE)))
-    assert EXAMPLE in silent.effect.run["notes"][-1] and EXAMPLE not in "".join(given.effect.run.get("notes", ()))
-    assert str(silent.effect.heads[0].effects) == str(given.effect.heads[0].effects)
-    (command,) = (one for one in app.registered_commands if getattr(one.callback, "__name__", "") == "prune")
-    assert EXAMPLE in str(inspect.signature(command.callback).parameters["text"].annotation.__metadata__[0].help)
 
 
 def test_slices_are_named_as_the_model_names_them() -> None:
@@ -217,7 +210,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder, out = save_tiny(tmp_path / "model", "bert"), tmp_path / "pruned"
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(AttnscopeError, match=r"^cannot write .*pruned: .*No space left on device"):
-        prune(str(folder), PruneOrder(((0, 0),), out))
+        prune(str(folder), [EXAMPLE], without(((0, 0),), out))
     assert not out.exists() and not list(tmp_path.glob(".*.part"))
 
 
@@ -225,6 +218,6 @@ def test_a_folder_that_cannot_be_copied_is_one_line(tmp_path: Path) -> None:
     folder, out = save_tiny(tmp_path / "model", "bert"), tmp_path / "pruned"
     (folder / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(AttnscopeError, match=r"^cannot write .*pruned: \[Errno 2\] No such file") as caught:
-        prune(str(folder), PruneOrder(((0, 0),), out))
+        prune(str(folder), [EXAMPLE], without(((0, 0),), out))
     assert "\n" not in caught.value.message
     assert not out.exists() and not list(tmp_path.glob(".*.part"))

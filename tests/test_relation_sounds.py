@@ -86,7 +86,7 @@ def test_a_planted_head_is_found_among_random_ones(
     assert 0.8 < one.accuracy[1, 2] < 1 and one.mass[1, 2] > 0.8
     assert one.rule.startswith("diagonal") and 0.2 < one.baseline < 0.7
     assert one.accuracy[0].max() < one.baseline
-    assert found.run["notes"] == ["Heads that listen to the words: attnscope heatmap --audio … --times --pick L1H2"]
+    assert found.run["notes"] == ["Heads that listen to the words: attnscope heatmap --audio … --words --pick L1H2"]
     assert found.alignment_heads == found.as_json()["alignment_heads"] == [[1, 2]]
     saved = found.save(tmp_path / "relations.npz")
     (line,) = [line for line in run("show", saved).out.splitlines() if line.startswith('"alignment_heads"')]

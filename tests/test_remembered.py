@@ -393,7 +393,7 @@ def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path: Path, mon
 
 
 def test_info_says_when_it_was_compared_and_takes_the_option(tiny_bert: Path, run: Run) -> None:
-    command = ("info", tiny_bert, "--engine", "hf")
+    command = ("models", tiny_bert, "--engine", "hf")
     assert "remembered since" not in " ".join(run(*command).out.split())
     assert "and remembered since" in " ".join(run(*command).out.split())
     assert json.loads(run(*command, "--json").out)["remembered"].endswith(f" with torch {torch.__version__}")

@@ -116,7 +116,7 @@ def test_figures_hold_the_shares_beside_the_mean_attention() -> None:
 
 
 def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
-    out = run("rollout", TIRED, "--query", "it", "-o", "out", "-f", "npz,png").out
+    out = run("heatmap", "--rollout", TIRED, "--query", "it", "-o", "out", "-f", "npz,png").out
     assert re.search(r"L0 +because 0\.19 .*it 0\.53", out)
     names = ["rollout.npz", "overview.png", *(f"L{i:02d}.png" for i in range(6)), "query-010.png"]
     assert out.splitlines()[-9:] == [f"out/{name}" for name in names]
@@ -124,7 +124,7 @@ def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
     assert shown.splitlines()[-8:] == [f"again/{name}" for name in names[1:]]
     assert all(Path("again", name).read_bytes() == Path("out", name).read_bytes() for name in names[1:])
     assert run("show", "out", "--query", "it").out == out.split("out/")[0]
-    told = json.loads(run("rollout", "a b", "-m", "own", "--json", "--residual", "0.3").out)
+    told = json.loads(run("heatmap", "--rollout", "a b", "-m", "own", "--json", "--residual", "0.3").out)
     assert told["schema"] == Rollout.SCHEMA and told["run"]["model"] == "own" and told["residual"] == 0.3
     assert np.array(told["mean"]).shape == np.array(told["rollout"]).shape
 
@@ -132,11 +132,11 @@ def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["rollout", TIRED, "--query", "cat"], 1, "no token is 'cat'"),
-        (["rollout", TIRED, "--residual", "2"], 2, "--residual.*at most 1"),
-        (["rollout", TIRED, "-f", "png"], 2, "no folder to write files to"),
-        (["rollout", TIRED, "-o", "out", "-f", "csv"], 2, "no format 'csv'"),
-        (["rollout"], 2, "no text is given"),
+        (["heatmap", "--rollout", TIRED, "--query", "cat"], 1, "no token is 'cat'"),
+        (["heatmap", "--rollout", TIRED, "--residual", "2"], 2, "--residual.*at most 1"),
+        (["heatmap", "--rollout", TIRED, "-f", "png"], 2, "no folder to write files to"),
+        (["heatmap", "--rollout", TIRED, "-o", "out", "-f", "csv"], 2, "no format 'csv'"),
+        (["heatmap", "--rollout"], 2, "no text is given"),
     ],
 )
 def test_what_is_refused(run: Run, arguments: list[str], status: int, said: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.cli import app
+from attnscope.cli import build_app
 from attnscope.records import load_record as load
 from tests.findings_helpers import described_findings
 from tests.page_helpers import SEEN, Opened
@@ -92,13 +92,13 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What three commands write of the model whose heads are known."""
     folder = tmp_path_factory.mktemp("records")
     for name, asked in COMMANDS.items():
-        app([*asked, "-m", "own", "-f", "npz,json", "-o", str(folder / name), "-q"], standalone_mode=False)
+        build_app()([*asked, "-m", "own", "-f", "npz,json", "-o", str(folder / name), "-q"], standalone_mode=False)
     return folder
 
 
 def test_a_comparison_of_texts_is_the_two_texts(show: Show, tmp_path: Path) -> None:
     asked = ["compare", "-m", "own", "Time flies.", "--with", "Time crawls.", "-f", "npz", "-o", str(tmp_path), "-q"]
-    app(asked, standalone_mode=False)
+    build_app()(asked, standalone_mode=False)
     opened = show(load(tmp_path / "compare.npz"))
     opened.settle("grid")
     held = np.load(tmp_path / "compare.npz")

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from attnscope.cli import main, options
+from attnscope.cli import main
+from attnscope.cli.progress import progress
 from attnscope.corpus import Corpus
 from attnscope.studies.inputs.texts import Progress
 from tests.conftest import Run
@@ -113,7 +114,7 @@ def test_a_bar_begins_anew_with_each_step(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(Bar, "update", lambda self, task, **told: seen.append(told))
     monkeypatch.setattr(Bar, "reset", lambda self, task, **told: seen.append({"restart": True}))
-    with options.progress(quiet=False) as report:
+    with progress(quiet=False) as report:
         assert report is not None
         report(Progress(32, 900, 0.5, "counting tokens"))
         report(Progress(1, 30, 0.1))
@@ -129,7 +130,7 @@ def test_a_bar_begins_anew_with_each_step(monkeypatch: pytest.MonkeyPatch) -> No
     [
         "heads --file a.txt -o o", "batch a.txt -o o --workers 1", "page --file a.txt --split line -o o.html",
         "compare --file a.txt -o o", "ablate --file a.txt -o o --pick L0H0", "relations a.conllu -o o",
-        "prune --file a.txt --pick L0H0 -o o",
+        "ablate --file a.txt --pick L0H0 --save o",
     ],
 )  # fmt: skip
 def test_every_command_of_many_texts_has_a_bar(
@@ -147,7 +148,7 @@ def test_every_command_of_many_texts_has_a_bar(
     (tmp_path / "a.txt").write_text("\n".join(LINES), "utf-8")
     sample = Path(__file__).parents[1] / "sample_texts" / "dependencies.conllu"
     (tmp_path / "a.conllu").write_bytes(sample.read_bytes())
-    monkeypatch.setattr(options, "progress", lambda *_: Bar())
+    monkeypatch.setattr(f"attnscope.cli.{command.split()[0]}.progress", lambda *_: Bar())
     monkeypatch.setattr("attnscope.studies.ablation.pruning.EXAMPLE", "The cat.")  # as long as the model takes
     monkeypatch.setattr(sys, "argv", ["attnscope", *command.split(), "-m", str(tiny_bert)])
     with pytest.raises(SystemExit) as ended:

@@ -116,7 +116,7 @@ def test_the_example_is_held_against_the_kernel() -> None:
 
 @pytest.mark.parametrize("text", [None, TEXT])
 def test_the_reference_needs_no_torch(text: str | None) -> None:
-    arguments = ["trace", "--engine", "reference", "--json", *([text, "-L", "1", "-H", "2"] if text else [])]
+    arguments = ["learn", "trace", "--engine", "reference", "--json", *([text, "-L", "1", "-H", "2"] if text else [])]
     done, loaded = modules_after(arguments)
     assert not {"torch", "transformers", "matplotlib"} & loaded
     assert json.loads(done.stdout)["schema"] == "attnscope.trace/1"

@@ -37,7 +37,7 @@ from tests.conftest import Run
 from tests.training_helpers import TEXTS, small_training, train
 
 MEASURES = ("induction", "entropy_nats")
-QUICK = TrainingOptions(measures=("induction",), loss=False)
+QUICK = TrainingOptions(measures=("induction",), loss="none")
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +78,14 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> Non
 def test_models_in_memory_are_given_by_step() -> None:
     networks = {step: decoder(["a", "b"], n_heads=1, d_model=4, seed=step) for step in (7, 2)}
     models = {step: wrap(network) for step, network in networks.items()}
-    found = attnscope.training(models, ["a b a b", "b b a"], TrainingOptions(measures=("induction",), loss=False))
+    found = attnscope.training(models, ["a b a b", "b b a"], TrainingOptions(measures=("induction",), loss="none"))
     assert found.steps == (2, 7)
     assert [one.name for one in found.checkpoints] == ["step 2", "step 7"]
     assert not found.has_loss
 
 
 def test_the_probe_is_of_the_vocabulary(trained: Path) -> None:
-    found = attnscope.training(f"{trained}/checkpoint-*", options=TrainingOptions(measures=("induction",), loss=False))
+    found = attnscope.training(f"{trained}/checkpoint-*", options=TrainingOptions(measures=("induction",), loss="none"))
     assert found.corpus["n_texts"] == 50
 
 
@@ -110,7 +110,7 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
 
 
 def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: Path) -> None:
-    options = TrainingOptions(measures=("induction",), composition=("K", "V"), loss=False)
+    options = TrainingOptions(measures=("induction",), composition=("K", "V"), loss="none")
     found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, options)
     assert [(pair.by, found.pair_name(pair)) for pair in found.pairs] == [
         (by, f"L0H{s} → L1H{r}") for by in "KV" for s in range(2) for r in range(2)
@@ -135,7 +135,7 @@ def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: P
 def test_of_many_pairs_the_strongest_at_any_step_are_followed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "MOST_PAIRS", 3)
     monkeypatch.setattr(study, "STRONGEST_PAIRS", 1)
-    options = TrainingOptions(measures=("induction",), composition=("K",), loss=False)
+    options = TrainingOptions(measures=("induction",), composition=("K",), loss="none")
     found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, options)
     strongest = set()
     for step in found.steps:
@@ -152,7 +152,7 @@ def test_composition_that_was_not_followed_is_said_to_be(trained: Path) -> None:
 
 
 def test_the_command_follows_composition_of_one_folder_too(own_run: Path, run: Run) -> None:
-    given = ("--probe", "repeat", "--measures", "induction", "--composition", "k,q", "--no-loss")
+    given = ("--probe", "repeat", "--measures", "induction", "--composition", "k,q", "--loss", "none")
     status, out, err = run("training", own_run / "checkpoint-10", *given)
     assert status == 0, err
     assert "1 checkpoint, step 10" in out and "K composition above chance" in out and "L0H1 → L1H0" in out
@@ -238,7 +238,7 @@ def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest
     texts = own_run.parent / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     status, _, err = run(
-        "training", own_run / "checkpoint-*", "--file", texts, "--no-loss", "-o", "out", "-f", "npz", "-q"
+        "training", own_run / "checkpoint-*", "--file", texts, "--loss", "none", "-o", "out", "-f", "npz", "-q"
     )
     assert (status, err.splitlines()) == (
         130,

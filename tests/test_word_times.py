@@ -161,7 +161,7 @@ def test_what_has_no_times_is_refused(whisper: Any, planted: attnscope.Heatmap) 
 
 def test_the_command_times_words(folder: Path, run: Run) -> None:
     wavfile.write("speech.wav", 16000, speech(0.61))
-    asked = ("heatmap", "--audio", "speech.wav", "-m", folder, TEXT, "--times", "--no-check")
+    asked = ("heatmap", "--audio", "speech.wav", "-m", folder, TEXT, "--words", "--no-check")
     status, out, err = run(*asked, "--pick", "L1H2", "--json")
     assert status == 0, err
     told = json.loads(out)["record"]["sound"]
@@ -180,4 +180,4 @@ def test_the_command_times_words(folder: Path, run: Run) -> None:
         assert json.loads(out)["record"]["sound"]["followed"] == [[0, 1], [1, 0]]
     finally:
         config.write_text(before)
-    assert "only the words of a recording are timed" in run("heatmap", "a b", "-m", "own", "--times")[2]
+    assert "only the words of a recording are timed" in run("heatmap", "a b", "-m", "own", "--words")[2]

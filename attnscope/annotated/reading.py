@@ -143,7 +143,7 @@ def _kind_of(source: str) -> str:
         ending = "stdin has no ending that says" if source == "-" else f"the ending of {source} does not say"
         raise AttnscopeError(
             f"{ending} how the file is annotated",
-            f"if it is annotated, name the format: --kind {' or '.join(KINDS[1:])}; plain text has no links: "
+            f"if it is annotated, name the format: --annotated-as {' or '.join(KINDS[1:])}; plain text has no links: "
             "there, search an atlas for a pair of words, such as she -> alice",
         )
     return kind

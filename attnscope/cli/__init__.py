@@ -6,86 +6,66 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-from attnscope.cli.explain.atlas import atlas
-from attnscope.cli.explain.compare import compare
-from attnscope.cli.explain.heads import heads
-from attnscope.cli.explain.relations import relations
-from attnscope.cli.explain.why import why
-from attnscope.cli.learn.cost import cost
-from attnscope.cli.learn.split import split
-from attnscope.cli.learn.trace import trace
-from attnscope.cli.see.batch import batch
-from attnscope.cli.see.heatmap import heatmap
-from attnscope.cli.see.page import page
-from attnscope.cli.see.rollout import rollout
-from attnscope.cli.test.ablate import ablate
-from attnscope.cli.test.patch import patch
-from attnscope.cli.test.prune import prune
-from attnscope.cli.test.training import training
-from attnscope.cli.test.weights import weights
-from attnscope.cli.tools.models import info, models
-from attnscope.cli.tools.show import show
+from attnscope.cli.build import Command, Group, command
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
 from attnscope.host import is_interrupted, tame_matplotlib
 from attnscope.version import VERSION
 
-
-class _PlainFlags:
-    """Flags take no value, so help names no type of one."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of a command
-        for parameter in parameters:
-            if getattr(parameter, "is_flag", False):
-                parameter.metavar = ""
-        return parameters
-
-
-class _Command(_PlainFlags, TyperCommand):
-    """A command that takes an empty --out for a slip, as of a variable that is not set, and not for this folder."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing and self.make_parser(ctx).parse_args(args=[*args])[0].get("out") == "":
-            raise UsageError("--out is empty", "name a file or folder; . is the folder that you are in")
-        rest: list[str] = super().parse_args(ctx, args)
-        return rest
-
-
-class _Group(_PlainFlags, TyperGroup): ...
-
-
-_PANELS = {
-    "see": "See where heads look",
-    "explain": "Explain what heads do",
-    "test": "Test what you think you saw",
-    "learn": "Learn how attention works",
-    "tools": "Tools",
+PANELS = {
+    "See where heads look": ("heatmap", "page", "batch"),
+    "Explain what heads do": ("heads", "atlas", "relations", "compare", "why"),
+    "Test what you think you saw": ("ablate", "patch", "weights", "training"),
+    "Learn how attention works": ("learn",),
+    "Tools": ("show", "models"),
 }
-"""What `--help` calls the commands of each folder, in the order in which it shows them."""
+"""The commands, as `--help` groups them. Each is the function of its name in a module of that name."""
 
-app = typer.Typer(
-    name="attnscope",
-    cls=_Group,
-    help="What each attention head of a transformer does on your text: exact heatmaps as files.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for command in (
-    heatmap, page, batch, rollout,
-    heads, atlas, relations, compare, why,
-    ablate, patch, prune, weights, training,
-    trace, split, cost,
-    show, models, info,
-):  # fmt: skip
-    app.command(cls=_Command, rich_help_panel=_PANELS[command.__module__.split(".")[2]])(command)
-_COMMANDS = list(app.registered_commands)
+LEARN = ("trace", "split", "cost")
+"""The commands of `learn`."""
+
+_LEARN = "See how attention is computed, how heads split it, and what it costs."
+
+NAMES = tuple(name for names in PANELS.values() for name in names)
+
+_USUAL = {"help_option_names": ["-h", "--help"]}
+
+
+def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
+    """Return the command line with some of its commands: building the options of one takes its time."""
+    made = typer.Typer(
+        name="attnscope",
+        cls=Group,
+        help="What each attention head of a transformer does on your text: exact heatmaps as files.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings=_USUAL,
+    )
+    made.callback()(attnscope)
+    for panel, members in PANELS.items():
+        for name in members:
+            if name not in names:
+                continue
+            module = import_module(f"attnscope.cli.{name}")
+            if name == "learn":
+                learn = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode="markdown", help=_LEARN)
+                for inner in LEARN:
+                    _add(learn, getattr(module, inner))
+                made.add_typer(learn, name="learn", rich_help_panel=panel, context_settings=_USUAL)
+            else:
+                _add(made, getattr(module, name), panel)
+    return made
+
+
+def _add(made: typer.Typer, function: Callable[..., None], panel: str | None = None) -> None:
+    """Add a command."""
+    made.command(cls=Command, rich_help_panel=panel, context_settings=_USUAL)(command(function))
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -94,7 +74,6 @@ def _print_version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def attnscope(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
@@ -170,14 +149,11 @@ def _run() -> int:
     """Parses and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
-    chosen = [command for command in _COMMANDS if command.callback and [command.callback.__name__] == sys.argv[1:2]]
-    app.registered_commands = chosen or _COMMANDS
+    names = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in NAMES else NAMES
     try:
-        return app(standalone_mode=False) or 0
+        return build_app(names)(standalone_mode=False) or 0
     except typer.Abort as error:  # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt
         raise error.__cause__ or error from None
-    finally:
-        app.registered_commands = _COMMANDS
 
 
 _SMALLER = "choose fewer layers and heads (-L, -H, --pick), or a shorter text"
@@ -222,10 +198,22 @@ def _fail_usage(error: Any) -> NoReturn:
     _fail(message.rstrip("."), hint, status=2)
 
 
+def commands() -> dict[str, Any]:
+    """Return every command as click has it, by its name: also "learn trace"."""
+    found: dict[str, Any] = {}
+    waiting = [("", typer.main.get_command(build_app()))]
+    while waiting:
+        path, one = waiting.pop()
+        inner: dict[str, Any] = getattr(one, "commands", {})
+        waiting += [(f"{path} {name}".strip(), each) for name, each in inner.items()]
+        if not inner:
+            found[path] = one
+    return dict(reversed(found.items()))
+
+
 def _commands_with(flag: str) -> list[str]:
-    """The commands that have an option."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
-    return [name for name, of in commands.items() if any(flag in parameter.opts for parameter in of.params)]
+    """Return the commands that have an option."""
+    return [name for name, one in commands().items() if any(flag in parameter.opts for parameter in one.params)]
 
 
 def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:

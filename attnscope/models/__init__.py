@@ -59,7 +59,8 @@ def load(
             sequence; None = numbers. They also choose which attention is shown, by how many positions it has.
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), "numpy" (BERT-family
             weights without torch, to look at single texts), or "auto": native where it computes the model as it is.
-        device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu.
+        device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu; "all" = as
+            `device_map="auto"`.
         dtype: Precision to compute with.
         check: Whether a Hugging Face model is compared with eager attention first. True: always. False: never. None: a
             model from files whose verdict is remembered is not compared again.
@@ -73,6 +74,8 @@ def load(
         AttnscopeError: The model cannot be had, or not be shown truly; the message says why.
     """
     require_known(engine, dtype)
+    if device == "all":
+        device, device_map = "cpu", "auto"
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
@@ -101,7 +104,7 @@ def load(
                 "a device map goes with --engine hf, and instead of a device", "leave out the other option"
             )
         if spec in BUILT_IN:
-            raise UsageError(f"{spec} is small enough for any device", "leave out --device-map")
+            raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
         engine = "hf"
     on_cpu, precise = device in ("cpu", "auto"), dtype in ("float32", "float64")
     if engine == "numpy" and not (on_cpu and precise):
@@ -112,7 +115,7 @@ def load(
         )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if source.adapter is not None and device_map is not None:
-        raise UsageError("an adapter is merged on one device", "leave out --device-map")
+        raise UsageError("an adapter is merged on one device", "leave out --device all")
     # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
     if engine == "numpy":

@@ -211,7 +211,7 @@ def find_config(spec: str) -> Source:
     Of a Hub model that is not in the cache, config.json alone is downloaded.
     """
     if spec in BUILT_IN:
-        raise AttnscopeError(f"{spec} is made by attnscope, and has no configuration", "see `attnscope info own`")
+        raise AttnscopeError(f"{spec} is made by attnscope, and has no configuration", "see `attnscope models own`")
     with _look_into(spec) as path:
         if spec not in KNOWN and path.name == "config.json" and path.is_file():
             path = path.parent

@@ -123,7 +123,7 @@ class ModelInfo:
 
 
 class ShownModel:
-    """How a model shows itself: in one line, and in a notebook with what `attnscope info` says of it."""
+    """How a model shows itself: in one line, and in a notebook with what `attnscope models` says of it."""
 
     info: ModelInfo
     tokenizer: Any

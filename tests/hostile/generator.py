@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import torch
-import typer
 
-from attnscope.cli import app
+from attnscope.cli import commands
 from examples.decoder import decoder
 from tests.conftest import write_tiny
 from tests.vision_language_helpers import write_family
@@ -30,7 +29,7 @@ ROWS = ("1 the the DET DT _ 2 det _ _", "2 cat cat NOUN NN _ 3 nsubj _ _", "3 sa
 TREE = "\n".join(row.replace(" ", "\t") for row in ROWS) + "\n\n"
 LINKS = {"text": "the cat sat", "links": [{"from": [4, 7], "to": [0, 3], "label": "det"}]}
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # typer brings a click of its own
+COMMANDS = commands()
 SEVERAL = ("more", "parts", "files", "texts")
 
 GOOD: dict[str, tuple[str, ...]] = {
@@ -59,7 +58,8 @@ GOOD: dict[str, tuple[str, ...]] = {
 BASES: dict[str, tuple[str, ...]] = {
     "heatmap": (
         "TEXT -m own -f png,npz,json -o OUT", "TEXT -m INPUTS/tiny -f text -L 0",
-        "TEXT --pooled 8 -m own -f npz -o OUT", "TEXT -m own --pick L0H1 --words -f svg -o OUT",
+        "TEXT --pool 8 -m own -f npz -o OUT", "TEXT -m own --pick L0H1 --words -f svg -o OUT",
+        "TEXT -m own --rollout -f npz,json -o OUT",
     ),
     "batch": ("INPUTS/cat.txt -m own -L 0 -f npz -o OUT", "INPUTS/texts.jsonl -m own --pick L0H0 -f png -o OUT"),
     "page": (
@@ -73,20 +73,19 @@ BASES: dict[str, tuple[str, ...]] = {
     ),
     "atlas": (
         "--file INPUTS/cat.txt -m own -f npz,csv,html -o OUT",
-        "--file INPUTS/texts.jsonl -m INPUTS/tiny --examples 2 --sample 4 -f json -o OUT",
+        "--file INPUTS/texts.jsonl -m INPUTS/tiny --examples 2 -f json -o OUT",
         "--file INPUTS/cat.txt -m INPUTS/decoder -f html -o OUT",
     ),
     "training": (
         "INPUTS/decoder --file INPUTS/cat.txt --composition q,k,v -f npz,csv -o OUT",
         "INPUTS/tiny INPUTS/tiny --file INPUTS/cat.txt -f npz,csv -o OUT",
-        "INPUTS/tiny --file INPUTS/texts.jsonl --no-loss --json",
+        "INPUTS/tiny --file INPUTS/texts.jsonl --loss none --json",
     ),
     "weights": ("-m own -f npz,csv -o OUT", "-m INPUTS/tiny --pick L0H1"),
     "why": (
         "TEXT -m own --pick L1H1 --query @1 -f npz,csv -o OUT",
         "--file INPUTS/cat.txt -m own --pick L1H1 --query @1 --json",
     ),
-    "rollout": ("TEXT -m own -f npz,json -o OUT", "TEXT -m INPUTS/tiny"),
     "compare": (
         "--file INPUTS/cat.txt -m own -f npz -o OUT", "TEXT --with TEXT -m own -f npz -o OUT",
         "TEXT -m own --pick L0H0,L0H1 -f json -o OUT",
@@ -100,7 +99,6 @@ BASES: dict[str, tuple[str, ...]] = {
         "INPUTS/answers.jsonl -m INPUTS/decoder -f npz,csv -o OUT",
         "INPUTS/answers.jsonl -m INPUTS/decoder --by pattern --positions --attribution --json",
     ),
-    "prune": ("--pick L0H1 -m INPUTS/tiny -o OUT cat",),
     "show": tuple(
         f"INPUTS/{name}" for name in (
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
@@ -109,11 +107,10 @@ BASES: dict[str, tuple[str, ...]] = {
             "looking.npz", "listening.npz", "pairs.npz", "patching.npz",
         )
     ),
-    "trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --token cat"),
-    "split": ("-f json -o OUT", "TEXT -m own -L 0"),
-    "cost": ("bert-base -f json -o OUT", "bert-base --json", "INPUTS/tiny"),
-    "models": ("",),
-    "info": ("INPUTS/tiny", "own", "INPUTS/tiny --json"),
+    "learn trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --query cat"),
+    "learn split": ("-f json -o OUT", "TEXT -m own -L 0"),
+    "learn cost": ("bert-base -f json -o OUT", "bert-base --json", "INPUTS/tiny"),
+    "models": ("", "INPUTS/tiny", "own", "INPUTS/tiny --json"),
 }  # fmt: skip
 """Command lines that work, by command: most cases are one of these with one or two things changed."""
 

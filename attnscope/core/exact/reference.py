@@ -1,6 +1,6 @@
 """The steps of attention in plain NumPy float64 loops, slow and easy to believe.
 
-`attnscope trace` is checked against this module, which shares no code with it: no torch, no broadcasting, no einsum;
+`learn trace` is checked against this module, which shares no code with it: no torch, no broadcasting, no einsum;
 one number at a time, as the formulas are written, one text at a time. The kernels are tested against tests/oracle.py.
 """
 

@@ -101,7 +101,7 @@ def load_huggingface(
             except RuntimeError as error:
                 raise AttnscopeError(
                     f"{source.name} does not fit on {where}: {first_line(error)}",
-                    "--device-map auto spreads it over all devices; --dtype bfloat16 takes half the memory",
+                    "--device all spreads it over all devices; --dtype bfloat16 takes half the memory",
                 ) from error
         else:
             notes.append(describe_spread(getattr(model, "hf_device_map", {"": "cpu"})))

@@ -201,7 +201,7 @@ class HuggingFaceModel(ShownModel):
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
         """Which of its weights are the heads' alone; see hf.weights.head_slices."""
         if self.network.is_spread:
-            raise AttnscopeError(f"the weights of {self.info.name} are spread over devices", "leave out --device-map")
+            raise AttnscopeError(f"the weights of {self.info.name} are spread over devices", "leave out --device all")
         self.network.require_seam("its heads cannot be told apart")
         return head_slices(self.network.model, self.network.base, self.network.survey, heads)
 

@@ -40,7 +40,7 @@ class PlainEncoder(BareModel):
 
     _refusal = (
         "the numpy engine shows exact maps of a text, and does nothing else",
-        "load the model with another engine (--engine auto), or leave maps unpooled (--pooled 0)",
+        "load the model with another engine (--engine auto), or leave maps unpooled (--pool 0)",
     )
     run = outputs = rerun = modules = blocks = static_embeddings = BareModel._refuse
     output_projections = unembedding = untrained = BareModel._refuse

@@ -1,4 +1,4 @@
-"""What `attnscope ablate`, `attnscope prune` and their Python functions are asked with. Loads nothing heavy."""
+"""What `attnscope ablate` and its Python functions are asked with. Loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Literal
 
 from attnscope.choice import Choice
 from attnscope.errors import UsageError
-from attnscope.options import group, heads_from, kind_option, option, options, read_names, seed_option, target_option
-from attnscope.studies.inputs.options import TextsWanted
+from attnscope.options import group, kind_option, option, options, read_names, seed_option, target_option
 
 Mode = Literal["zero", "mean"]
 MODES: tuple[Mode, ...] = ("zero", "mean")
@@ -36,12 +35,6 @@ def _share(written: str) -> float | Literal["each"]:
         ) from None
 
 
-def _by_layer(scale: str) -> bool:
-    if scale != "layer":
-        raise UsageError(f"--normalize has no {scale!r}", "choose layer")
-    return True
-
-
 @options
 class AblateOptions:
     """What is taken out, and what is looked at."""
@@ -54,10 +47,7 @@ class AblateOptions:
         "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel et al. 2019).", default=False
     )
     by_layer: bool = option(
-        "layer: divide each importance by the norm of its layer's importances.",
-        "--normalize",
-        default=False,
-        read=_by_layer,
+        "Divide each importance by the norm of its layer's importances.", default=False, python_only=True
     )
     choice: Choice = group(Choice)
     kind: str | None = kind_option()
@@ -67,9 +57,12 @@ class AblateOptions:
     )  # fmt: skip
     masked: float | Literal["each"] = option(
         "Share of tokens that a masked model has to fill in; each: every token in turn.",
-        default=0.15, read=_share, written="15%",
+        default=0.15, read=_share, written="15%", rare=True,
     )  # fmt: skip
     target: str | None = target_option()
+    save: Path | None = option(
+        "Write the model without the heads of --pick into this new folder.", default=None, panel="Output"
+    )
     seed: int = seed_option("masked tokens and random directions")
 
     def require(self) -> None:
@@ -78,18 +71,3 @@ class AblateOptions:
             raise UsageError(f"--masked is {self.masked}", "it is a share of the tokens between 0 and 1, or: each")
         if not (self.modes or self.importance):
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
-
-
-@options
-class PruneOrder:
-    """Which heads a model is written without, and where to."""
-
-    pick: tuple[tuple[int, int], ...] | None = option(
-        "The heads to prune, such as L3H1,L5H11.", default=None, read=heads_from, panel="Heads"
-    )
-    out: Path | None = option("The folder to write; a new one.", "-o", "--out", default=None, panel="Output")
-    kind: str | None = kind_option()
-    texts: TextsWanted | None = option(
-        "Texts to measure the change on; None = one sentence.", default=None, python_only=True
-    )
-    target: str | None = target_option()

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models.files import weight_files
@@ -26,7 +25,7 @@ from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.records.ablation import Ablation
 from attnscope.results.file_sets import require_writable
 from attnscope.results.storage import finite, plain
-from attnscope.studies.ablation.options import AblateOptions, PruneOrder
+from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.study import ablate
 from attnscope.studies.ablation.sweep import require_rerunnable
 from attnscope.studies.inputs.options import LoadOptions
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 PRUNE_SCHEMA = "attnscope.prune/1"
 ABOUT = "prune.json"
 EXAMPLE = "The animal didn't cross the street because it was too tired."
-"""What the change is measured on where no text is given."""
+"""What the written model is compared on."""
 
 _OTHER_WEIGHTS = frozenset(
     {".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".safetensors", ".pkl", ".ckpt"}
@@ -94,15 +93,18 @@ class Pruned:
 
 
 @with_plain_torch
-def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, report: Report | None = None) -> Pruned:
-    """Writes a model without some heads into a folder, whole or not at all.
+def prune(
+    spec: str, texts: Any, options: AblateOptions, loading: LoadOptions | None = None, report: Report | None = None
+) -> Pruned:
+    """Write a model without some heads into a folder, whole or not at all.
 
     It sets the heads' rows of W_Q, W_K and W_V, their biases, and their slice of W_O to zero. With grouped queries it
     does so in W_Q and W_O. W_K and W_V of a group become zero only if all its heads go.
 
     Args:
         spec: A catalogue name, a folder, or a Hub id.
-        order: Which heads, and where to.
+        texts: Texts to measure the change on: strings or a `Corpus`.
+        options: Which heads (`choice.pick`), the new folder (`save`), and how the change is measured.
         loading: How the model is loaded; always on transformers.
         report: Is told how far the texts are, on which the change is measured.
 
@@ -113,11 +115,12 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
     loading = loading or LoadOptions()
     if loading.engine == "native":
         raise UsageError("pruned models are those of transformers", "leave out --engine")
-    if order.out is None:
-        raise UsageError("there is no folder to write", "name a new one with --out")
-    if order.pick is None:
+    out = options.save
+    if out is None:
+        raise UsageError("there is no folder to write", "name a new one with --save")
+    if options.choice.pick is None:
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
-    _require_free(order.out)
+    _require_free(out)
     source = loading.resolve(spec)
     loading = replace(loading, engine="hf")
     if source.folder is None:
@@ -126,42 +129,46 @@ def prune(spec: str, order: PruneOrder, loading: LoadOptions | None = None, repo
         raise AttnscopeError(f"{source.name} has an adapter, which lies beside its weights", "merge it, with peft")
     files = weight_files(source.folder, allow_pickle=loading.allow_pickle)
     model = loading.load(source)
-    options = AblateOptions(modes=("zero",), choice=Choice(pick=order.pick), kind=order.kind, target=order.target)
-    texts = [EXAMPLE] if order.texts is None else order.texts.corpus()
     effect = ablate(model, texts, options, report)
-    if order.texts is None:
-        notes = [*effect.run.get("notes", ()), f'no text was given: the change is measured on "{EXAMPLE}"']
-        effect = replace(effect, run={**effect.run, "notes": notes})
     heads: dict[Place, list[int]] = {}
     for head in effect.heads:
         heads.setdefault((head.kind, head.layer), []).append(head.head)  # type: ignore[arg-type]
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
-    part = order.out.parent / f".{secrets.token_hex(8)}.part"
+    part = out.parent / f".{secrets.token_hex(8)}.part"
     try:
         _copy(source.folder, part)
         with tempfile.TemporaryDirectory(dir=part) as aside:
             _write_weights(_without_pickles(files, Path(aside)), part, slices)
         sha256, difference = _compare(model, heads, part, loading)
-        pruned = Pruned(order.out, effect, _numbers(slices), difference, sha256)
+        zeroed = _numbers(slices)
+        effect = _note(effect, zeroed, difference)
+        pruned = Pruned(out, effect, zeroed, difference, sha256)
         (part / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
-        part.replace(order.out)
+        part.replace(out)
     except (OSError, SafetensorError) as error:  # the latter of a full disk
         # Of a folder that is copied there may be several; each is (from, to, why).
         why = error.args[0][0][2] if isinstance(error, shutil.Error) else getattr(error, "strerror", None) or error
         raise AttnscopeError(
-            f"cannot write {order.out}: {one_line(str(why))}", "choose another folder with --out, or make room"
+            f"cannot write {out}: {one_line(str(why))}", "choose another folder with --save, or make room"
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return pruned
 
 
+def _note(effect: Ablation, zeroed: Mapping[str, int], difference: float) -> Ablation:
+    """Return what changes, with a note that says what was set to zero."""
+    parts = ", ".join(f"{n:,} of {role}" for role, n in zeroed.items())
+    note = f"set to zero: {parts}; largest difference of its outputs from the gated model's: {difference:.1g}"
+    return replace(effect, run={**effect.run, "notes": [*effect.run.get("notes", ()), note]})
+
+
 def _require_free(out: Path) -> None:
     """Refuses a folder with anything in it: its files must neither be lost nor mix with what is written."""
     if out.is_dir() and any(out.iterdir()):
-        raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --out")
+        raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --save")
     require_writable(out)
 
 

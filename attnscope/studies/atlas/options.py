@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from attnscope.errors import UsageError, suggest
 from attnscope.options import group, option, options, seed_option
-from attnscope.studies.heads.options import HeadsOptions, Listing, measures_option
+from attnscope.studies.heads.options import Describing, HeadsOptions, measures_option
 
 CONTENT = "content_nats"
 """The score that texts are ranked by unless another is chosen."""
+
+
+@options
+class AtlasHeads(HeadsOptions):
+    """How the heads of an atlas are studied."""
+
+    control: bool = option("There is none.", default=False, python_only=True)
 
 
 @options
@@ -21,11 +28,13 @@ class AtlasOptions:
     rank: str = option(
         "How a head's examples are ranked: by content_nats (attention outside special tokens and the first, times nats "
         "from uniform), or by a measure.",
-        default=CONTENT, complete="measures",
+        "--examples-by", default=CONTENT, complete="measures",
     )  # fmt: skip
     examples: int = option("How many of its best texts each head shows.", default=10, least=0, most=100)
-    sample: int = option("How many texts are drawn at random for the deciles.", default=512, least=1, most=8192)
-    heads: HeadsOptions = group(HeadsOptions)
+    sample: int = option(
+        "How many texts are drawn at random for the deciles.", default=512, least=1, most=8192, python_only=True
+    )
+    heads: HeadsOptions = group(AtlasHeads)
     seed: int = seed_option("the hashes by which texts are drawn", python_only=True)
 
     def require(self) -> None:
@@ -43,4 +52,4 @@ class AtlasOrder:
 
     atlas: AtlasOptions = group(AtlasOptions)
     measures: str | None = measures_option()
-    listing: Listing = group(Listing)
+    describing: Describing = group(Describing)

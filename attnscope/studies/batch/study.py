@@ -131,7 +131,7 @@ class _Plan:
             # Ray's workers stand elsewhere.
             task = _task(text, self.folder.path.absolute(), self._common)
             self.tasks.append(replace(task, text=None, ids=None))
-            done = None if self.drawer.options.force else _done(self.folder, task)
+            done = None if self.drawer.options.replace else _done(self.folder, task)
             if done is not None:
                 self.done_before[task.index] = done
                 continue
@@ -198,7 +198,7 @@ def _done(folder: BatchFolder, task: Task) -> DrawnText | None:
 def _common(source: models.Source, options: BatchOptions) -> bytes:
     """A hash of all that files depend on besides the text: the model, the options, the versions."""
     # Who draws, and how often, makes no difference to what is drawn.
-    plain = replace(options, workers=None, threads=1, force=False, executor="local", ray_address=None, replace=False)
+    plain = replace(options, workers=None, threads=1, executor="local", ray_address=None, replace=False)
     libraries = {**dict(versions()), **{name: version(name) for name in ("matplotlib", "pillow")}}
     parts = [source.name, _model_files(source), repr(plain), libraries]
     return hashlib.sha256(json.dumps(parts).encode("utf-8", "backslashreplace")).digest()

@@ -46,8 +46,8 @@ class BatchOptions:
         generate: How many tokens a decoder writes after each text.
         workers: How many processes draw, each with a model of its own; None = one a core, as memory allows.
         threads: How many threads each of them computes with. By one thread results cannot depend on the workers.
-        force: Whether what is done already is drawn again.
-        replace: Whether figures of another model or other options, where they are in the folder, may be lost.
+        replace: Whether what is done already is drawn again, and figures of another model or other options, where
+            they are in the folder, may be lost.
         loading: How the model is loaded.
         executor: "local": workers are processes of this machine; "ray": those of a Ray cluster, on whose machines the
             folder and the model must be the same.
@@ -66,7 +66,6 @@ class BatchOptions:
     generate: int = 0
     workers: int | None = None
     threads: int = 1
-    force: bool = False
     loading: LoadOptions = LoadOptions()
     executor: Where = "local"
     ray_address: str | None = None

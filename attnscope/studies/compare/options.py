@@ -36,7 +36,7 @@ class CompareOptions:
 
     measures: tuple[str, ...] = option(
         "The distance: hellinger (fast), jensen-shannon (Clark et al. 2019), or hellinger,jensen-shannon for both.",
-        "--measure", default=MEASURES[:1], read=_measures, written="hellinger",
+        "--measures", default=MEASURES[:1], read=_measures, written="hellinger",
     )  # fmt: skip
     hide_special: bool = option(
         "Show what is left without special tokens (in decoders also the first), rows renormalised.",
@@ -72,7 +72,7 @@ class CompareOrder(CompareOptions):
         default=None, panel="Drawing",
     )  # fmt: skip
     heads_record: Path | None = option(
-        "A heads.npz of the same model, or its folder: colours the map by role too.", default=None
+        "A heads.npz of the same model, or its folder: colours the map by role too.", "--record", default=None
     )
 
     def require_for(self, texts: TextsWanted) -> None:
@@ -86,9 +86,7 @@ class CompareOrder(CompareOptions):
         if self.query is not None and self.other_text is None:
             raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
         if self.heads_record is not None and comparisons:
-            raise UsageError(
-                "--heads-record tells the roles where all heads are compared", f"leave out {comparisons[0]}"
-            )
+            raise UsageError("--record tells the roles where all heads are compared", f"leave out {comparisons[0]}")
         if (picked or self.other_text is not None) and (texts.files or texts.text is None):
             raise UsageError(f"{comparisons[0]} takes one TEXT", f'such as: attnscope compare "…" {comparisons[0]} …')
         if self.other_text is not None and (choice.layers is not None or choice.heads is not None):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,10 +12,11 @@ from attnscope.corpus import Copies, CorpusText, chunks, distinct, essence
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.studies.describe.rows import Unit
+from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
 
-QUERIES, QUERIES_A_TEXT = 4000, 8
-"""Queries that are sampled; and how many of a text at least, while that leaves texts out."""
+QUERIES_A_TEXT = 8
+"""How many queries of a text are sampled at least, while that leaves texts out."""
 
 MOST_ENTRIES = 120_000
 """Pairs of a sampled query and a key of its text: what a description takes time for."""
@@ -29,27 +29,6 @@ MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
 
 FEWEST_TEXTS = 2
 """Below so many texts (chunks of long ones) nothing can be scored on others."""
-
-
-@dataclass(frozen=True)
-class DescribeOptions:
-    """How heads are described.
-
-    Attributes:
-        most_terms: The most terms of a description.
-        queries: How many queries are sampled.
-        heads: (layer, head) of the heads that are described, of every kind; None = all.
-        chunk: Long texts are cut into chunks of this many tokens; None = as many as the model takes.
-        stride: How many tokens later the next chunk starts; None = after the last one.
-        seed: Of the draw of texts and queries.
-    """
-
-    most_terms: int = 6
-    queries: int = QUERIES
-    heads: tuple[tuple[int, int], ...] | None = None
-    chunk: int | None = None
-    stride: int | None = None
-    seed: int = 0
 
 
 def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:

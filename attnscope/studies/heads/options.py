@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from attnscope.errors import UsageError, amount, require_choice
-from attnscope.options import chunk_option, group, option, options, seed_option, stride_option, whole_numbers
-
-if TYPE_CHECKING:
-    from attnscope.studies.describe.sample import DescribeOptions
+from attnscope.options import (
+    chunk_option,
+    group,
+    heads_from,
+    option,
+    options,
+    seed_option,
+    stride_option,
+    whole_numbers,
+)
 
 RETRIEVAL = "retrieval"
 """The role that heads may have by needles."""
@@ -40,6 +47,23 @@ def _is_untrained(control: str) -> bool:
 
 
 @options
+class DescribeOptions:
+    """How heads are described."""
+
+    most_terms: int = option("The most terms of a description.", default=6, python_only=True)
+    queries: int = option("How many queries are sampled.", default=4000, python_only=True)
+    heads: tuple[tuple[int, int], ...] | None = option(
+        "(layer, head) of the heads that are described, of every kind; None = all.", default=None, python_only=True
+    )
+    chunk: int | None = option(
+        "Long texts are cut into chunks of this many tokens; None = as many as the model takes.",
+        default=None, python_only=True,
+    )  # fmt: skip
+    stride: int | None = stride_option()
+    seed: int = seed_option("the draw of texts and queries", python_only=True)
+
+
+@options
 class HeadsOptions:
     """How heads are studied.
 
@@ -50,17 +74,18 @@ class HeadsOptions:
 
     thresholds: Mapping[str, float] = option(
         "Threshold that a role must reach, such as induction=0.3.",
-        "--threshold", default_factory=dict, read=read_thresholds, several=True, complete="roles",
+        "--threshold", default_factory=dict, read=read_thresholds, several=True, complete="roles", rare=True,
     )  # fmt: skip
     chunk: int | None = chunk_option()
     stride: int | None = stride_option()
     control: bool = option(
-        "untrained: also study the same architecture with random weights.", default=False, read=_is_untrained
-    )
+        "untrained: also study the same architecture with random weights.",
+        default=False, read=_is_untrained, rare=True,
+    )  # fmt: skip
     causal: bool = option("Ablate each head that has a role, and print how the model's output changes.", default=False)
     seed: int = seed_option("the random weights of the control", python_only=True)
     describe: DescribeOptions | None = option(
-        "How heads are described; None = they are not.", default=None, python_only=True
+        "How heads are described; None = they are not.", default_factory=DescribeOptions, python_only=True
     )
 
     @property
@@ -99,13 +124,13 @@ class NeedleOptions:
 
     lengths: tuple[int, ...] = option(
         "With --probe needle: lengths of the texts in tokens, such as 1024,4096.",
-        default=(1024,), read=_lengths, written="1024",
+        default=(1024,), read=_lengths, written="1024", rare=True,
     )  # fmt: skip
     depths: tuple[float, ...] = option(
         "With --probe needle: where in the text the needle is, in per cent.",
-        default=(0.0, 0.25, 0.5, 0.75, 1.0), read=_depths, written="0,25,50,75,100",
+        default=(0.0, 0.25, 0.5, 0.75, 1.0), read=_depths, written="0,25,50,75,100", rare=True,
     )  # fmt: skip
-    n: int = option("With --probe needle: needles per length.", "--needles", default=50, least=1)
+    n: int = option("With --probe needle: needles per length.", "--needles", default=50, least=1, rare=True)
     answer: int = option(
         "How many tokens of each are to be found; fewer where a vocabulary is too small.",
         default=8, least=1, python_only=True,
@@ -161,7 +186,6 @@ class Listing:
         "[default: the ten heads with most to say; with --all, by layer]",
         default=None,
     )
-    every: bool = option("List every head's description, not only the ten with most to say.", "--all", default=False)
 
     def require(self) -> None:
         """Refuse an unknown order."""
@@ -169,9 +193,26 @@ class Listing:
 
         require_sort(self.sort)
 
-    def plan_options(self) -> dict[str, Any]:
-        """How heads are shown, as `output.plan` takes it."""
-        return {"sort": self.sort, "every": self.every or None}
+
+@options
+class Describing:
+    """Which heads are described."""
+
+    PANEL: ClassVar[str] = "Heads"
+
+    describe: bool = option("Leave out the one-line descriptions.", "--no-describe", default=True)
+    pick: tuple[tuple[int, int], ...] | None = option(
+        "Describe only these heads, such as L3H1,L5H11.", default=None, read=heads_from
+    )
+
+    def require(self) -> None:
+        """Refuse heads to describe where none are."""
+        if not self.describe and self.pick is not None:
+            raise UsageError("--pick names heads to describe, --no-describe none", "leave out one of them")
+
+    def apply(self, options: HeadsOptions) -> HeadsOptions:
+        """Return the options of a study with these descriptions."""
+        return replace(options, describe=DescribeOptions(heads=self.pick) if self.describe else None)
 
 
 def measures_option() -> Any:
@@ -203,6 +244,7 @@ class HeadsOrder:
     needles: NeedleOptions = group(NeedleOptions)
     heads: HeadsOptions = group(HeadsOptions)
     measures: str | None = measures_option()
+    describing: Describing = group(Describing)
     listing: Listing = group(Listing)
 
     def counted(self) -> tuple[str, ...]:

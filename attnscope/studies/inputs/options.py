@@ -27,31 +27,33 @@ class LoadOptions:
     PANEL: ClassVar[str] = "Model"
 
     adapter: Path | None = option(
-        "The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft).", default=None
-    )
+        "The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft).",
+        default=None, rare=True,
+    )  # fmt: skip
     engine: str = option(
         "What runs the model. hf: transformers. native: attnscope's own BERT, which starts faster. numpy: the same "
         "without torch, for figures of texts of up to 256 tokens. auto: the fastest of them that can run your model.",
-        default="auto",
-    )
+        default="auto", rare=True,
+    )  # fmt: skip
     device: str = option(
-        "The device that runs the model: cpu, cuda, cuda:1 or mps. auto: a GPU if you have one.", default="cpu"
-    )
+        "The device that runs the model: cpu, cuda, cuda:1 or mps. auto: a GPU if you have one. all: split a model "
+        "that is too large for one device over all of them (needs the extra accelerate).",
+        default="cpu", rare=True,
+    )  # fmt: skip
     dtype: str = option(
-        "Precision of the model: float32, bfloat16, float16, float64. Sums are float32 or better.", default="float32"
-    )
-    device_map: str | None = option(
-        "auto: split a model that is too large for one device over all of them (needs the extra accelerate).",
-        default=None,
-    )
+        "Precision of the model: float32, bfloat16, float16, float64. Sums are float32 or better.",
+        default="float32", rare=True,
+    )  # fmt: skip
+    device_map: str | None = option("As --device all where it is auto.", default=None, python_only=True)
     check: bool | None = option(
         "Compare a Hugging Face model with its own eager attention, or skip that (some models are always compared). "
         " [default: compare once, and remember the verdict]",
-        "--check/--no-check",
-        default=None,
+        "--check/--no-check", default=None, rare=True,
+    )  # fmt: skip
+    allow_pickle: bool = option(
+        "Load weights that are pickles; those can run any code on your machine.", default=False, rare=True
     )
-    allow_pickle: bool = option("Load weights that are pickles; those can run any code on your machine.", default=False)
-    trust_remote_code: bool = option("Run Python code that comes with the model.", default=False)
+    trust_remote_code: bool = option("Run Python code that comes with the model.", default=False, rare=True)
 
     def require(self) -> None:
         """Refuses an engine or a precision that there is not."""
@@ -154,10 +156,12 @@ class ReadingOptions:
 
     PANEL: ClassVar[str] = "Text"
 
-    pair: str | None = option("A second text, for models that read pairs.", default=None)
-    target: str | None = option("What an encoder-decoder is to write.  [default: its own greedy output]", default=None)
+    pair: str | None = option("A second text, for models that read pairs.", default=None, rare=True)
+    target: str | None = option(
+        "What an encoder-decoder is to write.  [default: its own greedy output]", default=None, rare=True
+    )
     generate: int = option("Let a decoder write this many tokens, and show them too.", default=0, least=0, most=10000)
-    chat: bool = option("Put each text into the model's chat template.", default=False)
+    chat: bool = option("Put each text into the model's chat template.", default=False, rare=True)
 
     def require(self) -> None:
         """Refuses the names of files, as `refuse_file_names`."""
@@ -182,14 +186,18 @@ class TextsWanted:
         "--file", default=(),
     )  # fmt: skip
     split: str = option("How a text file is split into texts: line, paragraph or file.", default="line")
-    field: str = option("The field of jsonl or csv that holds the text.", default="text")
+    field: str = option(
+        "The field of jsonl or csv that holds the text; or two, such as premise,hypothesis, for models that read "
+        "pairs.  [default: text, and text_pair where there is one]",
+        default="text", rare=True,
+    )  # fmt: skip
     pair_field: str | None = option(
-        "The field of jsonl or csv that holds the second text of a pair.  [default: text_pair, where there is one]",
-        default=None,
-    )
+        "The field that holds the second text of a pair; None = that after the comma in `field`, else text_pair.",
+        default=None, python_only=True,
+    )  # fmt: skip
     chat_template: str | None = option(
         "How conversations in jsonl are written; plain: as ROLE: TEXT.  [default: by the model's chat template]",
-        default=None,
+        default=None, rare=True,
     )  # fmt: skip
 
     def require(self) -> None:
@@ -223,12 +231,20 @@ class TextsWanted:
         if (self.text is not None) + bool(self.files) != 1:
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()
+        field, _, second = self.field.partition(",")
         if self.files or self.text == "-":
             return Corpus(
                 self.files or ["-"],
                 split=self.split,  # type: ignore[arg-type]  # as above
-                field=self.field,
-                pair_field=self.pair_field,
+                field=field,
+                pair_field=self.pair_field or second.strip() or None,
                 chat_template=self.chat_template,
             )
         return [self.text or ""]
+
+
+@options
+class TextFiles(TextsWanted):
+    """The texts of files."""
+
+    text: None = option("No single text.", default=None, python_only=True)

@@ -19,14 +19,17 @@ class MapOptions(Tokens):
     choice: Choice = group(Choice)
     cut: Cut = group(Cut)
     pooled: int | None = option(
-        "Pool a long text to at most this many rows and columns, 8 to 1024; 0: never.  "
-        "[default: 256 for more than 400 tokens]",
-        default=None,
+        "Pool a long text to at most this many rows and columns, 8 to 1024; 0 = never; None = 256 for more than 400 "
+        "tokens.",
+        default=None, python_only=True,
+    )  # fmt: skip
+    pool: str = option(
+        "What a pooled cell shows: mean (mass per query) or max (largest weight).", default="mean", python_only=True
     )
-    pool: str = option("What a pooled cell shows: mean (mass per query) or max (largest weight).", default="mean")
     times: bool = option(
-        "Say when each word of a recording is spoken, from the heads that the model's files name, or from --pick.",
-        default=False, panel="Text",
+        "Say when each word of a recording is spoken, from the heads that the model's files name, or from those that "
+        "are picked.",
+        default=False, python_only=True,
     )  # fmt: skip
 
     def require(self) -> None:
@@ -51,13 +54,13 @@ class MapOptions(Tokens):
         from attnscope.studies.inputs.reading import Prompt, Speech, View
 
         if self.times and not isinstance(given, Speech):
-            raise UsageError("only the words of a recording are timed", "leave out --times, or give --audio")
+            raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
         if isinstance(given, Prompt):
             return
-        lacking = {"--words": self.words, "--rows or --cols": self.cut, "--pooled": self.pooled}
+        lacking = {"--words": self.words, "--rows or --cols": self.cut, "--pool": self.pooled}
         what, flag = ("recording", "--audio") if isinstance(given, Speech) else ("picture", "--image")
         if isinstance(given, View):
-            lacking = {"--cols": self.cut.cols, "--pooled": self.pooled, "--hide-special": self.hide_special}
+            lacking = {"--cols": self.cut.cols, "--pool": self.pooled, "--hide-special": self.hide_special}
         if isinstance(given, Speech):
             lacking |= {"--query": self.query, "--hide-special": self.hide_special}
         for name, value in lacking.items():

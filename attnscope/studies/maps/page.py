@@ -51,9 +51,8 @@ class PageOrder:
         reading: How texts are read.
         images: Photos. A model that reads pictures among words is given all of them before each text. Without a text, a
             vision model sees each by itself, and one that captions pictures writes about each.
-        records: Saved records of attention weights (heatmap.npz, heatmap.json, or their folder), shown as they are.
-        heads_record: A saved record of heads (heads.npz, or its folder), which names roles; or an atlas, which the
-            page then shows beside the texts.
+        records: Saved records of attention weights (heatmap.npz, heatmap.json, or their folder), shown as they are. One
+            may be of heads (heads.npz), which names roles, or an atlas, which the page shows beside the texts.
         choice: Which heads.
         tokens: How the page opens: with word pieces merged, with special tokens hidden.
         scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; None = "fixed", of pictures
@@ -67,7 +66,6 @@ class PageOrder:
     reading: ReadingOptions = ReadingOptions()
     images: tuple[Path, ...] = ()
     records: tuple[Path, ...] = ()
-    heads_record: Path | None = None
     choice: Choice = Choice()
     tokens: Tokens = Tokens()
     scale: str | None = None
@@ -163,8 +161,14 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
     if order.out is None or not is_stream(order.out):
         require_writable(HOME if order.out is None else order.out.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
-    findings, atlas = (None, []) if order.heads_record is None else _load_heads(file_of(order.heads_record))
-    page_texts = [PageText(_choose_heads(_load_maps(path), order.choice)) for path in order.records]
+    of_heads = [path for path in order.records if _is_of_heads(path)]
+    if len(of_heads) > 1:
+        raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
+    findings, atlas = _load_heads(file_of(of_heads[0])) if of_heads else (None, [])
+    maps = [path for path in order.records if path not in of_heads]
+    if not (order.texts or order.several.files or order.images or maps):
+        raise UsageError("there is nothing to show beside heads", "give TEXT, --file, --image, or a heatmap.npz")
+    page_texts = [PageText(_choose_heads(_load_maps(path), order.choice)) for path in maps]
     if order.texts or order.several.files or order.images:
         prompts = order.prompts()
         first = [*islice(prompts, _FEW + 1)]
@@ -268,6 +272,12 @@ def _load_maps(path: Path) -> Heatmap:
             + (f", --heads-record {path} shows it beside texts" if kind.command in ("atlas", "heads") else ""),
         )
     return load_arrays(path) or Heatmap.load(path)
+
+
+def _is_of_heads(path: Path) -> bool:
+    """Return whether a saved record is of heads, or an atlas."""
+    file = file_of(path)
+    return file.is_file() and schema_of(file).startswith(("attnscope.heads/", "attnscope.atlas/"))
 
 
 def _load_heads(path: Path) -> tuple[Findings, list[str]]:

@@ -96,7 +96,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
     if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} does not pass its attention through the seam: only its whole maps can be seen",
-            "--pooled 0, on fewer tokens",
+            "--pool 0, on fewer tokens",
         )
     whole = outline(model.info, reading, chosen)
     from attnscope.core.attention.probes import Pooled

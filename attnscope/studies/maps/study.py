@@ -440,5 +440,5 @@ def _require_memory(record: Heatmap) -> None:
         raise AttnscopeError(
             f"the maps of layers {spans(first.layers)} and heads {spans(first.heads)} on {len(first.keys)} tokens "
             f"need {needed / 2**30:.0f} GiB, this machine has {available / 2**30:.0f} GiB",
-            "choose fewer layers and heads (-L, -H, --pick), a part (--rows, --cols), or --pooled 256",
+            "choose fewer layers and heads (-L, -H, --pick), a part (--rows, --cols), or --pool 256",
         )

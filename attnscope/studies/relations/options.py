@@ -17,10 +17,14 @@ def _labels(listed: str) -> tuple[str, ...]:
 class AnnotationOptions:
     """How annotated files are read."""
 
-    kind: str = option("How the files are annotated: conllu, jsonl, python; auto: by their names.", default="auto")
+    kind: str = option(
+        "How the files are annotated: conllu, jsonl, python; auto: by their names.",
+        "--annotated-as", default="auto", panel="Text", rare=True,
+    )  # fmt: skip
     unit: str = option(
-        "How CoNLL-U is split into texts: sentence, or document (coreference across sentences).", default="sentence"
-    )
+        "How CoNLL-U is split into texts: sentence, or document (coreference across sentences).",
+        "--split", default="sentence", panel="Text",
+    )  # fmt: skip
 
 
 @options

@@ -120,7 +120,7 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
     """Measures which heads of a speech model's cross-attention listen to each word as it is written.
 
     record = attnscope.studies.relations.sounds.sound_relations(attnscope.load("./whisper-tiny"), ["timed.jsonl"])
-    record["word→sound"].best    # for: attnscope heatmap --audio speech.wav --times --pick L3H1
+    record["word→sound"].best    # for: attnscope heatmap --audio speech.wav --words --pick L3H1
     """
     problems: list[Problem] = []
     tally, lots, complete = Tally(), Lots(), True
@@ -175,7 +175,7 @@ def _advise(results: Sequence[Relation]) -> str:
     heads = [relation.best] if relation.best is not None and relation.best_found else []
     heads += [head for head in relation.others_found() if relation.mass[head] >= LEAST_MASS]
     named = ",".join(f"L{layer}H{head}" for layer, head in heads[:8])
-    return f"Heads that listen to the words: attnscope heatmap --audio … --times --pick {named}"
+    return f"Heads that listen to the words: attnscope heatmap --audio … --words --pick {named}"
 
 
 def _recording(spoken: Spoken) -> Recording:

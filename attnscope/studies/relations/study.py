@@ -135,7 +135,7 @@ def _explain_nothing(done: LinkPart, options: RelationsOptions) -> tuple[str, st
             f"no link can be measured: {n:,} were left out: {reason}",
             "give a model whose tokens are no longer than the units (of proteins one that reads residues one by one)"
             if reason == UNALIGNED
-            else "choose other texts, another --unit, or longer chunks",
+            else "choose other texts, another --split, or longer chunks",
         )
     if options.only is not None:
         return f"there is no relation {', '.join(options.only)} in these texts", "leave out --only to see all"
@@ -218,7 +218,7 @@ class _Study:
                 'texts with a "target" are for encoder-decoders that read text, such as Marian or T5',
             )
         if self.options.chunk is not None or self.options.stride is not None:
-            raise AttnscopeError("texts with a target are not cut into chunks", "leave out --chunk and --stride")
+            raise AttnscopeError("texts with a target are not cut into chunks", "leave out --chunk")
         return "cross"
 
     def _block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:

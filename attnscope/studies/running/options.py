@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, ClassVar
 
 from attnscope.errors import UsageError
@@ -19,18 +20,21 @@ class SharedWork:
     PANEL: ClassVar[str] = "Running"
 
     executor: str = option(
-        "Where workers run: local, on this machine; ray, on a Ray cluster (extra [ray]).", default="local"
-    )
+        "Where workers run: local, on this machine; ray, on a Ray cluster (extra [ray]).",
+        default="local", rare=True,
+    )  # fmt: skip
     workers: int | None = option(
         "Workers that share the texts, each with its own copy of the model.  [default: none but "
         "this process; with Ray, as many as fit]",
-        default=None,
+        default=None, rare=True,
+    )  # fmt: skip
+    threads: int | None = option(
+        "Threads per worker; more than 1 for large models.  [default: 1]", default=None, rare=True
     )
-    threads: int | None = option("Threads per worker; more than 1 for large models.  [default: 1]", default=None)
     ray_address: str | None = option(
-        "Address of the cluster, such as 10.0.0.1:6379.  [default: the one that Ray finds, else a new one here]",
-        default=None,
-    )
+        "Address of the cluster, such as 10.0.0.1:6379.  [default: RAY_ADDRESS, else a new one here]",
+        default=None, python_only=True,
+    )  # fmt: skip
 
     def share(self, spec: str, loading: LoadOptions) -> Workers | None:
         """The workers of a study of a model; None = it runs in this process.
@@ -46,4 +50,7 @@ class SharedWork:
                 raise UsageError(f"--{name} is for workers", "add --workers, or --executor ray")
             return None
         threads = 1 if self.threads is None else self.threads
-        return Workers(spec, self.workers, threads, self.executor, self.ray_address, loading)  # type: ignore[arg-type]  # it refuses others
+        address = self.ray_address
+        if address is None and self.executor == "ray":
+            address = os.environ.get("RAY_ADDRESS")
+        return Workers(spec, self.workers, threads, self.executor, address, loading)  # type: ignore[arg-type]  # it refuses others

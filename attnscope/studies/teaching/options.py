@@ -1,6 +1,8 @@
-"""What `attnscope split` and `attnscope trace` are asked with. Loads nothing heavy."""
+"""What `attnscope learn` and its Python functions are asked with. Loads nothing heavy."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from attnscope.errors import UsageError
 from attnscope.options import numbers_from, option, options, seed_option
@@ -42,14 +44,40 @@ class TraceOptions:
     """What is traced of a layer."""
 
     target: str | None = option(
-        "What an encoder-decoder is to write.  [default: its own greedy output]", default=None, panel="Text"
-    )
+        "What an encoder-decoder is to write.  [default: its own greedy output]",
+        default=None, panel="Text", rare=True,
+    )  # fmt: skip
     heads: tuple[int, ...] | None = option(
         "Heads of that layer, such as 1,8-10.", "-H", "--heads", default=None, read=numbers_from, panel="Heads"
     )
-    token: str | None = option(
-        "Follow this query: a token, a word, or a place such as @3.  [default: all]", default=None, panel="Drawing"
+    query: str | None = option(
+        "Follow this query: a token, a word, or a place such as @3.  [default: all]", default=None, panel="Heads"
     )
     kind: str | None = option(
-        "In an encoder-decoder: encoder, decoder or cross.  [default: the first]", default=None, panel="Heads"
+        "In an encoder-decoder: encoder, decoder or cross.  [default: the first]",
+        default=None, panel="Heads", rare=True,
+    )  # fmt: skip
+
+
+@options
+class CostOptions:
+    """Whose costs are counted: a model by its configuration, or sizes by hand."""
+
+    model: str | None = option(
+        "bert-base, gpt2, gpt3, llama-2-7b, llama-2-70b; or a known name, a folder, a config.json, a Hub id. "
+        "Its configuration is read, never its weights.",
+        default=None, argument=True,
+    )  # fmt: skip
+    tokens: int | None = option(
+        "Length of the text.  [default: the model's limit]", "-n", "--tokens", default=None, least=1
     )
+    d_model: int | None = option("Width; without a model, or instead of its own.", default=None, least=1)
+    n_heads: int | None = option("Query heads per layer.", default=None, least=1)
+    n_layers: int | None = option("Layers.", default=None, least=1)
+    n_kv_heads: int | None = option("Key/value heads.  [default: as query heads]", default=None, least=1)
+    dtype: str = option("Precision of the scores: float32, float16, bfloat16, int8.", default="float16")
+
+
+def layer_option() -> Any:
+    """Return the field `layer` of a dataclass of options about one layer."""
+    return option("The layer, counted from 0.", "-L", "--layers", default=None, least=0, panel="Heads")

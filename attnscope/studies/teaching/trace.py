@@ -169,7 +169,7 @@ def _select(
         raise AttnscopeError(
             f"the scores of {len(traced)} heads on {len(queries)} queries and {len(keys)} keys are "
             f"{n_numbers:,} numbers",
-            "trace one query (--token) or fewer heads (-H)",
+            "trace one query (--query) or fewer heads (-H)",
         )
     return reading, _Selection(prompt.text, kind, layer, traced, queries.labels, keys.labels, query)
 
@@ -221,7 +221,7 @@ class _Selection:
         values = _by_loops(lines, inputs, query) if loops else stepwise.compute(lines, inputs)
         steps = tuple(Step(**vars(line), value=value) for line, value in zip(lines, values, strict=True))
         if any(step.name == "weights" and np.isnan(step.value).any() for step in steps):
-            raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --token")
+            raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --query")
         rotation = inputs.rotation
         return Trace(
             run=run, n_heads=inputs.n_heads, n_kv_heads=inputs.n_kv_heads, steps=steps,
@@ -374,7 +374,7 @@ def study(
     if text is None:
         if layer or options.target is not None or options.kind is not None:
             raise UsageError("without a text the worked example is traced, which has one layer", "give a TEXT")
-        return trace_example(options.token, options.heads, engine="reference" if loops else loading.engine)
+        return trace_example(options.query, options.heads, engine="reference" if loops else loading.engine)
     if layer is None or options.heads is None:
         raise UsageError("the trace of a text shows single heads", "give a layer and heads, such as -L 3 -H 1")
     prompt = Prompt(text, target=options.target)
@@ -382,7 +382,7 @@ def study(
     if loops and source.folder is not None and supports(read_config(source)) is None:
         from attnscope.models.own.plain import load_plain
 
-        return trace_plain(load_plain(source, "float64"), prompt, layer, options.heads, token=options.token)
+        return trace_plain(load_plain(source, "float64"), prompt, layer, options.heads, token=options.query)
     return trace(
-        loading.load(source), prompt, layer, options.heads, token=options.token, kind=options.kind, loops=loops
+        loading.load(source), prompt, layer, options.heads, token=options.query, kind=options.kind, loops=loops
     )

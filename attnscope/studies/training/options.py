@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from attnscope.errors import UsageError, require_choice
 from attnscope.options import group, option, options, read_names
-from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.options import LoadOptions
-
-if TYPE_CHECKING:
-    from attnscope.studies.describe.sample import DescribeOptions
 
 MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
 """What is followed where nothing else is asked for."""
@@ -38,6 +34,15 @@ def _composition(listed: str) -> tuple[str, ...]:
 
 
 @options
+class TrainingHeads(HeadsOptions):
+    """How the heads of a checkpoint are studied."""
+
+    chunk: int | None = option("Cut long texts into chunks of this many tokens.", default=None, python_only=True)
+    control: bool = option("There is none.", default=False, python_only=True)
+    causal: bool = option("No head is ablated.", default=False, python_only=True)
+
+
+@options
 class TrainingOptions:
     """What is followed."""
 
@@ -50,8 +55,11 @@ class TrainingOptions:
         "Also follow which heads read what others write, by the weights: Q, K or V, or several with commas.",
         default=(), read=_composition,
     )  # fmt: skip
-    loss: bool = option("Leave out the loss of each checkpoint on the texts.", "--no-loss", default=True)
-    heads: HeadsOptions = group(HeadsOptions)
+    loss: str = option(
+        "auto: also the loss of each checkpoint on the texts, by what the model's head predicts; none: leave it out.",
+        default="auto", choices=("auto", "none"),
+    )  # fmt: skip
+    heads: HeadsOptions = group(TrainingHeads)
     describe: DescribeOptions | None = option(
         "How heads are described, for explained; None = as usual.", default=None, python_only=True
     )
@@ -71,13 +79,11 @@ class TrainingOptions:
         if not self.measures:
             raise UsageError("no measure is given", f"choose from {', '.join(names)}")
         heads = self.heads
-        if heads.control or heads.causal or heads.describe is not None:
-            raise UsageError("a study of training has no control", "leave them out; descriptions: EXPLAINED")
+        if heads.control or heads.causal:
+            raise UsageError("a study of training has no control and ablates no head", "leave them out")
 
     @property
     def heads_options(self) -> HeadsOptions:
         """How the heads of each checkpoint are studied."""
-        from attnscope.studies.describe.sample import DescribeOptions
-
         described = EXPLAINED in self.measures
         return replace(self.heads, describe=(self.describe or DescribeOptions()) if described else None)

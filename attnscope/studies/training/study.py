@@ -280,7 +280,7 @@ class Growing:
             return spec
         name = os.fspath(spec)
         loading = self._options.loading
-        return (loading.with_head(name) if self._options.loss else loading).load(name)
+        return (loading.with_head(name) if self._options.loss != "none" else loading).load(name)
 
     def _require_alike(self, findings: Findings) -> None:
         if not self._done:
@@ -296,7 +296,7 @@ class Growing:
 
     def _loss_of(self, model: Model, texts: Texts) -> Effect:
         """The model's loss on the texts: a pass that takes no head out."""
-        self._predicted = model.loss if self._options.loss and model.info.path == "seam" else None
+        self._predicted = model.loss if self._options.loss != "none" and model.info.path == "seam" else None
         if self._predicted is None:
             return Effect(np.nan, np.nan, np.nan, 0)
         result = measure(Going(model, Reader(model, model.loss), texts), (), StandIns({}))

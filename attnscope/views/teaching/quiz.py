@@ -36,7 +36,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         AttnscopeError: There are fewer answers than questions.
     """
     if trace.query is None:
-        raise UsageError("a quiz is about one query, and none is given", "choose one, such as --token sat")
+        raise UsageError("a quiz is about one query, and none is given", "choose one, such as --query sat")
     questions = [step for step in trace.steps if _is_asked(trace, step)]
     if not questions:
         raise UsageError(

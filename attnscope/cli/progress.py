@@ -1,4 +1,4 @@
-"""Options that mean the same in every command, and how their values are read."""
+"""Progress bars on stderr, which only a terminal sees."""
 
 import contextlib
 import sys
@@ -6,40 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import UsageError
-
 if TYPE_CHECKING:
     from attnscope.studies.inputs.texts import Progress as Done
     from attnscope.studies.inputs.texts import Report
-
-
-def complete_models(incomplete: str) -> list[str]:
-    """For the shell: names of models that begin so."""
-    from attnscope.models.catalog import list_models
-
-    return [entry.name for entry in list_models() if entry.name.startswith(incomplete)]
-
-
-def complete_roles(incomplete: str) -> list[str]:
-    """For the shell: roles that begin so, each ready for its threshold."""
-    from attnscope.studies.heads.rules import RULES
-
-    return [f"{role}=" for role in RULES if role.startswith(incomplete)]
-
-
-def complete_measures(incomplete: str) -> list[str]:
-    """For the shell: a list of measures whose last one begins so."""
-    from attnscope.core.measures.catalogue import MEASURES
-
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in MEASURES if name.startswith(last)]
-
-
-def one_model(argument: str | None, option: str | None) -> str | None:
-    """The model of a command that takes it as its argument or by `--model`, but not by both."""
-    if argument is not None and option is not None:
-        raise UsageError("the model is named twice", f"leave out {argument}, or --model {option}")
-    return option if argument is None else argument
 
 
 @contextlib.contextmanager

@@ -2,29 +2,25 @@
 
 import shlex
 import sys
-from typing import Annotated
 
-import typer
-
-from attnscope.cli import groups, options
+from attnscope.cli.progress import progress
+from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.errors import UsageError
+from attnscope.options import option, options
 from attnscope.studies.compare.options import CompareOrder
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.studies.inputs.options import TextsWanted
 from attnscope.studies.running.options import SharedWork
 
 
-@groups.command(omit=("scale", "cmap"), pick="Put single heads side by side instead, such as L3H1,L5H11.")
+@options
+class OneTextWanted(TextsWanted):
+    """One text or a corpus; what follows a text is told what was meant."""
+
+    more: tuple[str, ...] = option("", default=(), argument=True, rare=True)
+
+
 def compare(
-    *,
-    texts: TextsWanted,
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    model: groups.Model = "minilm",
-    order: CompareOrder,
-    where: groups.Where,
-    drawing: groups.Drawing,
-    running: SharedWork,
-    loading: LoadOptions,
-    printing: groups.Printing,
+    *, texts: OneTextWanted, order: CompareOrder, model: Chosen, running: SharedWork, drawing: Drawing, files: Files
 ) -> None:
     """Compare heads with each other, on two texts, or between two models.
 
@@ -33,6 +29,7 @@ def compare(
     - `attnscope compare "It was too tired." --with "It was too wide." --query it`
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
+    more = texts.more
     if more:
         raise UsageError(
             "one TEXT is compared, with a second one by --with" if len(more) == 1 else "several texts come from a file",
@@ -40,9 +37,10 @@ def compare(
         )
     from attnscope.studies.compare.order import study
 
-    output = where.plan("compare", printing, **drawing.options())
-    with options.progress(printing.quiet) as report:
-        record = study(model, texts, order, loading, report, running.share(model, loading))
+    output = files.plan("compare", **drawing.changes())
+    shared = running.share(model.model, model.loading)
+    with progress(files.quiet) as report:
+        record = study(model.model, texts, order, model.loading, report, shared)
     output.deliver(record)
 
 

@@ -1,0 +1,35 @@
+"""`attnscope ablate`."""
+
+from attnscope.cli.progress import progress
+from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.studies.ablation.options import AblateOptions
+from attnscope.studies.inputs.options import TextsWanted
+from attnscope.studies.running.options import SharedWork
+
+
+def ablate(
+    *, texts: TextsWanted, order: AblateOptions, model: Chosen, running: SharedWork, drawing: Drawing, files: Files
+) -> None:
+    """Take heads out of the model, and measure what changes.
+
+    `--save` writes the model without the heads that `--pick` names, as a folder that transformers loads. Their rows of
+    W_Q, W_K and W_V, and their slice of W_O, become zero. attnscope checks that the folder computes what was measured.
+
+    - `attnscope ablate --file sample_texts/sentences.txt`
+    - `attnscope ablate --file corpus.txt -m ./SmolLM2-135M --importance -o out`
+    - `attnscope ablate "The cat sat." --pick L3H1,L5H5 --save minilm-pruned`
+    """
+    from attnscope.studies.ablation.pruning import prune
+    from attnscope.studies.ablation.study import ablate as study
+
+    output = files.plan("ablate", **drawing.changes())
+    corpus = texts.corpus()
+    if order.save is not None:
+        with progress(files.quiet) as report:
+            pruned = prune(model.model, corpus, order, model.loading, report)
+        return output.deliver(pruned.effect, also=[pruned.folder])
+    loading = model.loading if order.loss == "none" else model.loading.with_head(model.model)
+    shared = running.share(model.model, loading)
+    with progress(files.quiet) as report:
+        record = study(loading.load(model.model), corpus, order, report, shared)
+    return output.deliver(record)

@@ -1,1 +1,0 @@
-"""Commands that say what heads do."""

@@ -1,0 +1,42 @@
+"""`attnscope heads`."""
+
+from dataclasses import replace
+
+from attnscope.cli.progress import progress
+from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.options import refuse_beside
+from attnscope.studies.heads.options import HeadsOrder
+from attnscope.studies.inputs.options import TextsWanted
+from attnscope.studies.running.options import SharedWork
+
+
+def heads(
+    *, texts: TextsWanted, order: HeadsOrder, model: Chosen, running: SharedWork, drawing: Drawing, files: Files
+) -> None:
+    """Say what each head does: roles with their evidence, and a one-line description.
+
+    Evidence is counted in texts. In an encoder-decoder, the decoder gets the same text as the encoder.
+
+    - `attnscope heads --file sample_texts/alice.txt -o out`
+    - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 --sort explained`
+    - `attnscope heads --probe needle --file book.txt --lengths 2048 --causal -m ./smollm2`
+    - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
+    - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
+    """
+    from attnscope.studies.heads.study import study
+
+    if order.image or order.audio:
+        refuse_beside(
+            "--image" if order.image else "--audio",
+            texts if order.image else replace(texts, text=None),  # a recording has its transcript
+            running,
+            order.heads,
+            audio=order.image and order.audio,
+            probe=order.probe,
+        )
+    order = replace(order, heads=order.describing.apply(order.heads))
+    output = files.plan("heads", measures=order.measures, sort=order.listing.sort, **drawing.changes())
+    shared = running.share(model.model, model.loading)
+    with progress(files.quiet, *order.counted()) as report:
+        record = study(model.model, texts, order, model.loading, report, shared)
+    output.deliver(record)

@@ -1,0 +1,129 @@
+"""`attnscope heatmap`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnscope.cli.shared import Chosen, Files, MapDrawing
+from attnscope.errors import UsageError
+from attnscope.options import option, options, refuse_beside
+from attnscope.studies.inputs.options import OneText, ReadingOptions
+from attnscope.studies.maps.options import MapOptions
+
+if TYPE_CHECKING:
+    from attnscope.output import Output
+    from attnscope.studies.inputs.reading import Given
+
+
+def _pool(listed: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in listed.split(","))
+
+
+@options
+class Seen(OneText):
+    """A text, photos or a recording."""
+
+    image: tuple[Path, ...] = option(
+        "A photo, with attention drawn over it; may be given several times. Alone, for vision transformers: --query is "
+        "CLS, REG0, a patch as ROW,COLUMN, or mean (over all patches). With TEXT, for models that read both.",
+        default=(),
+    )
+    audio: Path | None = option(
+        "A WAV file, for Whisper, wav2vec 2.0 and other encoders. TEXT is the transcript; Whisper writes its own else.",
+        default=None,
+    )
+    rollout: bool = option(
+        "Attention rollout instead: how much of each input token reaches a position.", default=False, panel="Heads"
+    )
+    pool: tuple[str, ...] = option(
+        "Pool a long text to at most this many rows and columns, 8 to 1024; 0: never; 512,max: to the largest weight "
+        "instead of the mean.  [default: 256 for more than 400 tokens]",
+        default=(), read=_pool, rare=True,
+    )  # fmt: skip
+
+    def ask(self, maps: MapOptions) -> MapOptions:
+        """Return what is asked of the maps, with what depends on what is read."""
+        sizes = [int(part) for part in self.pool if part.isdecimal()]
+        cells = [part for part in self.pool if not part.isdecimal()]
+        if len(sizes) > 1 or len(cells) > 1:
+            raise UsageError(f"--pool is {','.join(self.pool)}", "give a number, mean or max, or both: 512,max")
+        if self.audio is not None and maps.words:
+            maps = dataclasses.replace(maps, words=False, times=True)
+        pooled = sizes[0] if sizes else None
+        return dataclasses.replace(maps, pooled=pooled, pool=cells[0] if cells else "mean")
+
+
+def heatmap(
+    *, source: Seen, reading: ReadingOptions, maps: MapOptions, model: Chosen, drawing: MapDrawing, files: Files
+) -> None:
+    """Draw what every head attends to on a text.
+
+    Writes an overview of all heads and one figure per layer into attnscope-out, or with -o elsewhere.
+
+    - `attnscope heatmap "The animal didn't cross the street because it was too tired."`
+    - `attnscope heatmap "It was too tired." --pick L3H1 --query it -f png,pdf,npz -o out`
+    - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
+    - `attnscope heatmap --image photo.jpg -m ./dinov2-small --query 3,5`
+    - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it." --words`
+    """
+    from attnscope.output import HOME
+    from attnscope.studies.maps.order import home_of, study
+
+    if source.rollout:
+        output = files.plan("rollout", query=maps.query, **drawing.changes())
+        return _roll_out(output, source, maps, model)
+    maps = source.ask(maps)
+    output = files.plan("heatmap", has_folder=True, query=maps.query, **drawing.changes())
+    what = _read_input(source, reading)
+    with output.draw_ahead() as drawn_ahead:
+        expect = None if source.image or source.audio else drawn_ahead.expect
+        record = study(model.model, what, maps, model.loading, expect)
+        home = home_of(record, output.options.get("query"), output.style(record))
+        return output.deliver(record, HOME / home, drawn_ahead.draw)
+
+
+def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> None:
+    """Estimate how much of each input token reaches a position, by attention alone (Abnar & Zuidema 2020)."""
+    from attnscope.senses.photos import read_photo
+    from attnscope.studies.inputs.reading import Prompt
+    from attnscope.studies.maps.rollout import picture_rollout
+    from attnscope.studies.maps.rollout import rollout as study
+
+    refuse_beside("--rollout", dataclasses.replace(maps, query=None), audio=source.audio)
+    if source.image:
+        refuse_beside("--image", OneText(source.text, source.file))
+        if len(source.image) > 1:
+            raise UsageError("rollout follows one picture", "give one --image")
+        photo = read_photo(source.image[0])  # before the model takes its time
+        return output.deliver(picture_rollout(model.load(), photo))
+    text = source.read()
+    loaded = model.loading.load_to_look(model.model, [Prompt(text)])
+    return output.deliver(study(loaded, text, query=maps.query))
+
+
+def _read_input(source: Seen, reading: ReadingOptions) -> Given:
+    """Return what the model is to read; files are read before it takes its time.
+
+    Raises:
+        AttnscopeError: There is none, or a file cannot be read.
+        UsageError: There is more than one, or an option that it has no use for.
+    """
+    from attnscope.senses.photos import read_photo
+    from attnscope.senses.recordings import read_recording
+    from attnscope.studies.inputs.reading import Speech, View
+
+    if source.image and (source.is_given or reading.generate):
+        refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=source.audio)
+        text = source.read(may_be_blank=True) if source.is_given else ""
+        return View(tuple(map(read_photo, source.image)), text, reading.generate)
+    if source.image:
+        refuse_beside("--image", reading, audio=source.audio)
+        if len(source.image) > 1:
+            raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
+        return read_photo(source.image[0])
+    if source.audio is not None:
+        refuse_beside("--audio", reading)
+        return Speech(read_recording(source.audio), source.read() if source.is_given else None)
+    return reading.prompt(source.read())

@@ -1,0 +1,115 @@
+"""`attnscope learn`: how attention is computed, how heads split it, and what it costs."""
+
+import sys
+from dataclasses import replace
+
+from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.errors import UsageError
+from attnscope.options import group, option, options, refuse_beside
+from attnscope.studies.inputs.options import LoadOptions, OneText
+from attnscope.studies.teaching.options import CostOptions, SplitOptions, TraceOptions, layer_option
+
+
+@options
+class ExampleOrText(OneText):
+    """A text; without one, the worked example of 5 tokens, d_model 4 and 2 heads."""
+
+    text: str | None = option("A text; `-` reads stdin.  [default: the worked example]", default=None, argument=True)
+    layer: int | None = layer_option()
+
+
+@options
+class TraceLoading(LoadOptions):
+    """How a model is loaded; plain loops are one engine more."""
+
+    engine: str = option("", default="auto", python_only=True)
+
+
+@options
+class TracedModel(Chosen):
+    """Which model is traced, and what runs it."""
+
+    engine: str = option(
+        "auto, native, hf: what runs the model; reference: plain Python loops, which need no torch for the worked "
+        "example and for BERT-like models.",
+        default="auto", rare=True,
+    )  # fmt: skip
+    loading: LoadOptions = group(TraceLoading)
+
+
+@options
+class Quiz:
+    """Whether the numbers are asked for."""
+
+    quiz: bool = option("Ask you for the numbers of a query, and grade your answers.", default=False)
+
+
+def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: TracedModel, files: Files) -> None:
+    """Compute one attention step by step, with every number and its line of NumPy.
+
+    Without a text: a worked example of 5 tokens, d_model 4 and 2 heads, small enough for pen and paper.
+
+    - `attnscope learn trace --query cat`
+    - `attnscope learn trace --query sat -H 0 --quiz`
+    - `attnscope learn trace "The cat sat on the mat." -L 3 -H 1 --query cat`
+    """
+    from attnscope.studies.teaching.trace import study
+
+    output = files.plan("trace")
+    loops = model.engine == "reference"
+    text = source.read() if source.is_given else None
+    loading = model.loading if loops else replace(model.loading, engine=model.engine)
+    if quiz.quiz:
+        refuse_beside("--quiz", out=files.out, json=files.json)
+    record = study(model.model, text, source.layer, order, loading, loops=loops)
+    if not quiz.quiz:
+        return output.deliver(record)
+    from attnscope.report.plain_text import open_console
+    from attnscope.views.teaching.quiz import ask
+
+    return ask(record, open_console(highlight=False), sys.stdin.readline)
+
+
+def split(*, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing: Drawing, files: Files) -> None:
+    """See the same queries, keys and values with more and fewer heads.
+
+    Without a text: the worked example of `attnscope learn trace`.
+
+    - `attnscope learn split --counts 1,2,4 --drop 0,1`
+    - `attnscope learn split "The cat sat on the mat." -L 3 --counts 1,12,384 -o out`
+    """
+    from attnscope.studies.inputs.reading import Prompt
+    from attnscope.studies.teaching.split import split as study
+    from attnscope.studies.teaching.split import split_example
+
+    output = files.plan("split", **drawing.changes())
+    if not source.is_given:
+        if source.layer:
+            raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")
+        return output.deliver(split_example(order))
+    if source.layer is None:
+        raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
+    prompt = Prompt(source.read())
+    return output.deliver(study(model.load(), prompt, source.layer, order))
+
+
+def cost(*, order: CostOptions, drawing: Drawing, files: Files) -> None:
+    """Count what attention costs: parameters, multiply-adds, memory and KV cache.
+
+    With -o also as a figure: costs against the length of the text.
+
+    - `attnscope learn cost bert-base`
+    - `attnscope learn cost llama-2-7b --tokens 32768 --n-kv-heads 8 -o out`
+    - `attnscope learn cost --d-model 768 --n-heads 12 --n-layers 12`
+    """
+    from attnscope.studies.teaching.cost import cost as count
+    from attnscope.studies.teaching.cost import find_sizes
+
+    output = files.plan("cost", **drawing.changes())
+    sizes = {
+        "d_model": order.d_model,
+        "n_heads": order.n_heads,
+        "n_layers": order.n_layers,
+        "n_kv_heads": order.n_kv_heads,
+    }
+    output.deliver(count(find_sizes(order.model, **sizes), order.tokens, dtype=order.dtype))

@@ -1,1 +1,0 @@
-"""Commands that show how attention is computed."""

@@ -1,0 +1,70 @@
+"""`attnscope models`."""
+
+from attnscope.cli.shared import Printing
+from attnscope.options import group, option, options
+from attnscope.studies.inputs.options import LoadOptions
+
+
+@options
+class ModelNamed:
+    """A model to look at, and how it is loaded."""
+
+    model: str | None = option("A known name, a folder, or a Hub id.", default=None, argument=True, complete="models")
+    loading: LoadOptions = group(LoadOptions)
+
+
+def models(*, named: ModelNamed, printing: Printing) -> None:
+    """List the models that -m knows by name; or say what one is: layers, heads, engine, limit, tokenizer, parameters.
+
+    - `attnscope models`
+    - `attnscope models minilm`
+    - `attnscope models ./SmolLM2-135M`
+    """
+    if named.model is None:
+        _list(printing)
+    else:
+        _describe(named.model, named.loading, printing)
+
+
+def _list(printing: Printing) -> None:
+    """Print the known models, and whether they are on this machine."""
+    from attnscope.models.catalog import list_models
+    from attnscope.output import print_json
+    from attnscope.report.plain_text import open_console
+    from attnscope.report.table import TextColumn, TextTable
+
+    entries = list_models()
+    if printing.json:
+        listed = [
+            {"name": e.name, "state": e.state, "what": e.what, "folder": e.folder and str(e.folder)} for e in entries
+        ]
+        return print_json({"schema": "attnscope.models/1", "models": listed})
+    columns = [
+        TextColumn("model", lambda entry: entry.name, wraps=True, least=20),
+        TextColumn("state", lambda entry: entry.state, wraps=True, least=13),
+        TextColumn("what", lambda entry: entry.what, wraps=True, least=16),
+    ]
+    open_console().print(TextTable(columns, entries))
+    if not printing.quiet:
+        print("Any folder with a Hugging Face model, and any Hub id such as org/name, is a model too.")
+    return None
+
+
+def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
+    """Print what a model is."""
+    from attnscope.models import describe
+    from attnscope.output import print_json
+    from attnscope.report.plain_text import open_console
+    from attnscope.report.table import TextColumn, TextTable
+
+    about, tokenizer = describe(
+        spec, engine=loading.engine, check=loading.check,
+        allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code, adapter=loading.adapter,
+    )  # fmt: skip
+    if printing.json:
+        return print_json({"schema": "attnscope.model/1", **about.as_json(), "tokenizer": tokenizer.name})
+    lines = about.lines(tokenizer.name)
+    columns = [TextColumn("", lambda line: line[0], style="dim"), TextColumn("", lambda line: line[1], wraps=True)]
+    open_console().print(TextTable(columns, [line for line in lines if line[0] != "sha256"], header=False))
+    print(f"sha256 {dict(lines)['sha256']}")  # below, on a line of its own
+    return None

@@ -1,0 +1,113 @@
+"""Options that several commands share: the model, how figures are drawn, and where results go."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnscope.options import group, option, options
+from attnscope.studies.inputs.options import LoadOptions
+
+if TYPE_CHECKING:
+    from attnscope.models import Model
+    from attnscope.output import Output
+
+
+@options
+class Chosen:
+    """Which model is asked, and how it is loaded."""
+
+    PANEL: ClassVar[str] = "Model"
+
+    model: str = option(
+        "A known name (see `attnscope models`), a folder, or a Hub id.",
+        "-m", "--model", default="minilm", complete="models",
+    )  # fmt: skip
+    loading: LoadOptions = group(LoadOptions)
+
+    def load(self) -> Model:
+        """Load the model."""
+        return self.loading.load(self.model)
+
+    def load_with_head(self) -> Model:
+        """Load the model with its head for masked words, where it has one."""
+        return self.loading.with_head(self.model).load(self.model)
+
+
+@options
+class Printing:
+    """What is said on stdout and stderr."""
+
+    PANEL: ClassVar[str] = "Output"
+
+    json: bool = option("Print one JSON document.", default=False)
+    quiet: bool = option("No notes and no progress on stderr.", "-q", "--quiet", default=False)
+
+
+@options
+class Files(Printing):
+    """Where results go: files, and what is printed."""
+
+    out: Path | None = option(
+        "The folder to write to; of what is one file its name, such as page.html.", "-o", "--out", default=None
+    )
+    formats: str | None = option(
+        "What to write: several of npz, csv, json, png, svg, pdf.", "-f", "--format", default=None
+    )
+    every: bool = option("Print all that was found, and what few need to know.", "--all", default=False)
+
+    def plan(self, kind: str, **how: Any) -> Output:
+        """Return what is to become of a record of a kind, checked before it is made: by `output.plan`."""
+        from attnscope.output import plan
+        from attnscope.records.frame.kinds import KINDS
+
+        if self.every and "every" in KINDS[f"attnscope.{kind}"].options:
+            how["every"] = True
+        return plan(kind, self.out, self.formats, json=self.json, quiet=self.quiet, **how)
+
+
+@options
+class Drawing:
+    """How figures are drawn."""
+
+    PANEL: ClassVar[str] = "Drawing"
+
+    width: str | None = option(
+        "Width of each figure: inches, 85mm, 8.5cm, column (3.3 inches) or page (6.9).  [default: as wide as needed]",
+        default=None, rare=True,
+    )  # fmt: skip
+    dpi: int | None = option("Pixels per inch of a PNG.  [default: 100; 300 with --width]", default=None, rare=True)
+    font_size: float | None = option(
+        "Size in points of the smallest letters.  [default: fitted to the figure; 6.5 with --width]",
+        default=None, rare=True,
+    )  # fmt: skip
+    title: bool = option(
+        "Leave out figure titles (for papers with captions); the names of heads stay.",
+        "--no-title", default=True, rare=True,
+    )  # fmt: skip
+    font: str | None = option(
+        "The font to try first, for any script: an installed family, or a file.", default=None, rare=True
+    )
+
+    def changes(self) -> dict[str, Any]:
+        """Return what differs from the defaults, by the names that `draw` of a record has for it."""
+        return {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+
+@options
+class MapDrawing(Drawing):
+    """How figures of weights are drawn."""
+
+    scale: str | None = option(
+        "The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "
+        "[default: fixed; head for pictures and sound, figure for --rollout]",
+        default=None, rare=True,
+    )  # fmt: skip
+    cmap: str | None = option(
+        "A matplotlib colormap, such as viridis or Greys.  [default: Blues]", default=None, rare=True
+    )

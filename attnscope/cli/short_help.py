@@ -1,0 +1,83 @@
+"""What `COMMAND --help` prints: what the command does, examples, and the options that its question needs.
+
+`--help-all` shows every option with all that is said of it, as typer does.
+"""
+
+import re
+import shutil
+import textwrap
+from typing import Any
+
+NAMES = 21
+"""Columns for the names of options."""
+
+WIDEST = 100
+"""Columns that are used at most."""
+
+_REST = re.compile(r"(?<=[\w)]); .*|(?<=[\w)])\. (?=\S).*", re.DOTALL)
+"""What follows the first sentence of a help."""
+
+_DEFAULT = re.compile(r"  \[default: (.*)\]")
+
+_SHORT = 30
+"""Characters of a default that is repeated."""
+
+
+def write_help(command: Any, usage: str, more: str) -> str:
+    """Return the help of a command.
+
+    Args:
+        command: The command, as typer made it.
+        usage: Its usage in one line.
+        more: The command that shows all options.
+    """
+    width = min(shutil.get_terminal_size().columns, WIDEST) - 1
+    lines = [usage, ""]
+    for paragraph in (command.help or "").split("\n\n"):
+        lines += [*_paragraph(paragraph, width), ""]
+    shown = [parameter for parameter in command.params if not parameter.hidden]
+    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+    others = [parameter for parameter in shown if parameter.param_type_name == "option"]
+    for parameter in (*arguments, *others):
+        lines += _option(parameter, width)
+    lines += ["", f"All options: {more}"]
+    return "\n".join(lines)
+
+
+def _paragraph(paragraph: str, width: int) -> list[str]:
+    """Return the lines of a paragraph; of a list of examples each by itself, without marks."""
+    if not paragraph.lstrip().startswith("- `"):
+        return textwrap.wrap(paragraph.replace("`", ""), width)
+    lines = []
+    for example in re.findall(r"- `(.*?)`$", paragraph, re.MULTILINE | re.DOTALL):
+        lines += textwrap.wrap(example, width, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+    return lines
+
+
+def _option(parameter: Any, width: int) -> list[str]:
+    """Return the lines of an argument or an option: its names and its help."""
+    if parameter.param_type_name == "argument":
+        names = parameter.metavar or parameter.name.upper()
+    else:
+        short = [name for name in parameter.opts if not name.startswith("--")]
+        long = [name for name in parameter.opts if name.startswith("--")]
+        names = ", ".join([*short, *long])
+    said = parameter.help or ""
+    default = _DEFAULT.search(said)
+    said = _REST.sub("", _DEFAULT.sub("", said)).rstrip(".").replace("`", "")
+    written = default[1] if default else _written_default(parameter)
+    if written and len(written) <= _SHORT:
+        said = f"{said} [{written}]"
+    head = f"  {names:<{NAMES - 2}}"
+    if len(head) > NAMES or head[-1] != " ":
+        head += "  "
+    return textwrap.wrap(said, width, initial_indent=head, subsequent_indent=" " * NAMES, break_on_hyphens=False) or [
+        head
+    ]
+
+
+def _written_default(parameter: Any) -> str:
+    """Return the default of an option that takes a value, as one writes it; empty = none, or a flag."""
+    value = parameter.default
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value) if is_plain else ""

@@ -1,0 +1,51 @@
+"""`attnscope show`."""
+
+import os
+from pathlib import Path
+
+from attnscope.choice import Choice, Tokens
+from attnscope.cli.shared import Files, MapDrawing
+from attnscope.errors import AttnscopeError, first_line
+from attnscope.options import option, options
+from attnscope.studies.heads.options import Listing, measures_option
+
+
+@options
+class Saved:
+    """A saved record."""
+
+    record: Path = option(
+        "A record that attnscope saved, such as heatmap.npz or heads.npz, or its folder.", argument=True
+    )
+    measures: str | None = measures_option()
+
+
+def show(*, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawing: MapDrawing, files: Files) -> None:
+    """Draw a saved record again, without its model: in the terminal, or with -o as files.
+
+    - `attnscope show heads.npz --pick L3H1`
+    - `attnscope show heatmap.npz -L 3 --words --hide-special`
+    - `attnscope show heatmap.npz --query it -o figures -f pdf`
+    """
+    import numpy as np
+
+    from attnscope import output
+    from attnscope.records import load_record
+
+    loaded = load_record(saved.record)
+    how = {**drawing.changes(), **vars(which), "measures": saved.measures, "sort": listing.sort}
+    if files.every and "every" in loaded.record_kind().options:
+        how["every"] = True
+    how |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
+    try:
+        # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
+        with np.errstate(all="ignore"):
+            output.show(loaded, files.out, files.formats, json=files.json, quiet=files.quiet, **how)
+    except (AttnscopeError, OSError, MemoryError):
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        # It was whole by its class, but what it says cannot be drawn.
+        if os.environ.get("ATTNSCOPE_TRACEBACK"):
+            raise
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise AttnscopeError(f"{saved.record} is damaged: what it says cannot be shown ({reason})") from None

@@ -1,1 +1,0 @@
-"""Commands that change the model and measure what that does."""
