@@ -24,8 +24,7 @@ from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.pages.atlas import page_of_atlas
 from attnscope.studies.atlas.options import AtlasOptions
-from attnscope.studies.describe.sample import DescribeOptions
-from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from tests.atlas_helpers import small_atlas
 
 ROOT = Path(__file__).resolve().parents[1]

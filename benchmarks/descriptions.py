@@ -40,8 +40,9 @@ from attnscope.studies.describe import study
 from attnscope.studies.describe.english import CLOSED_CLASSES
 from attnscope.studies.describe.fitting import fit_group
 from attnscope.studies.describe.rows import Group, Unit, measure
-from attnscope.studies.describe.sample import DescribeOptions, draw
+from attnscope.studies.describe.sample import draw
 from attnscope.studies.describe.study import describe_fitted
+from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.heads.study import HeadsOptions
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies

@@ -124,8 +124,8 @@ def test_files_that_are_no_text(run: Run, tmp_path: Path, content: bytes, said: 
     "command",
     [
         "heatmap --file FILE", "heads --file FILE -o out", "atlas --file FILE -o atlas.html", "compare --file FILE",
-        "ablate --file FILE -o out", "page --file FILE -o page.html", "rollout --file FILE -o out",
-        "trace --file FILE -L 0 -H 0 -o out", "relations FILE --kind conllu -o out",
+        "ablate --file FILE -o out", "page --file FILE -o page.html", "heatmap --rollout --file FILE -o out",
+        "learn trace --file FILE -L 0 -H 0 -o out", "relations FILE --annotated-as conllu -o out",
     ],
 )  # fmt: skip
 def test_no_command_reads_a_pdf_as_text_and_none_leaves_a_file(run: Run, tmp_path: Path, command: str) -> None:

@@ -21,9 +21,8 @@ from attnscope.records.heads.descriptions import Active, Descriptions, HeadDescr
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.describe import sample as sampling
 from attnscope.studies.describe.rows import measure
-from attnscope.studies.describe.sample import DescribeOptions
 from attnscope.studies.describe.study import describe
-from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of

@@ -55,7 +55,7 @@ def test_json_is_one_document(study: Run) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("a.txt",), ("-",), (TREES, "--kind", "xml"), (TREES, "--unit", "word"), (TREES, "--format", "npz"),
+    [(), ("a.txt",), ("-",), (TREES, "--annotated-as", "xml"), (TREES, "--split", "word"), (TREES, "--format", "npz"),
      (TREES, "--only", " , "), (TREES, "-o", "o", "-f", "gif"), (TREES, "--examples", "-1")],
 )  # fmt: skip
 def test_wrong_usage(study: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, cla
 from attnscope.studies.describe.features import Feature
 from attnscope.studies.describe.naming import TOO_WIDE
 from attnscope.studies.describe.rows import Group, Unit
-from attnscope.studies.describe.sample import DescribeOptions
+from attnscope.studies.heads.options import DescribeOptions
 
 if TYPE_CHECKING:
     from attnscope.core.questions.descriptions import Description

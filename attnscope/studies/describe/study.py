@@ -34,8 +34,9 @@ from attnscope.studies.describe.features import Feature
 from attnscope.studies.describe.fitting import Fitted, fit_group, halves_of, whole_losses
 from attnscope.studies.describe.naming import Names, least_named
 from attnscope.studies.describe.rows import Unit, measure
-from attnscope.studies.describe.sample import FEWEST_TEXTS, DescribeOptions, draw
+from attnscope.studies.describe.sample import FEWEST_TEXTS, draw
 from attnscope.studies.describe.summary import summarise
+from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
