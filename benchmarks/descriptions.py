@@ -38,12 +38,9 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription
 from attnscope.studies.describe import study
 from attnscope.studies.describe.english import CLOSED_CLASSES
-from attnscope.studies.describe.fitting import fit_group
-from attnscope.studies.describe.rows import Group, Unit, measure
-from attnscope.studies.describe.sample import draw
-from attnscope.studies.describe.study import describe_fitted
-from attnscope.studies.heads.options import DescribeOptions
-from attnscope.studies.heads.study import HeadsOptions
+from attnscope.studies.describe.rows import Group, Unit, draw, measure
+from attnscope.studies.describe.study import describe_fitted, fit_group
+from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
 
@@ -189,15 +186,15 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
         noise = drawn.normal(size=scores.shape) * drawn.uniform(0.1, 0.8, (len(rules), 1))
         weights = attention_of(group, scores, drawn.uniform(0.15, 0.4, len(rules)), noise)
         made = replace(
-            group, heads=tuple((0, head) for head in range(len(rules))), active=replace(rows, weights=weights),
-            sinks=replace(group.sinks, weights=np.repeat(group.sinks.weights[:1], len(rules), 0)),
+            group, heads=tuple((0, head) for head in range(len(rules))), active=replace(rows, attention=weights),
+            sinks=replace(group.sinks, attention=np.repeat(group.sinks.attention[:1], len(rules), 0)),
         )  # fmt: skip
         fit = fit_group(made, sample, DescribeOptions(queries=queries))
         part = fit.group.part(range(len(sample)))
         for head, (kind, of_head) in enumerate(rules):
             terms = fit.active[head].terms[: len(of_head)]
             truths = [rule[part.entries] for rule in of_head]
-            values = [part.values_of(f, head)[part.column(f, head)] for f in terms]
+            values = [part.by_entry(f, head) for f in terms]
             fits = [max((float(np.corrcoef(truth, of)[0, 1]) for of in values), default=0.0) for truth in truths]
             right[kind].append(float(min(fits) >= PLANTED))
     return {kind: round(float(np.mean(of)), 3) for kind, of in right.items() if of} | {"heads": 30 * seeds}

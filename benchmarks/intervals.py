@@ -98,7 +98,7 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
     """Return `loss`, `nats` and `mass`, (held-out text, head), of attention outside sinks, and `heads`, (head, 2)."""
     from attnscope.core.questions.descriptions import row_losses
     from attnscope.corpus import CorpusText, count_tokens
-    from attnscope.studies.describe import sample as sampling
+    from attnscope.studies.describe import rows as sampling
     from attnscope.studies.describe.study import fit_texts
     from attnscope.studies.inputs.texts import special_ids
     from attnscope.studies.measuring.head_blocks import Frequencies
@@ -118,7 +118,7 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
             mass = part.mass[:, head]
             rows = {
                 "loss": row_losses(part, head, fit.active[head]) * mass,
-                "nats": part.rows.uniform_nats[part.index, head] * mass,
+                "nats": part.uniform_nats[:, head] * mass,
                 "mass": mass,
             }
             for name, values in rows.items():

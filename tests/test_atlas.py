@@ -23,7 +23,7 @@ from attnscope.studies.atlas.rows import WINDOW, excerpt_of, window
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
 from attnscope.studies.atlas.tables import KindTables, ReadText
-from attnscope.studies.describe.sample import lot_of
+from attnscope.studies.describe.rows import lot_of
 from attnscope.studies.describe.study import _expected
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.texts import batch_of

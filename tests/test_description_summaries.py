@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from attnscope.core.questions.descriptions import Description
-from attnscope.core.questions.sampled_rows import Column, Part, Rows
+from attnscope.core.questions.sampled_rows import Column, Rows
 from attnscope.records.heads.descriptions import Term
 from attnscope.studies.describe.english import class_of
 from attnscope.studies.describe.features import catalogue
-from attnscope.studies.describe.naming import Names
 from attnscope.studies.describe.rows import gates_of
-from attnscope.studies.describe.summary import LEAST_MORE, _relation, by_distance, by_kind, summarise
+from attnscope.studies.describe.words import LEAST_MORE, Names, _relation, by_distance, by_kind, summarise
 
 WORDS = ("the", "she", "door", "key", "fell", "ran", ",", ".")
 N_ROWS, N_KEYS = 30, 24
@@ -58,7 +57,7 @@ def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
     types, gates = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS), gates_of(features)
     rows = replace(rows, gates=flags[gates][:, OFFSETS == 0] > 0)
     group = SimpleNamespace(features=features, offsets=OFFSETS.astype(np.int32), types=types, gates=gates)
-    return Names(group, Part(rows, np.arange(N_ROWS)))  # type: ignore[arg-type]
+    return Names(group, rows.select(np.arange(N_ROWS)))  # type: ignore[arg-type]
 
 
 def test_kinds_are_named_by_how_much_more_attention_they_get() -> None:
@@ -126,9 +125,9 @@ def test_a_feature_from_some_queries_names_both(feature: str, words: str) -> Non
     from_she = np.repeat(TYPES[OFFSETS == 0] == 1, N_KEYS)
     attention = np.where(from_she & np.isin(TYPES, (2, 3)), 9.0, 1.0)
     names = names_of(attention, (Column(np.array([0.0, 1.0, 0.0]), 5, gate=gate, gated=at),))
-    found = Description((names.part.n_shared,), np.array([2.2]), (0.1,), 0.2)
+    found = Description((names.rows.n_shared,), np.array([2.2]), (0.1,), 0.2)
     assert summarise(names, 0, found, ())[1].startswith(words)
-    assert names.of_term(names.part.n_shared, 0) == f"from pronouns: {features[at].words}"
+    assert names.of_term(names.rows.n_shared, 0) == f"from pronouns: {features[at].words}"
 
 
 def test_queries_of_a_pair_stand_before_what_they_attend_to() -> None:
@@ -138,7 +137,7 @@ def test_queries_of_a_pair_stand_before_what_they_attend_to() -> None:
     queries[1], keys[2:4] = 1, 1
     pair = Column(np.array([0.0, 0.0, 0.0, 1.0]), 7, keys, queries)
     names = names_of(attention, (pair,))
-    number = names.part.n_shared
+    number = names.rows.n_shared
     found = Description((number,), np.array([2.2]), (0.1,), 0.2)
     pairs, said = summarise(names, 0, found, ())
     assert said.startswith("from pronouns (she): nouns ")

@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.heads.descriptions import Active, Descriptions, HeadDescription, Pair, Term
 from attnscope.records.heads.findings import Findings
-from attnscope.studies.describe import sample as sampling
+from attnscope.studies.describe import rows as sampling
 from attnscope.studies.describe.rows import measure
 from attnscope.studies.describe.study import describe
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
@@ -153,7 +153,7 @@ def test_memory_is_bounded(own: Model, paragraphs: list[str], monkeypatch: pytes
     counts = count_tokens(listed, own.tokenizer.encode)
     groups = measure(own, units, Frequencies.of_counts(counts))
     parts = [rows for group in groups for rows in (group.active, group.sinks)]
-    held = sum(rows.features.nbytes + rows.weights.nbytes for rows in parts)
+    held = sum(rows.features.nbytes + rows.attention.nbytes for rows in parts)
     # Two groups of layers hold the features twice.
     assert 1_000_000 < held < 4_500_000
 
@@ -166,7 +166,7 @@ def test_both_parts_of_the_rows_are_those_of_the_whole_map(own: Model, paragraph
     for group in measure(own, units, Frequencies.of_counts(counts)):
         sink_mass = group.sinks.mass
         np.testing.assert_allclose(sink_mass, 1, atol=2e-3)
-        free = group.sinks.weights[:, group.sinks.starts[:-1]].T[group.sink_rows]
+        free = group.sinks.attention[:, group.sinks.starts[:-1]].T[group.sink_rows]
         np.testing.assert_allclose(free, group.active.mass, atol=2e-3)
         # The chain rule: nats from uniform of the whole row are those of both parts.
         assert (group.sinks.counts[group.sinks.starts[:-1]][group.sink_rows] == np.diff(group.active.starts)).all()
@@ -389,7 +389,7 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
                 for row in rows:
                     entries = slice(*active.starts[row : row + 2])
                     expected = dense[queries[row], queries[row] + offsets[entries]]
-                    np.testing.assert_allclose(active.weights[head, entries], expected, atol=2e-3)
+                    np.testing.assert_allclose(active.attention[head, entries], expected, atol=2e-3)
 
 
 def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own: Model) -> None:

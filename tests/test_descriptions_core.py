@@ -17,8 +17,7 @@ from attnscope.core.questions.descriptions import (
     score,
     score_of_texts,
 )
-from attnscope.core.questions.level_tables import Table
-from attnscope.core.questions.sampled_rows import Column, Rows
+from attnscope.core.questions.sampled_rows import Column, Rows, Table
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))
@@ -83,14 +82,14 @@ def test_the_loss_of_each_row_is_the_one_of_its_definition() -> None:
         expected = [kl_by_definition(weights, terms, rows, row) for row in part.index]
         np.testing.assert_allclose(row_losses(part, head, found), expected, rtol=1e-10, atol=1e-12)
         uniform = [kl_by_definition(weights, {}, rows, row) for row in part.index]
-        np.testing.assert_allclose(rows.uniform_nats[part.index, head], uniform, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(part.uniform_nats[:, head], uniform, rtol=1e-10, atol=1e-12)
 
 
 def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition() -> None:
     features, starts, texts = sample(n_texts=3, n_rows=4)
     rows = rows_with([attention_of({0: 1.0}, features, starts)], features, starts, texts)
     part = rows.of_texts([0, 2])
-    p = part.unscaled((3, 6), np.array([1.2, -0.4]))
+    p = part.unscaled((3, 6), np.array([1.2, -0.4]), 0)
     mean = 0.0
     for row in part.index:
         by_key = [
@@ -178,7 +177,7 @@ def test_of_noise_nothing_is_explained_on_other_texts() -> None:
     features, starts, texts = sample(n_texts=30, seed=3)
     heads = [attention_of({}, features, starts, 2.0, seed) for seed in range(6)]
     rows = rows_with(heads, features, starts, texts)
-    assert rows.of_texts(range(15)).uniform_nats.min() > 0.8
+    assert rows.of_texts(range(15)).mean_nats.min() > 0.8
     found = describe(rows.of_texts(range(15)), SIMPLICITY)
     for head, one in enumerate(found):
         assert abs(score(rows.of_texts(range(15, 30)), head, one)[0].explained) < 0.12
@@ -199,7 +198,7 @@ def test_texts_weigh_the_same_however_many_rows_they_have() -> None:
         weights[None, entries],
     )
     one, other = (of.of_texts(range(6)) for of in (rows, more))
-    np.testing.assert_allclose(one.expected([0]), other.expected([0]), rtol=1e-12)
+    np.testing.assert_allclose(one.expected[0], other.expected[0], rtol=1e-12)
     assert one.even(6, 0) == pytest.approx(other.even(6, 0), rel=1e-6)
     np.testing.assert_allclose(refit(one, 0, (0, 2))[0], refit(other, 0, (0, 2))[0], rtol=1e-6)
     assert one.weights.sum() == pytest.approx(1)
@@ -209,11 +208,11 @@ def test_rows_that_do_not_fit_together_are_refused() -> None:
     features, starts, texts = sample(n_texts=2, n_rows=2)
     rows = rows_with([attention_of({}, features, starts)], features, starts, texts)
     with pytest.raises(ValueError, match="do not fit together"):
-        Rows(features[:, 1:], N_LEVELS, starts, texts, rows.weights)
+        Rows(features[:, 1:], N_LEVELS, starts, texts, rows.attention)
     empty = starts.copy()
     empty[1] = 0
     with pytest.raises(ValueError, match="no key"):
-        Rows(features, N_LEVELS, empty, texts, rows.weights)
+        Rows(features, N_LEVELS, empty, texts, rows.attention)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
@@ -326,11 +325,11 @@ def test_what_is_kept_of_one_head_is_not_taken_for_another() -> None:
     part, own, many = rows.of_texts(range(6)), len(N_LEVELS), (6, len(N_LEVELS), 0, 2, 3)  # 648 combinations: sparse
     for head in (0, 2, 1, 0):
         alone = rows.of_texts(range(6))
-        np.testing.assert_array_equal(part.column(own, head), levels[head][types])
-        np.testing.assert_allclose(part.expected([head])[0], alone.expected(range(3))[head])
+        np.testing.assert_array_equal(part.levels_of(own, head), levels[head][types])
+        np.testing.assert_allclose(part.expected[head], alone.expected[head])
         for terms in ((own,), (6, own), many):
             np.testing.assert_allclose(refit(part, head, terms)[0], refit(alone, head, terms)[0])
-            values = np.stack([part.values_of(f, head)[part.column(f, head)] for f in terms], 1)
+            values = np.stack([part.by_entry(f, head) for f in terms], 1)
             np.testing.assert_array_equal(part.table(terms, head).values[part.table(terms, head).places], values)
     weights, expected = np.linspace(-1, 1, 5), np.full(5, 0.3)
     table = part.table(many, 1)

@@ -46,7 +46,7 @@ def first_term(rows: Rows, offsets: np.ndarray, x: np.ndarray) -> tuple[np.ndarr
     if not found.terms:
         return np.zeros(scored.size), score(scored, 0, found)[0].explained
     first = found.terms[0]
-    return scored.values_of(first, 0)[scored.column(first, 0)], score(scored, 0, found)[0].explained
+    return scored.by_entry(first, 0), score(scored, 0, found)[0].explained
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -60,7 +60,7 @@ def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(
         planted = keys[rows.key_types] & np.repeat(queries[rows.query_types], N_KEYS)
     else:
         planted = np.isin(rows.key_types, np.random.default_rng(seed).choice(N_TYPES, 6, replace=False))
-    rows = replace(rows, weights=attending(rows, 3.0 * planted, 0.5, seed))
+    rows = replace(rows, attention=attending(rows, 3.0 * planted, 0.5, seed))
     values, explained = first_term(rows, offsets, x)
     on = planted[rows.of_texts(range(N_TEXTS // 2, N_TEXTS)).entries]
     assert np.corrcoef(on, values)[0, 1] > correlation and explained > share
@@ -69,15 +69,15 @@ def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(
 @pytest.mark.parametrize("seed", range(4))
 def test_of_noise_nothing_is_found(seed: int) -> None:
     rows, offsets, x = sample(seed)
-    rows = replace(rows, weights=attending(rows, np.zeros(len(rows.key_types)), 2.0, seed))
+    rows = replace(rows, attention=attending(rows, np.zeros(len(rows.key_types)), 2.0, seed))
     assert abs(first_term(rows, offsets, x)[1]) < 0.05
 
 
 def test_directions_do_not_depend_on_which_heads_are_fitted_together() -> None:
     rows, offsets, x = sample(0)
     weights = [attending(rows, np.zeros(len(rows.key_types)), 1.0, seed)[0] for seed in range(3)]
-    together = find_directions(replace(rows, weights=np.stack(weights)).of_texts(range(9)), offsets, x)
-    alone = find_directions(replace(rows, weights=weights[1][None]).of_texts(range(9)), offsets, x)[0]
+    together = find_directions(replace(rows, attention=np.stack(weights)).of_texts(range(9)), offsets, x)
+    alone = find_directions(replace(rows, attention=weights[1][None]).of_texts(range(9)), offsets, x)[0]
     np.testing.assert_allclose(alone.keys, together[1].keys, atol=1e-4)
 
 

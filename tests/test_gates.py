@@ -28,7 +28,7 @@ def sample(seed: int) -> Rows:
 def attending(rows: Rows, scores: np.ndarray, seed: int) -> Rows:
     """Rows of a head with some scores and noise."""
     raised = np.exp(scores + 0.5 * np.random.default_rng(seed).normal(size=scores.shape))
-    return replace(rows, weights=(raised / np.repeat(np.add.reduceat(raised, rows.starts[:-1]), N_KEYS))[None])
+    return replace(rows, attention=(raised / np.repeat(np.add.reduceat(raised, rows.starts[:-1]), N_KEYS))[None])
 
 
 def test_a_gated_column_has_the_levels_of_its_feature_in_the_gate_and_one_more_elsewhere() -> None:
@@ -36,8 +36,8 @@ def test_a_gated_column_has_the_levels_of_its_feature_in_the_gate_and_one_more_e
     part = rows.of_texts(range(4, 9))
     assert rows.gates is not None
     inside = np.repeat(rows.gates[1], N_KEYS)[part.entries]
-    values = part.values_of(4, 0)[part.column(4, 0)]
-    np.testing.assert_array_equal(values, part.levels[2] * inside)
+    values = part.by_entry(4, 0)
+    np.testing.assert_array_equal(values, part.features[2] * inside)
     assert not part.is_fitted(4, 0)
 
 

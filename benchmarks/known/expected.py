@@ -19,9 +19,8 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.studies.describe.features import blocks_of
-from attnscope.studies.describe.fitting import Fitted, active_left
 from attnscope.studies.describe.rows import Group, frequent_words, text_facts
-from attnscope.studies.describe.study import fit_texts
+from attnscope.studies.describe.study import Fitted, active_left, fit_texts
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies

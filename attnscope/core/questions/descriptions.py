@@ -1,4 +1,4 @@
-"""What a head does, found in the data: a sparse, readable model of its rows, scored on other texts.
+"""Find what a head does: a sparse, readable model of its rows, scored on other texts.
 
     p(k | q) ∝ exp( Σ_f w_f f(q, k) )        over the keys that q may attend to, few terms f out of a catalogue
 
@@ -40,8 +40,7 @@ from numpy.typing import NDArray
 from attnscope.core.exact.intervals import predicted_interval
 from attnscope.core.exact.running import RunningSums
 from attnscope.core.questions.gates import TINY, least_gain
-from attnscope.core.questions.level_tables import RIDGE, Floats
-from attnscope.core.questions.sampled_rows import Part
+from attnscope.core.questions.sampled_rows import RIDGE, Floats, Rows
 
 MOST_TERMS = 4
 LEAST_GAIN = 0.02
@@ -107,51 +106,21 @@ class Score:
     left: float
 
 
-def refit(
-    part: Part, head: int, terms: tuple[int, ...], start: Floats | None = None, close: float = _CLOSE
-) -> tuple[Floats, float]:
-    """The weights of some terms for which p is nearest to a head's attention, from `start` on, and how near.
-
-    Returns:
-        The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge). The last step gains less than
-        `close` nats.
-    """
-    table = part.table(terms, head)
-    (shared,) = part.expected([head])
-    expected = np.array([part.share(f, head) if f >= part.n_shared else shared[f] for f in terms])
-    rows = part.weights[head]
-    w = np.zeros(len(terms)) if start is None else np.array(start, np.float64)
-    loss = table.loss(w, expected, rows)
-    for _ in range(_ITERATIONS):
-        gradient, second = table.derivatives(loss, w, expected, rows)
-        step = np.clip(np.linalg.solve(second, -gradient), -LARGEST_STEP, LARGEST_STEP)
-        size = 1.0
-        while True:
-            tried = np.clip(w + size * step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
-            trial = table.loss(tried, expected, rows)
-            if trial.value <= loss.value or size < 1e-3:
-                break
-            size /= 2
-        gained = loss.value - trial.value
-        if gained > 0:
-            w, loss = tried, trial
-        if gained < close:
-            break
-    return w, loss.value - RIDGE / 2 * float(w @ w) - float(part.entropies[head])
+# Find terms
 
 
 def describe(
-    part: Part,
+    rows: Rows,
     simplicity: Sequence[int],
     most: int = MOST_TERMS,
     candidates: Sequence[int] | None = None,
     needs: Sequence[int] | None = None,
     most_own: int = 3,
 ) -> list[Description]:
-    """Finds the terms of every head.
+    """Find the terms of every head.
 
     Args:
-        part: The rows to fit.
+        rows: The rows to fit.
         simplicity: Of each feature; of candidates that are alike, the one with the smallest number is taken.
         most: How many terms at most.
         candidates: Which features may be terms; None = all.
@@ -162,40 +131,187 @@ def describe(
     Returns:
         One description per head, in their order.
     """
-    usable = part.said_in >= min(FEWEST_TEXTS, len(np.unique(part.texts)))
+    usable = rows.varies_in >= min(FEWEST_TEXTS, len(np.unique(rows.texts)))
     if candidates is not None:
-        usable &= np.isin(np.arange(len(usable)), np.asarray(candidates))
-    wholes = np.full(len(usable), -1) if needs is None else np.asarray(needs)
-    searches = [_Search(part, head, np.asarray(simplicity)) for head in range(part.rows.n_heads)]
+        usable &= np.isin(np.arange(rows.n_shared), np.asarray(candidates))
+    wholes = np.full(rows.n_shared, -1) if needs is None else np.asarray(needs)
+    searches = [_Search(rows, head, simplicity) for head in range(rows.n_heads)]
 
     while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
-        for search, screened in zip(going, _screen(part, going), strict=True):
-            ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
-            is_fitted = [part.is_fitted(f, search.head) for f in range(len(usable), len(screened.gains))]
-            n_own = sum(part.is_fitted(term, search.head) for term in search.terms)
-            own = (n_own < most_own) | ~np.array(is_fitted, np.bool_)
-            search.extend(screened, np.concatenate([usable & ready, own]))
+        at_once = max(1, _SCREENED_AT_ONCE // max(rows.size, 1))
+        for start in range(0, len(going), at_once):
+            some = going[start : start + at_once]
+            for search, pi in zip(some, _expect(rows, some), strict=True):
+                # Parts wait for their whole, and of features of its own a head has few.
+                is_ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
+                search.extend(pi, np.concatenate([usable & is_ready, search.may_take(most_own)]))
     return [search.description() for search in searches]
 
 
-def score(part: Part, head: int, description: Description) -> tuple[Score, Floats]:
-    """How well a description holds on rows; and KL(A ‖ p) of each row, (row,), in nats."""
-    left = row_losses(part, head, description)
-    nats = part.rows.uniform_nats[part.index, head]
-    mass = part.mass[:, head]
-    return score_of_texts(part.texts, left * mass, nats * mass, mass), left
+def _expect(rows: Rows, searches: Sequence["_Search"]) -> list[Floats]:
+    """Return E_p[f] of every feature at the current fit of some heads, (feature,) each."""
+    p = np.stack([search.unscaled() for search in searches])
+    shared = rows.means(p, rows.weights[[search.head for search in searches]])
+    own = [rows.mean_under(search.own, search.head, of_p) for search, of_p in zip(searches, p, strict=True)]
+    return [np.concatenate(both) for both in zip(shared, own, strict=True)]
 
 
-def row_losses(part: Part, head: int, description: Description) -> Floats:
-    """KL(A ‖ p) of each row of a head, (row,), in nats."""
-    log_sums = part.table(description.terms, head).log_sums(description.weights)
-    on = np.add.reduceat(part.attention(head) * part.scores(description.terms, description.weights, head), part.first)
-    losses: Floats = np.maximum(log_sums - on - part.rows.entropies[part.index, head], 0.0)
+class _Search:
+    """The search for the terms of one head."""
+
+    def __init__(self, rows: Rows, head: int, simplicity: Sequence[int]) -> None:
+        self.head = head
+        self.own = rows.own_features(head)
+        self.terms: tuple[int, ...] = ()
+        self._rows = rows
+        self._weights = np.zeros(0)
+        self._gains: list[float] = []
+        self._nats = float(rows.mean_nats[head])
+        self._left = self._nats
+        self._first: Description | None = None
+        self.goes_on = self._nats > 0
+        columns = rows.columns[head] if rows.columns else ()
+        self._simplicity = [*simplicity, *(column.rank for column in columns)]
+        self._expected = np.concatenate([rows.expected[head], [rows.share(f, head) for f in self.own]])
+        self._spread = np.concatenate([rows.graded_variances, [rows.variance(f, head) for f in self.own]])
+        self._is_graded = np.concatenate([rows.levels > 2, np.ones(len(self.own), np.bool_)])
+        self._is_fitted = np.array([rows.is_fitted(f, head) for f in self.own], np.bool_)
+
+    def may_take(self, most_own: int) -> NDArray[np.bool_]:
+        """Say which of the head's own features may be the next term, (own feature,)."""
+        n_own = sum(self._rows.is_fitted(term, self.head) for term in self.terms)
+        return ~self._is_fitted | (n_own < most_own)
+
+    def unscaled(self) -> NDArray[np.float32]:
+        """Return what the terms so far expect, up to a factor of each row, (entry,)."""
+        order = self._table_order(self.terms)
+        return self._rows.unscaled(tuple(self.terms[i] for i in order), self._weights[order], self.head)
+
+    def extend(self, pi: Floats, usable: NDArray[np.bool_]) -> None:
+        """Take the next term, or end the search.
+
+        Args:
+            pi: (feature,): E_p[f] at the current fit.
+            usable: (feature,): which features may be the term.
+        """
+        least = LEAST_GAIN * self._nats
+        tried = [
+            (feature, *self._refit((*self.terms, feature), np.append(self._weights, step), _CLOSE_ENOUGH * self._nats))
+            for feature, step in self._candidates(pi, usable)
+        ]
+        largest = self._left - min((left for *_, left in tried), default=math.inf)
+        if largest < least:
+            self.goes_on = False
+            return
+        # Of candidates that are alike the simplest, then the best; of ties by rounding, the one with the lowest number.
+        alike = [trial for trial in tried if self._left - trial[2] >= max((1 - ALIKE) * largest, least)]
+        simplest = min(self._simplicity[feature] for feature, *_ in alike)
+        alike = [trial for trial in alike if self._simplicity[trial[0]] == simplest]
+        best = min(left for *_, left in alike)
+        feature, weights, left = min(trial for trial in alike if trial[2] <= best + _TIED * self._nats)
+        if not self.terms:
+            self._first = Description((feature,), weights, (self._nats - left,), self._nats)
+        self.terms = (*self.terms, feature)
+        self._weights, left = self._refit(self.terms, weights, _CLOSE)
+        self._gains.append(self._left - left)
+        self._left = left
+        self.goes_on = left > (1 - ENOUGH) * self._nats
+
+    def _candidates(self, pi: Floats, usable: NDArray[np.bool_]) -> list[tuple[int, float]]:
+        """Return the features that could gain most, with the weight at which each would be gained."""
+        a = np.clip(self._expected, TINY, 1 - TINY)
+        pi = np.clip(pi, TINY, 1 - TINY)
+        usable[list(self.terms)] = False
+        gains = np.where(usable, least_gain(a, pi), -1.0)
+        steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
+        # A value that rises in steps varies less than one that is 0 or 1: how much less, uniform attention tells.
+        # Its gain is that of a quadratic, Rao's score.
+        graded_steps = (a - pi) / np.maximum(self._spread, TINY)
+        graded = np.where(usable & self._is_graded, graded_steps * (a - pi) / 2, -1.0)
+        steps = np.clip(np.where(self._is_graded, graded_steps, steps), -LARGEST_STEP, LARGEST_STEP)
+        best = np.argsort(-gains, kind="stable")[:REFITTED]
+        best_graded = np.argsort(-graded, kind="stable")[:REFITTED_GRADED]
+        chosen = [*best[gains[best] > 0].tolist(), *best_graded[graded[best_graded] > 0].tolist()]
+        return [(feature, float(steps[feature])) for feature in dict.fromkeys(chosen)]
+
+    def _table_order(self, terms: tuple[int, ...]) -> list[int]:
+        """Return the order of terms in a table, so that heads that come to the same shared features share it."""
+        if max(terms, default=-1) < self._rows.n_shared:
+            return sorted(range(len(terms)), key=terms.__getitem__)
+        return list(range(len(terms)))
+
+    def _refit(self, terms: tuple[int, ...], start: Floats, close: float) -> tuple[Floats, float]:
+        order = self._table_order(terms)
+        fitted, left = refit(self._rows, self.head, tuple(terms[i] for i in order), start[order], close)
+        weights = np.empty(len(terms))
+        weights[order] = fitted
+        return weights, left
+
+    def description(self) -> Description:
+        """Return the result of the search."""
+        return Description(self.terms, self._weights, tuple(self._gains), self._nats, self._first)
+
+
+def refit(
+    rows: Rows, head: int, terms: tuple[int, ...], start: Floats | None = None, close: float = _CLOSE
+) -> tuple[Floats, float]:
+    """Find the weights of some terms for which p is nearest to a head's attention, from `start` on, and how near.
+
+    Returns:
+        The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge), which is at most about `close`
+        from its least.
+    """
+    table = rows.table(terms, head)
+    expected = np.array([rows.share(term, head) for term in terms])
+    row_weights = rows.weights[head]
+    weights = np.zeros(len(terms)) if start is None else start
+    loss = table.loss(weights, expected, row_weights)
+    value = loss.value
+    for _ in range(_ITERATIONS):
+        gradient, second = table.derivatives(loss, weights, expected, row_weights)
+        step = np.clip(np.linalg.solve(second, -gradient), -LARGEST_STEP, LARGEST_STEP)
+        expected_gain = -float(gradient @ step) / 2
+        if expected_gain < close:  # the loss is all but a quadratic here: it need not be looked at again
+            weights = np.clip(weights + step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+            value -= expected_gain
+            break
+        # Halve the step until the loss falls.
+        size = 1.0
+        while True:
+            tried = np.clip(weights + size * step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+            trial = table.loss(tried, expected, row_weights)
+            if trial.value <= loss.value or size < 1e-3:
+                break
+            size /= 2
+        gained = loss.value - trial.value
+        if gained > 0:
+            weights, loss, value = tried, trial, trial.value
+        if gained < close:
+            break
+    return weights, value - RIDGE / 2 * float(weights @ weights) - float(rows.mean_entropies[head])
+
+
+# Score descriptions
+
+
+def score(rows: Rows, head: int, description: Description) -> tuple[Score, Floats]:
+    """Return how well a description holds on rows; and KL(A ‖ p) of each row, (row,), in nats."""
+    left = row_losses(rows, head, description)
+    mass = rows.mass[:, head]
+    return score_of_texts(rows.texts, left * mass, rows.uniform_nats[:, head] * mass, mass), left
+
+
+def row_losses(rows: Rows, head: int, description: Description) -> Floats:
+    """Return KL(A ‖ p) of each row of a head, (row,), in nats."""
+    log_sums = rows.table(description.terms, head).log_sums(description.weights)
+    scores = rows.scores(description.terms, description.weights, head)
+    expected = np.add.reduceat(rows.scaled(head) * scores, rows.first)
+    losses: Floats = np.maximum(log_sums - expected - rows.entropies[:, head], 0.0)
     return losses
 
 
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats, mass: Floats | None = None) -> Score:
-    """Scores rows, each text with the same weight, with an interval over texts.
+    """Score rows, each text with the same weight, with an interval over texts.
 
     The explained share is one minus a ratio of sums over texts (Cochran 1977, section 6.4). Its ends are those of
     `core.exact.intervals.predicted_interval`; NaN where these texts cannot tell.
@@ -206,127 +322,14 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats, mass: F
         nats: (row,): KL(A ‖ uniform).
         mass: (row,): the share of the row's attention that both are about, 0 to 1; None = all of it.
     """
-    numbers, which, counts = np.unique(texts, return_inverse=True, return_counts=True)
+    numbers, text, counts = np.unique(texts, return_inverse=True, return_counts=True)
     if not len(numbers):
         return Score(math.nan, math.nan, math.nan, math.nan, math.nan)
     sums = RunningSums(())
-    of_left, of_nats = (np.bincount(which, of_rows) / counts for of_rows in (left, nats))
-    sums.add(of_left, of_nats)
-    mean_mass = 1.0 if mass is None else float((np.bincount(which, mass) / counts).mean())
+    left_of_texts = np.bincount(text, left) / counts
+    nats_of_texts = np.bincount(text, nats) / counts
+    sums.add(left_of_texts, nats_of_texts)
+    mean_mass = 1.0 if mass is None else float((np.bincount(text, mass) / counts).mean())
     low, high = predicted_interval(sums.sample(), mean_mass, len(numbers))
-    return Score(1 - float(sums.ratio()), float(low), float(high), float(of_nats.mean()), float(of_left.mean()))
-
-
-class _Search:
-    """The search for the terms of one head."""
-
-    def __init__(self, part: Part, head: int, simplicity: NDArray[np.int64]) -> None:
-        ranks = [column.rank for column in part.own_columns(head)]
-        self._part, self.head, self._simplicity = part, head, np.concatenate([simplicity, ranks])
-        self.terms: tuple[int, ...] = ()
-        self.weights = np.zeros(0)
-        self._gains: list[float] = []
-        self._nats = self._left = float(part.uniform_nats[head])
-        self._first: Description | None = None
-        self.goes_on = self._nats > 0
-
-    def extend(self, screened: "_Screened", usable: NDArray[np.bool_]) -> None:
-        """Takes the next term, or ends the search."""
-        gains = np.where(usable, screened.gains, -1.0)
-        graded = np.where(usable, screened.graded, -1.0)
-        gains[list(self.terms)] = graded[list(self.terms)] = -1.0
-        best = [int(f) for f in np.argsort(-gains, kind="stable")[:REFITTED] if gains[f] > 0]
-        best += [int(f) for f in np.argsort(-graded, kind="stable")[:REFITTED_GRADED] if graded[f] > 0]
-        tried = []
-        for feature in dict.fromkeys(best):
-            start = np.append(self.weights, np.clip(screened.steps[feature], -LARGEST_STEP, LARGEST_STEP))
-            terms = (*self.terms, feature)
-            order = _table_order(self._part, terms)
-            tried.append((feature, *self._refit(terms, start, order, _CLOSE_ENOUGH * self._nats)))
-        least = LEAST_GAIN * self._nats
-        if not tried or self._left - min(left for *_, left in tried) < least:
-            self.goes_on = False
-            return
-        largest = self._left - min(left for *_, left in tried)
-        alike = [trial for trial in tried if self._left - trial[2] >= max((1 - ALIKE) * largest, least)]
-        simplest = min(self._simplicity[feature] for feature, *_ in alike)
-        taken = self._best([trial for trial in alike if self._simplicity[trial[0]] == simplest])
-        if not self.terms:
-            feature, weights, left = taken
-            self._first = Description((feature,), weights, (self._nats - left,), self._nats)
-        feature, weights, _ = taken
-        self.terms = (*self.terms, feature)
-        self.weights, left = self._refit(self.terms, weights, _table_order(self._part, self.terms), _CLOSE)
-        self._gains.append(self._left - left)
-        self._left = left
-        self.goes_on = left > (1 - ENOUGH) * self._nats
-
-    def _best(self, tried: list[tuple[int, Floats, float]]) -> tuple[int, Floats, float]:
-        """The candidate that leaves least; of ties, which only rounding tells apart, the one with the lowest number."""
-        least = min(left for *_, left in tried)
-        return min((trial for trial in tried if trial[2] <= least + _TIED * self._nats), key=lambda trial: trial[0])
-
-    def _refit(self, terms: tuple[int, ...], start: Floats, order: list[int], close: float) -> tuple[Floats, float]:
-        fitted, left = refit(self._part, self.head, tuple(terms[i] for i in order), start[order], close)
-        weights = np.empty(len(terms))
-        weights[order] = fitted
-        return weights, left
-
-    def description(self) -> Description:
-        """The result of the search."""
-        return Description(self.terms, self.weights, tuple(self._gains), self._nats, self._first)
-
-
-@dataclass(frozen=True, eq=False)
-class _Screened:
-    """What each feature could gain at the current fit of a head.
-
-    Attributes:
-        gains: (feature,): the bound of the module's docstring.
-        graded: (feature,): Rao's score, the gain of a quadratic, of features with more than two levels; else -1.
-        steps: (feature,): the weight at which it would be gained.
-    """
-
-    gains: Floats
-    graded: Floats
-    steps: Floats
-
-
-def _table_order(part: Part, terms: tuple[int, ...]) -> list[int]:
-    """The order of terms in a table, so that heads that come to the same shared features share it."""
-    if max(terms, default=-1) < part.n_shared:
-        return sorted(range(len(terms)), key=terms.__getitem__)
-    return list(range(len(terms)))
-
-
-def _screen(part: Part, searches: Sequence[_Search]) -> list[_Screened]:
-    """What each feature could gain for several heads."""
-    screened: list[_Screened] = []
-    part.expected([search.head for search in searches])  # of all at once
-    at_once = max(1, _SCREENED_AT_ONCE // max(part.size, 1))
-    for start in range(0, len(searches), at_once):
-        some = searches[start : start + at_once]
-        p = np.empty((len(some), part.size), np.float32)
-        for row, search in enumerate(some):
-            order = _table_order(part, search.terms)
-            p[row] = part.unscaled(tuple(search.terms[i] for i in order), search.weights[order], search.head)
-        means = part.means(p, part.weights[[search.head for search in some]])
-        for search, of_p, mean in zip(some, p, means, strict=True):
-            numbers = range(part.n_shared, part.n_shared + len(part.own_columns(search.head)))
-            own = part.mean_under(numbers, search.head, of_p)
-            screened.append(_gains(part, search.head, np.concatenate([mean, own])))
-    return screened
-
-
-def _gains(part: Part, head: int, pi: Floats) -> _Screened:
-    own = range(part.n_shared, part.n_shared + len(part.own_columns(head)))
-    a = np.concatenate([*part.expected([head]), [part.share(number, head) for number in own]])
-    a, pi = np.clip(a, TINY, 1 - TINY), np.clip(pi, TINY, 1 - TINY)
-    steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
-    # A value that rises in steps varies less than one that is 0 or 1: how much less, uniform attention tells.
-    spread = np.concatenate([part.variances, part.own_variances(head)])
-    is_graded = np.concatenate([part.rows.levels > 2, np.ones(len(own), np.bool_)])
-    graded = np.where(is_graded, (a - pi) ** 2 / (2 * np.maximum(spread, TINY)), -1.0)
-    return _Screened(
-        least_gain(a, pi), graded, np.where(is_graded, np.clip((a - pi) / np.maximum(spread, TINY), -3, 3), steps)
-    )
+    explained = 1 - float(sums.ratio())
+    return Score(explained, float(low), float(high), float(nats_of_texts.mean()), float(left_of_texts.mean()))

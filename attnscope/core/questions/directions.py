@@ -22,7 +22,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from attnscope.core.questions.gates import GATED_RANK, screen_gates
-from attnscope.core.questions.sampled_rows import Column, Part
+from attnscope.core.questions.sampled_rows import Column, Rows
 
 Singles = NDArray[np.float32]
 
@@ -88,7 +88,7 @@ def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Si
 
 
 def find_directions(
-    part: Part, offsets: NDArray[np.int32], x: Singles, candidates: Sequence[int] = ()
+    part: Rows, offsets: NDArray[np.int32], x: Singles, candidates: Sequence[int] = ()
 ) -> list[Directions]:
     """What each head looks for.
 
@@ -98,7 +98,7 @@ def find_directions(
         x: (type, column): see `describe_types`.
         candidates: The known features to screen by the rows' gates, if these are known.
     """
-    n_heads = part.rows.n_heads
+    n_heads = part.n_heads
     if not part.size:
         return [Directions(np.zeros(len(x), np.float32), ())] * n_heads
     at_once = max(1, _AT_ONCE // max(1, part.size))
@@ -113,7 +113,7 @@ class _Fit:
     """The fit of some heads at once; arrays begin with the head."""
 
     def __init__(
-        self, part: Part, offsets: NDArray[np.int32], x: Singles, heads: range, candidates: Sequence[int]
+        self, part: Rows, offsets: NDArray[np.int32], x: Singles, heads: range, candidates: Sequence[int]
     ) -> None:
         self._part, self._heads, self._candidates = part, heads, candidates
         self._first, self._row_of = part.first, part.row_of
@@ -123,14 +123,14 @@ class _Fit:
         self._x = x[self._types]
         self._keys, self._queries = (np.searchsorted(self._types, of) for of in (keys, queries))
         self._buckets = np.searchsorted(OFFSET_EDGES, offsets[part.entries], "right")
-        self._lam = 1.0 / max(1, len(part.index))
-        n_types, n_rows, n_buckets = len(self._types), len(part.index), len(OFFSET_EDGES) + 1
+        self._lam = 1.0 / max(1, len(part.texts))
+        n_types, n_rows, n_buckets = len(self._types), len(part.texts), len(OFFSET_EDGES) + 1
         ones, entries = np.ones(part.size, np.float32), np.arange(part.size)
         self._by_key = sp.csr_matrix((ones, (self._keys, entries)), (n_types, part.size))
         self._by_bucket = sp.csr_matrix((ones, (self._buckets, entries)), (n_buckets, part.size))
         self._by_query = sp.csr_matrix((ones[:n_rows], (self._queries, np.arange(n_rows))), (n_types, n_rows))
         self._row_weights = part.weights[list(heads)].astype(np.float32)
-        self._weighted = np.stack([part.attention(head) for head in heads]).astype(np.float32)
+        self._weighted = np.stack([part.scaled(head) for head in heads]).astype(np.float32)
         self._weighted *= self._row_weights[:, self._row_of]
         self._scores = np.zeros_like(self._weighted)
         self._offset = np.zeros((len(heads), n_buckets), np.float32)
@@ -143,7 +143,7 @@ class _Fit:
             self._fit_offsets()
             self._fit_keys()
         gated: list[tuple[tuple[int, int], ...]] = [()] * len(self._heads)
-        if self._part.rows.gates is not None:
+        if len(self._part.gates):
             gated = screen_gates(self._part, self._heads, self._errors()[1], self._candidates)
         pairs = [self._fit_pair() for _ in range(N_PAIRS)]
         keys = self._linear @ self._all.T
@@ -257,7 +257,7 @@ def _whitening(second: NDArray[np.floating], share: float) -> Singles:
     return np.linalg.cholesky(np.linalg.inv(second)).astype(np.float32)
 
 
-def columns_of(directions: Directions, part: Part) -> tuple[Column, ...]:
+def columns_of(directions: Directions, part: Rows) -> tuple[Column, ...]:
     """The features of what a head looks for: the keys, the upper and lower ends of each pair, and known pairs."""
     keys = np.bincount(part.key_types, minlength=len(directions.keys))
     queries = np.bincount(part.query_types, minlength=len(directions.keys))
@@ -324,7 +324,7 @@ GATE_RANK, MATCH_RANK = 9, 8
 _GATE_ROUNDS = 4
 
 
-def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
+def gate_columns(part: Rows, x: Singles, resting: int) -> list[Column]:
     """From which queries each head rests more: resting keys, and the more so the higher the score of a query's type.
 
     Scores are a logistic regression of the mass on resting keys, linear in X.
@@ -337,10 +337,10 @@ def gate_columns(part: Part, x: Singles, resting: int) -> list[Column]:
     types, of_rows = np.unique(part.query_types, return_inverse=True)
     fitted = x[types]
     occurrences = np.bincount(part.query_types, minlength=len(x))
-    flags, lam = part.levels[resting], RIDGES["pairs"] / max(1, len(part.index))
+    flags, lam = part.features[resting], RIDGES["pairs"] / max(1, len(part.texts))
     columns = []
-    for head in range(part.rows.n_heads):
-        rests = np.add.reduceat(part.attention(head) * flags, part.first)
+    for head in range(part.n_heads):
+        rests = np.add.reduceat(part.scaled(head) * flags, part.first)
         rests = np.clip(rests, 1e-4, 1 - 1e-4)
         mean = float(np.average(rests, weights=part.text_weights))
         start, coefficients = np.log(mean / (1 - mean)), np.zeros(x.shape[1])

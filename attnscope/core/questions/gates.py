@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.questions.level_tables import Floats
-from attnscope.core.questions.sampled_rows import Part
+from attnscope.core.questions.sampled_rows import Floats, Rows
 
 N_GATED = 4
 """Most pairs of a gate and a feature that a head gets as candidates."""
@@ -38,7 +37,7 @@ TINY = 1e-9
 _ENTRIES_AT_ONCE = 2**16
 
 
-def usable_gates(part: Part) -> NDArray[np.int64]:
+def usable_gates(part: Rows) -> NDArray[np.int64]:
     """The gates with enough rows on either side."""
 
     def has_enough(side: NDArray[np.bool_]) -> bool:
@@ -49,7 +48,7 @@ def usable_gates(part: Part) -> NDArray[np.int64]:
 
 
 def screen_gates(
-    part: Part,
+    part: Rows,
     heads: Sequence[int],
     p: NDArray[np.floating],
     candidates: Sequence[int],
@@ -70,13 +69,13 @@ def screen_gates(
         return [()] * len(heads)
     inside = part.gates[gates].astype(np.float64)
     weights = part.weights[list(heads)]
-    on = np.stack([part.attention(head) for head in heads]) * weights[:, part.row_of]
+    on = np.stack([part.scaled(head) for head in heads]) * weights[:, part.row_of]
     both = _sums(part, np.concatenate([on, p]), inside > 0, candidates)
     pairs: list[tuple[tuple[int, int], ...]] = []
     for at, head in enumerate(heads):
         gains = split_gains(both[:, at], both[:, at + len(heads)], inside @ weights[at])
         picked: list[tuple[int, int]] = []
-        while len(picked) < N_GATED and gains.max() >= LEAST_SPLIT * part.uniform_nats[head]:
+        while len(picked) < N_GATED and gains.max() >= LEAST_SPLIT * part.mean_nats[head]:
             gate, feature = divmod(int(gains.argmax()), gains.shape[1])
             picked.append((int(gates[gate]), int(candidates[feature])))
             gains[:, feature] = -1.0
@@ -106,7 +105,7 @@ def least_gain(a: Floats, pi: Floats) -> Floats:
     return a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
 
 
-def _sums(part: Part, values: Floats, inside: NDArray[np.bool_], candidates: Sequence[int]) -> Floats:
+def _sums(part: Rows, values: Floats, inside: NDArray[np.bool_], candidates: Sequence[int]) -> Floats:
     """Σ value f over the entries of each gate, and over all: (gate + 1, values, feature)."""
     # Gates overlap: rows are summed by the set of gates that they are in, and these sums are added.
     sets, of_row = np.unique(inside, axis=1, return_inverse=True)
@@ -116,11 +115,11 @@ def _sums(part: Part, values: Floats, inside: NDArray[np.bool_], candidates: Seq
     for start in range(0, part.size, _ENTRIES_AT_ONCE):
         some = np.arange(start, min(part.size, start + _ENTRIES_AT_ONCE))
         some = some[np.argsort(of_entry[some], kind="stable")]
-        levels = part.levels[np.ix_(chosen, some)].astype(np.float32)
+        levels = part.features[np.ix_(chosen, some)].astype(np.float32)
         ends = np.searchsorted(of_entry[some], np.arange(sets.shape[1] + 1))
         for number, (low, high) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
             if low < high:
                 sums[number] += values[:, some[low:high]].astype(np.float32) @ levels[:, low:high].T
     of_gates = np.einsum("gs,shf->ghf", np.vstack([sets, np.ones((1, sets.shape[1]), np.bool_)]).astype(float), sums)
-    scaled: Floats = of_gates / (part.rows.levels[chosen] - 1)
+    scaled: Floats = of_gates / (part.levels[chosen] - 1)
     return scaled

@@ -1,19 +1,24 @@
-"""Sampled rows of attention, with what descriptions are fitted to: features of their keys, and counts of these. Ours.
+"""Hold sampled rows of attention, features of their keys, and counts of these: all that fitting descriptions needs.
 
-To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f]: see `descriptions`.
+To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f]: see `descriptions`. What
+features mean is known in `studies.describe`. Ours.
 """
+
+from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from attnscope.core.questions.level_tables import Floats, Table
+Floats = NDArray[np.float64]
 
+RIDGE = 1e-4
 _ENTRIES_AT_ONCE, _WEIGHTS_AT_ONCE = 2**16, 2**21
 _TABLE_BYTES = _COLUMN_BYTES = 2**26
 _MOST_DENSE, _MOST_CODES = 160, 1024
@@ -31,7 +36,7 @@ class Column:
         rank: How simple the feature is; see `descriptions.describe`.
         keys: (type,): the level of each type of token as a key; None = the levels of the feature `key_feature`.
         queries: (type,): the level of each type as a query; None = all queries are alike, or `rows` has their levels.
-        rows: (row,): the level of each row.
+        rows: (row,): the level of each sampled row.
         row_edges: Where each of these levels but the first begins, in what was quantised.
         key_feature: The number of a feature.
         n_key_levels: How many levels keys have.
@@ -50,8 +55,23 @@ class Column:
     gate: int = -1
     gated: int = -1
 
+    @property
+    def is_of_keys(self) -> bool:
+        """Say whether it holds for all queries alike."""
+        return self.queries is None and self.gate < 0
 
-@dataclass(frozen=True, eq=False)
+    @property
+    def query_values(self) -> Floats:
+        """Return the value of each type as a query, (type,), at keys of the highest level."""
+        assert self.queries is not None
+        return self.values.reshape(-1, self.n_key_levels)[:, -1][self.queries]
+
+
+def _nothing() -> NDArray[Any]:
+    return np.empty(0, np.int64)
+
+
+@dataclass(eq=False)
 class Rows:
     """Sampled rows of some heads that may attend to the same keys, as descriptions need them.
 
@@ -61,12 +81,14 @@ class Rows:
         levels: (feature,): how many levels each has; 2 = it holds or does not.
         starts: (row + 1,): where each row's entries begin.
         texts: (row,): the number of its text.
-        weights: (head, entry), floating: attention, 0 to 1. The sum of a row is its mass, by which the row counts.
+        attention: (head, entry), floating: weights, 0 to 1. The sum of a row is its mass, by which the row counts.
         counts: (entry,): how many keys an entry stands for; None = one each.
-        key_types: (entry,): the type of each key's token; None = types are not known.
+        key_types: (entry,): the type of each key's token; empty = all are alike.
         query_types: (row,): the type of each query's token.
         gates: (gate, row): which queries are in each class of queries.
         columns: For each head the features that it alone has; they are numbered after `features`.
+        index: (row,): of selected rows, their numbers in the whole sample; empty = it is the whole sample.
+        entries: (entry,): the same of entries.
 
     Raises:
         ValueError: Shapes do not fit together, or a row has no key.
@@ -76,288 +98,276 @@ class Rows:
     levels: NDArray[np.int64]
     starts: NDArray[np.int64]
     texts: NDArray[np.int64]
-    weights: NDArray[np.floating]
+    attention: NDArray[np.floating]
     counts: Floats | None = None
-    key_types: NDArray[np.int32] | None = None
-    query_types: NDArray[np.int32] | None = None
-    gates: NDArray[np.bool_] | None = None
+    key_types: NDArray[np.int32] = field(default_factory=_nothing)
+    query_types: NDArray[np.int32] = field(default_factory=_nothing)
+    gates: NDArray[np.bool_] = field(default_factory=_nothing)
     columns: tuple[tuple[Column, ...], ...] = ()
+    index: NDArray[np.int64] = field(default_factory=_nothing)
+    entries: NDArray[np.int64] = field(default_factory=_nothing)
+    _tables: OrderedDict[tuple[int, tuple[int, ...]], Table] = field(default_factory=OrderedDict, init=False)
+    _columns: OrderedDict[tuple[int, int], NDArray[np.uint8]] = field(default_factory=OrderedDict, init=False)
+    _shares: dict[tuple[int, int], float] = field(default_factory=dict, init=False)
+    _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False)
 
     def __post_init__(self) -> None:
-        n_rows, n_features = len(self.starts) - 1, len(self.levels)
+        n_rows = len(self.starts) - 1
+        n_entries = int(self.starts[-1])
         fits = (
-            self.features.shape == (n_features, self.starts[-1])
+            self.features.shape == (len(self.levels), n_entries)
             and self.texts.shape == (n_rows,)
-            and self.weights.shape == (len(self.weights), self.starts[-1])
-            and len(self.columns) in (0, len(self.weights))
+            and self.attention.shape == (self.n_heads, n_entries)
+            and len(self.columns) in (0, self.n_heads)
         )
         if not fits:
             raise ValueError(
                 f"features {self.features.shape}, starts {self.starts.shape}, texts {self.texts.shape}, weights "
-                f"{self.weights.shape} and columns of {len(self.columns)} heads do not fit together"
+                f"{self.attention.shape} and columns of {len(self.columns)} heads do not fit together"
             )
-        if (np.diff(self.starts) < 1).any():
+        if (self.lengths < 1).any():
             raise ValueError("a row has no key")
+        if not len(self.key_types):
+            self.key_types = np.zeros(n_entries, np.int32)
+            self.query_types = self.query_types if len(self.query_types) else np.zeros(n_rows, np.int32)
+        if not len(self.gates):
+            self.gates = np.zeros((0, n_rows), np.bool_)
+        if not len(self.index):
+            self.index = np.arange(n_rows)
+            self.entries = np.arange(n_entries)
+
+    def select(self, rows: NDArray[np.int64]) -> Rows:
+        """Copy some of the rows, by their numbers, ascending."""
+        lengths = self.lengths[rows]
+        starts = starts_of(lengths)
+        entries = np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1])
+        return Rows(
+            features=self.features[:, entries],
+            levels=self.levels,
+            starts=starts,
+            texts=self.texts[rows],
+            attention=self.attention[:, entries],
+            counts=None if self.counts is None else self.counts[entries],
+            key_types=self.key_types[entries],
+            query_types=self.query_types[rows],
+            gates=self.gates[:, rows],
+            columns=self.columns,
+            index=self.index[rows],
+            entries=self.entries[entries],
+        )
+
+    def of_texts(self, texts: Sequence[int]) -> Rows:
+        """Copy the rows of some texts."""
+        return self.select(np.flatnonzero(np.isin(self.texts, np.asarray(texts))))
+
+    def give_columns(self, columns: tuple[tuple[Column, ...], ...]) -> None:
+        """Give each head features of its own, instead of those that it had."""
+        self.columns = columns
+        self._tables.clear()
+        self._columns.clear()
+        self._shares.clear()
+
+    # Sizes and weights of rows
 
     @property
     def n_heads(self) -> int:
-        """How many heads the rows are of."""
-        return len(self.weights)
+        """Count the heads that the rows are of."""
+        return len(self.attention)
+
+    @property
+    def n_shared(self) -> int:
+        """Count the features that all heads share; numbers from there on are those of a head's own columns."""
+        return len(self.levels)
+
+    @property
+    def size(self) -> int:
+        """Count the entries."""
+        return int(self.starts[-1])
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Count the entries of each row, (row,)."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """Return where each row's entries begin, (row,)."""
+        return self.starts[:-1]
+
+    @cached_property
+    def row_of(self) -> NDArray[np.int64]:
+        """Return the row of each entry, (entry,)."""
+        return np.repeat(np.arange(len(self.texts)), self.lengths)
+
+    @cached_property
+    def _n_keys(self) -> Floats:
+        return np.ones(self.size) if self.counts is None else self.counts
 
     @cached_property
     def mass(self) -> Floats:
-        """(row, head): how much attention each row holds, 0 to 1."""
-        return np.stack([np.add.reduceat(w, self.starts[:-1], dtype=np.float64) for w in self.weights], 1)
+        """Return how much attention each row holds, 0 to 1, (row, head)."""
+        return np.stack([np.add.reduceat(of_head, self.first, dtype=np.float64) for of_head in self.attention], 1)
+
+    @cached_property
+    def text_weights(self) -> Floats:
+        """Return what each row counts if all have the same mass, (row,): each text's rows sum to the same, all to 1."""
+        _, text, counts = np.unique(self.texts, return_inverse=True, return_counts=True)
+        return 1.0 / (counts[text] * max(len(counts), 1))
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Return what each row counts for each head, (head, row): its text's weight times its mass; they sum to 1."""
+        weights = (self.mass * self.text_weights[:, None]).T
+        return np.ascontiguousarray(weights / np.maximum(weights.sum(1, keepdims=True), 1e-30))
+
+    def scaled(self, head: int) -> Floats:
+        """Return a head's attention with each row scaled to 1, (entry,); that of the last head asked for is kept."""
+        if self._scaled[0] != head:
+            mass = np.maximum(self.mass[:, head], 1e-30)
+            self._scaled = head, self.attention[head].astype(np.float64) / mass[self.row_of]
+        return self._scaled[1]
 
     @cached_property
     def entropies(self) -> Floats:
-        """(row, head): -Σ B ln(B / n), in nats, of B, each row's attention scaled to 1, and n, the entries' counts."""
+        """Return -Σ B ln(B / n), (row, head), in nats, of B, each row scaled to 1, and n, the entries' counts."""
         entropies = np.empty((len(self.texts), self.n_heads))
-        for head, of_head in enumerate(self.weights):
-            scaled = of_head / np.repeat(np.maximum(self.mass[:, head], 1e-30), np.diff(self.starts))
-            logs = np.log(np.maximum(scaled if self.counts is None else scaled / self.counts, 1e-300))
-            entropies[:, head] = -np.add.reduceat(scaled * logs, self.starts[:-1])
+        for head in range(self.n_heads):
+            scaled = self.scaled(head)
+            by_key = scaled if self.counts is None else scaled / self.counts
+            entropies[:, head] = -np.add.reduceat(scaled * np.log(np.maximum(by_key, 1e-300)), self.first)
         return entropies
 
     @cached_property
     def uniform_nats(self) -> Floats:
-        """KL(B ‖ uniform) = ln n - H of each row, (row, head), in nats."""
-        n = np.diff(self.starts) if self.counts is None else np.add.reduceat(self.counts, self.starts[:-1])
-        return np.maximum(np.log(n)[:, None] - self.entropies, 0.0)
-
-    def of_texts(self, texts: Sequence[int]) -> "Part":
-        """The rows of some texts, each text weighing the same."""
-        return Part(self, np.flatnonzero(np.isin(self.texts, np.asarray(texts))))
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some rows, and what their texts weigh."""
-
-    rows: Rows
-    index: NDArray[np.int64]
-    _tables: OrderedDict[tuple[int, tuple[int, ...]], Table] = field(default_factory=OrderedDict)
-    _columns: OrderedDict[tuple[int, int], NDArray[np.uint8]] = field(default_factory=OrderedDict)
-    _expected: dict[int, Floats] = field(default_factory=dict)
-    _attention: dict[int, Floats] = field(default_factory=dict)
-    _shares: dict[tuple[int, int], float] = field(default_factory=dict)
-    _spreads: dict[int, Floats] = field(default_factory=dict)
+        """Return KL(B ‖ uniform) = ln n - H of each row, (row, head), in nats."""
+        n_keys = self.lengths if self.counts is None else np.add.reduceat(self.counts, self.first)
+        return np.maximum(np.log(n_keys)[:, None] - self.entropies, 0.0)
 
     @cached_property
-    def texts(self) -> NDArray[np.int64]:
-        """(row,): the number of each row's text."""
-        return self.rows.texts[self.index]
+    def mean_entropies(self) -> Floats:
+        """Return the mean entropy of each head, (head,)."""
+        means: Floats = np.einsum("hr,rh->h", self.weights, self.entropies)
+        return means
 
     @cached_property
-    def text_weights(self) -> Floats:
-        """(row,): what each counts if all rows have the same mass; they sum to 1, and each text's to the same."""
-        _, which, counts = np.unique(self.texts, return_inverse=True, return_counts=True)
-        return 1.0 / (counts[which] * max(len(counts), 1))
+    def mean_nats(self) -> Floats:
+        """Return the mean of KL(B ‖ uniform) of each head, (head,)."""
+        means: Floats = np.einsum("hr,rh->h", self.weights, self.uniform_nats)
+        return means
 
-    @cached_property
-    def mass(self) -> Floats:
-        """(row, head): how much attention each row holds."""
-        return self.rows.mass[self.index]
+    # Features
 
-    @cached_property
-    def weights(self) -> Floats:
-        """(head, row): what each row counts for each head, its text's weight times its mass; they sum to 1."""
-        weights = (self.mass * self.text_weights[:, None]).T
-        scaled: Floats = weights / np.maximum(weights.sum(1, keepdims=True), 1e-30)
-        return np.ascontiguousarray(scaled)
+    def column_of(self, feature: int, head: int) -> Column | None:
+        """Return a head's own column by its number; None = all heads share the feature."""
+        return None if feature < self.n_shared else self.columns[head][feature - self.n_shared]
 
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """(row,): how many entries each has."""
-        return np.diff(self.rows.starts)[self.index]
-
-    @cached_property
-    def first(self) -> NDArray[np.int64]:
-        """(row,): where each row's entries begin in this part."""
-        return np.concatenate([[0], np.cumsum(self.lengths)[:-1]])[: len(self.index)].astype(np.int64)
-
-    @cached_property
-    def row_of(self) -> NDArray[np.int64]:
-        """(entry,): the number of each entry's row in this part."""
-        return np.repeat(np.arange(len(self.index)), self.lengths)
-
-    @cached_property
-    def entries(self) -> slice | NDArray[np.int64]:
-        """Which entries of the rows belong to this part; a slice if possible, so that it makes views."""
-        starts = self.rows.starts
-        if not len(self.index):
-            return slice(0, 0)
-        if self.index[-1] - self.index[0] + 1 == len(self.index):
-            return slice(int(starts[self.index[0]]), int(starts[self.index[-1] + 1]))
-        return np.repeat(starts[self.index] - self.first, self.lengths) + np.arange(self.size)
-
-    @cached_property
-    def levels(self) -> NDArray[np.uint8]:
-        """(feature, entry): levels of the features that all heads share."""
-        return self.rows.features[:, self.entries]
-
-    @cached_property
-    def key_types(self) -> NDArray[np.int32]:
-        """(entry,): the type of each key's token."""
-        assert self.rows.key_types is not None
-        return self.rows.key_types[self.entries]
-
-    @cached_property
-    def query_types(self) -> NDArray[np.int32]:
-        """(row,): the type of each query's token."""
-        assert self.rows.query_types is not None
-        return self.rows.query_types[self.index]
-
-    @cached_property
-    def gates(self) -> NDArray[np.bool_]:
-        """(gate, row): which queries are in each gate."""
-        assert self.rows.gates is not None
-        return self.rows.gates[:, self.index]
-
-    @cached_property
-    def counts(self) -> Floats | None:
-        """(entry,): how many keys each stands for; None = one each."""
-        return None if self.rows.counts is None else self.rows.counts[self.entries]
-
-    def attention(self, head: int) -> Floats:
-        """(entry,): a head's attention, each row scaled to 1."""
-        if head not in self._attention:
-            self._attention.clear()  # heads come one after the other
-            on = self.rows.weights[head, self.entries].astype(np.float64)
-            on /= np.maximum(self.mass[:, head], 1e-30)[self.row_of]
-            self._attention[head] = on
-        return self._attention[head]
-
-    @property
-    def size(self) -> int:
-        """How many entries there are."""
-        return int(self.lengths.sum())
-
-    @property
-    def n_shared(self) -> int:
-        """How many features all heads share; numbers from there on are those of a head's own columns."""
-        return len(self.rows.levels)
-
-    def own_columns(self, head: int) -> tuple[Column, ...]:
-        """The features that a head alone has."""
-        return self.rows.columns[head] if self.rows.columns else ()
-
-    def column(self, feature: int, head: int) -> NDArray[np.uint8]:
-        """(entry,): the levels of a feature, whether all heads share it or this head alone has it."""
-        if feature < self.n_shared:
-            shared: NDArray[np.uint8] = self.levels[feature]
-            return shared
-        if (head, feature) not in self._columns:
-            self._columns[head, feature] = self._make_column(feature, head)
-            while len(self._columns) > max(16, _COLUMN_BYTES // max(1, self.size)):
-                self._columns.popitem(last=False)
-        self._columns.move_to_end((head, feature))
-        return self._columns[head, feature]
-
-    def _make_column(self, feature: int, head: int) -> NDArray[np.uint8]:
-        own = self.own_columns(head)[feature - self.n_shared]
-        if own.gate >= 0:
-            outside = np.uint8(len(own.values) - 1)
-            return np.where(self.gates[own.gate][self.row_of], self.column(own.gated, head), outside)
-        of_keys = self.levels[own.key_feature] if own.keys is None else own.keys[self.key_types]
-        if own.queries is not None:
-            of_rows = own.queries[self.query_types]
-        elif own.rows is not None:
-            of_rows = own.rows[self.index]
-        else:
-            return np.asarray(of_keys, np.uint8)
-        return (of_rows * np.uint8(own.n_key_levels))[self.row_of] + of_keys
+    def own_features(self, head: int) -> range:
+        """Return the numbers of the features that a head alone has."""
+        return range(self.n_shared, self.n_shared + (len(self.columns[head]) if self.columns else 0))
 
     def is_fitted(self, feature: int, head: int) -> bool:
-        """Whether a term was fitted to this head alone."""
-        if feature < self.n_shared:
-            return False
-        own = self.own_columns(head)[feature - self.n_shared]
-        return own.gate < 0
+        """Say whether a term was fitted to this head alone."""
+        column = self.column_of(feature, head)
+        return column is not None and column.gate < 0
 
     def values_of(self, feature: int, head: int) -> Floats:
-        """(level,): the values of a feature's levels."""
-        if feature >= self.n_shared:
-            return self.own_columns(head)[feature - self.n_shared].values
-        n = int(self.rows.levels[feature])
-        return np.arange(n) / (n - 1)
+        """Return the values of a feature's levels, (level,)."""
+        column = self.column_of(feature, head)
+        if column is not None:
+            return column.values
+        n_levels = int(self.levels[feature])
+        return np.arange(n_levels) / (n_levels - 1)
 
-    def expected(self, heads: Sequence[int]) -> list[Floats]:
-        """For each head the means of E_A[f], (feature,), of the features that all heads share."""
-        missing = [head for head in heads if head not in self._expected]
-        at_once = max(1, _WEIGHTS_AT_ONCE // max(1, self.size))
-        for start in range(0, len(missing), at_once):
-            some = missing[start : start + at_once]
-            rows = self.rows.weights if len(some) == self.rows.n_heads else self.rows.weights[some]  # no copy of all
-            on = rows[:, self.entries]
-            self._expected.update(zip(some, self.means(on.astype(np.float64), self.weights[some]), strict=True))
-        return [self._expected[head] for head in heads]
+    def levels_of(self, feature: int, head: int) -> NDArray[np.uint8]:
+        """Return the levels of a feature that all heads share, or that this head alone has, (entry,)."""
+        column = self.column_of(feature, head)
+        if column is None:
+            shared: NDArray[np.uint8] = self.features[feature]
+            return shared
+        key = head, feature
+        if key not in self._columns:
+            self._columns[key] = self._make_levels(column, head)
+            while len(self._columns) > max(16, _COLUMN_BYTES // max(1, self.size)):
+                self._columns.popitem(last=False)
+        self._columns.move_to_end(key)
+        return self._columns[key]
 
-    def share(self, feature: int, head: int) -> float:
-        """The mean of E_A[f] of any feature, 0 to 1."""
-        if (feature, head) not in self._shares:
-            self._shares[feature, head] = self.mean_under([feature], head, self.attention(head))[0]
-        return self._shares[feature, head]
+    def _make_levels(self, column: Column, head: int) -> NDArray[np.uint8]:
+        if column.gate >= 0:
+            outside = np.uint8(len(column.values) - 1)
+            levels: NDArray[np.uint8] = np.where(
+                self.gates[column.gate][self.row_of], self.levels_of(column.gated, head), outside
+            )
+            return levels
+        of_keys = self.features[column.key_feature]
+        if column.keys is not None:
+            of_keys = column.keys[self.key_types]
+        if column.queries is not None:
+            of_rows = column.queries[self.query_types]
+        elif column.rows is not None:
+            of_rows = column.rows[self.index]
+        else:
+            return of_keys
+        levels = (of_rows * np.uint8(column.n_key_levels))[self.row_of] + of_keys
+        return levels
 
-    def even(self, feature: int, head: int) -> float:
-        """The same under uniform attention."""
-        counts = np.ones(self.size) if self.counts is None else self.counts
-        return self.mean_under([feature], head, counts)[0]
-
-    def mean_under(self, features: Sequence[int], head: int, unscaled: NDArray[np.floating]) -> list[float]:
-        """The means of E_p[f] of some features, 0 to 1, for p that is known up to a factor of each row."""
-        sums = np.add.reduceat(unscaled, self.first, dtype=np.float64)
-        p = unscaled * (self.weights[head] / np.maximum(sums, 1e-30))[self.row_of]
-
-        def mean(feature: int) -> float:
-            values = self.values_of(feature, head)
-            return float(values @ np.bincount(self.column(feature, head), p, len(values)))
-
-        return [mean(feature) for feature in features]
-
-    @cached_property
-    def variances(self) -> Floats:
-        """(feature,): how much features vary within a row under uniform attention; 0 for those of 2 levels."""
-        variances = np.zeros(len(self.levels))
-        for number in np.flatnonzero(self.rows.levels > 2):
-            variances[number] = self._variance(self.values_of(int(number), 0)[self.levels[number]])
-        return variances
-
-    def own_variances(self, head: int) -> Floats:
-        """The same of the features that a head alone has."""
-        if head not in self._spreads:
-            numbers = range(self.n_shared, self.n_shared + len(self.own_columns(head)))
-            spreads = [self._variance(self.values_of(f, head)[self.column(f, head)]) for f in numbers]
-            self._spreads[head] = np.array(spreads)
-        return self._spreads[head]
-
-    def _variance(self, value: Floats) -> float:
-        mean = np.add.reduceat(value, self.first) / self.lengths
-        return float(self.text_weights @ (np.add.reduceat(value * value, self.first) / self.lengths - mean**2))
+    def by_entry(self, feature: int, head: int) -> Floats:
+        """Return the values of a feature, (entry,)."""
+        return self.values_of(feature, head)[self.levels_of(feature, head)]
 
     @cached_property
-    def uniform_nats(self) -> Floats:
-        """(head,): the mean of KL(A ‖ uniform)."""
-        means: Floats = np.einsum("hr,rh->h", self.weights, self.rows.uniform_nats[self.index])
-        return means
-
-    @cached_property
-    def entropies(self) -> Floats:
-        """(head,): the mean entropy."""
-        means: Floats = np.einsum("hr,rh->h", self.weights, self.rows.entropies[self.index])
-        return means
-
-    @cached_property
-    def said_in(self) -> NDArray[np.int64]:
-        """(feature,): in how many texts a feature has more than one level in some row."""
-        n_texts = np.zeros(len(self.levels), np.int64)
-        for number, levels in enumerate(self.levels if len(self.index) else ()):
+    def varies_in(self) -> NDArray[np.int64]:
+        """Count the texts in which a shared feature has more than one level in some row, (feature,)."""
+        n_texts = np.zeros(self.n_shared, np.int64)
+        for number, levels in enumerate(self.features if len(self.texts) else ()):
             varies = np.maximum.reduceat(levels, self.first) > np.minimum.reduceat(levels, self.first)
             n_texts[number] = len(np.unique(self.texts[varies]))
         return n_texts
 
+    def variance(self, feature: int, head: int = 0) -> float:
+        """Return how much a feature varies within a row under uniform attention."""
+        values = self.by_entry(feature, head)
+        mean = np.add.reduceat(values, self.first) / self.lengths
+        square = np.add.reduceat(values * values, self.first) / self.lengths
+        return float(self.text_weights @ (square - mean**2))
+
+    @cached_property
+    def graded_variances(self) -> Floats:
+        """Return the same of the features that all heads share, (feature,); 0 for those of 2 levels."""
+        return np.array([self.variance(n) if self.levels[n] > 2 else 0.0 for n in range(self.n_shared)])
+
+    # Means of features
+
+    @cached_property
+    def expected(self) -> Floats:
+        """Return the means of E_A[f] of the features that all heads share, (head, feature)."""
+        means = np.empty((self.n_heads, self.n_shared))
+        at_once = max(1, _WEIGHTS_AT_ONCE // max(1, self.size))
+        for start in range(0, self.n_heads, at_once):
+            some = slice(start, start + at_once)
+            means[some] = self.means(self.attention[some].astype(np.float64), self.weights[some])
+        return means
+
+    def share(self, feature: int, head: int) -> float:
+        """Return the mean of E_A[f] of any feature, 0 to 1."""
+        if feature < self.n_shared:
+            return float(self.expected[head, feature])
+        if (feature, head) not in self._shares:
+            self._shares[feature, head] = self.mean_under([feature], head, self.scaled(head))[0]
+        return self._shares[feature, head]
+
+    def even(self, feature: int, head: int) -> float:
+        """Return the same under uniform attention."""
+        return self.mean_under([feature], head, self._n_keys)[0]
+
+    def mean_under(self, features: Sequence[int], head: int, unscaled: NDArray[np.floating]) -> list[float]:
+        """Return the means of E_p[f] of some features, 0 to 1, for p that is known up to a factor of each row."""
+        sums = np.add.reduceat(unscaled, self.first, dtype=np.float64)
+        p = unscaled * (self.weights[head] / np.maximum(sums, 1e-30))[self.row_of]
+        return [float(self.by_entry(feature, head) @ p) for feature in features]
+
     def means(self, unscaled: NDArray[np.floating], weights: Floats) -> Floats:
-        """The mean of E_p[f] for several p at once, (p, feature).
+        """Return the means of E_p[f] of the shared features for several p at once, (p, feature).
 
         Args:
             unscaled: (p, entry): probabilities up to a factor of each row; sums have their precision.
@@ -365,57 +375,148 @@ class Part:
         """
         sums = np.maximum(np.add.reduceat(unscaled, self.first, axis=1, dtype=np.float64), 1e-30)
         scaled = unscaled * (weights / sums).astype(unscaled.dtype)[:, self.row_of]
-        means = np.zeros((len(unscaled), len(self.levels)))
-        for start in range(0, unscaled.shape[1], _ENTRIES_AT_ONCE):
+        means = np.zeros((len(unscaled), self.n_shared))
+        for start in range(0, self.size, _ENTRIES_AT_ONCE):
             some = slice(start, start + _ENTRIES_AT_ONCE)
-            means += scaled[:, some] @ self.levels[:, some].T.astype(unscaled.dtype)
-        return means / (self.rows.levels - 1)
+            means += scaled[:, some] @ self.features[:, some].T.astype(unscaled.dtype)
+        return means / (self.levels - 1)
 
-    def scores(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> Floats:
-        """(entry,): Σ w f."""
-        table = self.table(chosen, head)
+    # What terms expect
+
+    def scores(self, terms: tuple[int, ...], weights: Floats, head: int) -> Floats:
+        """Return Σ w f of some terms, (entry,)."""
+        table = self.table(terms, head)
         return (table.values @ weights)[table.places]
 
-    def unscaled(self, chosen: tuple[int, ...], weights: Floats, head: int = 0) -> NDArray[np.float32]:
-        """(entry,): p up to a factor of each row."""
-        table = self.table(chosen, head)
+    def unscaled(self, terms: tuple[int, ...], weights: Floats, head: int) -> NDArray[np.float32]:
+        """Return p of some terms up to a factor of each row, (entry,)."""
+        table = self.table(terms, head)
         scores = table.values @ weights
         p: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[table.places]
         return p if self.counts is None else (p * self.counts).astype(np.float32)
 
-    def table(self, chosen: tuple[int, ...], head: int = 0) -> Table:
-        """How often each combination of some features' levels occurs in each row."""
-        key = head if max(chosen, default=-1) >= self.n_shared else -1, chosen
+    def table(self, terms: tuple[int, ...], head: int) -> Table:
+        """Count how often each combination of some terms' levels occurs in each row; some tables are kept."""
+        key = (head if max(terms, default=-1) >= self.n_shared else -1), terms
         if key not in self._tables:
-            self._tables[key] = self._count(chosen, head)
+            self._tables[key] = self._count(terms, head)
             # All are of one size, except for a few.
             while len(self._tables) > max(2, _TABLE_BYTES // max(1, self._tables[key].n_bytes)):
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
         return self._tables[key]
 
-    def _count(self, chosen: tuple[int, ...], head: int) -> Table:
-        """Counts the combinations: those of all but the last feature, each with the last one's levels."""
-        n_rows, row_of = len(self.index), self.row_of
-        if not chosen:
-            counts = self.lengths[:, None] if self.counts is None else np.add.reduceat(self.counts, self.first)[:, None]
-            return Table(np.empty((1, 0)), counts.astype(np.float64), row_of, row_of)
-        before, levels = self.table(chosen[:-1], head), self.values_of(chosen[-1], head)
-        column, size = self.column(chosen[-1], head), len(before.values) * len(levels)
-        seen, cells = np.arange(size), None
+    def _count(self, terms: tuple[int, ...], head: int) -> Table:
+        """Count the combinations: those of all but the last term, each with the last one's levels."""
+        n_rows = len(self.texts)
+        if not terms:
+            counts = self.lengths if self.counts is None else np.add.reduceat(self.counts, self.first)
+            return Table(np.empty((1, 0)), counts[:, None].astype(np.float64), self.row_of, self.row_of)
+        before = self.table(terms[:-1], head)
+        levels = self.levels_of(terms[-1], head)
+        last = self.values_of(terms[-1], head)
+        size = len(before.values) * len(last)
+        seen = np.arange(size)
+        cells = None
         if size <= _MOST_DENSE and before.cells is not None:
-            cells = before.cells * len(levels)
-            cells += column
+            cells = before.cells * len(last)
+            cells += levels
             counts = np.bincount(cells, self.counts, n_rows * size).reshape(n_rows, size).astype(np.float64)
         else:  # most are in few rows
-            combinations = before.places * np.int32(len(levels))
-            combinations += column
+            places = before.places * np.int32(len(last))
+            places += levels
             if size > _MOST_CODES:  # else those that never occur do no harm
-                seen = np.flatnonzero(np.bincount(combinations, minlength=size))
+                seen = np.flatnonzero(np.bincount(places, minlength=size))
                 number = np.zeros(size, np.int32)
                 number[seen] = np.arange(len(seen), dtype=np.int32)
-                combinations = number[combinations]
-            ones = np.ones(self.size) if self.counts is None else self.counts
-            counts = sp.csr_array((ones, combinations, np.append(self.first, self.size)), (n_rows, len(seen)))
-        values = np.concatenate([before.values[seen // len(levels)], levels[seen % len(levels)][:, None]], 1)
-        return Table(values, counts, row_of, cells)
+                places = number[places]
+            counts = sp.csr_array((self._n_keys, places, self.starts), (n_rows, len(seen)))
+        values = np.concatenate([before.values[seen // len(last)], last[seen % len(last)][:, None]], 1)
+        return Table(values, counts, self.row_of, cells)
+
+
+def starts_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each of some rows begins, and where the last ends, (row + 1,)."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+class Loss(NamedTuple):
+    """The loss of a fit at some weights.
+
+    Attributes:
+        value: In nats.
+        e: (combination,): exp of its score, up to a factor.
+        z: (row,): their sum over the row's keys.
+    """
+
+    value: float
+    e: Floats
+    z: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The combinations of some features' levels: all that a step of a fit needs of sampled rows.
+
+    Attributes:
+        values: (combination, feature): the features' values.
+        counts: (row, combination): how many of a row's keys have them; if sparse, entry by entry.
+        row_of: (entry,): the row of each.
+        cells: (entry,): its row times the number of combinations, plus its combination; None if `counts` is sparse.
+    """
+
+    values: Floats
+    counts: Floats | sp.csr_array
+    row_of: NDArray[np.int64]
+    cells: NDArray[np.int64] | None
+
+    @cached_property
+    def places(self) -> NDArray[np.int32]:
+        """Return the combination of each entry, (entry,)."""
+        if not isinstance(self.counts, np.ndarray):
+            return np.asarray(self.counts.indices, np.int32)
+        assert self.cells is not None
+        return (self.cells - self.row_of * len(self.values)).astype(np.int32)
+
+    @cached_property
+    def counts_by_combination(self) -> Floats | sp.csc_array:
+        """Return the same counts, (combination, row), which each step needs; SciPy takes long to transpose them."""
+        return self.counts.T
+
+    @property
+    def n_bytes(self) -> int:
+        """Return how much memory it takes."""
+        if not isinstance(self.counts, np.ndarray):
+            return int(self.counts.data.nbytes + self.counts.indices.nbytes)
+        assert self.cells is not None
+        return int(self.counts.nbytes + self.cells.nbytes)
+
+    def log_sums(self, weights: Floats) -> Floats:
+        """Return the logarithm of Z of each row, (row,), in nats."""
+        scores = self.values @ weights
+        top = scores.max(initial=0.0)
+        log_sums: Floats = np.log(self.counts @ np.exp(scores - top)) + top
+        return log_sums
+
+    def loss(self, weights: Floats, expected: Floats, rows: Floats) -> Loss:
+        """Return what a fit minimises: the mean of ln Z - Σ w E_A[f] over rows, with the ridge.
+
+        Args:
+            weights: (feature,): w.
+            expected: (feature,): the mean of E_A[f].
+            rows: (row,): what each row counts.
+        """
+        scores = self.values @ weights
+        top = scores.max(initial=0.0)
+        e = np.exp(scores - top)
+        z = self.counts @ e
+        value = rows @ np.log(z) + top - weights @ expected + RIDGE / 2 * (weights @ weights)
+        return Loss(float(value), e, z)
+
+    def derivatives(self, loss: Loss, weights: Floats, expected: Floats, rows: Floats) -> tuple[Floats, Floats]:
+        """Return the gradient, (feature,), and the second derivatives, (feature, feature), at the weights of a loss."""
+        means = self.counts @ (loss.e[:, None] * self.values) / loss.z[:, None]
+        # How much p gives to each combination, over all rows.
+        mass = loss.e * (self.counts_by_combination @ (rows / loss.z))
+        second = (self.values * mass[:, None]).T @ self.values - (means * rows[:, None]).T @ means
+        return rows @ means - expected + RIDGE * weights, second + RIDGE * np.eye(len(weights))

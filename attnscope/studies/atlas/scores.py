@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import Block, Chunk, CorpusText
 from attnscope.studies.atlas.options import CONTENT
-from attnscope.studies.describe.sample import lot_of
+from attnscope.studies.describe.rows import lot_of
 from attnscope.studies.measuring.block_sums import HeadSums
 from attnscope.studies.measuring.head_blocks import HeadMeasurer
 

@@ -58,6 +58,11 @@ class Feature:
     base: str = ""
     shown_by: tuple[str, str] = ("", "")
 
+    @property
+    def is_of_keys(self) -> bool:
+        """Say whether it tells kinds of keys apart, whatever the query is."""
+        return self.family == "key" or self.name == "rarity"
+
 
 def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: NDArray[np.int64]) -> Levels:
     """The levels of features for some queries of a text, (feature, query, key), uint8."""

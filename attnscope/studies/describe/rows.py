@@ -1,30 +1,56 @@
-"""Rows of attention that descriptions are fitted to: what queries may see in keys, and what heads have of it."""
+"""Draw texts and queries, read their rows of attention, and join them to what descriptions are fitted to.
+
+A hash of what texts say draws them, whatever their order. `features` knows what a query may see in a key.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedText
-from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches
+from attnscope.corpus import TOKEN_BUDGET, Chunk, Copies, CorpusText, batches, chunks, distinct, essence
+from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import Tokens
 from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue
-from attnscope.studies.inputs.texts import batch_of
+from attnscope.studies.heads.options import DescribeOptions
+from attnscope.studies.inputs.texts import Texts, batch_of, special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.run import Room
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import SampledRows
-    from attnscope.core.questions.sampled_rows import Part, Rows
+    from attnscope.core.questions.sampled_rows import Rows
+
+QUERIES_A_TEXT = 8
+"""How many queries of a text are sampled at least, while that leaves texts out."""
+
+MOST_ENTRIES = 120_000
+"""Pairs of a sampled query and a key of its text: what a description takes time for."""
+
+MOST_BYTES = 160 * 2**20
+"""What the features of sampled rows, and what heads have of them, may take."""
+
+MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
+"""Texts that are drawn before they are tokenised, and their characters."""
+
+FEWEST_TEXTS = 2
+"""Below so many texts (chunks of long ones) nothing can be scored on others."""
+
+APART = 6
+"""From so many texts on, the chunks of one text are in one half."""
+
+_N_FEATURES, _FEWEST_ROWS = 132, 200
+"""About how many features there are; and how many rows are read whatever they take."""
 
 
 @dataclass(eq=False)
@@ -32,25 +58,156 @@ class Unit:
     """A sampled text, or a chunk of a long one.
 
     Attributes:
+        lot: What it was drawn by.
+        text_lot: The same of its text; chunks of one text share it.
         queries: (row,): places of its sampled queries, ascending.
         fits: Whether descriptions are fitted on it; else they are scored on it.
         annotation: The text with its links, if it is annotated.
         target: In an encoder-decoder, what the decoder reads as it writes the text again.
+        rows: Kind of attention -> the rows of its queries, once the model has run.
     """
 
+    lot: bytes
+    text_lot: bytes
     text: CorpusText
     chunk: Chunk
     queries: NDArray[np.int64]
     fits: bool = False
     annotation: AnnotatedText | None = None
     target: Tokens | None = None
+    rows: dict[str, SampledRows] = field(default_factory=dict)
 
     def tokens(self, kind: str) -> Tokens:
-        """The queries and keys in a kind of attention, as descriptions show them.
+        """Return the queries and keys in a kind of attention, as descriptions show them.
 
         Across, a row is the decoder's as it writes a token: it is shown by that token, and so are the keys.
         """
         return self.target if kind == "decoder" and self.target is not None else self.chunk.tokens
+
+
+# Draw
+
+
+def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
+    """Draw texts and queries by a hash of what they say; those that are fitted come first."""
+    special = special_ids(model)
+    limit = model.info.max_tokens
+    units: list[Unit] = []
+    for text in _draw_texts(distinct(texts, Copies()), options.seed):
+        tokens = tokens_of(text, model.tokenizer.encode, special)
+        for chunk in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
+            queries = np.flatnonzero(~chunk.repeated)
+            if len(chunk) > 1 and len(queries):
+                lot = lot_of(text, options.seed, chunk.number)
+                units.append(Unit(lot, lot_of(text, options.seed), text, chunk, queries))
+    units.sort(key=lambda unit: unit.lot)
+    n_heads = sum(np.multiply(model.info.n_heads, model.info.n_layers).tolist())
+    bytes_per_entry = _N_FEATURES * len(model.info.kinds) + 2 * max(1, n_heads)
+    n_units, n_queries = _cut_sample(units, options.queries, bytes_per_entry)
+    units = units[:n_units]
+    for unit in units:
+        rng = np.random.default_rng(int.from_bytes(unit.lot, "little"))
+        unit.queries = np.sort(rng.permutation(unit.queries)[:n_queries]).astype(np.int64)
+    # Every second text by another order fits; if there are few, every second chunk.
+    are_apart = len({unit.text_lot for unit in units}) >= APART
+    lots = {unit.text_lot if are_apart else unit.lot for unit in units}
+    order = {lot: number for number, lot in enumerate(sorted(lots, key=lambda lot: lot[::-1]))}
+    for unit in units:
+        unit.fits = order[unit.text_lot if are_apart else unit.lot] % 2 == 0
+    return sorted(units, key=lambda unit: not unit.fits)
+
+
+def _cut_sample(units: Sequence[Unit], most_rows: int, bytes_per_entry: int) -> tuple[int, int]:
+    """Return how many units are kept and how many queries of each: all that time and memory allow."""
+    sizes = np.array([(len(unit.queries), len(unit.chunk)) for unit in units]).reshape(-1, 2)
+
+    def fits(n_units: int, n_queries: int) -> bool:
+        rows = np.minimum(sizes[:n_units, 0], n_queries)
+        n_rows = int(rows.sum())
+        n_entries = int((rows * sizes[:n_units, 1]).sum())
+        is_small = n_entries * bytes_per_entry <= MOST_BYTES and n_entries <= MOST_ENTRIES
+        return n_rows <= most_rows and (is_small or n_rows <= _FEWEST_ROWS)
+
+    n_units = len(units)
+    while n_units > FEWEST_TEXTS and not fits(n_units, QUERIES_A_TEXT):
+        n_units -= max(1, n_units // 50)
+    low = 1
+    high = max(1, int(sizes[:n_units, 0].max(initial=0)))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(n_units, middle):
+            low = middle
+        else:
+            high = middle - 1
+    return n_units, low
+
+
+def _draw_texts(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
+    """Return the texts with the smallest hashes, as many as are held."""
+    heap: list[tuple[int, int, CorpusText]] = []
+    characters = 0
+    for text in texts:
+        lot = -int.from_bytes(lot_of(text, seed), "big")
+        heapq.heappush(heap, (lot, text.index, text))
+        characters += text.n_characters
+        while len(heap) > FEWEST_TEXTS and (len(heap) > MOST_TEXTS or characters > MOST_CHARACTERS):
+            characters -= heapq.heappop(heap)[2].n_characters
+    return [text for *_, text in sorted(heap, key=lambda item: -item[0])]
+
+
+def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
+    """Return a hash of what a text says: its copies have the same, so that any may be drawn."""
+    return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
+
+
+# Read
+
+
+def read_rows(model: Model, units: Sequence[Unit]) -> None:
+    """Run the model on sampled texts, and keep the rows of their queries in them."""
+    start = decoder_start(model)
+    unit_of = {id(unit.chunk): unit for unit in units}
+    for unit in units:
+        unit.target = None if start is None else target_of(start, unit.chunk.tokens)
+
+    def run(batch: Sequence[Chunk]) -> list[tuple[Unit, str, SampledRows]]:
+        return _run(model, [unit_of[id(chunk)] for chunk in batch])
+
+    room = Room()
+    cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in units], TOKEN_BUDGET)
+    for batch in cut:
+        for _, results in room.each(batch, run):
+            for unit, kind, rows in results:
+                unit.rows[kind] = rows
+
+
+def _run(model: Model, units: Sequence[Unit]) -> list[tuple[Unit, str, SampledRows]]:
+    import torch
+
+    from attnscope.core.attention.probes import Weights
+    from attnscope.core.attention.row_samples import RowSamples, RowsWanted
+
+    wanted: Any = {kind: [RowsWanted(unit.queries, len(unit.chunk)) for unit in units] for kind in model.info.kinds}
+    probe = RowSamples(wanted)
+    targets = [unit.target for unit in units if unit.target is not None]
+    batch = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
+    with torch.no_grad():
+        if model.info.path != "eager":
+            model.run(batch, probe)
+        else:
+            whole = Weights()
+            model.run(batch, whole)
+            for kind, by_layer in whole.maps.items():
+                for layer, weights in by_layer.items():
+                    probe.keep(kind, layer, weights)
+    return [
+        (unit, str(kind), rows)
+        for kind, of_texts in probe.rows.items()
+        for unit, rows in zip(units, of_texts, strict=True)
+    ]
+
+
+# Join
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,19 +224,21 @@ class Types:
     embeddings: NDArray[np.float32]
 
     @classmethod
-    def of(cls, model: Model, tokens: Sequence[Tokens], also: Mapping[int, str]) -> Types:
-        """The types of some texts, and further ones."""
+    def of(cls, model: Model, labels: Mapping[int, str]) -> Types:
+        """Return types by their numbers and labels."""
         import torch
 
-        labels = {int(i): label for of in tokens for i, label in zip(of.ids, of.labels, strict=True)}
-        labels = {**also, **labels}
         ids = np.array(sorted(labels), np.int64)
         rows = model.static_embeddings(torch.from_numpy(ids)[None].to(model.info.device))
         embeddings = np.zeros((len(ids), 1), np.float32) if rows is None else rows[0].float().cpu().numpy()
-        return cls(ids, tuple(labels[int(i)] for i in ids), embeddings)
+        return cls(ids, tuple(labels[int(number)] for number in ids), embeddings)
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The type of each token."""
+        """Return the type of each token.
+
+        Raises:
+            AttnscopeError: The sample lacks one.
+        """
         places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         unknown = ids[self.ids[places] != ids]
         if len(unknown):
@@ -89,7 +248,7 @@ class Types:
         return places.astype(np.int32)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Group:
     """Heads that may attend to the same keys, and the sampled rows in two parts: where they rest, and the rest.
 
@@ -103,12 +262,12 @@ class Group:
         ordinary: (active row,): whether its query is no special token. Descriptions are fitted to these rows.
         offsets: (active entry,): how far each key is behind its query, in tokens.
         queries: (active row,): the place of each query.
-        gates: The numbers of the features that are classes of queries too, in the order of `active.gates`.
     """
 
     kind: str
     heads: tuple[tuple[int, int], ...]
     features: tuple[Feature, ...]
+    types: Types
     active: Rows
     sinks: Rows
     sink_features: tuple[int, ...]
@@ -116,109 +275,60 @@ class Group:
     ordinary: NDArray[np.bool_]
     offsets: NDArray[np.int32]
     queries: NDArray[np.int64]
-    gates: tuple[int, ...]
-    types: Types
 
     @property
     def resting(self) -> int:
-        """The number of the feature of keys on which heads rest."""
+        """Return the number of the feature of keys on which heads rest."""
         return [feature.name for feature in self.features].index(RESTING)
 
-    @cached_property
-    def all_rows(self) -> Part:
-        """All active rows, those of special tokens too."""
-        from attnscope.core.questions.sampled_rows import Part
+    @property
+    def gates(self) -> list[int]:
+        """Return the numbers of the features that are classes of queries too, in the order of `active.gates`."""
+        return gates_of(self.features)
 
-        return Part(self.active, np.arange(len(self.active.texts)))
-
-    def part(self, texts: Sequence[int]) -> Part:
-        """The active rows of some texts whose queries are ordinary."""
-        from attnscope.core.questions.sampled_rows import Part
-
-        return Part(self.active, np.flatnonzero(np.isin(self.active.texts, np.asarray(texts)) & self.ordinary))
+    def part(self, texts: Sequence[int]) -> Rows:
+        """Copy the active rows of some texts whose queries are ordinary."""
+        return self.active.select(np.flatnonzero(np.isin(self.active.texts, np.asarray(texts)) & self.ordinary))
 
 
-@dataclass(eq=False)
-class _Read:
-    """What was read of a unit."""
-
-    features: NDArray[np.uint8]
-    rows: SampledRows
+def gates_of(features: Sequence[Feature]) -> list[int]:
+    """Return the numbers of binary features that depend on the token alone, so that they tell queries apart too."""
+    return [
+        number
+        for number, feature in enumerate(features)
+        if feature.family == "key" and feature.levels == 2 and not SINK.match(feature.name)
+    ]
 
 
 def measure(
     model: Model,
-    sample: Sequence[Unit],
+    units: Sequence[Unit],
     frequencies: Frequencies,
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
 ) -> list[Group]:
-    """Runs the model on sampled texts, and reads the rows of their queries.
+    """Read the rows of sampled texts, and join those of heads that may attend to the same keys.
 
     `also` are types of token that other texts have: their numbers and labels.
     """
-    start = decoder_start(model)
-    for unit in sample:
-        unit.target = None if start is None else target_of(start, unit.chunk.tokens)
-    tokens = [part for unit in sample for part in (unit.chunk.tokens, unit.target) if part is not None]
-    labels = dict.fromkeys(t.labels[i] for t in tokens for i in np.flatnonzero(t.special))
-    relations = sorted({link.relation for unit in sample if unit.annotation for link in unit.annotation.links})
-    kinds = sorted({kind for unit in sample if unit.annotation for kind in unit.annotation.kinds if kind})
-    features = catalogue(list(labels), relations, kinds)
-    frequent = frequent_words(sample, frequencies)
-    reads: dict[str, dict[int, _Read]] = {}
-    place_of = {id(unit.chunk): number for number, unit in enumerate(sample)}
-    types = Types.of(model, tokens, also or {})
+    read_rows(model, units)
+    tokens = [tokens for unit in units for tokens in (unit.chunk.tokens, unit.target) if tokens is not None]
+    special = dict.fromkeys(of.labels[place] for of in tokens for place in np.flatnonzero(of.special))
+    annotations = [unit.annotation for unit in units if unit.annotation]
+    relations = {link.relation for annotation in annotations for link in annotation.links}
+    kinds_of_word = {kind for annotation in annotations for kind in annotation.kinds if kind}
+    features = catalogue(list(special), sorted(relations), sorted(kinds_of_word))
+    labels = {int(i): label for of in tokens for i, label in zip(of.ids, of.labels, strict=True)}
+    types = Types.of(model, {**(also or {}), **labels})
+    frequent = frequent_words(units, frequencies)
 
-    def block(unit: Unit, kind: str) -> NDArray[np.uint8]:
-        facts = text_facts(model, unit.tokens(kind), unit.annotation, frequencies, frequent)
-        return blocks_of(features, facts, unit.queries)
-
-    def run(batch: Sequence[Chunk]) -> list[tuple[str, Chunk, _Read]]:
-        units = [sample[place_of[id(chunk)]] for chunk in batch]
-        first = model.info.kinds[0]
-        blocks = {first: [block(unit, first) for unit in units]}
-        for kind in model.info.kinds[1:]:
-            blocks[kind] = [block(unit, kind) for unit in units] if kind == "decoder" else blocks[first]
-        return [
-            (kind, unit.chunk, _Read(levels, sample_rows))
-            for kind, samples in _run(model, units, blocks).items()
-            for unit, levels, sample_rows in zip(units, blocks[kind], samples, strict=True)
-            if sample_rows.weights
-        ]
-
-    room = Room()
-    cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in sample], TOKEN_BUDGET)
-    for batch in cut:
-        for _, results in room.each(batch, run):
-            for kind, chunk, read in results:
-                reads.setdefault(kind, {})[place_of[id(chunk)]] = read
-    return [group for kind in reads for group in _groups(kind, reads[kind], sample, features, types, heads)]
-
-
-def _run(
-    model: Model, units: Sequence[Unit], blocks: Mapping[str, Sequence[NDArray[np.uint8]]]
-) -> Mapping[str, list[SampledRows]]:
-    """The rows of a batch: kind -> the sampled rows of each text."""
-    import torch
-
-    from attnscope.core.attention.probes import Weights
-    from attnscope.core.attention.row_samples import RowSamples, RowsWanted
-
-    wanted: Any = {kind: [RowsWanted(unit.queries, len(unit.chunk)) for unit in units] for kind in blocks}
-    probe = RowSamples(wanted)
-    targets = [unit.target for unit in units if unit.target is not None]
-    batch = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
-    with torch.no_grad():
-        if model.info.path != "eager":
-            model.run(batch, probe)
-        else:
-            probe_of_maps = Weights()
-            model.run(batch, probe_of_maps)
-            for kind, by_layer in probe_of_maps.maps.items():
-                for layer, weights in by_layer.items():
-                    probe.keep(kind, layer, weights)
-    return {str(kind): rows for kind, rows in probe.rows.items()}
+    groups = []
+    for kind in model.info.kinds:
+        facts = [text_facts(model, unit.tokens(kind), unit.annotation, frequencies, frequent) for unit in units]
+        blocks = [blocks_of(features, of, unit.queries) for of, unit in zip(facts, units, strict=True)]
+        for layers in _alike(kind, units, heads):
+            groups.append(_group(kind, layers, units, blocks, tuple(features), types))
+    return groups
 
 
 def text_facts(
@@ -228,31 +338,29 @@ def text_facts(
     frequencies: Frequencies,
     frequent: frozenset[int],
 ) -> TextFacts:
-    """What features know of a text."""
+    """Return what features know of a text."""
     import torch
 
     embeddings = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
     return TextFacts(
         tokens,
         frequencies.of(tokens.ids),
-        np.array([int(number) in frequent for number in tokens.ids], np.bool_),
+        np.isin(tokens.ids, list(frequent)),
         None if embeddings is None else embeddings[0].cpu().numpy(),
-        () if annotation is None else annotation.words,
-        () if annotation is None else annotation.links,
-        () if annotation is None else annotation.kinds,
+        annotation.words if annotation else (),
+        annotation.links if annotation else (),
+        annotation.kinds if annotation else (),
     )
 
 
-def frequent_words(sample: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
-    """The most frequent words, which together are half of all words."""
+def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
+    """Return the most frequent words, which together are half of all words."""
     words: set[int] = set()
-    for unit in sample:
+    for unit in units:
         tokens = unit.chunk.tokens
-        words |= {
-            int(number)
-            for number, label, special in zip(tokens.ids, tokens.labels, tokens.special, strict=True)
-            if not special and any(c.isalpha() for c in label)
-        }
+        for place in np.flatnonzero(~tokens.special):
+            if any(character.isalpha() for character in tokens.labels[place]):
+                words.add(int(tokens.ids[place]))
     ids = np.array(sorted(words), np.int64)
     if not len(ids):
         return frozenset()
@@ -262,139 +370,119 @@ def frequent_words(sample: Sequence[Unit], frequencies: Frequencies) -> frozense
     return frozenset(ids[order[before < share.sum() / 2]].tolist())
 
 
-def _groups(
-    kind: str,
-    reads: dict[int, _Read],
-    sample: Sequence[Unit],
-    features: Sequence[Feature],
-    types: Types,
-    chosen: Sequence[tuple[int, int]] | None,
-) -> list[Group]:
-    """The rows of each set of layers whose queries may attend to the same keys; of chosen heads alone, if any are."""
-    units = sorted(reads)
-    mine_of = {
-        layer: [head for head in range(weights.shape[1]) if chosen is None or (layer, head) in chosen]
-        for layer, weights in sorted(reads[units[0]].rows.weights.items())
-    }
-    alike: dict[bytes, list[int]] = {}
-    for layer in (layer for layer, mine in mine_of.items() if mine):
-        digest = hashlib.blake2b()
-        for unit in units:
-            digest.update(np.packbits(reads[unit].rows.allowed[layer]).tobytes())
-        alike.setdefault(digest.digest(), []).append(layer)
-    return [
-        _group(kind, reads, sample, features, types, {layer: mine_of[layer] for layer in of}) for of in alike.values()
-    ]
-
-
-@dataclass(frozen=True, eq=False)
-class _UnitRows:
-    """The rows of one text, in both parts."""
-
-    active: Rows
-    sinks: Rows
-    sink_rows: NDArray[np.int64]
-    ordinary: NDArray[np.bool_]
-    offsets: NDArray[np.int32]
-    queries: NDArray[np.int64]
+def _alike(
+    kind: str, units: Sequence[Unit], chosen: Sequence[tuple[int, int]] | None
+) -> Iterable[dict[int, list[int]]]:
+    """Return sets of layers whose queries may attend to the same keys: layer -> its heads, or those that are chosen."""
+    groups: dict[bytes, dict[int, list[int]]] = {}
+    for layer, weights in sorted(units[0].rows[kind].weights.items()):
+        heads = [head for head in range(weights.shape[1]) if chosen is None or (layer, head) in chosen]
+        if heads:
+            digest = hashlib.blake2b()
+            for unit in units:
+                digest.update(np.packbits(unit.rows[kind].allowed[layer]).tobytes())
+            groups.setdefault(digest.digest(), {})[layer] = heads
+    return groups.values()
 
 
 def _group(
     kind: str,
-    reads: dict[int, _Read],
-    sample: Sequence[Unit],
-    features: Sequence[Feature],
+    layers: Mapping[int, list[int]],
+    units: Sequence[Unit],
+    blocks: Sequence[NDArray[np.uint8]],
+    features: tuple[Feature, ...],
     types: Types,
-    heads: Mapping[int, Sequence[int]],
 ) -> Group:
     sink_features = [n for n, feature in enumerate(features) if SINK.match(feature.base or feature.name)]
-    units = [
-        _unit_rows(kind, number, sample[number], reads[number], features, sink_features, types, heads)
-        for number in sorted(reads)
-    ]
-    before = np.cumsum([0, *(len(of.sinks.texts) for of in units)])
-    return Group(
-        kind, tuple((layer, head) for layer, mine in heads.items() for head in mine), tuple(features),
-        _join_rows([of.active for of in units]), _join_rows([of.sinks for of in units]), tuple(sink_features),
-        np.concatenate([of.sink_rows + at for of, at in zip(units, before, strict=False)]),
-        np.concatenate([of.ordinary for of in units]), np.concatenate([of.offsets for of in units]),
-        np.concatenate([of.queries for of in units]), tuple(gates_of(features)), types,
-    )  # fmt: skip
-
-
-def gates_of(features: Sequence[Feature]) -> list[int]:
-    """The numbers of the features that are classes of queries too: binary ones that depend on the token alone."""
-    return [
-        number
-        for number, feature in enumerate(features)
-        if feature.family == "key" and feature.levels == 2 and not SINK.match(feature.name)
-    ]
-
-
-def _unit_rows(
-    kind: str,
-    number: int,
-    unit: Unit,
-    read: _Read,
-    features: Sequence[Feature],
-    sink_features: Sequence[int],
-    types: Types,
-    heads: Mapping[int, Sequence[int]],
-) -> _UnitRows:
-    from attnscope.core.questions.sampled_rows import Rows
-
-    allowed = read.rows.allowed[next(iter(heads))]
-    weights = np.concatenate([read.rows.weights[layer][:, mine] for layer, mine in heads.items()], 1)
     resting = next(n for n, feature in enumerate(features) if feature.name == RESTING)
-    rests = read.features[resting] > 0
-    free = allowed & ~rests
-    levels = np.array([feature.levels for feature in features])
-    rows = np.flatnonzero(allowed.sum(1) > 1)  # a query with one key has no choice
-    used = rows[free[rows].sum(1) > 1]
-    tokens = unit.tokens(kind)
-    of_row, keys = free[used].nonzero()
-    token_types = types.places(tokens.ids)
-    query_types = token_types[unit.queries]
-    active = Rows(
-        np.ascontiguousarray(read.features[:, used][:, free[used]]), levels, _starts(free[used].sum(1)),
-        np.full(len(used), number), np.ascontiguousarray(weights.transpose(1, 0, 2)[:, used][:, free[used]]),
-        key_types=token_types[keys], query_types=query_types[used],
-        gates=read.features[gates_of(features)][:, used, unit.queries[used]] > 0,
-    )  # fmt: skip
-    # The first entry of a row stands for all keys that are free.
-    n_free = free[rows].sum(1)
-    mask = np.concatenate([n_free[:, None] > 0, (allowed & rests)[rows]], 1)
-    levels_there = np.concatenate(
-        [np.zeros((len(sink_features), len(rows), 1), np.uint8), read.features[sink_features][:, rows]], 2
+    gates = gates_of(features)
+    active: list[dict[str, NDArray[Any]]] = []
+    sinks: list[dict[str, NDArray[Any]]] = []
+    more: list[dict[str, NDArray[Any]]] = []
+    n_sink_rows = 0
+    for number, (unit, levels) in enumerate(zip(units, blocks, strict=True)):
+        allowed = unit.rows[kind].allowed[next(iter(layers))]
+        by_layer = [unit.rows[kind].weights[layer][:, heads] for layer, heads in layers.items()]
+        weights = np.concatenate(by_layer, 1).transpose(1, 0, 2)  # (head, row, key)
+        rests = levels[resting] > 0
+        tokens = unit.tokens(kind)
+        token_types = types.places(tokens.ids)
+        used, of_unit = _active_rows(weights, allowed & ~rests, unit.queries, levels, gates, token_types)
+        active.append({**of_unit, "texts": np.full(len(used), number)})
+        sinks_used, of_unit = _sink_rows(weights, allowed, rests, levels[sink_features])
+        query_types = token_types[unit.queries[sinks_used]]
+        sinks.append({**of_unit, "texts": np.full(len(sinks_used), number), "query_types": query_types})
+        queries = unit.queries[used]
+        of_row, keys = (allowed & ~rests)[used].nonzero()
+        more.append(
+            {
+                "sink_rows": n_sink_rows + np.searchsorted(sinks_used, used),
+                "ordinary": ~tokens.special[queries],
+                "offsets": (keys - queries[of_row]).astype(np.int32),
+                "queries": queries,
+            }
+        )
+        n_sink_rows += len(sinks_used)
+
+    n_levels = np.array([feature.levels for feature in features])
+    return Group(
+        kind=kind,
+        heads=tuple((layer, head) for layer, heads in layers.items() for head in heads),
+        features=features,
+        types=types,
+        active=_join_rows(active, n_levels),
+        sinks=_join_rows(sinks, n_levels[sink_features]),
+        sink_features=tuple(sink_features),
+        **_join(more),
     )
-    on_free = np.where(free[:, None], weights, 0).sum(2, dtype=np.float32)[rows]
-    of_sinks = np.concatenate([on_free[:, :, None], weights[rows]], 2).transpose(1, 0, 2)
-    counts = np.concatenate([n_free[:, None], np.ones((len(rows), allowed.shape[1]))], 1)
-    sinks = Rows(
-        np.ascontiguousarray(levels_there[:, mask]), levels[list(sink_features)], _starts(mask.sum(1)),
-        np.full(len(rows), number), np.ascontiguousarray(of_sinks[:, mask], np.float32), counts[mask],
-        query_types=query_types[rows],
-    )  # fmt: skip
-    return _UnitRows(
-        active, sinks, np.searchsorted(rows, used), ~tokens.special[unit.queries[used]],
-        (keys - unit.queries[used][of_row]).astype(np.int32), unit.queries[used],
-    )  # fmt: skip
 
 
-def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+def _active_rows(
+    weights: NDArray[np.float16],
+    free: NDArray[np.bool_],
+    queries: NDArray[np.int64],
+    levels: NDArray[np.uint8],
+    gates: Sequence[int],
+    token_types: NDArray[np.int32],
+) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+    """Return the rows that have two keys off the sinks or more, and what is known of these keys."""
+    n_free = free.sum(1)
+    used = np.flatnonzero(n_free > 1)
+    is_entry = free[used]
+    return used, {
+        "features": levels[:, used][:, is_entry],
+        "lengths": n_free[used],
+        "attention": weights[:, used][:, is_entry],
+        "key_types": token_types[is_entry.nonzero()[1]],
+        "query_types": token_types[queries[used]],
+        "gates": levels[gates][:, used, queries[used]] > 0,
+    }
 
 
-def _join_rows(parts: Sequence[Rows]) -> Rows:
-    """The rows of several texts, one after the other."""
-    from attnscope.core.questions.sampled_rows import Rows
+def _sink_rows(
+    weights: NDArray[np.float16], allowed: NDArray[np.bool_], rests: NDArray[np.bool_], levels: NDArray[np.uint8]
+) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+    """Return the rows with two keys or more, and their resting keys; all free keys together come before them."""
+    free = allowed & ~rests
+    used = np.flatnonzero(allowed.sum(1) > 1)  # a query with one key has no choice
+    n_free = free[used].sum(1)[:, None]
+    is_entry = np.concatenate([n_free > 0, (allowed & rests)[used]], 1)
+    on_free = np.where(free, weights, 0).sum(2, dtype=np.float32)[:, used, None]
+    return used, {
+        "features": np.pad(levels[:, used], ((0, 0), (0, 0), (1, 0)))[:, is_entry],
+        "lengths": is_entry.sum(1),
+        "attention": np.concatenate([on_free, weights[:, used]], 2)[:, is_entry],
+        "counts": np.pad(n_free, ((0, 0), (0, allowed.shape[1])), constant_values=1)[is_entry].astype(np.float64),
+    }
 
-    def join(name: str, axis: int = 0) -> Any:
-        arrays = [getattr(of, name) for of in parts]
-        return None if arrays[0] is None else np.concatenate(arrays, axis)
 
-    lengths = np.concatenate([np.diff(of.starts) for of in parts])
-    return Rows(
-        join("features", 1), parts[0].levels, _starts(lengths), join("texts"), join("weights", 1),
-        join("counts"), join("key_types"), join("query_types"), join("gates", 1),
-    )  # fmt: skip
+def _join(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Join arrays of several texts along their last axis, by name."""
+    return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
+
+
+def _join_rows(parts: Sequence[Mapping[str, NDArray[Any]]], levels: NDArray[np.int64]) -> Rows:
+    from attnscope.core.questions.sampled_rows import Rows, starts_of
+
+    joined: Any = _join(parts)
+    return Rows(levels=levels, starts=starts_of(joined.pop("lengths")), **joined)

@@ -6,8 +6,9 @@ whole rows of some of their queries. So a description is the same for every cut 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,25 +31,29 @@ from attnscope.records.heads.descriptions import (
     HeadDescription,
     Term,
 )
+from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import Feature
-from attnscope.studies.describe.fitting import Fitted, fit_group, halves_of, whole_losses
-from attnscope.studies.describe.naming import Names, least_named
-from attnscope.studies.describe.rows import Unit, measure
-from attnscope.studies.describe.sample import FEWEST_TEXTS, draw
-from attnscope.studies.describe.summary import summarise
+from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, draw, measure
+from attnscope.studies.describe.words import TOO_WIDE, Names, least_named, summarise
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
     from attnscope.core.questions.descriptions import Description
-    from attnscope.core.questions.sampled_rows import Part
+    from attnscope.core.questions.sampled_rows import Rows
 
-FAILURES = 3
-"""How many tokens are kept of those that a description fails on."""
+MOST_OWN, MOST_SINK_TERMS, MOST_OWN_OF_SINKS = 3, 4, 2
+"""The most terms that are fitted to the head alone; and of where it rests, the most terms, and those of its own."""
+
+FAILURES, FAILURES_LOOKED_AT = 3, 60
+"""How many tokens are kept of those that a description fails on, and among how many of the worst they are sought."""
 
 EXPECTED = 4
 """How many of the keys that the description expects are named for such a token."""
+
+BEFORE = 6
+"""How many tokens before it are shown."""
 
 _NAN = float("nan")
 
@@ -59,7 +64,7 @@ def describe(
     texts: Corpus | str | Sequence[str] | Sequence[CorpusText] | AnnotatedCorpus | Sequence[AnnotatedText],
     options: DescribeOptions | None = None,
 ) -> Descriptions:
-    """Describes every head of a model in one line, by features of queries and keys.
+    """Describe every head of a model in one line, by features of queries and keys.
 
         descriptions = attnscope.describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
         print(descriptions)  # one line per head
@@ -81,11 +86,9 @@ def describe(
 
 
 def _without_annotation(texts: Any, annotations: dict[str, AnnotatedText]) -> Any:
-    """The texts alone; `annotations` gets the annotated ones by what they say."""
-    is_annotated = isinstance(texts, AnnotatedCorpus) or (
-        isinstance(texts, list | tuple) and bool(texts) and isinstance(texts[0], AnnotatedText)
-    )
-    if not is_annotated:
+    """Return the texts alone; `annotations` gets the annotated ones by what they say."""
+    is_list = isinstance(texts, list | tuple) and bool(texts)
+    if not isinstance(texts, AnnotatedCorpus) and not (is_list and isinstance(texts[0], AnnotatedText)):
         return texts
     for text in merge_equal(texts):
         annotations.setdefault(text.text, text)
@@ -99,22 +102,19 @@ def describe_texts(
     options: DescribeOptions,
     annotations: Mapping[str, AnnotatedText] | None = None,
 ) -> Descriptions:
-    """As `describe`, of texts whose tokens are counted already, and of annotated ones."""
-
-    def annotation_of(text: CorpusText) -> AnnotatedText | None:
-        return (annotations or {}).get(text.text or "")
-
-    sample, fits = fit_texts(model, texts, frequencies, options, annotation_of)
+    """Describe heads as `describe` does, by texts whose tokens are counted already."""
+    known = annotations or {}
+    sample, fits = fit_texts(model, texts, frequencies, options, lambda text: known.get(text.text or ""))
     heads = [head for fit in fits for head in describe_fitted(fit, sample)]
     heads.sort(key=lambda head: (model.info.kinds.index(head.kind), head.layer, head.head))
     n_queries = sum(len(unit.queries) for unit in sample)
     n_scored = sum(not unit.fits for unit in sample) if fits else 0
     described = Descriptions(tuple(heads), len(sample), n_queries, n_scored)
+    features = {feature.name: feature for fit in fits for feature in fit.group.features}
     facts = {
-        feature.name: FeatureFacts(feature.words, feature.family, feature.source)
-        for fit in fits
-        for feature in fit.group.features
-        if feature.name in described.used
+        name: FeatureFacts(feature.words, feature.family, feature.source)
+        for name, feature in features.items()
+        if name in described.used
     }
     return replace(described, features=facts)
 
@@ -127,7 +127,7 @@ def fit_texts(
     annotation_of: Callable[[CorpusText], AnnotatedText | None] = lambda _: None,
     also: Mapping[int, str] | None = None,
 ) -> tuple[list[Unit], list[Fitted]]:
-    """The sample of some texts, and what is fitted to it; nothing where there are too few texts.
+    """Draw a sample of some texts, and fit descriptions to it; none where there are too few texts.
 
     `also` are types of token in other texts, as `rows.measure` takes them.
     """
@@ -142,7 +142,7 @@ def fit_texts(
 
 
 def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:
-    """Refuses heads that do not exist.
+    """Refuse heads that do not exist.
 
     Raises:
         UsageError: No kind of attention has one.
@@ -154,163 +154,326 @@ def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None
             raise UsageError(f"there is no head L{layer}H{head} to describe", f"{model.info.name} has {sizes}")
 
 
-# What is said of it ---------------------------------------------------------------------------------------------
+# Fit
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The descriptions of a group's heads, with the columns that were fitted to each.
+
+    Attributes:
+        group: The group; its rows have the columns.
+        fitted: The active rows of ordinary queries in the texts that are for fitting.
+        scored: The same of the others.
+        scored_sinks: The rows of the others where heads may rest.
+        active: The description of each head's attention on keys that are not resting.
+        other_half: The first term of the same on the scored half.
+        sinks: The description of how much each head rests, where and when.
+        is_fitted: (active row,): whether its text is for fitting.
+    """
+
+    group: Group
+    fitted: Rows
+    scored: Rows
+    scored_sinks: Rows
+    active: list[Description]
+    other_half: list[Description]
+    sinks: list[Description]
+    is_fitted: NDArray[np.bool_]
+
+
+def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
+    """Fit both parts of the descriptions of a group's heads on the texts that are for fitting."""
+    from attnscope.core.questions import descriptions, directions
+
+    features = group.features
+    fits = [number for number, unit in enumerate(sample) if unit.fits]
+    others = [number for number, unit in enumerate(sample) if not unit.fits]
+    fitted = group.part(fits)
+    scored = group.part(others)
+    sinks = group.sinks.of_texts(fits)
+
+    # What each head looks for, as columns of its own.
+    x = _columns_of_types(group, fitted)
+    candidates = _distinct(group)
+    screened = [n for n in candidates if features[n].family != "from" and features[n].name not in TOO_WIDE]
+    sought = directions.find_directions(fitted, group.offsets, x, screened)
+    columns = tuple(directions.columns_of(of_head, fitted) for of_head in sought)
+    for rows in (group.active, fitted, scored):
+        rows.give_columns(columns)
+
+    # The terms of its attention off the sinks.
+    ranks = [feature.rank for feature in features]
+    needs = _bases(features)
+    active = descriptions.describe(fitted, ranks, options.most_terms, candidates, needs, MOST_OWN)
+    other_half = descriptions.describe(scored, ranks, 1, candidates, needs, MOST_OWN)
+
+    # Where and when it rests, which goes by how much there is to attend to.
+    resting = group.sink_features.index(group.resting)
+    matches = _matches(group, active)
+    gates = directions.gate_columns(sinks, x, resting)
+    sink_columns = tuple(
+        (gate, directions.match_column(of_head, sinks.index, resting))
+        for gate, of_head in zip(gates, matches, strict=True)
+    )
+    group.sinks.give_columns(sink_columns)
+    sinks.give_columns(sink_columns)
+    place_of = {number: place for place, number in enumerate(group.sink_features)}
+    of_sinks = descriptions.describe(
+        sinks,
+        [ranks[number] for number in group.sink_features],
+        most=MOST_SINK_TERMS,
+        needs=[place_of.get(needs[number], needs[number]) for number in group.sink_features],
+        most_own=MOST_OWN_OF_SINKS,
+    )
+    is_fitted = np.isin(group.active.texts, fits)
+    return Fitted(group, fitted, scored, group.sinks.of_texts(others), active, other_half, of_sinks, is_fitted)
+
+
+def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
+    """Return what is known of types: see `core.questions.directions.describe_types`."""
+    from attnscope.core.questions.directions import describe_types
+
+    labels = group.types.labels
+    occurrences = np.bincount(fitted.key_types, minlength=len(labels))
+    classes = np.array(
+        [[not any(map(str.isalnum, label)), any(map(str.isdigit, label)), label.startswith("##")] for label in labels]
+    )
+    english = np.array([class_of(label.strip("·Ġ▁ ").lower()) for label in labels])
+    is_english = english[:, None] == np.array([*CLOSED_CLASSES, *OPEN_CLASSES])
+    columns = [classes, is_english, np.log1p(occurrences)[:, None] / 10]
+    return describe_types(group.types.embeddings, occurrences, np.concatenate(columns, 1).astype(np.float32))
+
+
+def _matches(group: Group, active: Sequence[Description]) -> NDArray[np.float64]:
+    """Return how much there is to attend to, (head, row of sinks): the log of the mean exp(score) of free keys."""
+    rows = group.active
+    matches = np.zeros((len(active), len(group.sinks.texts)))
+    for head, description in enumerate(active):
+        mean = rows.table(description.terms, head).log_sums(description.weights) - np.log(rows.lengths)
+        matches[head] = np.median(mean) if len(mean) else 0.0
+        matches[head, group.sink_rows] = mean
+    return matches
+
+
+def _distinct(group: Group) -> list[int]:
+    """Return the features that differ from every simpler one somewhere in the sample."""
+    simplest: dict[bytes, int] = {}
+    for number in sorted(range(len(group.features)), key=lambda number: (group.features[number].rank, number)):
+        digest = hashlib.blake2b(group.active.features[number].tobytes()).digest()
+        simplest.setdefault(digest, number)
+    return list(simplest.values())
+
+
+def _bases(features: Sequence[Feature]) -> list[int]:
+    """Return for each feature the number of the one that it is a part of; -1 = it stands alone.
+
+    What is from special tokens alone may stand without its whole, as these may do as queries what no other token does.
+    """
+    from attnscope.core.questions.descriptions import LATER
+
+    numbers = {feature.name: number for number, feature in enumerate(features)} | {"": -1}
+    return [LATER if feature.name.endswith(" from special") else numbers[feature.base] for feature in features]
+
+
+def whole_losses(fit: Fitted, head: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what the description of all of a head's attention leaves, and what sets it apart from uniform attention.
+
+    Returns:
+        (row of the scored sinks,) each, in nats: of where the head rests, and of the rest by its share.
+    """
+    from attnscope.core.questions.descriptions import row_losses
+
+    rows = fit.group.active
+    sinks = fit.scored_sinks
+    active = np.zeros((2, len(fit.group.sinks.texts)))
+    mass = rows.mass[:, head]
+    active[0, fit.group.sink_rows] = mass * active_left(fit, head)[0]
+    active[1, fit.group.sink_rows] = mass * rows.uniform_nats[:, head]
+    left, nats = active[:, sinks.index]
+    return left + row_losses(sinks, head, fit.sinks[head]), nats + sinks.uniform_nats[:, head]
+
+
+def active_left(fit: Fitted, head: int) -> tuple[NDArray[np.float64], bool]:
+    """Return what the description of a head's attention off the sinks leaves, and whether special queries follow it.
+
+    They do unless uniform attention is nearer to theirs on the fitted texts: then it is expected of them.
+
+    Returns:
+        (active row,): nats; and whether they follow.
+    """
+    from attnscope.core.questions.descriptions import row_losses
+
+    rows = fit.group.active
+    ordinary = fit.group.ordinary
+    nats = rows.uniform_nats[:, head]
+    left = row_losses(rows, head, fit.active[head])
+    more = rows.mass[:, head] * (left - nats)
+    if more[~ordinary & fit.is_fitted].sum() > 0:
+        return np.where(ordinary, left, nats), False
+    return left, True
+
+
+# Say what was fitted
 
 
 def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[HeadDescription]:
-    """The descriptions of a group's heads."""
-    fitted, scored = halves_of(sample)
-    names = Names(fit.group, fit.group.part(fitted))
-    parts = fit.group.part(scored), fit.group.sinks.of_texts(scored)
-    return [_Head(fit, sample, names, parts, number).describe() for number in range(len(fit.group.heads))]
+    """Return the descriptions of a group's heads."""
+    names = Names(fit.group, fit.fitted)
+    return [_describe_head(fit, sample, names, number) for number in range(len(fit.group.heads))]
 
 
-class _Head:
-    """One head of a group; `rows` and `sinks` are those of the scored texts."""
+def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: int) -> HeadDescription:
+    from attnscope.core.questions.descriptions import score, score_of_texts
 
-    def __init__(
-        self, fit: Fitted, sample: Sequence[Unit], names: Names, parts: tuple[Part, Part], number: int
-    ) -> None:
-        self.fit, self.group, self.sample, self.names, self.number = fit, fit.group, sample, names, number
-        self.rows, self.sinks = parts
-        self.active = fit.active[number]
-
-    def describe(self) -> HeadDescription:
-        from attnscope.core.questions.descriptions import score, score_of_texts
-
-        rows, number = self.rows, self.number
-        kind, (layer, head) = self.group.kind, self.group.heads[number]
-        whole = score_of_texts(self.sinks.texts, *whole_losses(self.fit, self.sinks, number))
-        if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
-            return HeadDescription(kind, layer, head, (), whole.nats, _NAN, _NAN, _NAN)
-        how, of_rows = score(rows, number, self.active)
-        share = float(rows.text_weights @ rows.mass[:, number]) if len(rows.index) else 0.0
-        terms = self._terms()
-        pairs, summary = summarise(self.names, number, self.active, terms)
-        nats = how.nats / share if share > 0 else _NAN
-        active = Active(terms, share, nats, how.explained, how.low, how.high, pairs, summary)
-        other, first = self.fit.other_half[number], self.active.first or self.active
-        differs = first.terms[:1] != other.terms[:1]
-        return HeadDescription(
-            kind, layer, head, self._sink_terms(), whole.nats, whole.explained, whole.low, whole.high,
-            failures=self._failures(of_rows * rows.mass[:, number]),
-            content=self._first(first)[0],
-            other_half=self._first(other)[1] or NO_TERM if differs else "",
-            active=active,
-        )  # fmt: skip
-
-    def _first(self, description: Description) -> tuple[str, str]:
-        """The first term by its feature's name and by what it is called, with "not" before those that are avoided."""
-        if not description.terms:
-            return "", ""
-        sign = "not " if description.weights[0] < 0 else ""
-        term = description.terms[0]
-        return sign + self._name(term), sign + self.names.of_term(term, self.number)
-
-    def _name(self, term: int) -> str:
-        """The feature's name; of a head's own "keys", either end of each pair, or a feature from some queries."""
-        features = self.group.features
-        if term < len(features):
-            return features[term].name
-        place = term - len(features)
-        column = self.group.active.columns[self.number][place]
-        if column.gate >= 0:
-            gate = features[self.group.gates[column.gate]].name
-            return f"{self._name(column.gated)} from {gate}"
-        return "keys" if place == 0 else f"pair{(place + 1) // 2}{'+' if place % 2 else '-'}"
-
-    def _terms(self) -> tuple[Term, ...]:
-        """The terms of attention on keys that are not resting, with their shares in the scored rows."""
-        description, part, features, terms = self.active, self.rows, self.group.features, []
-        for place, term in enumerate(description.terms):
-            if term < len(features):
-                terms.append(_known_term(features, description, place, part, self.number))
-                continue
-            column = self.group.active.columns[self.number][term - len(features)]
-            shares = (_NAN, _NAN)
-            if column.queries is None and column.gate < 0:
-                shares = _shares_on_high(part, self.number, term)
-            terms.append(
-                Term(
-                    self._name(term), self.names.of_term(term, self.number), float(description.weights[place]), *shares,
-                    description.gains[place], own=part.is_fitted(term, self.number),
-                )
-            )  # fmt: skip
-        return tuple(terms)
-
-    def _sink_terms(self) -> tuple[Term, ...]:
-        """The terms of where and when a head rests."""
-        description, terms = self.fit.sinks[self.number], []
-        features = [self.group.features[f] for f in self.group.sink_features]
-        chosen = [features[f].name for f in description.terms if f < len(features)]
-        whole = next((name for name in chosen if " " not in name), "")
-        for place, term in enumerate(description.terms):
-            if term < len(features):
-                terms.append(_known_term(features, description, place, self.sinks, self.number))
-                continue
-            column = self.group.sinks.columns[self.number][term - len(features)]
-            name, words = "matches", "where little else fits"
-            if column.queries is not None:
-                values = column.values[1::2][column.queries]
-                name, words = "gate", f"from {self.names.of_queries(values, self.number)[0]}"
-            weight, gain = float(description.weights[place]), description.gains[place]
-            terms.append(Term(name, words, weight, _NAN, _NAN, gain, part_of=whole, own=True))
-        return tuple(terms)
-
-    def _failures(self, left: NDArray[np.float64]) -> tuple[Failure, ...]:
-        """The worst row of each of the texts that have the worst."""
-        rows, failures = self.rows, dict[int, Failure]()
-        scores = rows.scores(self.active.terms, self.active.weights, self.number)
-        for row in np.argsort(-left, kind="stable")[: 20 * FAILURES]:
-            text = int(rows.texts[row])
-            if text in failures:
-                continue
-            unit, place = self.sample[text], int(self.group.queries[rows.index[row]])
-            labels = unit.tokens(self.group.kind).labels
-            entries = slice(int(rows.first[row]), int(rows.first[row] + rows.lengths[row]))
-            keys = place + self.group.offsets[rows.entries][entries]
-            predicted = _expected(scores[entries], keys, place, labels)
-            before = " ".join(labels[max(0, place - 6) : place])
-            failures[text] = Failure(unit.text.index, before, labels[place], place, float(left[row]), predicted)
-            if len(failures) == FAILURES:
-                break
-        return tuple(failures.values())
+    rows = fit.scored
+    layer, head = fit.group.heads[number]
+    description = fit.active[number]
+    whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, number))
+    if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
+        return HeadDescription(fit.group.kind, layer, head, (), whole.nats, _NAN, _NAN, _NAN)
+    how, left_of_rows = score(rows, number, description)
+    mass = rows.mass[:, number]
+    share = float(rows.text_weights @ mass)
+    terms = tuple(_term(names, description, place, rows, number) for place in range(len(description.terms)))
+    pairs, summary = summarise(names, number, description, terms)
+    first = description.first or description
+    other = fit.other_half[number]
+    other_words = ""
+    if first.terms[:1] != other.terms[:1]:
+        other_words = _first(other, names, number)[1] or NO_TERM
+    return HeadDescription(
+        fit.group.kind,
+        layer,
+        head,
+        _sink_terms(fit, names, number),
+        whole.nats,
+        whole.explained,
+        whole.low,
+        whole.high,
+        failures=_failures(fit, sample, number, left_of_rows * mass),
+        content=_first(first, names, number)[0],
+        other_half=other_words,
+        active=Active(
+            terms, share, how.nats / share if share > 0 else _NAN, how.explained, how.low, how.high, pairs, summary
+        ),
+    )
 
 
-def _shares_on_high(part: Part, head: int, column: int) -> tuple[float, float]:
-    """How much attention the tokens of a term of a head's own get, and how much if it were uniform."""
-    of_entries = part.values_of(column, head)[part.column(column, head)]
-    high = of_entries >= least_named(of_entries)
-    rows = part.weights[head]
-    share = float((part.attention(head) * rows[part.row_of])[high].sum())
-    return share, float((rows / part.lengths)[part.row_of][high].sum())
+def _first(description: Description, names: Names, head: int) -> tuple[str, str]:
+    """Return the name and the words of the first term, with "not" before those that are avoided."""
+    if not description.terms:
+        return "", ""
+    sign = "not " if description.weights[0] < 0 else ""
+    term = description.terms[0]
+    return sign + _name(names, term, head), sign + names.of_term(term, head)
 
 
-def _known_term(features: Sequence[Feature], description: Description, place: int, part: Part, head: int) -> Term:
-    """A term of the catalogue, with its share of attention; terms of a description are numbers of `features`."""
+def _name(names: Names, term: int, head: int) -> str:
+    """Return a feature's name; of a head's own "keys", either end of each pair, or a feature from some queries."""
+    group = names.group
+    column = names.rows.column_of(term, head)
+    if column is None:
+        return group.features[term].name
+    if column.gate >= 0:
+        return f"{group.features[column.gated].name} from {group.features[group.gates[column.gate]].name}"
+    pair, is_lower = divmod(term - len(group.features) + 1, 2)
+    return f"pair{pair}{'-' if is_lower else '+'}" if pair else "keys"
+
+
+def _term(names: Names, description: Description, place: int, rows: Rows, head: int) -> Term:
+    """Return a term of attention off the sinks, with its shares in the scored rows."""
+    term = description.terms[place]
+    column = rows.column_of(term, head)
+    if column is None:
+        return _known_term(names.group.features, description, place, rows, head)
+    shares = (_NAN, _NAN)
+    if column.is_of_keys:  # how much the tokens of the term get, and how much under uniform attention
+        values = rows.by_entry(term, head)
+        is_high = values >= least_named(values)
+        weights = rows.weights[head][rows.row_of[is_high]]
+        even = weights / rows.lengths[rows.row_of[is_high]]
+        shares = float((rows.scaled(head)[is_high] * weights).sum()), float(even.sum())
+    return Term(
+        _name(names, term, head),
+        names.of_term(term, head),
+        float(description.weights[place]),
+        *shares,
+        description.gains[place],
+        own=rows.is_fitted(term, head),
+    )
+
+
+def _sink_terms(fit: Fitted, names: Names, head: int) -> tuple[Term, ...]:
+    """Return the terms of where and when a head rests."""
+    description = fit.sinks[head]
+    rows = fit.scored_sinks
+    features = [fit.group.features[number] for number in fit.group.sink_features]
+    terms = []
+    for place, term in enumerate(description.terms):
+        column = rows.column_of(term, head)
+        if column is None:
+            terms.append(_known_term(features, description, place, rows, head))
+            continue
+        name, words = "matches", "where little else fits"
+        if column.queries is not None:
+            name, words = "gate", f"from {names.of_queries(column.query_values, head)[0]}"
+        terms.append(
+            Term(name, words, float(description.weights[place]), _NAN, _NAN, description.gains[place], own=True)
+        )
+    # Those of its own say more about the first whole feature.
+    whole = next((term.feature for term in terms if not term.own and " " not in term.feature), "")
+    return tuple(replace(term, part_of=whole) if term.own else term for term in terms)
+
+
+def _known_term(features: Sequence[Feature], description: Description, place: int, rows: Rows, head: int) -> Term:
+    """Return a term of the catalogue, with its share of attention; terms of a description are numbers of `features`."""
     term = description.terms[place]
     feature = features[term]
     numbers = {each.name: number for number, each in enumerate(features)}
-    name, share_of = feature.shown_by
-    shown_at = numbers.get(name) if name else term if feature.levels == 2 else None
-    chosen = {features[f].name for f in description.terms if f < len(features)}
-    apart = feature.base and feature.base not in chosen
+    shown_by, share_of = feature.shown_by
+    shown_at = numbers[shown_by] if shown_by else term
+    shares = (_NAN, _NAN)
+    if rows.levels[shown_at] == 2:
+        shares = rows.share(shown_at, head), rows.even(shown_at, head)
+    chosen = {features[number].name for number in description.terms if number < len(features)}
+    is_apart = feature.base and feature.base not in chosen
     return Term(
-        feature=feature.name,
-        words=f"{features[numbers[feature.base]].words} {feature.words}" if apart else feature.words,
-        weight=float(description.weights[place]),
-        share=_NAN if shown_at is None else part.share(shown_at, head),
-        even=_NAN if shown_at is None else part.even(shown_at, head),
-        gain=description.gains[place],
+        feature.name,
+        f"{features[numbers[feature.base]].words} {feature.words}" if is_apart else feature.words,
+        float(description.weights[place]),
+        *shares,
+        description.gains[place],
         share_of=share_of,
-        part_of="" if apart else feature.base,
+        part_of="" if is_apart else feature.base,
     )
+
+
+def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: NDArray[np.float64]) -> tuple[Failure, ...]:
+    """Return the worst row of each of the texts that have the worst."""
+    rows = fit.scored
+    description = fit.active[head]
+    scores = rows.scores(description.terms, description.weights, head)
+    failures: dict[int, Failure] = {}
+    for row in np.argsort(-left, kind="stable")[:FAILURES_LOOKED_AT]:
+        text = int(rows.texts[row])
+        if text in failures or len(failures) == FAILURES:
+            continue
+        unit = sample[text]
+        place = int(fit.group.queries[rows.index[row]])
+        labels = unit.tokens(fit.group.kind).labels
+        entries = slice(rows.starts[row], rows.starts[row + 1])
+        keys = place + fit.group.offsets[rows.entries[entries]]
+        expected = _expected(scores[entries], keys, place, labels)
+        before = " ".join(labels[max(0, place - BEFORE) : place])
+        failures[text] = Failure(unit.text.index, before, labels[place], place, float(left[row]), expected)
+    return tuple(failures.values())
 
 
 def _expected(
     scores: NDArray[np.float64], keys: NDArray[np.int32], place: int, labels: Sequence[str]
 ) -> tuple[Expected, ...]:
-    """The keys that a description gives most in a row; of those that get the same, the nearest to the query's place."""
+    """Return the keys that a description gives most in a row; of those that get the same, the nearest to the query."""
     p = np.exp(scores - scores.max())
     best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
-    return tuple(Expected(int(keys[at]), labels[keys[at]], float(p[at] / p.sum())) for at in best)
+    return tuple(Expected(int(keys[key]), labels[keys[key]], float(p[key] / p.sum())) for key in best)

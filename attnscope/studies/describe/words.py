@@ -1,0 +1,504 @@
+"""Put a description into words that a reader takes in at once: kinds of keys, distances, relations and pairs.
+
+Terms overlap, and each holds given the others. A summary says what they come to: how much more attention each kind of
+key gets, and each distance, than all the other terms would give it. Terms that were fitted to one head are called by
+tokens, by a known class, and by strong pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.records.heads.descriptions import Pair, Term
+from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
+from attnscope.studies.describe.features import RESTING, Feature
+from attnscope.studies.describe.rows import Group
+
+if TYPE_CHECKING:
+    from attnscope.core.questions.descriptions import Description
+    from attnscope.core.questions.sampled_rows import Rows
+
+Floats = NDArray[np.float64]
+
+# What terms are called
+
+TOKENS = 6
+"""Tokens that a term is named by, at most."""
+
+HIGH, MOST_NAMED = 0.5, 0.35
+"""The tokens that a term names have this value of its column at least, and are at most this share of all keys (or
+queries)."""
+
+TOO_WIDE = frozenset((RESTING, "word", "last"))
+"""Classes that name nothing."""
+
+WIDE = frozenset(("infrequent", "frequent", "nouns"))
+"""Classes that name what no narrower one does."""
+
+COVERED, LIFTED = {False: 0.6, True: 0.75}, {False: 1.5, True: 1.25}
+"""A known class (wide or not) names a term if it has this share of the term's keys, and this many times its share of
+all keys."""
+
+PAIRS, FEWEST_TEXTS = 3, 2
+"""Strong pairs that are kept, and the texts in which a pair must occur."""
+
+LEAST_PAIR = 0.03
+"""Attention of a row, beyond what terms give a pair, from which on the pair is kept: its mean, shrunk."""
+
+_SHRUNK_BY, _STRONG = 2, 2**13
+"""Occurrences without attention that are added to those of a pair; and how many of the strongest entries are looked
+at."""
+
+ENGLISH = 0.25
+"""Share of words that are of a closed English class, from which on the texts are English."""
+
+# What a line names
+
+MORE, LESS = 1.3, 0.5
+"""Kinds of keys are named that get this many times what the other terms would give them; and those that get so few."""
+
+LEAST_MORE = 1.15
+"""Of the strongest kind of a line's strongest group this much suffices."""
+
+MOST_GROUPS, MOST_KINDS, MOST_AVOIDED, MOST_RELATIONS, MOST_PAIRS = 3, 2, 2, 2, 2
+"""How many groups of terms a line names; how many kinds of keys or relations a group; and how many pairs of tokens, if
+it says nothing else about some queries alone."""
+
+LEAST_SHARE = 0.02
+"""Of attention, or of what the other terms would give: below it a kind or a distance is not named."""
+
+NEAR = 1.2
+"""Distances are named that get this many times what the other terms would give them; the nearer half of a window is
+said to come first if it gets this many times what the other half does."""
+
+MOSTLY = 1.5
+"""One distance of several is named if it gets this many times what the next gets; so is the query itself, of what the
+other terms would give it."""
+
+AS_MUCH = 1.4
+"""Groups of terms whose nats differ by less than this factor count alike."""
+
+WEAK = {"kind": 0.04, "distance": 0.1, "relation": 0.05, "pair": 0.2}
+"""Groups are left out that have less than this share of the strongest's nats."""
+
+CLEAR = 0.7
+"""Share of attention at the distances that are named, from which on nothing is said of the others."""
+
+_SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
+_SHORT = {"name": "names", "punctuation": "other punctuation", "digit": "digits"}
+_REACHES = (0, 1, 2, 4, 8)
+_SIDES = {-1: "before", 1: "after"}
+
+
+def least_named(values: Floats) -> float:
+    """Return from which value of a column on a token belongs to its term; the highest always does."""
+    levels, counts = np.unique(values, return_counts=True)
+    shares = counts[::-1].cumsum()[::-1] / max(1, len(values))
+    narrow = levels[shares <= MOST_NAMED]
+    highest = float(values.max(initial=0.0))
+    return max(min(HIGH, highest), float(narrow[0]) if len(narrow) else highest)
+
+
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """Kinds of keys, of which each key has one.
+
+    Attributes:
+        of_entry: (entry,): the number of each key's kind.
+        wholes: What several kinds together are called -> their numbers.
+        signs: The names of kinds that need no examples.
+    """
+
+    words: tuple[str, ...]
+    of_entry: NDArray[np.int64]
+    wholes: dict[str, frozenset[int]]
+    signs: frozenset[str]
+
+    @classmethod
+    def of(cls, rows: Rows, features: Sequence[Feature]) -> Kinds:
+        """Tell kinds of keys apart by the annotation, if there is one, else by how tokens are written.
+
+        Words are told apart by English classes where a quarter of them belong to a closed one, else by frequency.
+        """
+        numbers = {feature.name: number for number, feature in enumerate(features)}
+        annotated = [feature.name for feature in features if feature.name.startswith("kind:")]
+        closed = np.any([rows.features[numbers[name]] for name in CLOSED_CLASSES], 0)
+        if annotated:
+            order = [*_SIGNS, "piece", *annotated]
+        elif closed.sum() >= ENGLISH * rows.features[numbers["word"]].sum():
+            closed_names = sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
+            order = [*_SIGNS, "digit", "piece", *closed_names, "name", *OPEN_CLASSES]
+        else:
+            order = [*_SIGNS, "digit", "piece", "name", "frequent", "infrequent"]
+        of_entry = np.full(rows.size, len(order))
+        for place in reversed(range(len(order))):
+            of_entry[rows.features[numbers[order[place]]] > 0] = place
+        words = [_SHORT.get(name, features[numbers[name]].words.removeprefix("English ")) for name in order]
+        parts = {"punctuation": _SIGNS, "function words": () if annotated else tuple(CLOSED_CLASSES)}
+        wholes = {
+            whole: frozenset(order.index(name) for name in names if name in order) for whole, names in parts.items()
+        }
+        return cls((*words, "other tokens"), of_entry, wholes, frozenset((*words[: len(_SIGNS) - 1], "punctuation")))
+
+    def merge(self, chosen: Sequence[int], matter: NDArray[np.bool_]) -> list[tuple[str, list[int]]]:
+        """Return chosen kinds by what they are called: a whole by its name, if all of it that matters is chosen."""
+        by_words: dict[str, list[int]] = {}
+        for number in chosen:
+            words = self.words[number]
+            for whole, members in self.wholes.items():
+                mattering = {member for member in members if matter[member]}
+                if number in members and len(mattering) > 1 and mattering <= set(chosen):
+                    words = whole
+            by_words.setdefault(words, []).append(number)
+        return list(by_words.items())
+
+
+class Names:
+    """The names of terms, from the fitted rows of a group.
+
+    Attributes:
+        rows: The fitted rows, whose queries are ordinary.
+        offsets: (entry,): how far each key is behind its query, in tokens.
+        kinds: The kinds of keys.
+    """
+
+    def __init__(self, group: Group, rows: Rows) -> None:
+        self.group = group
+        self.rows = rows
+        self.kinds = Kinds.of(rows, group.features)
+        self.keys = rows.key_types
+        self.queries = rows.query_types
+        self.offsets = group.offsets[rows.entries]
+        self._classes = [
+            (number, feature.words, feature.name in WIDE, float(rows.features[number].sum() / max(1, rows.size)))
+            for number, feature in enumerate(group.features)
+            if feature.family == "key" and feature.levels == 2 and feature.name not in TOO_WIDE
+        ]
+        self._words: dict[tuple[int, int], str] = {}
+        # (row,): the entry of each query itself; -1 = it may not attend to itself.
+        self._itself = np.full(len(self.queries), -1)
+        itself = np.flatnonzero(self.offsets == 0)
+        self._itself[rows.row_of[itself]] = itself
+
+    def expected(self, scores: Floats) -> Floats:
+        """Return p ∝ exp(score), each row scaled to 1, (entry,)."""
+        p = np.exp(scores - np.max(scores, initial=0.0))
+        scaled: Floats = p / np.maximum(np.add.reduceat(p, self.rows.first), 1e-300)[self.rows.row_of]
+        return scaled
+
+    def label(self, number: int) -> str:
+        """Return a type as it is written in names."""
+        label = self.group.types.labels[number]
+        return label.strip("·Ġ▁ ") or label
+
+    def of_gate(self, gate: int) -> str:
+        """Return what the queries of a gate are called."""
+        feature = self.group.features[self.group.gates[gate]]
+        return "names" if feature.name == "name" else feature.words.removeprefix("English ")
+
+    def of_term(self, term: int, head: int) -> str:
+        """Return what a term is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""
+        column = self.rows.column_of(term, head)
+        if column is None:
+            return self.group.features[term].words
+        if (term, head) in self._words:
+            return self._words[term, head]
+        on = self.rows.scaled(head) * self.rows.weights[head][self.rows.row_of]
+        if column.gate >= 0:
+            words = f"from {self.of_gate(column.gate)}: {self.of_term(column.gated, head)}"
+        elif column.queries is None:
+            words = f"tokens like {self._keys_of(column.values[column.keys], on)}"
+        else:
+            from_queries = column.query_values
+            to_keys = column.values.reshape(-1, column.n_key_levels)[-1][column.keys]
+            of_entries = from_queries[self.queries][self.rows.row_of]
+            words = f"from {self.of_queries(from_queries, head)[0]} to {self._keys_of(to_keys, on * of_entries)}"
+        self._words[term, head] = words
+        return words
+
+    def of_queries(self, values: Floats, head: int) -> tuple[str, Floats]:
+        """Return what queries are called whose types have high values; and how much each row is one, (row,)."""
+        of_rows = values[self.queries]
+        of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
+        weights = self.rows.weights[head] * of_rows
+        labels = self._labels(np.bincount(self.queries, weights, len(values)))
+        written = [label for label in labels if any(map(str.isalnum, label))]
+        # By kinds, if these are most of them.
+        has_itself = self._itself >= 0
+        kinds = self.kinds.of_entry[self._itself[has_itself]]
+        shares = np.bincount(kinds, weights[has_itself], len(self.kinds.words)) / max(float(weights.sum()), 1e-30)
+        named = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
+        if sum(shares[members].sum() for _, members in named) < COVERED[False]:
+            some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
+            return ", ".join(list(some)[:4]), of_rows
+        words = ", ".join(words for words, _ in named)
+        if written and words not in self.kinds.signs:
+            words += f" ({', '.join(written[:2])})"
+        return words, of_rows
+
+    def _keys_of(self, values: Floats, on: Floats) -> str:
+        """Return what keys are called whose types have high values, by the attention that they get."""
+        of_entries = values[self.keys]
+        high = np.flatnonzero(of_entries >= least_named(of_entries))
+        weights = on[high] * of_entries[high]
+        labels = self._labels(np.bincount(self.keys[high], weights, len(values)))
+        # A bare comma in a list separated by commas cannot be read.
+        quoted = [label if any(map(str.isalnum, label)) else f"“{label}”" for label in labels]
+        return ", ".join(quoted) + self._covered(high, weights)
+
+    def _labels(self, weights: NDArray[np.number]) -> list[str]:
+        """Return how types are written, up to `TOKENS`, the largest weight first."""
+        best = [int(t) for t in np.argsort(-weights, kind="stable")[: 2 * TOKENS] if weights[t] > 0]
+        return list(dict.fromkeys(map(self.label, best)))[:TOKENS]
+
+    def _covered(self, entries: NDArray[np.int64], weights: Floats) -> str:
+        """Return the known class that most of some keys belong to, with its share of them; "" = none does."""
+        total = float(weights.sum())
+        named: list[tuple[bool, float, str]] = []
+        for number, words, is_wide, of_all in self._classes if total > 0 else ():
+            share = float(weights @ self.rows.features[number][entries]) / total
+            if share >= COVERED[is_wide] and share >= LIFTED[is_wide] * of_all:
+                named.append((not is_wide, share, words))
+        if not named:
+            return ""
+        _, share, words = max(named, key=lambda known: known[:2])
+        return f", {100 * share:.0f}% of them {words}"
+
+    def pairs(self, head: int, others: Floats) -> tuple[Pair, ...]:
+        """Return the pairs of tokens that get the most attention beyond what some terms, (entry,), give them."""
+        rows = self.rows
+        types = self.group.types
+        more = (rows.scaled(head) - self.expected(others)) * rows.weights[head][rows.row_of] * len(rows.texts)
+        codes = self.queries[rows.row_of].astype(np.int64) * len(types.ids) + self.keys
+        strong = np.arange(len(more))
+        if len(more) > _STRONG:  # a strong pair has strong entries
+            strong = np.flatnonzero(more >= np.partition(more, -_STRONG)[-_STRONG])
+        order = strong[np.argsort(-more[strong], kind="stable")][:_STRONG]
+        distinct, pair_of = np.unique(codes[order], return_inverse=True)
+        # Pairs of frequent tokens have much attention by their number: each counts by its mean, shrunk towards 0.
+        means = np.bincount(pair_of, more[order]) / (np.bincount(pair_of) + _SHRUNK_BY)
+        pairs: list[Pair] = []
+        for number in np.argsort(-means, kind="stable")[: 20 * PAIRS]:
+            texts = np.unique(rows.texts[rows.row_of[order[pair_of == number]]])
+            query, key = divmod(int(distinct[number]), len(types.ids))
+            if len(texts) >= FEWEST_TEXTS and means[number] >= LEAST_PAIR and len(pairs) < PAIRS:
+                pairs.append(Pair(types.labels[query], types.labels[key], len(texts)))
+        return tuple(pairs)
+
+
+# The line
+
+
+def summarise(names: Names, head: int, description: Description, terms: Sequence[Term]) -> tuple[tuple[Pair, ...], str]:
+    """Say what a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
+
+    Returns:
+        Pairs with much attention beyond what distances and kinds of keys give them, and the words.
+    """
+    rows = names.rows
+    groups: dict[str, list[int]] = {}
+    scores: dict[str, Floats] = {}
+    for place, number in enumerate(description.terms):
+        group = _group_of(number, head, names)
+        groups.setdefault(group, []).append(place)
+        of_term = description.weights[place] * rows.by_entry(number, head)
+        scores[group] = scores.get(group, np.zeros(rows.size)) + of_term
+    strengths = {group: _nats(names, head, of_group) for group, of_group in scores.items()}
+    phrases: dict[str, str] = {}
+    for group in sorted(groups, key=lambda group: -strengths[group]):
+        if len(phrases) == MOST_GROUPS or strengths[group] < WEAK[group] * max(strengths.values()):
+            continue
+        others = sum((of_group for name, of_group in scores.items() if name != group), np.zeros(rows.size))
+        if group == "kind":
+            phrase = by_kind(names, head, others, least=MORE if phrases else LEAST_MORE)
+        elif group == "distance":
+            phrase = by_distance(names, head, others)
+        elif group == "pair":
+            phrase = next(filter(None, (_pair(names, head, description, place) for place in groups[group])), "")
+        else:
+            related = [_relation(terms[place]) for place in groups[group]]
+            phrase = ", ".join(list(filter(None, related))[:MOST_RELATIONS])
+        if phrase:
+            phrases[group] = phrase
+
+    text = ""
+    last = 0.0
+    for group, phrase in phrases.items():
+        if text:
+            text += "; equally " if last < AS_MUCH * strengths[group] else "; then "
+        text += phrase
+        last = strengths[group]
+    # Pairs go beyond the terms that hold for all queries alike.
+    columns = [rows.column_of(term, head) for term in description.terms]
+    plain = [place for place, column in enumerate(columns) if column is None or column.is_of_keys]
+    beside = rows.scores(tuple(description.terms[place] for place in plain), description.weights[plain], head)
+    pairs = names.pairs(head, beside)
+    if not text and terms:  # no kind and no distance stands out
+        text = _relation(terms[0]) or terms[0].words
+    if text and pairs and "pair" not in phrases and len(phrases) < MOST_GROUPS:
+        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:MOST_PAIRS])}"
+    return pairs, text
+
+
+def _group_of(number: int, head: int, names: Names) -> str:
+    column = names.rows.column_of(number, head)
+    if column is not None:
+        return "kind" if column.is_of_keys else "pair"
+    feature = names.group.features[number]
+    if feature.is_of_keys:
+        return "kind"
+    return "distance" if feature.family == "offset" or feature.name.startswith(("near", "window")) else "relation"
+
+
+def _nats(names: Names, head: int, scores: Floats) -> float:
+    """Return how far attention is from uniform that goes by some scores alone."""
+    rows = names.rows
+    p = names.expected(scores)
+    logs = np.add.reduceat(p * np.log(np.maximum(p, 1e-30)), rows.first)
+    return float(rows.weights[head] @ (np.log(rows.lengths) + logs))
+
+
+def _relation(term: Term) -> str:
+    """Return a relation with its share; "" if its share and its weight disagree, or the share says nothing."""
+    words = f"avoids {term.words}" if term.weight < 0 else term.words
+    if not np.isfinite(term.share):
+        return words
+    if term.weight * (term.share - term.even) <= 0 or round(100 * term.share) == round(100 * term.even):
+        return ""
+    return f"{words} ({100 * term.share:.0f}%; uniform {100 * term.even:.0f}%)"
+
+
+def _pair(names: Names, head: int, description: Description, place: int) -> str:
+    """Say what queries of some types attend to more: beside all terms but the one that is about them."""
+    rows = names.rows
+    term = description.terms[place]
+    terms = tuple(number for number in description.terms if number != term)
+    others = rows.scores(terms, np.delete(description.weights, place), head)
+    column = rows.column_of(term, head)
+    assert column is not None
+    if column.gate < 0:
+        queries, of_rows = names.of_queries(column.query_values, head)
+        keys = by_kind(names, head, others, of_rows)
+    else:
+        queries = names.of_gate(column.gate)
+        feature = names.group.features[column.gated]
+        if feature.is_of_keys:
+            keys = by_kind(names, head, others, rows.gates[column.gate].astype(float))
+        else:
+            keys = f"avoids {feature.words}" if description.weights[place] < 0 else feature.words
+    return f"from {queries}: {keys}" if keys else ""
+
+
+def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:
+    """Name kinds of keys by how much more attention they get than the other terms, (entry,), would give them.
+
+    `of_rows`, (row,), is how much each row counts beside its weight; None = all alike. The strongest kind must get
+    `least` times what the other terms would give it.
+    """
+    rows = names.rows
+    kinds = names.kinds
+    weights = rows.weights[head] * (1.0 if of_rows is None else of_rows)
+    of_entries = (weights / max(weights.sum(), 1e-30))[rows.row_of]
+    got = rows.scaled(head) * of_entries
+    even = names.expected(others) * of_entries
+    shares = np.bincount(kinds.of_entry, got, len(kinds.words)).astype(float)
+    expected = np.bincount(kinds.of_entry, even, len(kinds.words)).astype(float)
+    lifts = _lift(shares, expected)
+    matter = np.maximum(shares, expected) >= LEAST_SHARE
+    is_more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
+    is_less = matter & (lifts <= LESS)
+
+    # What tells most of them is named, and of these the largest lifts first.
+    telling = np.argsort(-shares * np.log(lifts))
+    named = kinds.merge([int(n) for n in telling if is_more[n]], matter)[:MOST_KINDS]
+    parts = []
+    for words, members in named:
+        times = _lift(shares[members].sum(), expected[members].sum())
+        inside = np.isin(kinds.of_entry, members)
+        of_types = np.bincount(names.keys[inside], (got - even)[inside], len(names.group.types.ids))
+        best = [int(n) for n in np.argsort(-of_types)[: 3 if len(named) == 1 else 2] if of_types[n] > 0]
+        examples = "" if words in kinds.signs else f" ({', '.join(map(names.label, best))})"
+        parts.append((-times, f"{words} {times:.1f}×{examples}"))
+    phrases = [phrase for _, phrase in sorted(parts, key=lambda part: part[0])]
+    avoided = kinds.merge([int(n) for n in np.argsort(shares - expected) if is_less[n]], matter)[:MOST_AVOIDED]
+    if avoided:
+        phrases.append(f"least {', '.join(words for words, _ in avoided)}")
+    return ", ".join(phrases)
+
+
+def _lift(share: Floats, expected: Floats) -> Floats:
+    return (share + LEAST_SHARE / 2) / (expected + LEAST_SHARE / 2)
+
+
+def by_distance(names: Names, head: int, others: Floats) -> str:
+    """Say how far keys are, by how much more attention such keys get than the other terms would give them."""
+    rows = names.rows
+    away = np.abs(names.offsets)
+    of_entries = rows.weights[head][rows.row_of]
+    got = rows.scaled(head) * of_entries
+    even = names.expected(others) * of_entries
+    uniform = of_entries / rows.lengths[rows.row_of]
+    buckets = np.sign(names.offsets) * np.where(away > 0, np.searchsorted(_REACHES, away), 0)
+
+    def times(some: NDArray[np.bool_]) -> float:
+        return float((got[some].sum() + LEAST_SHARE / 4) / (even[some].sum() + LEAST_SHARE / 4))
+
+    def shares(some: NDArray[np.bool_]) -> str:
+        return f"({100 * got[some].sum():.0f}%; uniform {100 * uniform[some].sum():.0f}%)"
+
+    lifts = {int(bucket): times(buckets == bucket) for bucket in np.unique(buckets)}
+    reach = {-1: 0, 1: 0}
+    for side in reach:
+        while lifts.get(side * (reach[side] + 1), 0.0) >= NEAR:
+            reach[side] += 1
+    chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
+    if reach[-1] and reach[-1] == reach[1]:
+        phrase = _span(1, reach[1], "away")
+    elif any(reach.values()):
+        phrase = " and ".join(_span(1, reach[side], word) for side, word in _SIDES.items() if reach[side])
+    else:
+        best = max((bucket for bucket in lifts if bucket), key=lambda bucket: lifts[bucket])
+        if lifts[best] < NEAR:
+            return f"the token itself {shares(buckets == 0)}" if lifts.get(0, 0.0) >= MOSTLY else ""
+        chosen = buckets == best
+        phrase = _bucket(best)
+    parts = [f"{phrase} {shares(chosen)}"]
+
+    # Where most of it is.
+    best, *less = sorted({int(bucket) for bucket in buckets[chosen]}, key=lambda bucket: -lifts[bucket])
+    first, last = away[chosen].min(), away[chosen].max()
+    if less and lifts[best] >= MOSTLY * lifts[less[0]]:
+        parts.append(f"most {_bucket(best)} ({100 * got[buckets == best].sum():.0f}%)")
+    elif first < last:
+        is_nearer = away <= (first + last) / 2
+        more = times(chosen & is_nearer) / times(chosen & ~is_nearer)
+        parts.append("nearest first" if more >= NEAR else "farthest first" if more <= 1 / NEAR else "evenly")
+    if lifts.get(0, 0.0) >= MOSTLY:
+        parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
+    if got[chosen].sum() < CLEAR:
+        parts += [f"little {word} it" for side, word in _SIDES.items() if times(buckets * side > 0) <= LESS]
+    return ", ".join(parts)
+
+
+def _bucket(bucket: int) -> str:
+    return _span(abs(bucket), abs(bucket), _SIDES[1 if bucket > 0 else -1])
+
+
+def _span(first: int, last: int, side: str) -> str:
+    """Return what the keys of some buckets on a side are called, such as "5 to 8 before"."""
+    low = int(_REACHES[first - 1]) + 1
+    if last >= len(_REACHES):
+        if first > 1:
+            return f"{low} or more {side}"
+        return "other tokens" if side == "away" else f"tokens {side} it"
+    high = _REACHES[last]
+    if high == 1:
+        return {"before": "the previous token", "after": "the next token", "away": "the tokens beside it"}[side]
+    if first == 1:
+        return f"up to {high} {side}"
+    return f"{low} {side}" if low == high else f"{low} to {high} {side}"
