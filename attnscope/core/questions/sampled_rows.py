@@ -308,8 +308,8 @@ class Rows:
             of_rows = column.rows[self.index]
         else:
             return of_keys
-        levels = (of_rows * np.uint8(column.n_key_levels))[self.row_of] + of_keys
-        return levels
+        first_of_row: NDArray[np.uint8] = of_rows * np.uint8(column.n_key_levels)
+        return first_of_row[self.row_of] + of_keys
 
     def by_entry(self, feature: int, head: int) -> Floats:
         """Return the values of a feature, (entry,)."""
