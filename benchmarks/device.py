@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 import transformers
 
-from attnscope.core.measures.facts import TextFacts
-from attnscope.core.measures.sums import Sums
+from attnscope.core.facts import TextFacts
+from attnscope.core.measures import HeadMeasures
 from attnscope.models.hf.model import wrap
 from attnscope.models.model import Batch
 
@@ -77,7 +77,7 @@ def main() -> None:
     spent: dict[str, list[float]] = {"plain": [], "measured": []}
 
     def measure() -> None:
-        model.run(Batch(ids), Sums(facts))
+        model.run(Batch(ids), HeadMeasures(facts))
 
     with torch.no_grad():
         for number in range(given.rounds + 1):

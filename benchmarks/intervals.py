@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.intervals import mean_interval, predicted_interval
-from attnscope.core.exact.running import RunningSums
+from attnscope.core.sums import RunningSums
 from attnscope.records.heads.descriptions import EVEN, UNSURE
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, measure_intervals
 

@@ -19,9 +19,9 @@ import torch
 
 from attnscope.core.attention.seam import attend
 from attnscope.core.attention.tiles import Buffers
-from attnscope.core.measures.catalogue import MEASURES, OFFSETS
-from attnscope.core.measures.facts import TextFacts, output_factor
-from attnscope.core.measures.sums import Sums
+from attnscope.core.catalogue import MEASURES, OFFSETS
+from attnscope.core.facts import TextFacts, output_factor
+from attnscope.core.measures import HeadMeasures
 from attnscope.corpus import TOKEN_BUDGET
 from attnscope.models import load
 from attnscope.models.model import Batch
@@ -105,7 +105,7 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
         model.run(batch, attend)
 
     def measured(batch: Batch, facts: TextFacts) -> None:
-        model.run(batch, Sums(facts, output_projections=factors, buffers=buffers))
+        model.run(batch, HeadMeasures(facts, factors=factors, buffers=buffers))
 
     def from_weights(batch: Batch, facts: TextFacts) -> None:
         model.run(batch, Dense(facts, factors))
@@ -123,7 +123,7 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
         alone(batch, facts, lambda text: Dense(text, factors))
 
     def sums_one_by_one(batch: Batch, facts: TextFacts) -> None:
-        alone(batch, facts, lambda text: Sums(text, output_projections=factors, buffers=buffers))
+        alone(batch, facts, lambda text: HeadMeasures(text, factors=factors, buffers=buffers))
 
     rivals = {"plain": plain, "measured": measured}
     rivals |= {

@@ -21,8 +21,8 @@ def measure(case: str, n: int) -> None:
     import transformers
 
     from attnscope.core.attention.seam import attend
-    from attnscope.core.measures.facts import TextFacts
-    from attnscope.core.measures.sums import Sums
+    from attnscope.core.facts import TextFacts
+    from attnscope.core.measures import HeadMeasures
     from attnscope.models import load
     from attnscope.models.model import Batch
 
@@ -36,7 +36,7 @@ def measure(case: str, n: int) -> None:
     ids = torch.randint(VOCABULARY, (1, n))
     nothing = torch.zeros(1, n, dtype=torch.bool)
     facts = TextFacts(real=~nothing, special=nothing, ids=ids, punctuation=nothing)
-    probe = {"plain": attend, "measures": Sums(facts)}.get(case)
+    probe = {"plain": attend, "measures": HeadMeasures(facts)}.get(case)
     if probe is not None:
         with torch.inference_mode():
             model.run(Batch(ids), probe)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.core.measures.catalogue import Measure
+    from attnscope.core.catalogue import Measure
 
 FOLDER = Path(__file__).resolve().parent
 WIDTH = 100
@@ -166,8 +166,8 @@ def _about(measure: "Measure") -> list[str]:
 
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
+    from attnscope.core.catalogue import MEASURES, REACH
     from attnscope.core.exact.intervals import DEPENDENCE
-    from attnscope.core.measures.catalogue import MEASURES, REACH
     from attnscope.studies.heads import measure_intervals, roles
 
     parts = [

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.core.attention.seam import AttentionCall, allowed
-from attnscope.core.measures.catalogue import OFFSETS, measure_names
-from attnscope.core.measures.facts import TextFacts
+from attnscope.core.catalogue import OFFSETS, measure_names
+from attnscope.core.facts import TextFacts
 
 PLACES = ("previous_token", "self_token", "next_token", "window", "distance_tokens", "signed_distance_tokens",
           "rms_distance_tokens", "same_token", "induction", "similar_token")  # fmt: skip
@@ -56,7 +56,7 @@ def make_facts(
 
 
 class Expected:
-    """Sums and counts as `SumsOf` has them."""
+    """Sums and counts as `Measured` has them."""
 
     def __init__(self, batch: int, n_heads: int) -> None:
         names = measure_names()

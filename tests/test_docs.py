@@ -27,7 +27,7 @@ import typer
 
 import attnscope
 from attnscope import Corpus, HeadsOptions, cli, models
-from attnscope.core.measures.catalogue import MEASURES
+from attnscope.core.catalogue import MEASURES
 from attnscope.models.catalog import Source
 from attnscope.models.model import Model
 from attnscope.records.heads.findings import Findings
@@ -216,7 +216,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixt
 
 def names_in_files(folder: Path) -> set[str]:
     """Names of members, fields and columns in all records of a folder, as `formats.md` writes them."""
-    from attnscope.core.measures.catalogue import measure_names
+    from attnscope.core.catalogue import measure_names
 
     measures = "|".join(sorted({*measure_names(), "positional"}, key=len, reverse=True))
     generic = (

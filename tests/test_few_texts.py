@@ -17,10 +17,10 @@ from scipy.stats import chi2
 
 import attnscope
 from attnscope.core.exact.intervals import predicted_interval, skewed_interval, unseen_share, weight_of_unseen
-from attnscope.core.exact.running import RunningSums
 from attnscope.core.questions import row_tables
 from attnscope.core.questions.descriptions import score_of_texts
 from attnscope.core.questions.row_tables import ItemSums
+from attnscope.core.sums import RunningSums
 from attnscope.corpus import CorpusText, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.measures import catalogue
-from attnscope.core.measures.catalogue import OFFSETS
+from attnscope.core import catalogue
+from attnscope.core.catalogue import OFFSETS
 from attnscope.errors import AttnscopeError
 from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.studies.heads.options import HeadsOptions

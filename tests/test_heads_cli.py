@@ -81,7 +81,7 @@ def test_an_address_where_ray_is_not_is_one_line(study: Run, address: str, monke
 
 
 def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
-    from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
+    from attnscope.core.catalogue import FROM_OFFSETS, measure_names
 
     status, out, err = study("--file", SENTENCES, "--json")
     assert status == 0, err

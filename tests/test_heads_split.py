@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.core.measures.catalogue import measure_names
+from attnscope.core.catalogue import measure_names
 from attnscope.corpus import CorpusText, chunks
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
@@ -190,8 +190,8 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
     import torch
 
     from attnscope.core.attention.probes import Weights
-    from attnscope.core.measures.dense import measures_of_weights
-    from attnscope.core.measures.facts import TextFacts
+    from attnscope.core.facts import TextFacts
+    from attnscope.core.measures import measures_of_weights
     from attnscope.models.model import Batch
 
     write_tiny(

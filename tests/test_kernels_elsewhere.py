@@ -9,8 +9,7 @@ import torch
 from attnscope.core.attention.pooling import Grid, pool_attention
 from attnscope.core.attention.seam import attend, attention_weights
 from attnscope.core.attention.tiles import attend_lean
-from attnscope.core.measures.dense import measures_of_weights
-from attnscope.core.measures.sums import Sums
+from attnscope.core.measures import HeadMeasures, measures_of_weights
 from tests import rounding
 from tests.core_helpers import gpu_test, make_call, on, read_tiles
 from tests.measure_helpers import make_facts
@@ -58,7 +57,7 @@ def test_measures_and_pooled_maps_on_cuda_against_float64(dtype: torch.dtype) ->
     call = make_call(n_kv_heads=2, group=2, n_queries=97, n_keys=97, d_head=64, d_value=64, dtype=dtype, is_causal=True)
     high = replace(call, query=call.query.double(), key=call.key.double(), value=call.value.double())
     facts = make_facts([97, 97], 97)
-    probe = Sums(facts.on(torch.device("cuda")))
+    probe = HeadMeasures(facts.on(torch.device("cuda")))
     probe(on(call, "cuda"))
     may = torch.ones(97, 97, dtype=torch.bool).tril()
     oracle = measures_of_weights(attention_weights(high), facts, allowed=may, values=high.value)

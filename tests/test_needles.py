@@ -16,7 +16,7 @@ from attnscope import NeedleOptions, retrieval_heads
 from attnscope.core.attention import tiles
 from attnscope.core.attention.probes import Gate, Strongest, Weights
 from attnscope.core.attention.tiles import attend_lean
-from attnscope.core.exact.running import RunningSums
+from attnscope.core.sums import RunningSums
 from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model

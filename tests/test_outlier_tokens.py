@@ -9,7 +9,7 @@ import torch
 
 import attnscope
 from attnscope.core.attention.probes import Weights
-from attnscope.core.measures.facts import TextFacts, outlying
+from attnscope.core.facts import TextFacts, outlying
 from attnscope.models.inside.projections import HiddenNorms
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads

@@ -12,10 +12,9 @@ from rich.console import Console
 from torch import Tensor
 
 import attnscope
-from attnscope.core.measures.catalogue import OFFSETS
-from attnscope.core.measures.dense import measures_of_weights
-from attnscope.core.measures.facts import TextFacts
-from attnscope.core.measures.totals import SumsOf
+from attnscope.core.catalogue import OFFSETS
+from attnscope.core.facts import TextFacts
+from attnscope.core.measures import Measured, measures_of_weights
 from attnscope.corpus import CorpusText
 from attnscope.records.heads.findings import Head
 from attnscope.report.numbers import number
@@ -43,7 +42,7 @@ def causal(n: int) -> Tensor:
     return torch.ones(n, n, dtype=torch.bool).tril()
 
 
-def tally_of_texts(sums: Sequence[SumsOf]) -> Tally:
+def tally_of_texts(sums: Sequence[Measured]) -> Tally:
     """One layer's measures of some texts, as a study adds them up."""
     tally = Tally.empty("decoder", (0,), sums[0].sum.shape[2], sums[0].names)
     for one in sums:

@@ -17,9 +17,8 @@ from attnscope.core.attention.pooling import Grid, part_of_weights, pool_attenti
 from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
-from attnscope.core.measures.dense import measures_of_weights
-from attnscope.core.measures.facts import output_factor
-from attnscope.core.measures.sums import Sums
+from attnscope.core.facts import output_factor
+from attnscope.core.measures import HeadMeasures, measures_of_weights
 from attnscope.core.questions.distance import hellinger_sums, jensen_shannon_sums
 from attnscope.core.questions.relations import Links, links_of_weights
 from tests.core_helpers import make_call, read_tiles
@@ -78,7 +77,7 @@ def test_outputs_are_no_further_off_than_twice_plain_attention(dtype: torch.dtyp
         "tiles": attend_in_tiles(call),
         "lean": attend_lean(call),
         "pooled": pool_attention(call, Grid(8, 8)).output,
-        "sums": Sums(facts)(call),
+        "sums": HeadMeasures(facts)(call),
         "links": Links(links)(call),
         "gate": Gate({("encoder", call.layer): ones, ("decoder", call.layer): ones})(call),
     }
@@ -121,7 +120,8 @@ def test_every_measure_is_float32(dtype: torch.dtype) -> None:
     rest = facts.real[:, None, None] & torch.ones(N, N, dtype=torch.bool).tril()
     call = replace(call, mask=rest, is_causal=False)
     projection = torch.randn(24, 4 * 16, generator=torch.Generator().manual_seed(2)).to(dtype)
-    probe = Sums(facts, output_projections={(call.kind, call.layer): projection})
+    factors = {(call.kind, call.layer): output_factor(projection, 4)}
+    probe = HeadMeasures(facts, factors=factors)
     probe(call)
     found = probe.sums[call.kind][call.layer]
     high = exact(call)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from attnscope.core.catalogue import MEASURES, OFFSETS
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
-from attnscope.core.measures.catalogue import MEASURES, OFFSETS
 from attnscope.errors import UsageError
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.studies.heads.measure_intervals import NO_SHARES

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
-from attnscope.core.exact.running import RunningSums
+from attnscope.core.sums import RunningSums
 
 RNG = np.random.default_rng
 # Every magnitude, both signs, and numbers that differ little from one another.

@@ -6,14 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnscope.core import catalogue, measures
 from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, allowed, attend, attention_weights
-from attnscope.core.measures import catalogue, one_pass
-from attnscope.core.measures import plan as plan_module
-from attnscope.core.measures.catalogue import MEASURES, measure_names
-from attnscope.core.measures.dense import measures_of_weights
-from attnscope.core.measures.facts import TextFacts, outlying, output_factor
-from attnscope.core.measures.sums import Sums
+from attnscope.core.facts import TextFacts, outlying, output_factor
+from attnscope.core.measures import HeadMeasures, measures_of_weights
 from tests import rounding
 from tests.core_helpers import few_examples, make_call
 from tests.measure_helpers import Expected, LargestTensor, expected, make_facts, uniform_weights
@@ -68,13 +65,13 @@ def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None
         if name.startswith("similar_token"):  # likeness is told less what uniform attention has
             even.sum[i] = 0.0
     n = call.key.shape[2]
-    probe = Sums(keys, query_facts=queries, output_projections={(call.kind, call.layer): projection},
-                 norms=lambda kind, layer: norms)  # fmt: skip
+    factor = output_factor(projection, call.n_heads)
+    factors = {(call.kind, call.layer): factor}
+    probe = HeadMeasures(keys, queries, factors=factors, norms=lambda kind, layer: norms)
     output = probe(call)
     rounding.require_output(output, call)
     assert output.dtype == call.value.dtype
     assert_sums(probe.sums[call.kind][call.layer], wanted, n, tolerance=tolerance, uniform=even)
-    factor = output_factor(projection, call.n_heads)
     values = rounding.in_float64(call).value
     dense = measures_of_weights(weights, keys, queries, allowed=may, values=values, factor=factor, outlying=which)
     assert_sums(dense, wanted, n, tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6,
@@ -127,17 +124,17 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
-        patch.setattr(plan_module, "KEPT_NUMBERS", kept)
-        patch.setattr(one_pass, "SHORT_LIST", 1 if elements == 1 else 8)
+        patch.setattr(measures, "KEPT_PAIRS", kept)
         check(*situation)
 
 
 @given(
-    situation=situations(), elements=st.sampled_from([1, 300, 10**6]), size=st.integers(1, 6),
-    short=st.sampled_from([0, 64]),
-)  # fmt: skip
+    situation=situations(),
+    elements=st.sampled_from([1, 300, 10**6]),
+    size=st.integers(1, 6),
+)
 @few_examples
-def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int, short: int) -> None:
+def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) -> None:
     """A unit's sums are those of a text of which no other query counts; what is of whole texts stays as it was."""
     call, keys, queries = situation
     asking = queries or keys
@@ -145,15 +142,17 @@ def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
-        patch.setattr(plan_module, "SHORT_KEYS", short)
         patch.setattr(catalogue, "UNIT_QUERIES", size)
         patch.setattr(catalogue, "MOST_UNITS", 20)
         size = catalogue.unit_queries(n)
         n_units = -(-n // size)
-        options = {"query_facts": queries, "output_projections": {(call.kind, 0): projection_of(call)}}
+        options = {
+            "query_facts": queries,
+            "factors": {(call.kind, 0): output_factor(projection_of(call), call.n_heads)},
+        }
         norms = made_up_norms(keys)
-        probe = Sums(keys, **options, norms=lambda kind, layer: norms, in_units=True)
-        whole = Sums(keys, **options, norms=lambda kind, layer: norms)
+        probe = HeadMeasures(keys, **options, norms=lambda kind, layer: norms, in_units=True)
+        whole = HeadMeasures(keys, **options, norms=lambda kind, layer: norms)
         rounding.require_output(probe(call), call)
         whole(call)
         which = None if call.kind == "cross" else outlying(norms, keys)
@@ -186,7 +185,7 @@ def test_units_are_of_about_512_queries_equally_long_and_at_most_64() -> None:
     sizes = {0: 512, 1: 512, 512: 512, 600: 600, 769: 385, 1600: 534, 32_768: 512, 32_769: 513, 64_000: 1000}
     assert {n: catalogue.unit_queries(n) for n in sizes} == sizes
     call, keys = long_call(900, n_kv_heads=1, group=1)
-    short, long = Sums(keys, in_units=True), Sums(keys)
+    short, long = HeadMeasures(keys, in_units=True), HeadMeasures(keys)
     short(call), long(call)
     ours, theirs = short.sums["encoder"][0], long.sums["encoder"][0]
     assert (ours.sum.shape[1], theirs.sum.shape[1]) == (4, 2)
@@ -228,17 +227,17 @@ def test_sums_of_many_pairs_in_float32_lose_no_digits(batch: int, n_heads: int) 
     n = 880
     call = make_call(batch=batch, n_kv_heads=n_heads, n_queries=n, n_keys=n, scale=0.01, dtype=torch.float32)
     keys = make_facts([n] * batch, n)
-    probe = Sums(keys, ["distance_tokens"])
+    probe = HeadMeasures(keys)
     probe(call)
     found = probe.sums["encoder"][0]
     weights = attention_weights(rounding.in_float64(call))
-    exact = measures_of_weights(weights, keys, measures=["distance_tokens"])
+    exact = measures_of_weights(weights, keys)
     np.testing.assert_allclose(found.value("distance_tokens"), exact.value("distance_tokens"), rtol=2e-6)
 
 
 def test_bfloat16_is_measured_in_float32() -> None:
     call, keys = long_call(dtype=torch.bfloat16)
-    probe = Sums(keys)
+    probe = HeadMeasures(keys)
     assert probe(call).dtype == torch.bfloat16
     exact = measures_of_weights(attention_weights(call), keys, allowed=allowed(call), values=call.value)
     for name in ("entropy_nats", "previous_token", "max_weight", "same_token"):
@@ -289,7 +288,7 @@ def test_minilm_measures_are_their_definitions(minilm_folder) -> None:
 
     model, facts = minilm_batch(minilm_folder)
     projections = {("encoder", i): layer.attention.out_proj.weight for i, layer in enumerate(model._network.layers)}
-    probe = Sums(facts, output_projections=projections)
+    probe = HeadMeasures(facts, factors={place: output_factor(weight, 12) for place, weight in projections.items()})
     recorder = Recorder(probe)
     hidden = model.run(Batch(facts.ids, facts.real), recorder)
     plain = model.run(Batch(facts.ids, facts.real), attend)
@@ -312,7 +311,7 @@ def test_padding_and_company_change_nothing(minilm_folder) -> None:
     from attnscope.models.model import Batch
 
     model, facts = minilm_batch(minilm_folder)
-    together = Sums(facts)
+    together = HeadMeasures(facts)
     model.run(Batch(facts.ids, facts.real), together)
     for t in range(3):
         n = int(facts.real[t].sum())
@@ -322,7 +321,7 @@ def test_padding_and_company_change_nothing(minilm_folder) -> None:
                                                                     "punctuation", "log_frequency", "embeddings",
                                                                     "rarest")}
         )  # fmt: skip
-        alone = Sums(text)
+        alone = HeadMeasures(text)
         model.run(Batch(text.ids), alone)
         for layer, got in alone.sums["encoder"].items():
             company = together.sums["encoder"][layer]
@@ -332,25 +331,9 @@ def test_padding_and_company_change_nothing(minilm_folder) -> None:
             np.testing.assert_array_equal(got.offset_count[:, 0], company.offset_count[:, t])
 
 
-@pytest.mark.parametrize("chosen", [[name] for name in MEASURES] + [[], ["sink", "induction", "entropy_nats"]])
-def test_measures_chosen_alone_are_the_same(chosen: list[str]) -> None:
-    call, keys = long_call(33)
-    projections = {("encoder", 0): projection_of(call).float()}
-    everything, some = Sums(keys, output_projections=projections), Sums(keys, chosen, output_projections=projections)
-    torch.testing.assert_close(some(call), everything(call))
-    whole, part = everything.sums["encoder"][0], some.sums["encoder"][0]
-    assert part.names == measure_names(chosen)
-    for kind in ("sum", "count", "uniform_sum"):
-        rows = [whole.names.index(name) for name in part.names]
-        np.testing.assert_allclose(getattr(part, kind), getattr(whole, kind)[rows], rtol=1e-6, atol=1e-6)
-    if chosen == ["positional"]:
-        np.testing.assert_array_equal(part.offset_sum, whole.offset_sum)
-        np.testing.assert_array_equal(part.offset_count, whole.offset_count)
-
-
 def test_a_head_that_spreads_evenly_is_uniform_attention_in_every_measure() -> None:
     call, keys = long_call(33, is_causal=True)
-    probe = Sums(keys)
+    probe = HeadMeasures(keys)
     probe(dataclasses.replace(call, query=torch.zeros_like(call.query)))
     got = probe.sums["encoder"][0]
     np.testing.assert_allclose(got.sum, got.uniform_sum, atol=1e-3)
@@ -365,17 +348,17 @@ def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) 
     call = make_call(batch=1, n_kv_heads=12, n_queries=n, n_keys=n, d_head=8, d_value=8, dtype=torch.float32,
                      is_causal=True)  # fmt: skip
     with LargestTensor() as seen:
-        Sums(keys)(call)
+        HeadMeasures(keys)(call)
     assert seen.elements < n * n / 4
 
 
 def test_what_texts_and_mask_determine_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        plan_module, "blocks", lambda call, *how, **cut: asked.append(call.layer) or tiles.blocks(call, *how, **cut)
+        measures, "blocks", lambda call, *how, **cut: asked.append(call.layer) or tiles.blocks(call, *how, **cut)
     )
     call, keys = long_call()
-    probe = Sums(keys)
+    probe = HeadMeasures(keys)
     for layer in range(3):
         # A new view of the same mask, as models make them.
         mask = keys.real[:, None, None]
@@ -389,11 +372,11 @@ def test_what_texts_and_mask_determine_is_worked_out_once(monkeypatch: pytest.Mo
 
 def test_layers_that_differ_in_their_window_alone_are_planned_apart() -> None:
     call, keys = long_call(33, mask=None, is_causal=True)
-    together = Sums(keys)
+    together = HeadMeasures(keys)
     for layer, window in enumerate((None, 2, 9)):
         one = dataclasses.replace(call, layer=layer, window=window)
         together(one)
-        alone = Sums(keys)
+        alone = HeadMeasures(keys)
         alone(one)
         for part in ("sum", "count", "uniform_sum", "offset_sum", "offset_count"):
             ours, theirs = (getattr(probe.sums["encoder"][layer], part) for probe in (together, alone))
@@ -402,7 +385,7 @@ def test_layers_that_differ_in_their_window_alone_are_planned_apart() -> None:
 
 def test_an_encoder_decoder_has_texts_of_two_kinds() -> None:
     read, written = make_facts([7, 5], 7), make_facts([5, 3], 5, seed=1)
-    probe = Sums(read, query_facts=written)
+    probe = HeadMeasures(read, query_facts=written)
     for kind, queries, keys in (("encoder", 7, 7), ("decoder", 5, 5), ("cross", 5, 7)):
         probe(dataclasses.replace(make_call(n_queries=queries, n_keys=keys), kind=kind))
     assert list(probe.sums) == ["encoder", "decoder", "cross"]
@@ -417,18 +400,16 @@ def test_an_encoder_decoder_has_texts_of_two_kinds() -> None:
 
 def test_mistakes_are_refused() -> None:
     call, keys = long_call()
-    probe = Sums(keys)
+    probe = HeadMeasures(keys)
     probe(call)
     with pytest.raises(RuntimeError, match="encoder layer 0 reached the probe twice"):
         probe(call)
-    with pytest.raises(ValueError, match="no measure 'entropy'"):
-        Sums(keys, ["entropy"])
 
 
 def test_facts_that_are_missing_leave_their_measures_undefined() -> None:
     call, keys = long_call(33)
     bare = TextFacts(real=keys.real, special=keys.special, ids=keys.ids)
-    probe = Sums(bare)
+    probe = HeadMeasures(bare)
     probe(call)
     got = probe.sums["encoder"][0]
     for name in ("cls", "sep", "punctuation", "rarity", "rarest_token", "similar_token", "norm_weighted"):
@@ -439,7 +420,7 @@ def test_facts_that_are_missing_leave_their_measures_undefined() -> None:
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal: bool) -> None:
-    """Signed distances are a difference of places; counted from the text's start they were off by its rounding."""
+    """Distances count from the query: counted from the text's start they would be off by its rounding."""
     n = 1024
     generator = torch.Generator().manual_seed(0)
     key = torch.nn.functional.normalize(torch.randn(1, 2, n, 32, generator=generator), dim=-1)
@@ -447,11 +428,9 @@ def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal: bool) -> None:
     facts = TextFacts(
         real=torch.ones(1, n, dtype=torch.bool), special=torch.zeros(1, n, dtype=torch.bool), ids=torch.arange(n)[None]
     )
-    probe = Sums(facts, ["signed_distance_tokens"])
+    probe = HeadMeasures(facts)
     probe(call)
     exact = measures_of_weights(attention_weights(rounding.in_float64(call)), facts, allowed=allowed(call))
-    # Places are at most half of PLACES_APART tokens from the middle, and as many roundings add up as if by chance.
-    most = one_pass.PLACES_APART / 2 * one_pass.PLACES_APART**0.5 * rounding.unit(torch.float32)
-    for name in ("signed_distance_tokens", "signed_distance_tokens_active"):
+    for name in ("signed_distance_tokens", "signed_distance_tokens_active", "distance_tokens"):
         off = np.abs(probe.sums["encoder"][0].value(name) - exact.value(name))
-        assert off.max() <= most, name
+        assert off.max() <= 2e-6, name

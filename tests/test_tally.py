@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attnscope.core.measures.catalogue import OFFSETS
+from attnscope.core.catalogue import OFFSETS
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, pair_hits
 
 

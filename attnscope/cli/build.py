@@ -190,7 +190,7 @@ def complete_roles(incomplete: str) -> list[str]:
 
 def complete_measures(incomplete: str) -> list[str]:
     """Return lists of measures whose last one begins so."""
-    from attnscope.core.measures.catalogue import MEASURES
+    from attnscope.core.catalogue import MEASURES
 
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in MEASURES if name.startswith(last)]

@@ -11,7 +11,7 @@ a hundred, most samples of forty texts look as if it never did. So each interval
 many as the sample could lack (`unseen_share`), with as much weight as they could have (`weight_of_unseen`), and with
 the least or the largest value that is possible in them. Where this leaves nothing to say, there is no interval.
 
-NumPy and SciPy only. Knows no heads, no measures and no sums: those are in `core.exact.running`.
+NumPy and SciPy only. Knows no heads, no measures and no sums: those are in `core.sums`.
 """
 
 from typing import NamedTuple

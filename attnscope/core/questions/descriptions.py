@@ -38,9 +38,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.intervals import predicted_interval
-from attnscope.core.exact.running import RunningSums
 from attnscope.core.questions.gates import TINY, least_gain
 from attnscope.core.questions.sampled_rows import RIDGE, Floats, Rows
+from attnscope.core.sums import RunningSums
 
 MOST_TERMS = 4
 LEAST_GAIN = 0.02

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.measures.catalogue import Measure
+from attnscope.core.catalogue import Measure
 
 Floats = NDArray[np.float64]
 

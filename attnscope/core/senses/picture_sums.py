@@ -13,9 +13,8 @@ from torch import Tensor
 from attnscope.core.attention.precision import has_float64, sum_dtype
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tiles import Tile
-from attnscope.core.measures.totals import HeadSums
 from attnscope.core.senses.picture_measures import PICTURE_MEASURES, PictureFacts
-from attnscope.core.senses.sums import SenseSums
+from attnscope.core.senses.sums import HeadSums, SenseSums
 
 _ROWS = 64
 """Queries at a time of uniform attention."""

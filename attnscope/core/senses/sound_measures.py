@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tiles import Tile
-from attnscope.core.measures.catalogue import Measure
-from attnscope.core.measures.totals import HeadSums
-from attnscope.core.senses.sums import SenseSums
+from attnscope.core.catalogue import Measure
+from attnscope.core.senses.sums import HeadSums, SenseSums
 
 Floats = NDArray[np.float64]
 

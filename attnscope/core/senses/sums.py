@@ -1,17 +1,32 @@
 """The probe that measures every layer on one picture or recording, for whatever the sense reads of weights. Ours."""
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Tile, attend_in_tiles
-from attnscope.core.measures.totals import HeadSums
+
+Sum = NDArray[np.float64]
 
 Facts = TypeVar("Facts")
 Rows = TypeVar("Rows")
+
+
+class HeadSums(NamedTuple):
+    """The measures of one layer on one picture or recording.
+
+    Attributes:
+        sums: (measure, head), float64.
+        counts: Likewise: a value is sum / count, added up over pictures or recordings first.
+    """
+
+    sums: Sum
+    counts: Sum
 
 
 class SenseSums(TileProbe[HeadSums], ABC, Generic[Facts, Rows]):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnscope.core.exact.running import RunningSums
+from attnscope.core.sums import RunningSums
 from attnscope.models.model import Loss
 from attnscope.records.ablation import Effect
 from attnscope.studies.ablation.importance import DIRECTIONS

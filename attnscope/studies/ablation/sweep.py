@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.running import RunningSums
+from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun

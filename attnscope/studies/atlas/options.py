@@ -39,7 +39,7 @@ class AtlasOptions:
 
     def require(self) -> None:
         """Refuse a score that there is not."""
-        from attnscope.core.measures.catalogue import measure_names
+        from attnscope.core.catalogue import measure_names
 
         scores = (CONTENT, *measure_names())
         if self.rank not in scores:

@@ -20,7 +20,7 @@ from attnscope.studies.measuring.block_sums import HeadSums
 from attnscope.studies.measuring.head_blocks import HeadMeasurer
 
 if TYPE_CHECKING:
-    from attnscope.core.measures.totals import SumsOf
+    from attnscope.core.measures import Measured
 
 CONTENT_WHAT = (
     "the share of attention that rests on neither special tokens nor the first one, times the nats that attention is "
@@ -31,7 +31,7 @@ Place = tuple[str, int, int]
 """A head: kind of attention, layer, number."""
 
 
-def score(sums: SumsOf, rank: str, n_texts: int) -> NDArray[np.float64]:
+def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
     """The score of each text by each head of a layer, (text, head); NaN if undefined. Texts have as many units."""
 
     def value(name: str, sums_of: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -177,7 +177,7 @@ class AtlasMeasurer(HeadMeasurer):
         """Return sums of nothing yet."""
         return ScoredSums(_block={text.index: text for text in block.texts})
 
-    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, SumsOf]]) -> None:
+    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, Measured]]) -> None:
         """Add a batch, and the score of each text by each head; but not of texts that are left out."""
         assert isinstance(part, ScoredSums)
         super().add(part, batch, result)

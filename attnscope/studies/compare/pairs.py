@@ -26,7 +26,7 @@ from attnscope.studies.run import Measurer, Part
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.exact.running import RunningSums
+    from attnscope.core.sums import RunningSums
 
 WEIGHTS_AT_ONCE = 2**20
 """Of how many weights, of all layers together, distances are computed at once."""
@@ -278,7 +278,7 @@ class PairSums:
     """Exact sums over texts for all pairs of heads of one model or of two, and for all pairs of layers of one model."""
 
     def __init__(self, heads: Sequence[tuple[HeadPlace, ...]], tables: Sequence[TableName]) -> None:
-        from attnscope.core.exact.running import RunningSums
+        from attnscope.core.sums import RunningSums
 
         self.heads = heads
         self.shape = (len(heads[0]), len(heads[-1]))
@@ -332,7 +332,7 @@ class PairSums:
 
 
 def _sums_of_text(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> RunningSums:
-    from attnscope.core.exact.running import RunningSums
+    from attnscope.core.sums import RunningSums
 
     of_text = RunningSums(sums.shape)
     of_text.add(sums, counts)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.catalogue import MEASURES, Pairs
 from attnscope.core.exact.intervals import (
     DEPENDENCE,
     END,
@@ -23,8 +24,7 @@ from attnscope.core.exact.intervals import (
     unseen_share,
     weight_of_unseen,
 )
-from attnscope.core.exact.running import RunningSums
-from attnscope.core.measures.catalogue import MEASURES, Pairs
+from attnscope.core.sums import RunningSums
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -52,7 +52,9 @@ time in the few texts that begin with a mark. Their intervals count texts as the
 texts hold in 85% of draws at worst (`resting`), and in 82% (distances); those of 40 in 68% (`punctuation`)."""
 
 _OF_SOME_QUERIES = tuple(
-    name for name, measure in MEASURES.items() if isinstance(measure.family, Pairs) and measure.family.is_set
+    name
+    for name, measure in MEASURES.items()
+    if isinstance(measure.family, Pairs) and measure.family.is_set and not measure.family.offsets
 )
 """Measures that only queries count for which there is such a key, such as an earlier copy of the token.
 

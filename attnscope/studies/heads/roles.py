@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.catalogue import FROM_OFFSETS, MEASURES, OFFSETS
 from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
-from attnscope.core.exact.running import RunningSums
-from attnscope.core.measures.catalogue import FROM_OFFSETS, MEASURES, OFFSETS
+from attnscope.core.sums import RunningSums
 from attnscope.records.heads.findings import MUCH_OF_A_SUM, Estimate, Head, Role
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, kinds_of, measure_intervals
 from attnscope.studies.heads.rules import RULES, Rule

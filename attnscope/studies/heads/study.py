@@ -166,7 +166,7 @@ def study(
 
 def require_names(options: HeadsOptions, measures: str | None) -> None:
     """Refuse roles and measures that do not exist, before the model runs for minutes."""
-    from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
+    from attnscope.core.catalogue import FROM_OFFSETS, measure_names
 
     complete_thresholds(options.thresholds)
     require_measures(measures, (*measure_names(), FROM_OFFSETS))
@@ -303,7 +303,7 @@ def _notes(model: Model, done: HeadSums) -> list[str]:
 
 def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
     """What was chosen, and what names mean."""
-    from attnscope.core.measures.catalogue import MEASURES
+    from attnscope.core.catalogue import MEASURES
 
     return {
         "level": LEVEL,

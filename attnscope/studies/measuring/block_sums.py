@@ -15,7 +15,7 @@ from attnscope.studies.measuring.tally import Tally, weigh_units
 from attnscope.studies.run import Part
 
 if TYPE_CHECKING:
-    from attnscope.core.measures.totals import SumsOf
+    from attnscope.core.measures import Measured
 
 Hits = tuple[NDArray[np.float64], NDArray[np.float64]]
 """What `pair_hits` gives: hits and counts."""
@@ -52,7 +52,7 @@ class HeadSums(Part):
     def add(
         self,
         batch: Sequence[Chunk],
-        sums: Mapping[str, Mapping[int, SumsOf]],
+        sums: Mapping[str, Mapping[int, Measured]],
         hits: Sequence[Mapping[str, Hits]],
     ) -> None:
         """Adds the chunks of a batch.
@@ -60,7 +60,7 @@ class HeadSums(Part):
         `sums` are their measures: kind -> layer -> sums by unit, in the order of the batch; each chunk has as many
         units as the longest. `hits` are those of `pair_hits` by kind, for each chunk.
         """
-        from attnscope.core.measures.catalogue import unit_queries
+        from attnscope.core.catalogue import unit_queries
 
         for kind, by_layer in sums.items():
             if kind not in self.tallies:
@@ -146,7 +146,7 @@ class _OpenText:
 
     def close(self, tallies: Mapping[str, Tally]) -> None:
         """Adds which heads are sinks on the text: it counts once, not chunk by chunk."""
-        from attnscope.core.measures.totals import tell_sinks
+        from attnscope.core.measures import tell_sinks
 
         for kind, sums in self._sums.items():
             tally = tallies[kind]
@@ -160,7 +160,7 @@ class _OpenText:
             tally.uniform.add(of_text["uniform_sum"], of_text["count"])
 
 
-def _empty(kind: str, by_layer: Mapping[int, SumsOf]) -> Tally:
+def _empty(kind: str, by_layer: Mapping[int, Measured]) -> Tally:
     n_heads = max(sums.sum.shape[2] for sums in by_layer.values())
     return Tally.empty(kind, sorted(by_layer), n_heads, next(iter(by_layer.values())).names)
 

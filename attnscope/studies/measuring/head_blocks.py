@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.measures.catalogue import OFFSETS
+from attnscope.core.catalogue import OFFSETS
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
 from attnscope.models.model import Model
 from attnscope.records import Tokens
@@ -23,8 +23,8 @@ from attnscope.studies.run import Measurer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.measures.facts import TextFacts
-    from attnscope.core.measures.totals import SumsOf
+    from attnscope.core.facts import TextFacts
+    from attnscope.core.measures import Measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         )
         return batches[::-1]
 
-    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, SumsOf]]) -> None:
+    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, Measured]]) -> None:
         """Add the measures of a batch."""
         part.add(batch, result, [self._pair_hits(chunk) for chunk in batch])
 
@@ -102,13 +102,12 @@ class HeadMeasurer(Measurer[HeadSums]):
         part.finish()
         return part
 
-    def measure(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, SumsOf]]:
+    def measure(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, Measured]]:
         """Return the measures of a batch: kind -> layer -> sums, in the order of the batch."""
         import torch
 
         from attnscope.core.attention.probes import Weights
-        from attnscope.core.measures.dense import measures_of_weights
-        from attnscope.core.measures.sums import Sums
+        from attnscope.core.measures import HeadMeasures, measures_of_weights
 
         tokens = [part.tokens for part in batch]
         device = self._model.info.device
@@ -118,9 +117,9 @@ class HeadMeasurer(Measurer[HeadSums]):
         if targets:
             written = self._facts(targets, [_after_start(r) for r in repeated], "cpu" if self._dense else device)
         inputs = batch_of(tokens, targets).to(device)
-        with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which Sums asks
+        with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
             if not self._dense:
-                probe = Sums(facts, query_facts=written, output_projections=self._factors, buffers=self._buffers,
+                probe = HeadMeasures(facts, query_facts=written, factors=self._factors, buffers=self._buffers,
                              norms=self._norms.of, in_units=True)  # fmt: skip
                 with self._norms.watch():
                     self._model.run(inputs, probe)
@@ -152,7 +151,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         import torch
 
         from attnscope.core.attention.precision import move
-        from attnscope.core.measures.facts import TextFacts
+        from attnscope.core.facts import TextFacts
 
         lengths = np.array([len(t) for t in tokens])
         real = np.arange(lengths.max()) < lengths[:, None]
@@ -229,7 +228,7 @@ def target_of(start: Tokens, tokens: Tokens) -> Tokens:
 
 def _factors(model: Model) -> dict[tuple[Any, int], Tensor]:
     """What the measures need of the output projections, worked out once for all batches."""
-    from attnscope.core.measures.facts import output_factor
+    from attnscope.core.facts import output_factor
 
     n_heads = dict(zip(model.info.kinds, model.info.n_heads, strict=True))
     return {place: output_factor(weight, n_heads[place[0]]) for place, weight in model.output_projections().items()}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.running import RunningSums
-from attnscope.core.measures.catalogue import OFFSETS
+from attnscope.core.catalogue import OFFSETS
+from attnscope.core.sums import RunningSums
 
 PAIR_MEASURES = ("same_token", "induction")
 """Measures of links between two tokens of the text, which a head of a fixed offset may hit by chance."""

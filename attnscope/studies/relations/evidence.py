@@ -20,7 +20,7 @@ from scipy.special import bdtrc
 
 from attnscope.annotated import AnnotatedText, Link
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
-from attnscope.core.exact.running import RunningSums
+from attnscope.core.sums import RunningSums
 from attnscope.records.relations.record import LEAST_MASS, Relation
 
 LEVEL = 0.05

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.core.exact.running import RunningSums
 from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.sums import RunningSums
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
@@ -29,7 +29,7 @@ from attnscope.studies.maps.study import run_probe
 from attnscope.studies.measuring.block_sums import stack_layers
 
 if TYPE_CHECKING:
-    from attnscope.core.measures.catalogue import Measure
+    from attnscope.core.catalogue import Measure
     from attnscope.core.senses.sums import SenseSums
 
 _BLANK = np.full((256, 256, 3), 128, np.uint8)

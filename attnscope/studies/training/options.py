@@ -18,7 +18,7 @@ EXPLAINED = "explained"
 
 def known_measures() -> tuple[str, ...]:
     """The measures that can be followed."""
-    from attnscope.core.measures.catalogue import FROM_OFFSETS, measure_names
+    from attnscope.core.catalogue import FROM_OFFSETS, measure_names
 
     return (*measure_names(), FROM_OFFSETS, EXPLAINED)
 

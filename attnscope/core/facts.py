@@ -8,10 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.core.attention.precision import in_float64, move
-from attnscope.core.measures.catalogue import MEASURES, OUTLYING, Keys, PairFact
-
-OFF_REST = "off rest"
-"""The column of keys outside the sinks: 1, others 0."""
+from attnscope.core.catalogue import OUTLYING
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +82,13 @@ class TextFacts:
         return last.masked_fill(~ends, -1)
 
     def on(self, device: torch.device) -> "TextFacts":
-        """The same facts on a device, because layers may lie on several."""
+        """Return the same facts on a device, because layers may lie on several."""
         if self.real.device == device:
             return self
         return replace(self, **{name: move(tensor, device) for name, tensor in self._tensors().items()})
 
     def part(self, texts: slice) -> "TextFacts":
-        """The facts of some of the texts."""
+        """Return the facts of some of the texts."""
         return replace(self, **{name: tensor[texts] for name, tensor in self._tensors().items()})
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -100,7 +97,7 @@ class TextFacts:
 
 
 def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tensor, "batch token"]:
-    """Which tokens are second sinks by their hidden states: far longer than the others of their text, bool.
+    """Return which tokens are second sinks by their hidden states: far longer than the others of their text, bool.
 
     Such norms come and go between layers, so each layer has its own (Sun et al. 2024, Massive Activations in Large
     Language Models, section 2). Special tokens and the first are left out: `resting` has them.
@@ -117,7 +114,7 @@ def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tens
 
 
 def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
-    """What each key is worth, by fact (`catalogue.Keys`): the one place where a fact of keys alone is made.
+    """Return what each key is worth, by fact (`catalogue.Keys`): the one place where a fact of keys alone is made.
 
     Returns:
         Fact -> (batch, key): 1 in a set, or what the key is worth. Padding is worth 0. Unknown facts are missing.
@@ -131,73 +128,45 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
     return facts
 
 
-def key_columns(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
-    """What each key is worth to the measures that ask for the key alone.
-
-    Returns:
-        Measure, or `<measure>_active` -> (batch, key), as `key_facts`; and OFF_REST, 1 for keys outside the sinks.
-        Measures whose facts are missing are missing.
-    """
-    facts, off_rest = key_facts(keys, dtype), (keys.real & ~keys.resting).to(dtype)
-    columns = {OFF_REST: off_rest}
-    for name, measure in MEASURES.items():
-        if isinstance(measure.family, Keys) and measure.family.fact in facts:
-            columns[name] = facts[measure.family.fact]
-            if measure.has_active:
-                columns[f"{name}_active"] = columns[name] * off_rest
-    return columns
-
-
 def pair_facts(
-    texts: TextFacts, queries: slice, keys: slice, dtype: torch.dtype, cosines: Tensor | None = None
-) -> dict[PairFact, Float[Tensor, "#batch query key"]]:
-    """Functions of query and key in one text, by fact (`catalogue.Pairs`): the one place where one is made.
+    texts: TextFacts, queries: slice, keys: slice, dtype: torch.dtype
+) -> dict[str, Float[Tensor, "#batch query key"]]:
+    """Return functions of query and key in one text, by fact (`catalogue.Pairs`): the one place where one is made.
 
     Args:
         texts: The texts.
         queries: A range of queries.
         keys: A range of keys.
         dtype: Of the result.
-        cosines: Of static embeddings, (batch, query, key), if they are known already.
 
     Returns:
-        Fact -> (batch or 1, query, key). Unknown facts are missing.
+        Fact -> (batch or 1, query, key); 0 for padding in "same_token" and "induction". Unknown facts are missing.
     """
     device = texts.real.device
-    q = torch.arange(queries.start, queries.stop, device=device)
-    k = torch.arange(keys.start, keys.stop, device=device)
-    ahead = (k - q[:, None]).to(dtype)[None]
-    same, followed = pair_targets(texts, queries, keys)
-    facts: dict[PairFact, Tensor] = {"distance": ahead.abs(), "signed_distance": ahead}
-    facts |= {"same_token": same.to(dtype), "induction": followed.to(dtype)}
-    if cosines is None and texts.embeddings is not None:
-        directions = texts.embeddings.to(dtype)
-        cosines = directions[:, queries] @ directions[:, keys].mT
-    return facts if cosines is None else facts | {"cosine": cosines}
-
-
-def pair_targets(
-    facts: TextFacts, queries: slice, keys: slice
-) -> tuple[Bool[Tensor, "batch query key"], Bool[Tensor, "batch query key"]]:
-    """Which keys are the same token as the query, elsewhere, and which followed it before.
-
-    Returns:
-        `same`: k != q, x_k = x_q; and `induction`: k - 1 < q, x_(k-1) = x_q, k != q; both bool, and False for padding.
-    """
-    device = facts.ids.device
     q = torch.arange(queries.start, queries.stop, device=device)[:, None]
     k = torch.arange(keys.start, keys.stop, device=device)
+    ahead = (k - q).to(dtype)[None]
+
     # Tokens are never negative: padding is like nothing.
-    of_query = torch.where(facts.real, facts.ids, -1)[:, queries, None]
-    of_key = torch.where(facts.real, facts.ids, -2)
-    same = (of_query == of_key[:, None, keys]) & (q != k)
+    of_query = torch.where(texts.real, texts.ids, -1)[:, queries, None]
+    of_key = torch.where(texts.real, texts.ids, -2)
     before = torch.cat([torch.full_like(of_key[:, :1], -2), of_key[:, :-1]], 1)
-    followed = (of_query == before[:, None, keys]) & (k < q) & facts.real[:, None, keys]
-    return same, followed
+    is_same = (of_query == of_key[:, None, keys]) & (q != k)
+    has_followed = (of_query == before[:, None, keys]) & (k < q) & texts.real[:, None, keys]
+    facts = {
+        "distance": ahead.abs(),
+        "signed_distance": ahead,
+        "same_token": is_same.to(dtype),
+        "induction": has_followed.to(dtype),
+    }
+    if texts.embeddings is not None:
+        directions = texts.embeddings.to(dtype)
+        facts["cosine"] = directions[:, queries] @ directions[:, keys].mT
+    return facts
 
 
 def output_factor(weight: Float[Tensor, "d_model joined"], n_heads: int) -> Float[Tensor, "n_heads d d_value"]:
-    """Makes the output projection small, so that norms behind it cost little: |W_O v| = |R v|, W_O = Q R.
+    """Make the output projection small, so that norms behind it cost little: |W_O v| = |R v|, W_O = Q R.
 
     Args:
         weight: The output projection as torch.nn.Linear stores it, (d_model, n_heads * d_value).
@@ -221,7 +190,7 @@ def value_norms(
     n_heads: int,
     factor: Float[Tensor, "n_heads d d_value"] | None = None,
 ) -> Float[Tensor, "batch n_heads key"]:
-    """|v_k|, or |W_O v_k| of each head by its `output_factor` (Kobayashi et al. 2020, section 2).
+    """Return |v_k|, or |W_O v_k| of each head by its `output_factor` (Kobayashi et al. 2020, section 2).
 
     At least 0, in the unit of the values; float32 or better.
     """
