@@ -174,16 +174,16 @@ def test_where_all_tokens_are_equally_rare_none_is_the_rarest() -> None:
 
 def test_the_first_token_is_never_the_rarest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no [CLS] it is a sink, whatever it is; and tokens that are equally rare are so together."""
-    from attnscope.core.measures import sums
+    from attnscope.core.measures import HeadMeasures
 
     seen: list[TextFacts] = []
-    made = sums.Sums.__init__
+    made = HeadMeasures.__init__
 
-    def see(self: sums.Sums, facts: TextFacts, **options: Any) -> None:
+    def see(self: HeadMeasures, facts: TextFacts, **options: Any) -> None:
         seen.append(facts)
         made(self, facts, **options)
 
-    monkeypatch.setattr(sums.Sums, "__init__", see)
+    monkeypatch.setattr(HeadMeasures, "__init__", see)
     heads(planted_llama(), [CorpusText(1, "ids", 1, ids=(9, 1, 2, 3, 1, 4))])
     (facts,) = seen
     assert facts.rarest is not None

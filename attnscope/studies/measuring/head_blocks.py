@@ -119,8 +119,14 @@ class HeadMeasurer(Measurer[HeadSums]):
         inputs = batch_of(tokens, targets).to(device)
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
             if not self._dense:
-                probe = HeadMeasures(facts, query_facts=written, factors=self._factors, buffers=self._buffers,
-                             norms=self._norms.of, in_units=True)  # fmt: skip
+                probe = HeadMeasures(
+                    facts,
+                    written,
+                    factors=self._factors,
+                    buffers=self._buffers,
+                    norms=self._norms.of,
+                    in_units=True,
+                )
                 with self._norms.watch():
                     self._model.run(inputs, probe)
                 return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
