@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from scipy.stats import binom
 
-from attnscope.core.exact.ratios import mean_interval, shares_of_total, weakest_total
+from attnscope.core.exact.intervals import pair_means, shares_of_total, weakest_total
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
@@ -65,7 +65,7 @@ def coverage_of_means(chance: np.random.Generator, n_draws: int) -> dict[str, di
     found = {}
     for name, n in product(("normal", "exponential"), N_PAIRS):
         values = DISTRIBUTIONS[name](chance, (n, n_draws))
-        mean, low, high, _ = mean_interval(values)
+        mean, low, high, _ = pair_means(values)
         usual = np.abs(mean) <= -stdtrit(n - 1, 0.025) * values.std(0, ddof=1) / np.sqrt(n)
         held = (low <= 0) & (high >= 0)
         found[f"{name}, {n} pairs"] = {"patch": float(held.mean()), "n - 1 degrees": float(usual.mean())}

@@ -21,7 +21,7 @@ import torch
 import attnscope
 from attnscope.choice import Choice
 from attnscope.core.attention.seam import attend
-from attnscope.core.exact.ratios import mean_interval
+from attnscope.core.exact.intervals import pair_means
 from attnscope.models.hf.model import wrap
 from attnscope.questions.patch import Patching
 from attnscope.studies.patch.reading import batches_of, read_pairs
@@ -175,7 +175,7 @@ def coverage(n_draws: int = 1000) -> dict[str, dict[str, float]]:
     for n in (5, 10, 20, 50):
         values = chance.exponential(size=(n, n_draws))
         low, high = (end.numpy() for end in bootstrap_ci(torch.from_numpy(values.T), dim=-1))
-        _, our_low, our_high, _ = mean_interval(values)
+        _, our_low, our_high, _ = pair_means(values)
         shares[f"{n} pairs"] = {
             "bootstrap": float(((low <= 1) & (high >= 1)).mean()),
             "attnscope": float(((our_low <= 1) & (our_high >= 1)).mean()),

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import attnscope
-from attnscope.core.exact.ratios import mean_interval
+from attnscope.core.exact.intervals import pair_means
 from attnscope.core.interventions.patched import Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.model import wrap
@@ -356,7 +356,7 @@ def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
     assert by_pair.shape[1] == 7 and found.corpus["n_texts"] == 7
     averages = by_pair[:, :4].copy()
     averages[:, :3] = (averages[:, :3] + by_pair[:, 4:]) / 2
-    expected = np.stack(mean_interval(averages.T)[:3], 1)
+    expected = np.stack(pair_means(averages.T)[:3], 1)
     np.testing.assert_allclose(found["heads"].interval("effect"), expected, rtol=1e-4, atol=1e-5)
     assert (found["heads"]["effect_count"] == 4).all()
     assert "The 7 pairs count as 4" in " ".join(found.run["notes"])

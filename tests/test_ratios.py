@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom, t
 
-from attnscope.core.exact.ratios import MARGIN, RARE, degrees_of_freedom, mean_interval, shares_of_total, weakest_total
+from attnscope.core.exact.intervals import MARGIN, RARE, degrees_of_freedom, pair_means, shares_of_total, weakest_total
 from benchmarks.patch_intervals import simulate
 
 
 @pytest.mark.parametrize("n", [2, 3, 11, 40])
 def test_a_mean_has_the_interval_and_p_of_its_definition(n: int) -> None:
     values = np.random.default_rng(n).normal(0.4, 1, (n, 3))
-    mean, low, high, p = mean_interval(values)
+    mean, low, high, p = pair_means(values)
     nu, error = max(1, (n - 1) / 3), values.std(0, ddof=1) / n**0.5
     assert degrees_of_freedom(n) == nu
     np.testing.assert_allclose(mean, values.mean(0))
@@ -22,10 +22,10 @@ def test_a_mean_has_the_interval_and_p_of_its_definition(n: int) -> None:
 
 
 def test_one_pair_and_pairs_that_agree() -> None:
-    mean, low, high, p = mean_interval(np.array([[2.0]]))
+    mean, low, high, p = pair_means(np.array([[2.0]]))
     assert mean == 2 and np.isnan([low, high, p]).all()
     assert np.isnan(shares_of_total(np.array([[2.0]]), np.array([[3.0]]))).all()
-    mean, low, high, p = mean_interval(np.array([[2.0, 0.0]] * 3))
+    mean, low, high, p = pair_means(np.array([[2.0, 0.0]] * 3))
     assert mean.tolist() == low.tolist() == high.tolist() == [2, 0] and p.tolist() == [0, 1]
     for total in (np.full((3, 1), 4.0), np.array([[1.0], [2.0], [3.0]]) * 1e-9 + 4):
         share, low, high = shares_of_total(total / 2, total)
@@ -65,7 +65,7 @@ def test_a_total_that_is_not_far_from_0_has_no_shares(n: int) -> None:
 def test_intervals_of_means_hold_skewed_effects(n: int, least: float) -> None:
     """With n - 1 degrees of freedom they do so in 88, 90, 91 and 93% of samples."""
     values = np.random.default_rng(0).exponential(size=(n, 4000))
-    _, low, high, _ = mean_interval(values)
+    _, low, high, _ = pair_means(values)
     assert ((low <= 1) & (high >= 1)).mean() >= least
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.exact.intervals import pair_means, shares_of_total, weakest_total
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
-from attnscope.core.exact.ratios import mean_interval, shares_of_total, weakest_total
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
@@ -519,7 +519,7 @@ class Observations:
 
     def means(self, values: Floats) -> tuple[Floats, Floats]:
         """Return the means of values (pair, quantity) with their intervals, (quantity, 3), and q values of being 0."""
-        mean, low, high, p = mean_interval(self.average(values))
+        mean, low, high, p = pair_means(self.average(values))
         return np.stack([mean, low, high], -1), benjamini_hochberg(p)
 
     def shares(self, values: Floats, total: Floats) -> Floats:
