@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -14,8 +15,14 @@ from attnscope.text import MOST_BYTES, too_long
 
 Other = TypeVar("Other")
 
-Split = Literal["line", "paragraph", "file"]
-"""How a plain text file is split into texts; blank lines separate paragraphs."""
+Split = Literal["auto", "line", "paragraph", "file"]
+"""How a plain text file is split into texts; blank lines separate paragraphs. "auto" guesses, see `guess_split`."""
+
+GUESSED_FROM = 400
+"""The most lines, and 100 times as many characters, that a split is guessed from."""
+
+MOST_LINES = 20
+"""Lines that paragraphs have on average, where blank lines separate paragraphs: a stray one among texts does not."""
 
 Format = Literal["auto", "txt", "jsonl", "csv", "tsv"]
 """How files are read; "auto" goes by the name: .jsonl, .ndjson, .json; .csv; .tsv; else it is plain text."""
@@ -93,6 +100,39 @@ class BadLines:
         if self._n == BAD_LINES:
             raise UnreadableError(f"{reason}; given up after {BAD_LINES} malformed lines", line)
         self._problems.append(Problem(self._source, line, reason))
+
+
+def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
+    """Guess from the first lines how a file is split: by paragraphs if blank lines separate some, else by lines.
+
+    Returns:
+        "paragraph" or "line", and all of the lines again.
+    """
+    first: list[str] = []
+    failed: UnreadableError | None = None
+    size = 0
+    try:
+        for line in lines:
+            first.append(line)
+            size += len(line)
+            if len(first) >= GUESSED_FROM or size >= 100 * GUESSED_FROM:
+                break
+    except UnreadableError as error:  # what stands before it is text
+        failed = error
+
+    # A paragraph begins with a line after a blank one.
+    is_blank = [not line or line.isspace() for line in first]
+    n_lines = is_blank.count(False)
+    n_paragraphs = sum(before and not blank for before, blank in pairwise([True, *is_blank]))
+    separates = n_paragraphs > 1 and n_lines <= MOST_LINES * n_paragraphs
+
+    def again() -> Iterator[str]:
+        yield from first
+        if failed is not None:
+            raise failed
+        yield from lines
+
+    return ("paragraph" if separates else "line"), again()
 
 
 def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from attnscope.corpus.formats import (
     Split,
     TextPair,
     format_of,
+    guess_split,
     name_problems,
     read_csv,
     read_jsonl,
@@ -94,7 +95,8 @@ class Corpus:
     Args:
         files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are looked up at once, their
             matches sorted by name; a file that comes twice is read once, where it comes first.
-        split: How a plain text file is split into texts.
+        split: How a plain text file is split into texts. "auto": by paragraphs where blank lines separate some, else
+            by lines; stdin and pipes by lines, which are read as they come.
         field: The field (jsonl) or column (CSV) that holds the text. In jsonl it may also be a list of token numbers;
             where there is no such field, there may be `input_ids`.
         pair_field: The field or column that holds the second text of a pair; None = `text_pair`, where there is one.
@@ -120,7 +122,7 @@ class Corpus:
         self,
         files: Sequence[str | Path],
         *,
-        split: Split = "line",
+        split: Split = "auto",
         field: str = "text",
         pair_field: str | None = None,
         format: Format = "auto",
@@ -145,6 +147,7 @@ class Corpus:
         self.problems: list[Problem] = []
         self.bytes_read = 0
         self.sha256 = ""
+        self._splits: set[Split] = set()
         self.chat: Render | None = write_plainly if chat_template else None
         self._streams: dict[str, Replay] = {}
 
@@ -157,8 +160,14 @@ class Corpus:
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
 
+    @property
+    def split_as(self) -> Split | Literal[""]:
+        """How the plain text files of the last iteration were split; empty where that differs."""
+        return next(iter(self._splits)) if len(self._splits) == 1 else ""
+
     def __iter__(self) -> Iterator[CorpusText]:
         self.problems, self.bytes_read, self.sha256 = [], 0, ""
+        self._splits = set()
         digest = hashlib.sha256()
         index = 0
         for source in self.sources:
@@ -242,7 +251,12 @@ class Corpus:
                 case "tsv":
                     yield from read_csv(lines, self.field, self.pair_field, "\t", bad)
                 case _:
-                    yield from split_lines(lines, self.split)
+                    split = self.split
+                    if split == "auto":
+                        comes_slowly = source == "-" or Path(source).is_fifo()
+                        split, lines = ("line", lines) if comes_slowly else guess_split(lines)
+                    self._splits.add(split)
+                    yield from split_lines(lines, split)
 
     def _read_chat(self, entry: dict[str, Any]) -> Chat | None:
         return read_chat(entry, self.field, self.chat)

@@ -69,6 +69,8 @@ def corpus_line(record: Ablation | Findings | Relations | Training, *, predictio
     """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
     corpus = record.corpus
     nouns = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
+    if corpus.get("split") == "paragraph" and not corpus.get("of"):
+        nouns["n_texts"] = ("paragraph",)
     if predictions and corpus.get("n_predictions"):
         nouns["n_predictions"] = ("prediction",)
     counts = [amount(corpus[name], *words) for name, words in nouns.items() if isinstance(corpus.get(name), int)]

@@ -23,7 +23,16 @@ from attnscope.models.info import ModelInfo
 from attnscope.models.model import MixedLengthsError, Model
 from attnscope.studies.executors import Outcome
 from attnscope.studies.failures import LeftOut, Place, failure
-from attnscope.studies.inputs.texts import Progress, Report, Texts, problems_of, sha256_of, share_read, sources_of
+from attnscope.studies.inputs.texts import (
+    Progress,
+    Report,
+    Texts,
+    problems_of,
+    sha256_of,
+    share_read,
+    sources_of,
+    split_of,
+)
 from attnscope.studies.workers import Workers, WorkersModel
 
 STEP = "the study of a later text"
@@ -144,6 +153,7 @@ class Run(Generic[P]):
         """Return what a record says of the texts."""
         return {
             "sources": sources_of(texts),
+            "split": split_of(texts),
             "n_texts": self.done.n_texts,
             "n_tokens": self.done.n_tokens,
             "n_chunked": self.done.n_chunked,

@@ -185,7 +185,11 @@ class TextsWanted:
         "Files or patterns: txt, jsonl, csv, also gzipped; may be given several times.",
         "--file", default=(),
     )  # fmt: skip
-    split: str = option("How a text file is split into texts: line, paragraph or file.", default="line")
+    split: str = option(
+        "How a text file is split into texts: line, paragraph or file. auto: by paragraphs where blank lines separate "
+        "some, else by lines.",
+        default="auto",
+    )
     field: str = option(
         "The field of jsonl or csv that holds the text; or two, such as premise,hypothesis, for models that read "
         "pairs.  [default: text, and text_pair where there is one]",

@@ -80,6 +80,11 @@ def sha256_of(texts: Texts) -> str:
     return digest.hexdigest()
 
 
+def split_of(texts: Texts) -> str:
+    """Return how plain text files were split: "line", "paragraph" or "file"; empty for other texts."""
+    return texts.split_as if isinstance(texts, Corpus) else ""
+
+
 def problems_of(texts: Texts) -> list[dict[str, Any]]:
     """What could not be read, as plain JSON values."""
     return [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else []
