@@ -22,7 +22,7 @@ import torch
 import attnscope
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
-from attnscope.pages.atlas import page_of_atlas
+from attnscope.pages import page_of_record
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from tests.atlas_helpers import small_atlas
@@ -86,7 +86,7 @@ def page_sizes(model: Model, texts: list[CorpusText]) -> dict[str, Any]:
 
 
 def _megabytes(atlas: attnscope.Atlas) -> float:
-    return round(len(page_of_atlas(atlas).html.encode()) / 1e6, 2)
+    return round(len(page_of_record(atlas).html.encode()) / 1e6, 2)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attnscope.pages.atlas import page_of_atlas
+from attnscope.pages import page_of_record
 from benchmarks.page import Traced, recorded, rival
 from tests.atlas_helpers import small_atlas
 from tests.page_helpers import open_browser
@@ -32,7 +32,7 @@ def main() -> None:
     result: dict[str, Any] = {"benchmark": "atlas_page", "heads": given.layers * given.heads}
     with tempfile.TemporaryDirectory() as folder:
         atlas = small_atlas(given.layers, given.heads, n_tokens=given.tokens, n_top=10)
-        path = page_of_atlas(atlas).save(Path(folder) / "atlas.html")
+        path = page_of_record(atlas).save(Path(folder) / "atlas.html")
         result["examples"] = len(atlas.facts)
         result["page_mb"] = round(path.stat().st_size / 1e6, 1)
         result |= browse(path)

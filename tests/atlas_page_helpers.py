@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.pages.atlas import page_of_atlas
+from attnscope.pages import page_of_record
 from attnscope.records.atlas.record import Atlas
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings
@@ -52,10 +52,10 @@ class OpenedAtlas(Opened):
 @pytest.fixture
 def open_atlas(open_page: Callable[..., Any]) -> Callable[[Atlas], OpenedAtlas]:
     """Opens the page of an atlas; see `open_page`."""
-    return lambda atlas: open_page(page_of_atlas(atlas), OpenedAtlas)
+    return lambda atlas: open_page(page_of_record(atlas), OpenedAtlas)
 
 
 @pytest.fixture(scope="module")
 def _opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenedAtlas]:
     with page_opener(browser, tmp_path_factory.mktemp("atlas")) as open_page:
-        yield open_page(page_of_atlas(ATLAS), OpenedAtlas)
+        yield open_page(page_of_record(ATLAS), OpenedAtlas)

@@ -13,8 +13,8 @@ import pytest
 
 from attnscope.cli import build_app
 from attnscope.errors import AttnscopeError
-from attnscope.pages import PageText, page_of
-from attnscope.pages.atlas import pack_atlas, page_of_atlas
+from attnscope.pages import PageText, page_of, page_of_record
+from attnscope.pages.heads import heads_of
 from attnscope.records.atlas.record import Atlas
 from tests.atlas_helpers import small_atlas
 from tests.atlas_page_helpers import ATLAS, CONDITIONS, NAMES, OpenedAtlas, _opened, mine, open_atlas
@@ -69,13 +69,14 @@ PAIR = next(row.tokens for row in ATLAS.tables[0] if row.side == "pairs")
 
 
 def having(query: str, key: str) -> list[str]:
-    """The heads with a pair that stands out, the one that gives it most of a query's attention first."""
-    masses = {name: mass_of(name, query, key) for name in NAMES}
-    return sorted((name for name, mass in masses.items() if mass), key=lambda name: -masses[name])
+    """The heads with a pair that stands out, the one with the largest lift first, by the lower end of its interval."""
+    lows = {name: low_of(name, query, key) for name in NAMES}
+    return sorted((name for name, low in lows.items() if low), key=lambda name: -lows[name])
 
 
-def mass_of(name: str, query: str, key: str) -> float:
-    return max((row.mass for row in ATLAS.tables[NAMES.index(name)] if row.tokens == (query, key)), default=0.0)
+def low_of(name: str, query: str, key: str) -> float:
+    """The lower end of the lift of a pair."""
+    return max((row.low for row in ATLAS.tables[NAMES.index(name)] if row.tokens == (query, key)), default=0.0)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def mass_of(name: str, query: str, key: str) -> float:
         ("   ", NAMES),
         *[(f"{q} -> {k}", having(q, k)) for q, k in (PAIR, PAIR[::-1])],
         (f'"{PAIR[0].upper()}"\u2192{PAIR[1]} & layer < 1', [name for name in having(*PAIR) if name.startswith("L0")]),
-        (f"!({PAIR[0]}->{PAIR[1]})", [name for name in NAMES if not mass_of(name, *PAIR)]),
+        (f"!({PAIR[0]}->{PAIR[1]})", [name for name in NAMES if not low_of(name, *PAIR)]),
     ],
 )
 def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
@@ -106,14 +107,14 @@ def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
     opened.page.fill("input.filter", "")
 
 
-def test_a_pair_that_is_asked_for_has_its_mass_in_the_list_and_its_row_marked(opened: OpenedAtlas) -> None:
+def test_a_pair_that_is_asked_for_has_its_lift_in_the_list_and_its_row_marked(opened: OpenedAtlas) -> None:
     rare = min((row for row in ATLAS.tables[0] if row.side == "pairs"), key=lambda row: row.lift).tokens
     typed = quote(f'"{rare[0]}" -> "{rare[1]}"', safe="")
     opened.go(f=typed)
-    shares = opened.page.locator(".rows .words strong").all_inner_texts()
-    assert [float(share.strip("%\xa0 ")) for share in shares] == pytest.approx(
-        [100 * mass_of(name, *rare) for name in having(*rare)], abs=0.5
-    )
+    lifts = opened.page.locator(".rows .words strong").all_inner_texts()
+    # In this atlas, the lift is one more than the lower end of its interval.
+    wanted = [low_of(name, *rare) + 1 for name in having(*rare)]
+    assert [float(lift.strip("\xd7\xa0 ")) for lift in lifts] == pytest.approx(wanted, abs=0.05)
     opened.go("L0H0", f=typed)
     marked = opened.page.locator(".tokens tr.asked")
     assert marked.count() == 1
@@ -307,7 +308,7 @@ def test_the_command_that_draws_the_head(opened: OpenedAtlas) -> None:
 
 
 def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(open_page: Callable[..., Any]) -> None:
-    both = page_of([PageText(simple(5))], findings=ATLAS.findings, atlas=pack_atlas(ATLAS))
+    both = page_of([PageText(simple(5))], findings=ATLAS.findings, heads=heads_of(ATLAS))
     opened = open_page(both, OpenedAtlas)
     page = opened.page
     page.wait_for_selector("[role=tab][data-view]")
@@ -368,17 +369,17 @@ def test_nothing_is_wider_than_the_window(opened: OpenedAtlas, view: str, width:
 
 def test_findings_name_the_roles(open_page: Callable[..., Any]) -> None:
     other = fake_findings(3, 4, seed=5)
-    opened = open_page(page_of_atlas(ATLAS, findings=other))
+    opened = open_page(page_of_record(ATLAS, findings=other))
     rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
     assert [row["roles"] for row in rows] == ["+".join(role.name for role in head.roles) for head in other.heads]
 
 
 def test_an_atlas_without_heads_is_refused() -> None:
     with pytest.raises(AttnscopeError, match="no head"):
-        page_of_atlas(replace(ATLAS, heads=()))
+        page_of_record(replace(ATLAS, heads=()))
 
 
 @pytest.mark.parametrize(("n_layers", "n_heads", "most"), [(6, 12, 6)])
 def test_pages_keep_to_their_size(n_layers: int, n_heads: int, most: float) -> None:
-    page = page_of_atlas(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10))
+    page = page_of_record(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10))
     assert len(page.html) < most * 1e6

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.pages import PageText, document, page_of
+from attnscope.pages import PageText, page_of
 from tests.page_helpers import SEEN, Opened, blues, number, pixels
 from tests.page_records import FINDINGS, FIRST, FULL, LABELS, PROSE, SECOND, SHORTER, W, _opened, page_file
 from tests.record_helpers import map_of, record_of, tokens_of
@@ -144,7 +144,7 @@ def test_a_whole_map_as_records_have_it(opened: Opened, hide: bool, words: bool)
 
 
 def test_large_pages_are_coarser_and_still_true(open_page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "FINE_UP_TO", 0)
+    monkeypatch.setattr("attnscope.pages.FINE_UP_TO", 0)
     opened = open_page(page_of([PageText(FIRST)]))
     assert "within 0.0005" in opened.text("footer")
     for hide, words in product((0, 1), repeat=2):

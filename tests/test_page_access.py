@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.pages import PageText, page_of
-from attnscope.pages.atlas import page_of_atlas
+from attnscope.pages import PageText, page_of, page_of_record
 from tests.atlas_helpers import small_atlas
 from tests.findings_helpers import described_findings, fake_findings
 from tests.page_helpers import VIEWS, Opened
@@ -36,7 +35,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "photos": looking_record().page().save(folder / "photos.html"),
         "texts": page_of([PageText(record)], findings=fake_findings(2, 3)).save(folder / "texts.html"),
-        "atlas": page_of_atlas(atlas).save(folder / "atlas.html"),
+        "atlas": page_of_record(atlas).save(folder / "atlas.html"),
     }
 
 

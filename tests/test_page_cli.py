@@ -11,7 +11,7 @@ import pytest
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.pages import PageText, document, page_of
+from attnscope.pages import PageText, head_to_open, page_of
 from tests.atlas_helpers import small_atlas
 from tests.conftest import Run, write_tiny
 from tests.findings_helpers import fake_findings
@@ -151,7 +151,7 @@ def test_bad_input_is_one_line(run: Run, tiny_bert: Path, arguments: list[str], 
 
 
 def test_what_no_browser_would_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "MOST_WEIGHTS", 2 * 3 * 5 * 5 - 1)
+    monkeypatch.setattr("attnscope.pages.texts.MOST_WEIGHTS", 2 * 3 * 5 * 5 - 1)
     with pytest.raises(AttnscopeError, match="too large for a browser"):
         simple(5).page()
     assert simple(4).page().html
@@ -159,7 +159,7 @@ def test_what_no_browser_would_hold_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_it_is_refused_before_the_model_runs(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = attnscope.load(tiny_bert)
-    monkeypatch.setattr(document, "MOST_WEIGHTS", 1)
+    monkeypatch.setattr("attnscope.pages.texts.MOST_WEIGHTS", 1)
     monkeypatch.setattr("attnscope.studies.maps.page.run_model", lambda *_: pytest.fail("the model ran"))
     with pytest.raises(AttnscopeError, match="too large for a browser"):
         attnscope.page(model, "the cat")
@@ -227,7 +227,7 @@ def test_a_page_opens_on_the_head_whose_queries_choose_distant_tokens(tmp_path: 
     weights[0, 2] = np.eye(8)[3]  # all attend to the same token
     weights[0, 3] = 0.5 * np.eye(8, k=4) + 0.5 * np.eye(8, k=-4)  # each to a token of its own
     attention = replace(record.maps[0], weights=weights / weights.sum(-1, keepdims=True))
-    assert document.head_to_open(replace(record, maps=(attention,))) == (0, 3)
-    assert document.head_to_open(simple(3)) is None
+    assert head_to_open(replace(record, maps=(attention,))) == (0, 3)
+    assert head_to_open(simple(3)) is None
     replace(record, maps=(attention,)).page().save(tmp_path / "p.html")
     assert held(tmp_path / "p.html")["start"] == {"h": "0.3"}

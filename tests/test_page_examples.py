@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.pages.atlas import page_of_atlas
+from attnscope.pages import page_of_record
 from attnscope.records.atlas.record import Atlas
 from tests.atlas_helpers import small_atlas
 from tests.page_helpers import Opened
@@ -30,7 +30,7 @@ ATLAS = cut_atlas()
 
 @pytest.fixture
 def opened(open_page: Callable[..., Opened]) -> Opened:
-    return open_page(page_of_atlas(ATLAS))
+    return open_page(page_of_record(ATLAS))
 
 
 def example(head: int, number: int) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.pages.packing import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
+from attnscope.pages.texts import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
 from attnscope.records import AttentionMap, Tokens
 from tests.record_helpers import map_of, record_of, shares, tokens_of
 

@@ -74,7 +74,7 @@ def test_heads_have_their_table_and_scatter(show: Show) -> None:
         assert row["roles"] == "+".join(role.name for role in head.roles)
         assert row["description"] == one.words
         for name, estimate in head.measures.items():
-            assert float(row[name]) == estimate.value, name
+            assert float(row[name]) == pytest.approx(estimate.value, rel=1e-6), name
     opened.page.keyboard.press("2")
     opened.page.wait_for_selector(".view.head[data-shown]")
     assert opened.page.locator(".showcase").is_hidden()
@@ -119,12 +119,12 @@ def test_records_about_heads_are_tables_of_heads(show: Show, records: Path, name
         layer, head = int(row["layer"]), int(row["head"])
         if name == "ablation":
             one = next(one for one in told["heads"] if (one["layer"], one["head"]) == (layer, head))
-            assert float(row["zero_l2"]) == one["effects"]["zero_l2"]["value"]
+            assert float(row["zero_l2"]) == pytest.approx(one["effects"]["zero_l2"]["value"], rel=1e-6)
         elif name == "relations":
             for relation in told["relations"]:
                 value = relation["accuracy"][layer][head]
                 shown = row[relation["name"].replace(":", "_")]
-                assert (float(shown) if shown else None) == value
+                assert (float(shown) if shown else None) == pytest.approx(value, rel=1e-6)
         else:
             mine = np.sqrt(np.maximum(told["hellinger.mean"][told["heads"].index(f"L{layer}H{head}")], 0))
             others = np.delete(mine, told["heads"].index(f"L{layer}H{head}"))

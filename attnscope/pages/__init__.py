@@ -1,21 +1,201 @@
 """Records as one HTML file: every head to look at, compare and save, without a server or a network."""
 
-from attnscope.pages.document import (
-    PAGE_SCHEMA,
-    Page,
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.pages.document import PAGE_SCHEMA, Page, assemble
+from attnscope.pages.heads import Heads, heads_of
+from attnscope.pages.texts import (
+    FINE_STEP,
+    FINE_UP_TO,
+    LEFT_UNIT,
+    STEP,
     PageText,
-    page_of,
-    page_of_record,
-    page_of_saved,
+    describe_text,
+    most_pieces,
     require_room,
 )
+from attnscope.records import AttentionMap, Heatmap, Tokens
+from attnscope.records.compare.pairs import MinimalPair
+from attnscope.records.compare.record import PickedHeads
+from attnscope.records.heads.findings import Findings
+from attnscope.records.maps.pooled import PooledHeatmap, PooledMap
+from attnscope.report.wording import label
+from attnscope.results.storage import finite
+from attnscope.version import VERSION
+from attnscope.views.heads.summary import marks_of
 
-__all__ = [
-    "PAGE_SCHEMA",
-    "Page",
-    "PageText",
-    "page_of",
-    "page_of_record",
-    "page_of_saved",
-    "require_room",
-]
+__all__ = ["PAGE_SCHEMA", "Page", "PageText", "head_to_open", "page_of", "page_of_record", "require_room"]
+
+
+def page_of_record(record: Any, *, findings: Findings | None = None) -> Page:
+    """Return the page of a record of any kind that has one.
+
+    Args:
+        record: Attention on a text, also pooled; heads, an atlas, a comparison, relations or an ablation.
+        findings: Of attention or an atlas: name the roles of heads.
+
+    Raises:
+        AttnscopeError: The record holds nothing, or more weights than a browser would hold.
+    """
+    if isinstance(record, Heatmap):
+        return page_of([PageText(record)], findings=findings)
+    if isinstance(record, PooledHeatmap):
+        return page_of([PageText(_text_of_cells(record))], findings=findings)
+    if isinstance(record, MinimalPair):
+        first, second = (_text_of_heads(record, *text) for text in _both_texts(record))
+        return page_of([PageText(first), PageText(second)])
+    if isinstance(record, PickedHeads):
+        return page_of([PageText(_text_of_heads(record, record.tokens, record.weights))])
+    heads = heads_of(record, findings)
+    return page_of([], findings=heads.findings, heads=heads)
+
+
+def page_of(
+    texts: Sequence[PageText],
+    *,
+    findings: Findings | None = None,
+    start: Mapping[str, str] | None = None,
+    heads: Heads | None = None,
+) -> Page:
+    """Make a page of one text or several, of a record about heads, or of both.
+
+    Args:
+        texts: May be empty if there are heads.
+        findings: Names the roles of heads.
+        start: The first view, as the page's address names it: `{"v": "matrix", "h": "3.1"}`.
+        heads: What is known about heads, as of an atlas.
+
+    Raises:
+        AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
+    """
+    if not texts and heads is None:
+        raise AttnscopeError("a page needs a text")
+    is_small = not texts or require_room(text.record for text in texts) <= FINE_UP_TO
+    step = FINE_STEP if is_small else STEP
+    has_photos = any(text.record.picture is not None or text.record.pictures for text in texts)
+    blocks = [] if heads is None else heads.blocks
+    n_cards = 0 if heads is None else len(heads.cards)
+    grid = "" if heads is None else heads.more.get("grid", "")
+    manifest: dict[str, Any] = {
+        "schema": PAGE_SCHEMA,
+        "version": VERSION,
+        "step": step,
+        "mostPieces": most_pieces(step),
+        "leftUnit": LEFT_UNIT,
+        "heads": None if heads is None else {"landing": 0, "cards": list(range(1, 1 + n_cards)), "grid": grid},
+        "roles": None if findings is None else _describe_roles(findings),
+        "start": dict(start or {}),
+    }
+    manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
+    if texts and heads is None:
+        manifest["start"] = _first_view(texts[0].record, has_photos=has_photos) | manifest["start"]
+        if has_photos:
+            manifest["start"].pop("v", None)
+    parts = {"heads": heads is not None, "numbers": bool(grid), "photo": has_photos}
+    return Page(assemble(manifest, blocks, tuple(part for part, is_there in parts.items() if is_there)))
+
+
+def _first_view(record: Heatmap, *, has_photos: bool) -> dict[str, str]:
+    """Return how a page of texts opens, as its address has it."""
+    if has_photos:
+        # One patch of hundreds seldom gets much: on a scale up to 1 none would be seen.
+        return {"scale": "head"}
+    head = head_to_open(record)
+    return {} if head is None else {"h": f"{head[0]}.{head[1]}"}
+
+
+def head_to_open(record: Heatmap) -> tuple[int, int] | None:
+    """Return the head that a page opens on: the one whose queries choose distant tokens most, each its own.
+
+    A query's score is its largest weight above the key's mean over all queries, among keys that are neither special
+    nor first and more than two tokens away. The head with the largest mean score is taken; None = no key is as far.
+    """
+    attention = record.maps[0]
+    queries = np.arange(len(attention.queries))
+    keys = np.arange(len(attention.keys))
+    counts = (np.abs(queries[:, None] - keys) > 2) & ~attention.keys.special & (keys > 0)
+    heads = record.chosen(attention)
+    if not heads or not counts.any():
+        return None
+
+    def score(head: tuple[int, int]) -> float:
+        weights = attention.of(*head)
+        return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())
+
+    return max(heads, key=score)
+
+
+def _describe_roles(findings: Findings) -> dict[str, Any]:
+    """Return the marks of roles, and the roles of each head by kind and place, such as "3.1"."""
+    heads: dict[str, dict[str, Any]] = {}
+    for head in findings.heads:
+        roles = []
+        for role in head.roles:
+            numbers = {"value": finite(role.value), "low": finite(role.low), "high": finite(role.high)}
+            roles.append({"name": role.name, "tentative": role.tentative, **numbers})
+        heads.setdefault(head.kind, {})[f"{head.layer}.{head.head}"] = roles
+    marks = {}
+    for name, mark in marks_of(findings).items():
+        meaning = findings.role_facts(name).what
+        marks[name] = {"glyph": mark.glyph, "color": mark.color, "label": label(name), "what": meaning}
+    return {"marks": marks, "heads": heads}
+
+
+# Records whose attention is shown as that of a text
+
+
+def _text_of_cells(record: PooledHeatmap) -> Heatmap:
+    """Return a pooled record as one whose tokens are cells."""
+    first = record.maps[0]
+    mean = "the share that a query of its row gives to its keys, on average"
+    shows = "the largest weight in it" if record.pool == "max" else mean
+    note = f"a cell is {first.query_cell} × {first.key_cell} tokens, and shows {shows}"
+    run = {**record.run, "notes": [*record.run.get("notes", ()), note]}
+    return Heatmap(record.text, tuple(map(_map_of_cells, record.maps)), run, record.picked)
+
+
+def _map_of_cells(pooled: PooledMap) -> AttentionMap:
+    queries = _cell_tokens(pooled.queries, pooled.query_cell)
+    is_square = pooled.kind != "cross" and pooled.key_cell == pooled.query_cell
+    keys = queries if is_square else _cell_tokens(pooled.keys, pooled.key_cell)
+    sizes = pooled.n_layers, pooled.n_heads, pooled.n_kv_heads
+    return AttentionMap(pooled.kind, pooled.layers, pooled.heads, pooled.cells, queries, keys, *sizes)
+
+
+def _cell_tokens(tokens: Tokens, size: int) -> Tokens:
+    """Return the tokens along one side of a pooled map; `size` of them are a cell."""
+    labels = list(tokens.labels)
+    if size > 1:
+        labels = []
+        for first in range(0, len(tokens), size):
+            some = tokens.labels[first : first + size]
+            words = " ".join(some[:6])[:28]
+            labels.append(f"{first} {words}{'…' if len(some) > 1 else ''}")
+    n = len(labels)
+    offsets = np.full((n, 2), -1, np.int32)
+    zeros = np.zeros(n, np.int32)
+    special = np.zeros(n, np.bool_)
+    return Tokens("", zeros.astype(np.int64), tuple(labels), offsets, special, None, zeros)
+
+
+def _both_texts(record: MinimalPair) -> list[tuple[Tokens, NDArray[np.float32]]]:
+    return [(record.tokens[0], record.weights), (record.tokens[1], record.other_weights)]
+
+
+def _text_of_heads(record: MinimalPair | PickedHeads, tokens: Tokens, weights: NDArray[np.float32]) -> Heatmap:
+    """Return the attention of the heads of a comparison on one of its texts, (head, query, key), as a record."""
+    layers = sorted({layer for layer, _ in record.heads})
+    heads = sorted({head for _, head in record.heads})
+    block = np.full((len(layers), len(heads), len(tokens), len(tokens)), np.nan, np.float32)
+    for (layer, head), of_head in zip(record.heads, weights, strict=True):
+        block[layers.index(layer), heads.index(head)] = of_head
+    sizes = max(layers) + 1, max(heads) + 1, max(heads) + 1
+    attention = AttentionMap(record.kind, tuple(layers), tuple(heads), block, tokens, tokens, *sizes)
+    return Heatmap(tokens.text, (attention,), record.run, tuple(record.heads), record.changes)

@@ -151,7 +151,7 @@ class App {
 
   /** Goes to a view; one of maps shows an example of the head where the page has no text, or one was chosen. */
   async go(name) {
-    if (WITH_HEADS.includes(name) && manifest.atlas && (!hasText() || state.ex >= 0)) update(await atlasHooks.example(name));
+    if (WITH_HEADS.includes(name) && manifest.heads && (!hasText() || state.ex >= 0)) update(await atlasHooks.example(name));
     else update({ v: name, ...(ofExample() && !ofAtlas({ v: name }) && { ex: -1, q: -1, k: -1 }) });
   }
 

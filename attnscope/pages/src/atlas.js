@@ -9,7 +9,6 @@ import { Scatter } from "./scatter.js";
 import { addressOf, state, update } from "./state.js";
 import { percent, shortNumber } from "./wording.js";
 
-const ROW = 30; // pixels a line of the list
 const FAINTEST = 50; // the step of the colour scale that the least value has: below it dots would be as the ground
 
 /** The role that a head's colour and mark stand for. */
@@ -53,9 +52,8 @@ export class AtlasView {
       brush: (area) => update({ br: area ? area.map((end) => String(Number(end.toPrecision(5)))).join(",") : "" }),
     });
     this.header = el("div", { class: "row head", role: "group", "aria-label": "Sort by" });
-    this.space = el("div", { class: "space" });
     const facts = { class: "rows", role: "listbox", tabindex: "0", "aria-label": "Heads" };
-    this.list = el("div", { ...facts, onscroll: () => this.paint() }, this.space);
+    this.list = el("div", facts);
     this.list.addEventListener("keydown", (event) => this.key(event));
     this.list.addEventListener("pointermove", (event) => this.hover(this.headAt(event.target), "list"));
     this.list.addEventListener("pointerleave", () => this.hover(-1, "list"));
@@ -68,7 +66,6 @@ export class AtlasView {
     this.root = el("div", { class: "view atlas" }, bar, el("div", { class: "landing" }, plot, list), this.names);
     this.root.classList.toggle("roleless", !catalogs.current.hasRoles);
     this.active = -1;
-    new ResizeObserver(() => this.root.isConnected && this.paint(true)).observe(this.list);
   }
 
   hint() {
@@ -77,7 +74,7 @@ export class AtlasView {
   }
 
   help(columns) {
-    const rows = [...columns.values()].map(({ name, what }) => [el("dt", {}, el("code", {}, name)), el("dd", {}, what || "\u00a0")]);
+    const rows = [...columns.values()].map(({ name, meaning }) => [el("dt", {}, el("code", {}, name)), el("dd", {}, meaning || "\u00a0")]);
     return el(
       "dialog",
       { class: "help names", "aria-label": "What can be filtered by" },
@@ -115,8 +112,10 @@ export class AtlasView {
       const { test, namedPairs, wrong } = filterOf(state.f, facts);
       if (!wrong || !this.passes) {
         this.passes = heads.map(({ at }) => test(at));
-        const mass = (at) => facts.pairs[at].filter((pair) => isNamed(namedPairs, pair)).map((pair) => pair[2] ?? 0);
-        this.masses = namedPairs.length ? heads.map(({ at }) => Math.max(...mass(at), 0)) : null;
+        // As the card and the docs sort pairs: by the lower end of the lift, so that a chance pair is not first.
+        const named = (at) => facts.pairs[at].filter((pair) => isNamed(namedPairs, pair)).map(([, , lift, low]) => ({ lift, low: low ?? 0 }));
+        const best = (at) => named(at).sort((a, b) => b.low - a.low)[0] || null;
+        this.lifts = namedPairs.length ? heads.map(({ at }) => best(at)) : null;
       }
       fill(this.wrong, wrong);
       this.input.setAttribute("aria-invalid", String(!!wrong));
@@ -131,7 +130,7 @@ export class AtlasView {
     const down = state.o.startsWith("-") ? -1 : 1;
     const marks = Object.keys(manifest.roles?.marks || {});
     const keyOf = {
-      "": (at) => (this.masses ? -this.masses[at] : at),
+      "": (at) => (this.lifts ? -(this.lifts[at]?.low ?? -1) : at),
       name: (at) => at,
       role: (at) => (heads[at].roles.length ? marks.indexOf(heads[at].roles[0].name) : marks.length),
       words: (at) => heads[at].words,
@@ -151,21 +150,20 @@ export class AtlasView {
     this.x.show(x.name);
     this.y.show(y.name);
     this.colour.show(colourColumn()?.name || "role");
-    for (const side of [x, y]) side.even ??= this.even(side);
+    for (const side of [x, y]) side.usual ??= this.usualBaseline(side);
     this.colours = this.app.palette;
-    const even = catalogs.current.record.even || "uniform";
     const { colours, shown, area } = this;
-    this.scatter.set({ x, y, colours, shown, area, even, colourOf: this.colourOf(), tell: (head) => this.tell(head) });
+    const { baseline } = catalogs.current;
+    this.scatter.set({ x, y, colours, shown, area, baseline, colourOf: this.colourOf(), tell: (head) => this.tell(head) });
     this.showHeader(x, y);
-    this.space.style.height = `${this.order.length * ROW}px`;
-    this.paint(true);
+    this.paint();
     this.tellCount();
     this.root.dataset.shown = String(this.order.length);
   }
 
-  /** What uniform attention would give: one number where all heads have about the same. */
-  even({ uniforms }) {
-    const sorted = [...uniforms].filter(Number.isFinite).sort((a, b) => a - b);
+  /** The baseline of a column: one number where all heads have about the same. */
+  usualBaseline({ baselines }) {
+    const sorted = [...baselines].filter(Number.isFinite).sort((a, b) => a - b);
     const [low, middle, high] = [0.1, 0.5, 0.9].map((share) => sorted[Math.floor(sorted.length * share)]);
     return high - low <= 0.1 * Math.abs(high) + 1e-9 ? middle : NaN;
   }
@@ -234,44 +232,39 @@ export class AtlasView {
     this.root.style.setProperty("--numbers", String(numbers.length));
   }
 
-  paint(anew = false) {
-    const first = Math.max(0, Math.floor(this.list.scrollTop / ROW) - 4);
-    const last = Math.min(this.order.length, first + Math.ceil(this.list.clientHeight / ROW) + 8);
-    if (!anew && first === this.painted?.[0] && last === this.painted?.[1]) return;
-    this.painted = [first, last];
-    const numbers = this.numbers();
+  /** Puts the lines of the list in order; they are made anew where other numbers stand in them. */
+  paint() {
     const { heads } = catalogs.current;
-    this.lines = new Map();
-    const lines = this.order.slice(first, last).map((at, number) => this.line(heads[at], first + number, numbers));
-    this.space.replaceChildren(...lines);
+    const numbers = this.numbers();
+    const name = [state.f, ...numbers.map((column) => column.name)].join("|");
+    if (name !== this.linesName) this.lines = heads.map((head) => this.line(head, numbers));
+    this.linesName = name;
+    this.list.replaceChildren(...this.order.map((at) => this.lines[at]));
+    this.order.forEach((at, place) => this.lines[at].setAttribute("aria-posinset", place + 1));
     this.showActive();
   }
 
-  line(head, place, numbers) {
+  line(head, numbers) {
     const [role] = head.roles;
-    const mass = this.masses?.[head.at];
-    const share = "share of its attention that the query gives to the key";
+    const lift = this.lifts?.[head.at]?.lift;
+    const what = "how much more attention the key gets of the query than an even share";
     const isPercent = ({ unit, name }) => unit === "share" && name === "explained";
-    const facts = { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-selected": String(head.at === this.active) };
-    const line = el(
+    return el(
       "div",
-      { ...facts, "aria-posinset": place + 1, "aria-setsize": this.order.length },
+      { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-setsize": this.order.length },
       el("b", {}, head.name),
       role ? roleChip(role, "", true) : faint("\u2013"),
-      el("span", { class: "words", title: head.words }, mass ? el("strong", { title: share }, percent(mass), " ") : null, head.brief),
+      el("span", { class: "words" }, lift ? el("strong", { title: what }, `${shortNumber(lift)}\u00d7 `) : null, head.words),
       numbers.map((column) => el("span", { class: "number" }, (isPercent(column) ? percent : shortNumber)(column.values[head.at]))),
     );
-    line.style.top = `${place * ROW}px`;
-    this.lines.set(head.at, line);
-    return line;
   }
 
   showActive() {
-    for (const [at, line] of this.lines) {
+    this.lines.forEach((line, at) => {
       line.classList.toggle("active", at === this.active);
       line.setAttribute("aria-selected", String(at === this.active));
-    }
-    if (this.lines.has(this.active)) this.list.setAttribute("aria-activedescendant", `head${this.active}`);
+    });
+    if (this.order.includes(this.active)) this.list.setAttribute("aria-activedescendant", `head${this.active}`);
     else this.list.removeAttribute("aria-activedescendant");
   }
 
@@ -296,14 +289,13 @@ export class AtlasView {
   key(event) {
     if (isShortcut(event)) return;
     const place = this.order.indexOf(this.active);
-    const page = Math.max(1, Math.floor(this.list.clientHeight / ROW) - 1);
+    const page = 10;
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -1e9, End: 1e9 }[event.key];
     if (step) {
       const next = Math.max(0, Math.min(this.order.length - 1, place < 0 ? 0 : place + step));
       this.active = this.order[next] ?? -1;
-      if (next * ROW < this.list.scrollTop) this.list.scrollTop = next * ROW;
-      if ((next + 1) * ROW > this.list.scrollTop + this.list.clientHeight) this.list.scrollTop = (next + 1) * ROW - this.list.clientHeight;
-      this.paint(true);
+      this.lines[this.active]?.scrollIntoView({ block: "nearest" });
+      this.showActive();
       this.scatter.point(this.active);
     } else if (isChoice(event)) this.open(this.active);
     else return;

@@ -10,7 +10,7 @@ import { CanvasPen } from "./pen.js";
 import { filterOf, isNamed } from "./query.js";
 import { state, update } from "./state.js";
 import { copyButton, inQuotes, modelOf, wordOf } from "./why.js";
-import { detailsOf, evenNumber, intervalText, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./wording.js";
+import { baselineNumber, intervalText, percent, shortNumber } from "./wording.js";
 
 const FEW = 7; // measures that are shown before the others are asked for
 const FURTHEST = 64; // as records have it
@@ -137,8 +137,7 @@ export class Card {
 
   showTitle(host) {
     const head = headOf();
-    const { description } = head;
-    const { record } = catalogs.current;
+    const { explained, warning, terms } = head;
     const roles = head.roles.map((role) => {
       const mark = manifest.roles.marks[role.name];
       const q = role.q === null ? "\u2013" : Number(role.q).toExponential(0);
@@ -148,18 +147,15 @@ export class Card {
       return el("span", { class: "role", title }, dotOf(mark.color), el("b", {}, mark.label), value);
     });
     fill(host, el("div", { class: "rolelist" }, roles.length ? roles : faint("no role")));
-    if (!description) return;
-    const warning = warningOf(description);
-    const details = [sampleOf(record.descriptions, record.corpus), detailsOf(description)].filter(Boolean);
+    if (!explained) return;
     host.append(
+      el("p", { class: "does" }, head.words, " · ", faint(explained), warning ? el("strong", { class: "unstable" }, ` ! ${warning}`) : null),
       el(
-        "p",
-        { class: "does" },
-        head.words,
-        " · ",
-        faint(predictedOf(description)),
-        warning ? el("strong", { class: "unstable" }, ` ! ${warning}`) : null,
-        el("span", { class: "faint sampled" }, ["", ...details].join(" · ")),
+        "details",
+        { class: "faint sampled" },
+        el("summary", {}, "more"),
+        terms ? el("p", {}, `terms: ${terms}`) : null,
+        el("p", {}, catalogs.current.record.sampled),
       ),
     );
   }
@@ -197,28 +193,28 @@ export class Card {
   tableOf(names) {
     const { columns } = catalogs.current;
     const { at } = this.head;
-    const hasEven = names.some((name) => columns.get(name).uniforms.some(Number.isFinite));
+    const hasEven = names.some((name) => columns.get(name).baselines.some(Number.isFinite));
     const number = (kind, ...children) => el("td", { class: `number ${kind}` }, children);
     const line = (name) => {
       const column = columns.get(name);
-      const title = `${[column.title, column.what].filter(Boolean).join(": ")} (${name})`;
+      const title = `${[column.title, column.meaning].filter(Boolean).join(": ")} (${name})`;
       return el(
         "tr",
         {},
         el("th", { scope: "row", title }, column.title),
         el("td", { class: "strip" }, this.stripOf(column, at)),
         number("value", el("b", {}, shortNumber(column.values[at])), faint(intervalText(column.lows[at], column.highs[at]))),
-        number("faint", evenNumber(column.uniforms[at])),
+        number("faint", baselineNumber(column.baselines[at])),
         number("faint", `${column.rank(at)}`),
       );
     };
-    const even = hasEven ? catalogs.current.record.even || "uniform" : "";
+    const even = hasEven ? catalogs.current.baseline : "";
     const header = [["measure", ""], ["", "strip"], ["value", "number value"], [even, "number"], ["rank", "number"]];
     return el("table", { class: "measures" }, headerOf(header), el("tbody", {}, names.map(line)));
   }
 
   /** All heads as faint lines, this one with its interval, and what uniform attention would give. */
-  stripOf({ values, lows, highs, uniforms }, at) {
+  stripOf({ values, lows, highs, baselines }, at) {
     const [width, height] = [84, 16];
     const ratio = devicePixelRatio || 1;
     const picture = el("canvas", { "aria-hidden": "true" });
@@ -233,9 +229,9 @@ export class Card {
     pen.globalAlpha = Math.max(0.12, Math.min(0.5, 20 / finite.length));
     for (const value of finite) pen.fillRect(x(value) - 0.5, 4, 1, height - 8);
     pen.globalAlpha = 1;
-    if (uniforms[at] >= low && uniforms[at] <= high) {
+    if (baselines[at] >= low && baselines[at] <= high) {
       pen.fillStyle = colours.ink;
-      pen.fillRect(x(uniforms[at]) - 0.5, 1, 1, height - 2);
+      pen.fillRect(x(baselines[at]) - 0.5, 1, 1, height - 2);
     }
     pen.fillStyle = colours.mark;
     if (Number.isFinite(lows[at])) pen.fillRect(x(lows[at]), height / 2 - 1, x(highs[at]) - x(lows[at]), 2);
@@ -289,7 +285,7 @@ export class Card {
       Object.entries(SIDES).map(([side, title]) => {
         const rows = this.rowsOf(side);
         if (!rows.length) return null;
-        const even = side === "asks" ? OVER_ALL_KEYS : catalogs.current.options.lift;
+        const even = side === "asks" ? OVER_ALL_KEYS : catalogs.current.record.meanings.lift;
         const lift = `mass divided by ${even}, with its 95% interval over texts`;
         const header = headerOf([["token"], ["mass", "number"], ["lift", "number", lift], ["texts", "number"]]);
         return el("table", { class: "tokens" }, el("caption", {}, title), header, el("tbody", {}, rows.map(lineOfTokens)));
@@ -347,8 +343,8 @@ export class Card {
     const { columns } = catalogs.current;
     const { at, name: head } = this.head;
     const lines = ["measure", "effect"].flatMap((kind) => catalogs.current.namesOf(kind)).map((name) => {
-      const { values, lows, highs, uniforms } = columns.get(name);
-      const numbers = [values, lows, highs, uniforms].map((some) => (Number.isFinite(some[at]) ? some[at] : ""));
+      const { values, lows, highs, baselines } = columns.get(name);
+      const numbers = [values, lows, highs, baselines].map((some) => (Number.isFinite(some[at]) ? some[at] : ""));
       return [head, name, ...numbers, columns.get(name).rank(at)];
     });
     return [["head", "measure", "value", "low", "high", "uniform", "rank"], ...lines];

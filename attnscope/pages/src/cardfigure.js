@@ -3,7 +3,7 @@ import { markOf } from "./atlas.js";
 import { catalogs } from "./catalog.js";
 import { manifest } from "./data.js";
 import { fitted, widthOf } from "./pen.js";
-import { evenNumber, intervalText, percent, predictedOf, sampleOf, shortNumber, warningOf } from "./wording.js";
+import { baselineNumber, intervalText, percent, shortNumber } from "./wording.js";
 
 const WIDE = 620;
 const LINE = 18;
@@ -41,35 +41,34 @@ function roleLine({ name, value, low, high, tentative }, colours) {
   return { height: LINE, draw };
 }
 
-function titleParts({ name, roles, words, description }, colours) {
-  const { descriptions, corpus } = catalogs.current.record;
+function titleParts({ name, roles, words, explained, warning }, colours) {
+  const { sampled } = catalogs.current.record;
   const small = (text, how = { colour: colours.faint }) => textLine(text, { size: 12, ...how });
-  const warning = description && warningOf(description);
   return [
     textLine(name, { size: 17, weight: 700, colour: colours.ink }, 24),
     ...roles.map((role) => roleLine(role, colours)),
     ...wrap(words, 13, WIDE).map((line) => textLine(line, { size: 13, colour: colours.ink })),
-    ...(description ? [small(predictedOf(description))] : []),
+    ...(explained ? [small(explained)] : []),
     ...(warning ? [small(`! ${warning}`, { weight: 600, colour: colours.ink })] : []),
-    ...(description ? [small(sampleOf(descriptions, corpus))] : []),
+    ...(explained ? [small(sampled)] : []),
   ];
 }
 
 const section = (title, colours) => [gap(14), textLine(title, { size: 13, weight: 600, colour: colours.ink }, 22)];
 
 function measureParts(names, at, colours) {
-  const { columns, record, heads } = catalogs.current;
+  const { columns, baseline, heads } = catalogs.current;
   const faint = { colour: colours.faint };
   const line = (name, value, even, rank, [ofName, ofValue] = [faint, faint]) =>
     columnsLine([[0, "left", name, ofName], [460, "right", value, ofValue], [540, "right", even, faint], [WIDE, "right", rank, faint]]);
   return [
     ...section(`Measures among all ${heads.length} heads`, colours),
-    line("measure", "value", record.even || "uniform", "rank"),
+    line("measure", "value", baseline, "rank"),
     ...names.map((name) => {
       const column = columns.get(name);
       const value = `${shortNumber(column.values[at])}${intervalText(column.lows[at], column.highs[at])}`;
       const inks = [{ colour: colours.ink }, { colour: colours.ink, weight: 600 }];
-      return line(fitted(column.title, 11, 280), value, evenNumber(column.uniforms[at]), String(column.rank(at)), inks);
+      return line(fitted(column.title, 11, 280), value, baselineNumber(column.baselines[at]), String(column.rank(at)), inks);
     }),
   ];
 }

@@ -1,26 +1,17 @@
 // An atlas, or any record about heads: what is known of each head, as columns of numbers and words to search in.
 import { breathe, countText, manifest, unpackBlock } from "./data.js";
 import { atlasHooks, ofAtlas, state } from "./state.js";
-import { briefOf, wordsOfDescription } from "./wording.js";
-
-const TITLES = {
-  explained: "explained share",
-  nats: "nats from uniform",
-  map_x: "map of distances, x",
-  map_y: "map of distances, y",
-};
 
 /** A column of the table of heads: its name in expressions, how it is called, and its values by head. */
 class Column {
-  constructor({ values, low, high, uniform, ...facts }) {
+  constructor({ values, low, high, baseline, ...facts }) {
     Object.assign(this, facts);
     const numbers = (some) => Float64Array.from(some || values.map(() => NaN), (value) => value ?? NaN);
-    [this.values, this.lows, this.highs, this.uniforms] = [values, low, high, uniform].map(numbers);
+    [this.values, this.lows, this.highs, this.baselines] = [values, low, high, baseline].map(numbers);
   }
 
-  /** Its title, with the unit where the name does not say it. */
+  /** Its label, with the unit where the label does not say it. */
   get title() {
-    if (this.name in TITLES) return TITLES[this.name];
     return this.unit && this.unit !== "share" && !this.label.includes(this.unit) ? `${this.label} (${this.unit})` : this.label;
   }
 
@@ -37,53 +28,43 @@ class Column {
   }
 }
 
-/** The description of each head of a record; null where it has none. */
-export function descriptionsOf({ heads, descriptions }) {
-  const address = ({ kind, layer, head }) => `${kind}.${layer}.${head}`;
-  const byHead = new Map((descriptions?.heads || []).map((description) => [address(description), description]));
-  return heads.map((head) => byHead.get(address(head)) || null);
-}
-
 export class Catalog {
   /**
-   * @param record the record, as `describe` of it says, with the columns of its `table` of heads, and `tokens` by head where
-   *     it has them
+   * @param record what Python says of the heads: `run`, `corpus`, `heads`, `columns`, and of an atlas `meanings`, `deciles`,
+   *     and `tokens` and `pairs` by head
    * @param detail (number of a head) => promise of its card; null where the record has none
    */
-  constructor(record, detail = null) {
+  constructor(record, detail) {
     this.record = record;
     this.detail = detail;
     this.cards = new Map();
-    this.run = record.run || {};
-    this.corpus = record.corpus || {};
-    this.options = record.options || {};
+    this.run = record.run;
+    this.corpus = record.corpus;
+    this.baseline = record.baseline || "uniform";
     const kinds = new Set(record.heads.map(({ kind }) => kind));
-    const descriptions = descriptionsOf(record);
-    this.heads = record.heads.map((head, at) => {
-      const description = descriptions[at];
-      const pairs = (record.tables?.[at] || []).filter(({ side }) => side === "pairs");
-      return {
-        at,
-        kind: head.kind,
-        layer: head.layer,
-        head: head.head,
-        name: `${kinds.size > 1 ? `${head.kind} ` : ""}L${head.layer}H${head.head}`,
-        roles: head.roles || [],
-        description,
-        words: description ? wordsOfDescription(description) : head.words || "",
-        brief: description ? briefOf(description) : head.words || "",
-        tokens: record.tokens?.[at] || [],
-        pairs: record.pairs?.[at] || pairs.map(({ tokens, mass }) => [...tokens, mass]),
-        near: head.near || null,
-      };
-    });
+    this.heads = record.heads.map((head, at) => ({
+      ...head,
+      at,
+      name: `${kinds.size > 1 ? `${head.kind} ` : ""}L${head.layer}H${head.head}`,
+      words: head.words || "",
+      tokens: record.tokens?.[at] || [],
+      pairs: record.pairs?.[at] || [],
+    }));
     this.hasRoles = this.heads.some(({ roles }) => roles.length);
     this.byName = new Map(this.heads.map((head) => [head.name, head.at]));
-    const places = ["layer", "head"].map((name) => ({ name, label: name, values: record.heads.map((head) => head[name]) }));
-    this.table = [...places, ...record.table].map((column) => new Column(column));
+    const places = ["layer", "head"].map((name) => ({ name, label: name, meaning: "", values: record.heads.map((head) => head[name]) }));
+    this.table = [...places, ...record.columns].map((column) => new Column(column));
     this.columns = new Map(this.table.filter(({ hidden }) => !hidden).map((column) => [column.name, column]));
     const other = this.columns.has("relative_entropy") ? "relative_entropy" : [...this.columns.keys()][2] || "head";
     this.sides = this.columns.has("explained") ? ["nats", "explained"] : ["layer", other];
+  }
+
+  /** The head with most to show: what its line explains of it, else the first. */
+  get first() {
+    const [nats, explained] = ["nats", "explained"].map((name) => this.columns.get(name)?.values);
+    if (!nats || !explained) return 0;
+    const shows = (at) => nats[at] * explained[at] || 0;
+    return this.heads.reduce((best, { at }) => (shows(at) > shows(best) ? at : best), 0);
   }
 
   namesOf(kind) {
@@ -104,7 +85,7 @@ export class Catalog {
         description: lower(this.heads.map(({ words }) => words)),
         token: lower(this.heads.map(({ tokens }) => tokens.join("\n"))),
       },
-      pairs: this.heads.map(({ pairs }) => pairs.map(([query, key, mass]) => [bare(query), bare(key), mass])),
+      pairs: this.heads.map(({ pairs }) => pairs.map(([query, key, ...lift]) => [bare(query), bare(key), ...lift])),
     };
     return this.filterFacts;
   }
@@ -191,7 +172,8 @@ export const catalogs = { current: null };
 export const atHead = (head) => ({ head, ex: -1, q: -1 });
 
 export function headOf() {
-  return catalogs.current.heads[catalogs.current.byName.get(state.head) ?? 0];
+  const { heads, byName, first } = catalogs.current;
+  return heads[byName.get(state.head) ?? first];
 }
 
 /** The columns that the scatter shows: from left to right, and up. */
@@ -300,15 +282,16 @@ export function commandOfExample(example, query) {
   return { text, label: /[,@\s]/.test(label) ? "" : label };
 }
 
-async function readAtlas() {
-  if (catalogs.current || !manifest.atlas || manifest.atlas.landing === undefined) return;
-  const [record] = await unpackJson(manifest.atlas.landing);
+async function readHeads() {
+  if (catalogs.current || !manifest.heads) return;
+  const { landing, cards } = manifest.heads;
+  const [record] = await unpackJson(landing);
   await breathe();
-  catalogs.current = new Catalog(record, (at) => cardOfBlock(manifest.atlas.heads[at]));
+  catalogs.current = new Catalog(record, cards.length ? (at) => cardOfBlock(cards[at]) : null);
 }
 
 atlasHooks.prepare = async () => {
-  await readAtlas();
+  await readHeads();
   if (!catalogs.current?.detail || state.ex < 0 || ofAtlas() || !Number.isInteger(state.ex)) return;
   await exampleAsText(headOf(), state.ex);
 };
@@ -345,7 +328,6 @@ export async function openExample(number, view) {
 
 /** The example that is chosen, else the first: in a view of maps. */
 atlasHooks.example = (view) => openExample(Math.max(0, state.ex), view);
-
 
 atlasHooks.about = () => {
   const { run, corpus, heads } = catalogs.current;

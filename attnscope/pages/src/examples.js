@@ -63,8 +63,8 @@ export class Examples {
     if (this.byKeys) this.tabs.querySelector("[aria-selected=true]")?.focus();
     this.byKeys = false;
     this.side.show(state.side);
-    const { rank } = catalogs.current.record;
-    const score = el("abbr", { title: catalogs.current.options.rank || "" }, rank.replaceAll("_", " "));
+    const { rank, score: meaning } = catalogs.current.record.meanings;
+    const score = el("abbr", { title: meaning }, rank.replaceAll("_", " "));
     const n = this.numbers("decile").length;
     const all = `${n === 1 ? "the only text" : `all ${n} texts, lowest score first`}: there are too few for deciles`;
     const what = state.tab === "decile" && this.few ? all : WHAT[state.tab];
@@ -110,7 +110,7 @@ export class Examples {
     const place = why === "decile" ? this.numbers("decile").indexOf(number) : rank;
     const ends = inDecile && catalogs.current.record.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end));
     const title = "the lowest scores of this tenth of the sampled texts and of the next";
-    const failure = this.failureOf(example);
+    const { failure } = example;
     return el(
       "div",
       { class: "exhead" },
@@ -123,15 +123,10 @@ export class Examples {
     );
   }
 
-  /** Of an example that the description fails on, what it fails by. */
-  failureOf({ why, rank }) {
-    return why === "failure" ? headOf().description?.failures?.[rank] : null;
-  }
-
   /** What the description expects of the token that it fails on, while that one is looked at: keys with weights. */
   expectedOf(number, focus) {
     const example = this.card.examples[number];
-    return (focus === example.focus && state.side === "q" && this.failureOf(example)?.predicted) || [];
+    return (focus === example.focus && state.side === "q" && example.failure?.expected) || [];
   }
 
   /** The token of an example that is looked at: pointed at, chosen, else its own; -1 = none. */

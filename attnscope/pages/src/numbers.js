@@ -152,14 +152,14 @@ class NumbersView {
   words({ row, column }) {
     const { measure, at } = this.entry(row, column);
     const value = measure.values[at];
-    const even = measure.uniforms[at];
-    const { heads, record } = catalogs.current;
+    const even = measure.baselines[at];
+    const { heads, baseline } = catalogs.current;
     return [
       heads[at].name,
       `${measure.label} ${shortNumber(value)}${intervalText(measure.lows[at], measure.highs[at])}`,
-      Number.isFinite(even) ? `${record.even || "uniform"} ${shortNumber(even)}` : "",
+      Number.isFinite(even) ? `${baseline} ${shortNumber(even)}` : "",
       Number.isFinite(value) ? `rank ${measure.rank(at)} of ${heads.length}` : "not measured",
-      /\d+ links scored.*$/.exec(measure.what)?.[0],
+      measure.note,
       heads[at].words,
     ].filter(Boolean);
   }

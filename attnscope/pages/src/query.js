@@ -208,7 +208,7 @@ export function isNamed(namedPairs, [query, key]) {
  *
  * @param text such as: induction > 0.4 & layer > 3
  * @param facts by head: `fields`, numbers of each name; `flags`, the names that say yes or no; `texts`, in lower case, of
- *     each place to search in; `pairs` [query, key, mass] that stand out, in lower case
+ *     each place to search in; `pairs` [query, key, lift, its lower end] that stand out, in lower case
  * @returns {{test: (head: number) => boolean, namedPairs: string[][], wrong: string}} `namedPairs`: those that it names;
  *     `wrong` says what is amiss; then all heads pass
  */

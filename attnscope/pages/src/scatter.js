@@ -37,7 +37,7 @@ function endsOf({ values, range, name }) {
   return [floor, Number.isFinite(most) && most !== null && high + room > most ? most + room : high + whole];
 }
 
-function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shown, height, at, radius, dot }) {
+function drawScatter(pen, { x, y, baseline, colours, colourOf, shown, height, at, radius, dot }) {
   const [left, top, right, low] = [PAD.left, PAD.top, at.right, height - PAD.bottom];
   pen.line(left, low + 0.5, right, low + 0.5, colours.rule);
   pen.line(left - 0.5, top, left - 0.5, low, colours.rule);
@@ -54,15 +54,15 @@ function drawScatter(pen, { x, y, even: evenName, colours, colourOf, shown, heig
   pen.text(fitted(x.title, 12, right - left), (left + right) / 2, height - 9, { size: 12, align: "center", colour: colours.ink });
   pen.text(fitted(y.title, 12, low - top), 11, (top + low) / 2, { size: 12, align: "center", colour: colours.ink, turn: -Math.PI / 2 });
   const note = { size: 10, colour: colours.faint };
-  const acrossAt = Number.isFinite(x.even) ? at.x(x.even) : NaN;
+  const acrossAt = Number.isFinite(x.usual) ? at.x(x.usual) : NaN;
   if (acrossAt >= left && acrossAt <= right) {
     for (let from = top; from < low; from += 7) pen.line(acrossAt, from, acrossAt, Math.min(low, from + 3), colours.faint);
-    pen.text(evenName, acrossAt + 4, top - 5, note);
+    pen.text(baseline, acrossAt + 4, top - 5, note);
   }
-  const upAt = Number.isFinite(y.even) ? at.y(y.even) : NaN;
+  const upAt = Number.isFinite(y.usual) ? at.y(y.usual) : NaN;
   if (upAt >= top && upAt <= low) {
     for (let from = left; from < right; from += 7) pen.line(from, upAt, Math.min(right, from + 3), upAt, colours.faint);
-    pen.text(evenName, right + 4, upAt, note);
+    pen.text(baseline, right + 4, upAt, note);
   }
   for (const pass of [false, true])
     for (let head = 0; head < x.values.length; head++) {
@@ -91,8 +91,8 @@ export class Scatter {
   }
 
   /**
-   * Shows heads by two columns `x` and `y`; `shown` says which pass the filter, `area` what is brushed, `even` what a
-   * baseline is called.
+   * Shows heads by two columns `x` and `y`; `shown` says which pass the filter, `area` what is brushed, `baseline` what
+   * baselines are called.
    */
   set(seen) {
     Object.assign(this, seen);
@@ -102,7 +102,7 @@ export class Scatter {
   measure() {
     const [width, height] = [this.root.clientWidth, this.root.clientHeight];
     const ends = [endsOf(this.x), endsOf(this.y)];
-    const right = width - (Number.isFinite(this.y.even) ? 52 : 16); // room for what the line says
+    const right = width - (Number.isFinite(this.y.usual) ? 52 : 16); // room for what the line says
     const [left, top, low] = [PAD.left, PAD.top, height - PAD.bottom];
     const along = ([from, to], first, last) => ({
       to: (value) => first + ((value - from) / (to - from)) * (last - first),

@@ -43,11 +43,11 @@ export function register(name, title, View) {
 
 /** The views there are, in the order of the tabs. */
 export function viewsOf() {
-  const { atlas, texts } = manifest;
-  const ofMaps = hasText() ? ["grid", "matrix", "links", "text", "compare"] : atlas?.heads ? ["matrix", "links"] : [];
+  const { heads, texts } = manifest;
+  const ofMaps = hasText() ? ["grid", "matrix", "links", "text", "compare"] : heads?.cards.length ? ["matrix", "links"] : [];
   return [
-    ...(atlas?.grid ? ["numbers"] : []),
-    ...(atlas ? ["atlas", "head"] : []),
+    ...(heads?.grid ? ["numbers"] : []),
+    ...(heads ? ["atlas", "head"] : []),
     ...(registered.photo && texts.some(({ photos }) => photos) ? ["photo"] : []),
     ...ofMaps,
   ];
@@ -67,9 +67,6 @@ export function ofExample() {
 
 /** What an atlas does with an address before it is shown: brings its names in order, and unpacks the example. */
 export const atlasHooks = { mend() {}, async prepare() {}, async example() {}, about() {} };
-
-/** What reads a saved record that the page holds, before anything is shown. */
-export const savedHooks = { async open() {} };
 
 export const state = { ...DEFAULTS };
 
@@ -186,13 +183,12 @@ function readAddress(text) {
   }
   if (address.has("v") || !state.head) return;
   // A head by itself: its card in an atlas, else its map.
-  if (manifest.atlas) state.v = "head";
+  if (manifest.heads) state.v = "head";
   else Object.assign(state, { v: "matrix", h: state.head.replace(/^L(\d+)H(\d+)$/, "$1.$2"), head: "" });
 }
 
 /** Reads the address, or what the page was made to show at first. */
 export async function begin() {
-  await savedHooks.open();
   written = location.hash;
   const address = location.hash.length > 1 ? location.hash.slice(1) : "";
   readAddress(address || new URLSearchParams(manifest.start).toString());

@@ -146,29 +146,29 @@ KINDS = {
         Kind(
             "attnscope.pooled", "record of pooled attention", "maps.pooled:PooledHeatmap", "heatmap", "pooled",
             ("npz", "json"), ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance",
-            page="pages:page_of_saved", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
+            page="pages:page_of_record", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
             lossless=("npz", "json"),
         ),
         Kind(
             "attnscope.heads", "record of heads", "heads.findings:Findings", "heads", "heads", ("npz", *_TABLE),
             ("npz", "csv", "png"), "heads.terminal:show", "heads.figures:pages",
-            page="pages:page_of_saved", shown_with=("measures", "sort", "every", "among"),
+            page="pages:page_of_record", shown_with=("measures", "sort", "every", "among"),
             drawn_with=("measures",), others=WHICH,
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "compare.record:Comparison", "compare", "compare",
             ("npz", *_TABLE), ("npz", "csv", "png"), "compare.terminal:show", "compare.figures:pages",
-            page="pages:page_of_saved",
+            page="pages:page_of_record",
         ),
         Kind(
             "attnscope.relations", "record of relations", "relations.record:Relations", "relations", "relations",
             ("npz", *_TABLE), ("npz", "csv", "png"), "relations.terminal:show", "relations.figures:pages",
-            page="pages:page_of_saved",
+            page="pages:page_of_record",
         ),
         Kind(
             "attnscope.ablate", "record of an ablation", "ablation:Ablation", "ablate", "ablation", ("npz", *_TABLE),
             ("npz", "csv", "png"), "ablation.terminal:show", "ablation.figures:pages",
-            page="pages:page_of_saved",
+            page="pages:page_of_record",
         ),
         Kind(
             "attnscope.patch", "result of patching", "attnscope.questions.patch:Patching", "patch", "patching",
@@ -176,7 +176,7 @@ KINDS = {
         ),
         Kind(
             "attnscope.atlas", "atlas", "atlas.record:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
-            "atlas.terminal:show", page="pages.atlas:page_of_atlas",
+            "atlas.terminal:show", page="pages:page_of_record",
             shown_with=("measures", "sort", "has_page"), others=WHICH,
         ),
         Kind(

@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.output import HOME
 from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
-from attnscope.pages.atlas import pack_atlas
+from attnscope.pages.heads import Heads, heads_of
 from attnscope.records import AttentionMap, Heatmap, file_of
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.kinds import KINDS
@@ -164,7 +164,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
     of_heads = [path for path in order.records if _is_of_heads(path)]
     if len(of_heads) > 1:
         raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
-    findings, atlas = _load_heads(file_of(of_heads[0])) if of_heads else (None, [])
+    findings, atlas = _load_heads(file_of(of_heads[0])) if of_heads else (None, None)
     maps = [path for path in order.records if path not in of_heads]
     if not (order.texts or order.several.files or order.images or maps):
         raise UsageError("there is nothing to show beside heads", "give TEXT, --file, --image, or a heatmap.npz")
@@ -185,7 +185,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         for shown in page_texts:
             _require_same_model(findings, shown.record)
     start = {"v": "grid", **order.start()} if atlas else order.start()
-    page = page_of(page_texts, findings=findings, start=start, atlas=atlas)
+    page = page_of(page_texts, findings=findings, start=start, heads=atlas)
     path, content = order.out or _default_path(page_texts, order), page.html.encode()
     if is_stream(path):
         write_stream(path, content)
@@ -280,12 +280,12 @@ def _is_of_heads(path: Path) -> bool:
     return file.is_file() and schema_of(file).startswith(("attnscope.heads/", "attnscope.atlas/"))
 
 
-def _load_heads(path: Path) -> tuple[Findings, list[str]]:
-    """The record that names the roles; of an atlas also its blocks, which the page then shows beside the texts."""
+def _load_heads(path: Path) -> tuple[Findings, Heads | None]:
+    """Return the record that names the roles; of an atlas also what the page shows of it beside the texts."""
     if not schema_of(path).startswith("attnscope.atlas/"):
-        return Findings.load(path), []
+        return Findings.load(path), None
     atlas = Atlas.load(path)
-    return atlas.findings, pack_atlas(atlas)
+    return atlas.findings, heads_of(atlas)
 
 
 def _choose_heads(record: Heatmap, choice: Choice) -> Heatmap:
