@@ -167,7 +167,11 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
     findings, atlas = _load_heads(file_of(of_heads[0])) if of_heads else (None, None)
     maps = [path for path in order.records if path not in of_heads]
     if not (order.texts or order.several.files or order.images or maps):
-        raise UsageError("there is nothing to show beside heads", "give TEXT, --file, --image, or a heatmap.npz")
+        raise UsageError(
+            "there is nothing to show beside heads",
+            f"give TEXT, --file, --image, or a heatmap.npz; `attnscope show {of_heads[0]} -f html -o FOLDER` makes the "
+            "page of the heads alone",
+        )
     page_texts = [PageText(_choose_heads(_load_maps(path), order.choice)) for path in maps]
     if order.texts or order.several.files or order.images:
         prompts = order.prompts()
@@ -268,8 +272,7 @@ def _load_maps(path: Path) -> Heatmap:
     if kind is not None and kind.page and not kind.query:
         raise AttnscopeError(
             f"{path} holds no attention on a text that a page could show: it is {kind.one}",
-            f"`attnscope show {path} -f html -o FOLDER` makes the page of it"
-            + (f", --heads-record {path} shows it beside texts" if kind.command in ("atlas", "heads") else ""),
+            f"`attnscope show {path} -f html -o FOLDER` makes the page of it",
         )
     return load_arrays(path) or Heatmap.load(path)
 
