@@ -11,6 +11,7 @@ from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
 from attnscope.pages import Page as Page
 from attnscope.questions.patch import Patching as Patching
+from attnscope.questions.why import Why as Why
 from attnscope.records import (
     AttentionMap as AttentionMap,
 )
@@ -39,7 +40,6 @@ from attnscope.records.maps.rollouts import Rollout as Rollout
 from attnscope.records.relations.record import Relations as Relations
 from attnscope.records.training import Training as Training
 from attnscope.records.weights import HeadWeights as HeadWeights
-from attnscope.records.why.score import Why as Why
 from attnscope.studies.ablation.options import AblateOptions as AblateOptions
 from attnscope.studies.ablation.pruning import prune as prune
 from attnscope.studies.ablation.study import ablate as ablate
@@ -93,7 +93,7 @@ from attnscope.studies.training.options import TrainingOptions as TrainingOption
 from attnscope.studies.training.study import training as training
 from attnscope.studies.weights.options import WeightsOptions as WeightsOptions
 from attnscope.studies.weights.study import weights as weights
-from attnscope.studies.why.study import why as why
+from attnscope.studies.why import why as why
 from attnscope.studies.workers import Workers as Workers
 
 __version__: str

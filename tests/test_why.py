@@ -16,7 +16,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
-from attnscope.records.why.score import Why
+from attnscope.questions.why import Why
 from tests.conftest import Run, write_tiny
 from tests.test_stream import GROUPED, SIZES, random_model
 
@@ -77,15 +77,16 @@ def test_parts_sum_to_the_model_s_own_score(name: str) -> None:
     record = attnscope.why(model, TEXT, 1, 4, QUERY, KEY)
     scores = scores_of(model, (kind, 1), 4)
     may = scores if kind == "encoder" else scores[: QUERY + 1]
-    total = float(record.pairs.sum()) + (record.bias or 0.0)
+    total = float(record["pairs"].sum()) + record.bias
     assert total == pytest.approx(float(scores[KEY] - may.mean()), abs=1e-4)
-    assert record.off <= record.rounding < 1e-3
-    assert record.by_query.sum() == pytest.approx(record.by_key.sum(), abs=1e-9)
-    assert (record.bias is not None) is (name == "t5")
-    assert (record.softcap is not None) is (name == "gemma2")
-    names = {part.name for part in record.parts}
+    assert record.off <= record.score["rounding"] < 1e-3
+    assert record["parts"]["query_nats"].sum() == pytest.approx(record["parts"]["key_nats"].sum(), abs=1e-9)
+    assert np.isfinite(record.score["bias"]) == (name == "t5")
+    assert np.isfinite(record.score["softcap"]) == (name == "gemma2")
+    parts = record["parts"]
+    names = {*parts["part"].tolist()}
     assert {"tokens", "L0H0", "L0H5"} <= names and ("positions" in names) is (name in LEARNED)
-    assert not any(part.layer > 1 or (part.layer == 1 and kind == "decoder") for part in record.parts)
+    assert parts["layer"].max() <= (0 if kind == "decoder" else 1)
 
 
 class Biased:
@@ -112,7 +113,7 @@ def test_a_bias_by_distance_is_a_term_of_its_own() -> None:
     record = attnscope.why(model, TEXT, 1, 0, QUERY, KEY)
     assert record.bias == pytest.approx(-0.5 * (QUERY - KEY) + 0.5 * np.arange(QUERY + 1).mean())
     scores = scores_of(model, ("decoder", 1), 0)[: QUERY + 1]
-    assert record.pairs.sum() + record.bias == pytest.approx(float(scores[KEY] - scores.mean()), abs=1e-4)
+    assert record["pairs"].sum() + record.bias == pytest.approx(float(scores[KEY] - scores.mean()), abs=1e-4)
     with pytest.raises(AttnscopeError, match="adds a bias after it caps scores"):
         attnscope.why(Biased(loaded("gemma2")), TEXT, 1, 0, QUERY, KEY)
 
@@ -142,8 +143,8 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn() -> No
     call = seen[1][0]
     by_key = call.scale * (turned[KEY] - turned[:n].mean(0)) @ call.query[0, head, QUERY]
     record = attnscope.why(model, TEXT, 1, head, QUERY, KEY)
-    place = [part.name for part in record.parts].index("L0H3")
-    assert record.by_key[place] == pytest.approx(float(by_key.detach()), abs=1e-5)
+    place = record["parts"]["part"].tolist().index("L0H3")
+    assert record["parts"]["key_nats"][place] == pytest.approx(float(by_key.detach()), abs=1e-5)
 
 
 def test_what_cannot_be_taken_apart_is_refused_in_a_line() -> None:
@@ -162,20 +163,20 @@ def test_what_cannot_be_taken_apart_is_refused_in_a_line() -> None:
 
 def test_a_record_whose_parts_do_not_sum_is_none(tmp_path: Path) -> None:
     record = attnscope.why(loaded("llama"), TEXT, 1, 4, QUERY)
-    assert record.key == int(np.argmax([0, *(w for w in weights_of(record)[1:])]))
+    assert record.score["key"] == int(np.argmax([0, *(w for w in weights_of(record)[1:])]))
     again = Why.load(record.save(tmp_path / "why.npz"))
-    np.testing.assert_array_equal(again.pairs, record.pairs)
-    assert again.parts == record.parts and again.excess == record.excess
-    pairs = record.pairs.copy()
+    np.testing.assert_array_equal(again["pairs"], record["pairs"])
+    assert again["parts"]["part"].tolist() == record["parts"]["part"].tolist() and again.excess == record.excess
+    pairs = record["pairs"].copy()
     pairs[0, 0] += 0.01
-    path = dataclasses.replace(record, pairs=pairs).save(tmp_path / "other.npz")
+    path = dataclasses.replace(record, grids={"pairs": pairs}).save(tmp_path / "other.npz")
     with pytest.raises(AttnscopeError, match=r"its parts sum to 0\.01 more or less than its score"):
         Why.load(path)
 
 
 def weights_of(record: Why) -> Any:
     """The attention weights of the record's query."""
-    return attnscope.heatmap(loaded("llama"), TEXT).maps[0].weights[1, 4, record.query]
+    return attnscope.heatmap(loaded("llama"), TEXT).maps[0].weights[1, 4, record.score["query"]]
 
 
 def test_a_run_leaves_the_model_as_it_was() -> None:
@@ -197,10 +198,10 @@ def test_the_command_prints_and_draws_the_parts(run: Run, tmp_path: Path) -> Non
     assert "why L1H2 attends from cat (@2) to the (@1)" in out and "query reads" in out
     record = Why.load(tmp_path / "out" / "why.npz")
     lines = (tmp_path / "out" / "why.csv").read_text().splitlines()
-    assert len(lines) == len(record.parts) + 1
+    assert len(lines) == len(record["parts"]) + 1
     assert sum(float(line.split(",")[-1]) for line in lines[1:]) == pytest.approx(record.excess, abs=1e-4)
     assert (tmp_path / "out" / "why-L1H2.svg").stat().st_size > 1000
     status, out, _ = run(*told, "--query", "cat", "--json")
-    assert status == 0 and json.loads(out)["schema"] == "attnscope.why/1"
+    assert status == 0 and json.loads(out)["schema"] == "attnscope.why/2"
     assert run("why", "the cat", "-m", tmp_path / "tiny", "--query", "cat")[0] == 2
     assert run("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2")[0] == 2

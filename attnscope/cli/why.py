@@ -2,8 +2,8 @@
 
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.errors import UsageError
+from attnscope.questions.why import WhyOptions
 from attnscope.studies.inputs.options import OneText
-from attnscope.studies.why.options import WhyOptions
 
 
 def why(*, source: OneText, order: WhyOptions, model: Chosen, drawing: Drawing, files: Files) -> None:
@@ -15,7 +15,7 @@ def why(*, source: OneText, order: WhyOptions, model: Chosen, drawing: Drawing, 
     - `attnscope why "The animal didn't cross the street because it was too tired." --pick L3H1 --query it --key animal`
     - `attnscope why "The Xorblax met a fox. Later the Xorblax" -m ./SmolLM2-135M --pick L18H6 --query 15`
     """
-    from attnscope.studies.why.study import why as study
+    from attnscope.studies.why import why as study
 
     output = files.plan("why", **drawing.changes())
     if order.pick is None or len(order.pick) != 1:

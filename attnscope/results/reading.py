@@ -203,7 +203,7 @@ def _mapping(record: Any, name: str) -> Mapping[str, Any]:
 
 def _entries(told: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
     """Return a list of mappings under a name; empty where there is none."""
-    entries = told.get(name, ())
+    entries: Sequence[Mapping[str, Any]] = told.get(name, ())
     is_list = isinstance(entries, list | tuple)
     _require(is_list and all(isinstance(entry, Mapping) for entry in entries), f"the {name} of the result")
     return entries

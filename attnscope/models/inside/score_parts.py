@@ -17,12 +17,28 @@ from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.linear_runs import Leaves, LinearRuns
 from attnscope.models.model import Batch, Model
-from attnscope.records.why.score import Part
 
 _MOST_NUMBERS = 2**22
 """Of slopes that are followed at once: 16 MiB for each part of the model."""
 
 PROJECTION_BIAS, OTHER_BIASES = "projection bias", "other biases"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model that adds to the residual stream.
+
+    Attributes:
+        name: Such as "L3H1", "L3 MLP" or "tokens".
+        kind: "head", "MLP", "embedding" or "bias".
+        layer: Its layer; -1 = it belongs to none.
+        head: Its number among the heads of its layer; -1 = it is none.
+    """
+
+    name: str
+    kind: str
+    layer: int = -1
+    head: int = -1
 
 
 class ScoreRuns:

@@ -184,8 +184,8 @@ KINDS = {
             ("npz", "csv", "png"), "weights.terminal:show", "weights.figures:pages", others=WHICH,
         ),
         Kind(
-            "attnscope.why", "record of a score", "why.score:Why", "why", "why", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "why.terminal:show", "why.figures:pages",
+            "attnscope.why", "result on a score", "attnscope.questions.why:Why", "why", "why", ("npz", *_TABLE),
+            ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
             "attnscope.training", "record of training", "training:Training", "training", "training", ("npz", *_TABLE),

@@ -1,1 +1,0 @@
-"""What scores are made of, as records."""

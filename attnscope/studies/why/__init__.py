@@ -1,1 +1,0 @@
-"""Why heads attend where they do."""
