@@ -195,7 +195,7 @@ def test_the_command_prints_and_draws_the_parts(run: Run, tmp_path: Path) -> Non
     told = ("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2", "-q")
     status, out, err = run(*told, "--query", "cat", "--key", "the", "-o", tmp_path / "out", "-f", "npz,csv,svg")
     assert status == 0, err
-    assert "why L1H2 attends from cat (@2) to the (@1)" in out and "query reads" in out
+    assert "why L1H2 attends from cat (@2) to the (@1)" in out and "the query reads mostly" in out
     record = Why.load(tmp_path / "out" / "why.npz")
     lines = (tmp_path / "out" / "why.csv").read_text().splitlines()
     assert len(lines) == len(record["parts"]) + 1

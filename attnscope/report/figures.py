@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Special
 from attnscope.report.choices import every_nth
 from attnscope.report.graphs import draw_graph
-from attnscope.report.head_maps import TWO_WAYS, draw_head_map
+from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map
 from attnscope.report.numbers import small_number
 from attnscope.report.wording import printable
 
@@ -90,7 +90,10 @@ def _graph(report: Report, blocks: Sequence[Graph], lettering: Lettering) -> Dra
 
 
 def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
-    """Draw a matrix of numbers of either sign as coloured cells, with names at the left and above."""
+    """Draw a matrix as coloured cells, with names at the left and above, and numbers where they have room.
+
+    If no number is below 0, the scale begins with 0, and the darkest cell is the largest.
+    """
     (block,) = blocks
     paper = lettering.paper
     values = block.values[:_MOST_ROWS]
@@ -114,10 +117,17 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
 
     # The cells and their colours.
     numbers = dict(np.ndenumerate(values))
-    page.grid_cells((left, top), (cell, _ROW_PX), numbers, TWO_WAYS, lambda value: 0.5 + value / largest / 2)
+    lowest = -largest if np.nanmin(values) < 0 else 0.0
+    colors = TWO_WAYS if lowest else ONE_WAY
+    cells = page.grid_cells(
+        (left, top), (cell, _ROW_PX), numbers, colors, lambda value: (value - lowest) / (largest - lowest)
+    )
+    size = paper.letters(12.0)
+    if cell >= 3.2 * size:
+        page.number_cells(list(cells.values()), [small_number(value) for value in numbers.values()], size)
     bar_y = top + n_rows * _ROW_PX + 26
-    ticks = {tick: small_number(tick) for tick in (-largest, 0.0, largest)}
-    page.draw_scale((left, bar_y, min(300, room), 12), TWO_WAYS, (-largest, largest), ticks=ticks)
+    ticks = {tick: small_number(tick) for tick in (*([lowest] if lowest else []), 0.0, largest)}
+    page.draw_scale((left, bar_y, min(300, room), 12), colors, (lowest, largest), ticks=ticks)
     page.finish(bar_y + 50, [*block.notes, *report.footer])
     return page
 
