@@ -18,12 +18,12 @@ from PIL import Image
 from attnscope.drawing import layout, lettering
 from attnscope.drawing.canvas import MARK
 from attnscope.drawing.files import png
-from attnscope.drawing.sheets import Sheet
 from attnscope.drawing.style import SCALES, Scale, Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
 from attnscope.views.maps.figures import BarCanvas, MapCanvas, Painter, sheets_of
 from attnscope.views.maps.pages import glance
+from attnscope.views.maps.sheets import Sheet
 from tests.processes import python
 from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of
 

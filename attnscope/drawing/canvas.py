@@ -353,8 +353,8 @@ class Canvas(Drawing):
 
 
 def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
-    """A text broken into lines. At this size hinting makes lines up to 4% wider than their outlines say."""
-    return layout.wrap(lettering.spell(text), room * 0.95, lettering.width_px)
+    """A text broken into lines that fit the room."""
+    return layout.wrap(lettering.spell(text), room, lettering.width_px)
 
 
 def colormap(name: str) -> Colormap:

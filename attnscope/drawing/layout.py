@@ -6,35 +6,43 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-MIN_WIDTH_PX = 1600
-MIN_SINGLE_PX = 1200  # height that a figure of one head aims at
-NARROWEST_PX = 1000  # of an overview whose maps are too narrow to fill a page
 MARGIN_PX = 28
+MIN_WIDTH_PX = 1600
+"""Width of a page on a screen, unless its panels need more, or much less."""
+
+NARROWEST_PX = 1000
+"""Width of a page whose panels are too narrow to fill it."""
+
 TITLE_PX = 20.0
 SUBTITLE_PX = 15.0
 PANEL_TITLE_PX = 15.0
 CAPTION_PX = 12.5
+"""Font sizes. On paper, captions are the smallest letters."""
+
 LINE_PX = 18
-MAX_LABEL_PX = 14.0
-LEGIBLE_PX = 9  # distance between two labels that can still be read
-MOST_PX = 60_000_000  # a figure of more takes gigabytes to draw, and few programs open it
-LARGEST_MAP_PX = 1000  # a map of many tokens grows up to this, then its labels are thinned
-
 HEADER_PX = MARGIN_PX + 56
-PANEL_HEADER_PX = 26
-_BAR_WIDTH_PX, _BAR_HEIGHT_PX = 420, 14
-_GAP_PX = 26
-_NARROW_PX = 800
-_LEAST_PX = 560  # of a figure of few cells
-_MOSTLY_EMPTY = 0.6
-_LARGEST_CELL_PX = 96
-_LABEL_SHARE = 0.84  # of the distance between two labels that their font size is
-_LABELS_AT_MOST = 0.4  # of the width of a map with its labels
-_SMALL_MAP_PX = 110
-_MOST_BARS = 24
-TALLEST_INCHES = 9.0  # of a figure on a page of paper
+"""Height of a page's title and subtitle."""
 
-_CROP_PX = MARGIN_PX - 4  # what a figure of a given width does without at each side
+PANEL_HEADER_PX = 26
+MAX_LABEL_PX = 14.0
+LEGIBLE_PX = 9
+"""Distance of two labels that can still be read on a screen."""
+
+LABEL_SHARE = 0.84
+"""Font size of labels, as a share of the distance between two of them."""
+
+MOST_PX = 60_000_000
+"""Pixels of a page; a larger one takes gigabytes to draw, and few programs open it."""
+
+TALLEST_INCHES = 9.0
+"""Height of a figure on a page of paper."""
+
+_NARROW_PX = 800
+_LEAST_PX = 560  # of a page with few cells
+_MOSTLY_EMPTY = 0.6
+_SMALL_PANEL_PX = 110  # fewer panels stand side by side rather than smaller ones
+_LABELS_AT_MOST = 0.4  # of the width of a panel with its labels
+_CROP_PX = MARGIN_PX - 4  # a figure of a given width does without this at each side
 
 
 @dataclass(frozen=True)
@@ -106,63 +114,164 @@ SCREEN = Paper()
 WidthPx = Callable[[str, float], float]
 """Gives the width of a text at a font size, all in pixels."""
 
-Widest = Callable[[float], float]
-"""Gives the width of the widest of some labels at a font size."""
+
+@dataclass(frozen=True)
+class Around:
+    """Room around each panel in pixels: for its title, labels, axes."""
+
+    left: float = 0
+    above: float = 0
+    right: float = 0
+    below: float = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be laid out: panels of equal size, each with rows and columns of cells.
+
+    Attributes:
+        n: How many panels there are.
+        shape: Rows and columns of cells of a panel.
+        columns: Panels side by side; 0 = as many as make the page near 4:3.
+        around: Gives the room around a panel by the width of its cells.
+        names_px: Room for names at the left of each row of panels.
+        beside_px: Room at the right of all panels.
+        gap_px: Distance from one panel, with its room, to the next.
+        top_px: Where the first row of panels begins.
+        row_px: Height of a row of cells; 0 = cells are squares.
+        largest_px: Most width and height of a panel.
+        largest_cell_px: Most width of a cell.
+        least_cell_px: Least width of a cell on a screen, where the page grows; on paper cells shrink.
+        most_px: Most height of all panels.
+        least_width_px: Width of a page that its panels leave mostly empty.
+    """
+
+    n: int
+    shape: tuple[int, int]
+    columns: int = 0
+    around: Callable[[float], Around] = lambda cell: Around()
+    names_px: float = 0
+    beside_px: float = 0
+    gap_px: float = 26
+    top_px: float = HEADER_PX
+    row_px: float = 0
+    largest_px: float = math.inf
+    largest_cell_px: float = 96
+    least_cell_px: float = 1
+    most_px: float = math.inf
+    least_width_px: float = _LEAST_PX
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The notes and the meaning of colours around the maps of a figure, and its paper."""
+class Places:
+    """Where panels stand; all in pixels.
 
-    notes: Sequence[str]
-    width_of: WidthPx
-    meaning: str = ""  # of the colours: the first of the notes where it has no room beside the colour bar
-    paper: Paper = SCREEN
+    Attributes:
+        width_px: Of the page.
+        zoom: How much larger titles and notes are than on a page of the usual width.
+        columns: Panels side by side.
+        cell: Width and height of a cell.
+        panel: Width and height of a panel.
+        pitch_px: Distance from one column of panels to the next.
+        around: The room around each panel.
+        corners: Upper left corner of each panel.
+        bottom: Lower edge of the last row of panels with its room.
+    """
 
-    def with_note(self, note: str) -> Surroundings:
-        """The same with one more note."""
-        return replace(self, notes=[*self.notes, note])
-
-
-@dataclass(frozen=True)
-class _Panels:
     width_px: int
-    height_px: int
-    corners: Sequence[tuple[float, float]]  # upper left, of each panel
-    label_px: float  # font size of token labels
-    label_room_px: float  # width at which labels at the left are cut
-    footer_y: int  # middle of the first line of notes
-    footer: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Grid(_Panels):
-    """Maps of heads side by side, with what stands around them; `label_px` is 0 where tokens have no labels."""
-
-    cell_px: float  # width and height of a cell of a map
-    label_step: int  # every n-th token has its label
-    zoom: float  # how much larger than on a page of the least width titles and notes are
-    bar: tuple[int, int, int, int]  # the colour bar: x, y, width, height
-    number_px: float  # font size of a weight with two decimals in its cell; 0 = there is no room for it
-    says_meaning: bool  # whether the colours' meaning has room beside the bar; else the notes begin with it
-
-
-@dataclass(frozen=True)
-class Bars(_Panels):
-    """Bars of several heads side by side; the keys stand at the left of each row of heads."""
-
+    zoom: float
     columns: int
-    panel_px: int  # width of a head's bars at weight 1
-    bar_px: int  # from bar to bar
+    cell: tuple[float, float]
+    panel: tuple[float, float]
+    pitch_px: float
+    around: Around
+    corners: Sequence[tuple[float, float]]
+    bottom: int
 
-    @property
-    def numbers_fit(self) -> bool:
-        """Whether the weight can stand at the end of a bar."""
-        return self.panel_px >= 160 and self.bar_px >= 14
+
+def arrange(wanted: Wanted, paper: Paper) -> Places:
+    """Place panels as large as the page allows; on a screen the page grows where cells would be too small.
+
+    On narrow paper fewer panels than usual stand side by side.
+    """
+    columns = wanted.columns or columns_for(wanted.n)
+    cell = _largest_cell(wanted, columns, paper)
+    while not wanted.columns and columns > 1 and cell * wanted.shape[1] < _SMALL_PANEL_PX:
+        larger = _largest_cell(wanted, columns - 1, paper)
+        if larger <= cell:
+            break
+        columns -= 1
+        cell = larger
+    # The width of the page: no more than the panels need if they leave much of it empty.
+    around = _room_around(wanted, cell, columns, paper)
+    panel = (wanted.shape[1] * cell, wanted.shape[0] * (wanted.row_px or cell))
+    needed = _needed_width(wanted, columns, panel[0], around)
+    usual = MIN_WIDTH_PX if needed >= _MOSTLY_EMPTY * MIN_WIDTH_PX else wanted.least_width_px
+    width = paper.width_for(wanted.least_width_px if wanted.n == 1 else usual, needed)
+    zoom = min(2.5, max(1.0, width / MIN_WIDTH_PX))
+    # Space that is left goes between the panels, not to one side.
+    spare = max(0, math.floor(width - needed)) // columns
+    rows = math.ceil(wanted.n / columns)
+    above = around.above * zoom
+    pitch_x = around.left + panel[0] + around.right + wanted.gap_px + spare
+    pitch_y = above + panel[1] + around.below
+    if wanted.columns and not paper.fixed:
+        pitch_y += min(spare, 40)  # rows of an overview are as far apart as its columns
+    top = wanted.top_px + HEADER_PX * (zoom - 1)
+    x = MARGIN_PX + wanted.names_px + around.left + spare // 2
+    y = top + above
+    if not paper.fixed:
+        x, y, pitch_x, pitch_y = round(x), round(y), round(pitch_x), round(pitch_y)
+    corners = tile(wanted.n, columns, (x, y), (pitch_x, pitch_y))
+    bottom = math.ceil(top + rows * pitch_y)
+    square = (cell, wanted.row_px or cell)
+    return Places(width, zoom, columns, square, panel, pitch_x, around, corners, bottom)
+
+
+def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
+    """Return the largest width of a cell at which panels fit the width of the page and their own limits."""
+    n_rows, n_columns = wanted.shape
+    rows = math.ceil(wanted.n / columns)
+    tallest = min(wanted.most_px, paper.most_px - wanted.top_px - 100)
+
+    def fits(cell: float) -> bool:
+        around = _room_around(wanted, cell, columns, paper)
+        height = rows * (around.above + n_rows * (wanted.row_px or cell) + around.below)
+        is_low = bool(wanted.row_px) or height <= tallest
+        return is_low and _needed_width(wanted, columns, n_columns * cell, around) <= paper.width_px
+
+    low = 0.0
+    longest = n_columns if wanted.row_px else max(wanted.shape)
+    high = min(wanted.largest_cell_px, wanted.largest_px / longest)
+    if not fits(high):
+        for _ in range(24):
+            middle = (low + high) / 2
+            if fits(middle):
+                low = middle
+            else:
+                high = middle
+        high = low
+    least = 0.01 if paper.fixed else wanted.least_cell_px
+    return max(least, paper.whole(high + 1e-4, 0))
+
+
+def _room_around(wanted: Wanted, cell: float, columns: int, paper: Paper) -> Around:
+    """Return the room around a panel; on paper labels at its left are cut where they would take too much of it."""
+    around = wanted.around(cell)
+    if not paper.fixed:
+        return around
+    pitch = (paper.room_px - wanted.names_px - wanted.beside_px - (columns - 1) * wanted.gap_px) / columns
+    return replace(around, left=min(around.left, pitch * _LABELS_AT_MOST))
+
+
+def _needed_width(wanted: Wanted, columns: int, panel_px: float, around: Around) -> float:
+    """Return the width of a page with so many panels side by side."""
+    panels = columns * (around.left + panel_px + around.right) + (columns - 1) * wanted.gap_px
+    return 2 * MARGIN_PX + wanted.names_px + panels + wanted.beside_px
 
 
 def columns_for(n_panels: int) -> int:
-    """How many panels stand side by side: near 4:3 as a whole, with as few empty places as that allows."""
+    """Return how many panels stand side by side: near 4:3 as a whole, with as few empty places as that allows."""
 
     def badness(columns: int) -> float:
         rows = math.ceil(n_panels / columns)
@@ -170,218 +279,6 @@ def columns_for(n_panels: int) -> int:
         return abs(math.log(columns / rows / (4 / 3))) + empty / n_panels + (0.3 if empty else 0.0)
 
     return min(range(1, n_panels + 1), key=badness)
-
-
-def labelled_grid(
-    n_panels: int, shape: tuple[int, int], widest: tuple[Widest, Widest], around: Surroundings, pool: int = 1
-) -> Grid:
-    """A grid of maps of a shape (rows, columns), each with token labels at the left and below.
-
-    `widest` is of the labels of rows and of columns; a row or column of a map stands for `pool` tokens.
-    """
-    (n_queries, n_keys), paper = shape, around.paper
-    spaced = paper.least_px / _LABEL_SHARE or LEGIBLE_PX  # between two labels
-
-    def sizes(cell: float) -> tuple[int, float, int, int]:
-        step = max(1, math.ceil(spaced / cell))
-        font = paper.least_px or min(MAX_LABEL_PX, cell * step * _LABEL_SHARE)
-        return step, font, math.ceil(widest[0](font)) + 8, math.ceil(widest[1](font)) + 10
-
-    if paper.fixed:
-        columns, cell, left = _fill_width(n_panels, shape, sizes(1.0)[2], sizes(1.0)[3], paper)
-    else:
-        columns = columns_for(n_panels)
-        cell, left = _fill_page(n_panels, shape, sizes), 0
-    rows = math.ceil(n_panels / columns)
-    step, font, beside, below = sizes(cell)
-    left = left or beside
-    needed = 2 * MARGIN_PX + columns * (left + n_keys * cell) + (columns - 1) * _GAP_PX
-    # Of maps that fill only part of a page, the page is no wider than they need.
-    least = _LEAST_PX if n_panels == 1 or needed < _MOSTLY_EMPTY * MIN_WIDTH_PX else MIN_WIDTH_PX
-    total = paper.width_for(least, needed)
-    spare = math.floor(total - needed)
-    zoom = _zoom(total)
-    header, panel_header = round(HEADER_PX * zoom), round(PANEL_HEADER_PX * zoom)
-    # What is left of the page's width goes between the maps, not to one side.
-    pitch_x = left + n_keys * cell + _GAP_PX + spare // columns
-    pitch_y = panel_header + n_queries * cell + below + 14
-    corner = MARGIN_PX + left + spare // columns // 2, header + panel_header
-    corners = tile(n_panels, columns, corner, (pitch_x, pitch_y))
-    if step * pool > 1:
-        around = around.with_note(f"one label for {step * pool} tokens")
-    bottom = math.ceil(header + rows * pitch_y)
-    return _with_footer(total, bottom, cell, corners, around, (font, step, left - 8.0))
-
-
-def _fill_page(n_panels: int, shape: tuple[int, int], sizes: Callable[[float], tuple[int, float, int, int]]) -> int:
-    """Width of a cell at which a page of the usual width is full; it grows where labels would be unreadable."""
-    (n_queries, n_keys), columns = shape, columns_for(n_panels)
-    rows = math.ceil(n_panels / columns)
-
-    def width(cell: int) -> int:
-        return 2 * MARGIN_PX + columns * (sizes(cell)[2] + n_keys * cell) + (columns - 1) * _GAP_PX
-
-    def height(cell: int) -> int:
-        return HEADER_PX + rows * (PANEL_HEADER_PX + n_queries * cell + sizes(cell)[3] + 14)
-
-    cell = max(2, min(LEGIBLE_PX, LARGEST_MAP_PX // max(shape)))
-    while cell < _LARGEST_CELL_PX and width(cell + 1) <= MIN_WIDTH_PX:
-        if n_panels <= 2 and height(cell + 1) > MIN_SINGLE_PX:
-            break
-        cell += 1
-    return cell
-
-
-def _fill_width(n_panels: int, shape: tuple[int, int], left: int, below: int, paper: Paper) -> tuple[int, float, int]:
-    """Maps in a row, width of a cell and room for labels at which the width is full.
-
-    Fewer maps stand side by side where they would be small, as long as the figure fits a page of paper.
-    """
-    n_queries, n_keys = shape
-
-    def sizes(columns: int) -> tuple[float, int]:
-        pitch = (paper.room_px - (columns - 1) * _GAP_PX) / columns
-        room = max(8, min(left, round(pitch * _LABELS_AT_MOST)))
-        cell = min((pitch - room) / n_keys, _LARGEST_CELL_PX)
-        rows = math.ceil(n_panels / columns)
-        around = rows * (PANEL_HEADER_PX + below + 14) + HEADER_PX + 100
-        return min(cell, max(1.0, (TALLEST_INCHES * paper.inch_px - around) / rows / n_queries)), room
-
-    choices = [columns_for(n_panels)]
-    while choices[-1] > 1 and sizes(choices[-1])[0] * n_keys < _SMALL_MAP_PX:
-        choices.append(choices[-1] - 1)
-    columns = max(choices, key=lambda columns: (min(sizes(columns)[0] * n_keys, _SMALL_MAP_PX), columns))
-    return columns, *sizes(columns)
-
-
-def pooled_grid(
-    n_panels: int, tokens: tuple[int, int], widest: tuple[Widest, Widest], around: Surroundings
-) -> tuple[int, tuple[int, int], Grid]:
-    """A `labelled_grid` for maps of any size: if the figure would be too large to draw, its cells are pooled.
-
-    Returns:
-        How many tokens a cell stands for in each direction, the rows and columns of a map, and the grid.
-    """
-    pool = 1
-    while True:
-        shape = (-(-tokens[0] // pool), -(-tokens[1] // pool))
-        noted = around.with_note(pool_note(pool)) if pool > 1 else around
-        grid = labelled_grid(n_panels, shape, widest, noted, pool)
-        if grid.width_px * grid.height_px <= MOST_PX or max(shape) == 1:
-            return pool, shape, grid
-        pool += 1
-
-
-def pool_note(pool: int) -> str:
-    """The note on a figure whose cells stand for several tokens."""
-    return f"a cell shows the largest weight of {pool} × {pool} tokens"
-
-
-def overview_grid(n_rows: int, n_columns: int, shape: tuple[int, int], around: Surroundings, left: int = 52) -> Grid:
-    """A grid of small maps, each of a shape (rows, columns), without token labels; `left` of it rows have names."""
-    paper = around.paper
-    gap = 8 if not paper.is_narrow else 4
-    room = (paper.room_px - left - (n_columns - 1) * gap) / n_columns
-    # As large as fits the page, but not huge where a layer has few heads. Maps of few keys, such as those from a long
-    # target to a short text, may be as tall as the page has room for, and the page becomes narrower around them.
-    is_tall = shape[0] > shape[1] and not paper.fixed
-    tallest = max(min(room, 300), min((MIN_WIDTH_PX - HEADER_PX) / n_rows, 480) if is_tall else 0)
-    cell = paper.whole(min(min(room, 300) / shape[1], tallest / shape[0]))
-    content = math.ceil(left + n_columns * (shape[1] * cell + gap) - gap)
-    page = MIN_WIDTH_PX
-    if is_tall:
-        page = min(page, math.ceil(max(NARROWEST_PX, 2 * MARGIN_PX + content + n_columns * shape[1] * cell)))
-    total = paper.width_for(page, 2 * MARGIN_PX + content)
-    spare = (total - 2 * MARGIN_PX - content) // n_columns
-    pitch_x, pitch_y = shape[1] * cell + gap + spare, shape[0] * cell + gap
-    zoom = _zoom(total)
-    header = round((HEADER_PX + 30) * zoom)
-    if not paper.fixed and not is_tall:
-        pitch_y += min(spare, 40)  # as far apart as columns are
-    corners = tile(n_rows * n_columns, n_columns, (MARGIN_PX + left + spare // 2, header), (pitch_x, pitch_y))
-    bottom = math.ceil(header + n_rows * pitch_y)
-    return _with_footer(total, bottom, cell, corners, around, (0.0, 1, 0.0))
-
-
-def _with_footer(
-    width: int,
-    bottom: int,
-    cell: float,
-    corners: Sequence[tuple[float, float]],
-    around: Surroundings,
-    labels: tuple[float, int, float],
-) -> Grid:
-    """The grid with its colour bar and notes; `labels`: their font size, the step from one to the next, their room."""
-    zoom, paper, (font, step, label_room) = _zoom(width), around.paper, labels
-    beside = width >= _NARROW_PX
-    parts = around.notes if beside or not around.meaning else [around.meaning, *around.notes]
-    lines = wrap(" · ".join(parts), (width - 2 * MARGIN_PX) / zoom, around.width_of)
-    bar_px = min(_BAR_WIDTH_PX * zoom, width - 2 * MARGIN_PX - 20)
-    inset = 8 if paper.fixed else 0  # half of its first number
-    bar = (MARGIN_PX + inset, bottom + 12, round(bar_px), round(_BAR_HEIGHT_PX * zoom))
-    footer_y = bottom + 12 + round((_BAR_HEIGHT_PX + 40) * zoom)
-    return Grid(
-        width_px=width,
-        height_px=footer_y + round((len(lines) - 1) * LINE_PX * zoom) + MARGIN_PX,
-        cell_px=cell,
-        corners=corners,
-        label_px=font,
-        label_step=step,
-        zoom=zoom,
-        bar=bar,
-        footer_y=footer_y,
-        footer=lines,
-        number_px=0.0 if cell < max(26, 2.5 * paper.least_px) else paper.letters(min(14.0, cell * 0.36)),
-        label_room_px=label_room,
-        says_meaning=beside,
-    )
-
-
-def bar_grid(n_panels: int, columns: int, n_bars: int, widest: Widest, around: Surroundings) -> Bars:
-    """Places the bars of several heads, `columns` of them side by side, with `n_bars` keys each."""
-    paper, rows = around.paper, math.ceil(n_panels / columns)
-    bar = max(_bar_pitch(paper), min(30, 1000 // (rows * n_bars)))
-    font = paper.least_px or min(MAX_LABEL_PX, bar * 0.82)
-    left, gap, end = math.ceil(widest(font)) + 10, 14 if columns > 4 else 60, 30
-    if paper.fixed:
-        left, gap, end = min(left, paper.room_px // 3), 8 if columns > 2 else 20, 0
-    panel = min(900, (paper.room_px - left - (columns - 1) * gap) // columns)
-    panel = max(8 if paper.fixed else 40, panel)
-    pitch_y = PANEL_HEADER_PX + n_bars * bar + 20
-    corner = MARGIN_PX + left, HEADER_PX + PANEL_HEADER_PX
-    needed = 2 * MARGIN_PX + left + columns * (panel + gap) - gap + end
-    width = paper.width_for(MIN_WIDTH_PX if columns > 1 else 0, needed)
-    lines = wrap(" · ".join(around.notes), width - 2 * MARGIN_PX, around.width_of)
-    footer_y = HEADER_PX + rows * pitch_y + 16
-    return Bars(
-        width_px=width,
-        height_px=footer_y + (len(lines) - 1) * LINE_PX + MARGIN_PX,
-        corners=tile(n_panels, columns, corner, (panel + gap, pitch_y)),
-        columns=columns,
-        panel_px=panel,
-        bar_px=bar,
-        label_px=font,
-        label_room_px=left - 10.0,
-        footer_y=footer_y,
-        footer=lines,
-    )
-
-
-def most_bars(rows: int, paper: Paper) -> int:
-    """How many keys bars are drawn of, in some rows of heads."""
-    if not paper.fixed:
-        return _MOST_BARS
-    tall = (TALLEST_INCHES * paper.inch_px - HEADER_PX - 80) / rows - PANEL_HEADER_PX - 20
-    return max(3, min(_MOST_BARS, math.floor(tall / _bar_pitch(paper))))
-
-
-def _bar_pitch(paper: Paper) -> int:
-    return max(12, math.ceil(paper.least_px / 0.82))
-
-
-def _zoom(width: int) -> float:
-    """Titles of a figure that is wider than a page grow with it, so that they can be read when it is shrunk to fit."""
-    return min(2.5, max(1.0, width / MIN_WIDTH_PX))
 
 
 def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
@@ -394,12 +291,6 @@ def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
         else:
             lines[-1] = longer
     return tuple(lines)
-
-
-def pool_factor(n_tokens: int, n_heads: int) -> int:
-    """How many tokens share a pixel of an overview, so that the figure stays within two screens' width."""
-    room = max(96, MIN_WIDTH_PX * 2 // n_heads)
-    return max(1, math.ceil(n_tokens / room))
 
 
 _LEAST_TICK = 1e-11

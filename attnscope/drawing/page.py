@@ -81,19 +81,46 @@ class Page(Canvas):
             text.set_visible(self.paper.title)
         return first
 
-    def finish(self, y: float, notes: Sequence[str]) -> None:
-        """Writes notes, the middle of their first line at y, and ends the page below them."""
+    def finish(self, y: float, notes: Sequence[str], zoom: float = 1.0) -> None:
+        """Write notes, the middle of their first line at y, and end the page below them."""
         y = math.ceil(y)
-        room = self.width_px - 2 * layout.MARGIN_PX
+        room = (self.width_px - 2 * layout.MARGIN_PX) / zoom
         lines = wrap_lines(" · ".join(notes), room, self.lettering) if notes else ()
-        self.foot(y, lines)
-        self.end_at(y + (len(lines) - 1) * layout.LINE_PX + layout.MARGIN_PX)
+        self.foot(y, lines, zoom)
+        pitch = layout.LINE_PX * zoom
+        self.end_at(y + round((len(lines) - 1) * pitch) + layout.MARGIN_PX)
 
     def foot(self, y: float, lines: Sequence[str], zoom: float = 1.0) -> None:
-        """Writes notes, broken into lines, at the foot."""
+        """Write notes, broken into lines, at the foot."""
+        size = layout.CAPTION_PX * zoom
         for number, line in enumerate(lines):
             down = y + number * layout.LINE_PX * zoom
-            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX * zoom, ha="left", color=FAINT)
+            self.write(layout.MARGIN_PX, down, line, size, ha="left", color=FAINT)
+
+    def end_with_bar(
+        self,
+        bottom: float,
+        cmap: Colormap | str,
+        meaning: str,
+        notes: Sequence[str],
+        zoom: float = 1.0,
+        *,
+        limits: tuple[float, float] = (0.0, 1.0),
+        ticks: Mapping[float, str] | None = None,
+    ) -> Box:
+        """Draw a colour bar below what is on the page, what its colours mean, and the notes; return the bar.
+
+        The numbers below it are `ticks`, none by default: `show` may write them later.
+        """
+        inset = 8 if self.paper.fixed else 0  # half of its first number
+        width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - 20)
+        bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
+        size = layout.CAPTION_PX * zoom
+        fits = self.draw_scale(bar, cmap, limits, ticks=ticks or {}, size_px=size, meaning=meaning)
+        if meaning and not fits:
+            notes = [meaning, *notes]
+        self.finish(bar[1] + round(54 * zoom), notes, zoom)
+        return bar
 
     def entitle(self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **options: Any) -> Text:
         """Writes the title of a panel, or the name of a row or column of panels."""

@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.drawing import layout
-from attnscope.drawing.canvas import FAINT, INK, Box, colormap
+from attnscope.drawing.canvas import FAINT, INK, Box
 from attnscope.drawing.layout import SCREEN, Paper
 from attnscope.drawing.lettering import lettering_for
+from attnscope.drawing.maps import LABEL_ROOM_EM, MapsFigure, MapsPage
 from attnscope.drawing.page import Page
-from attnscope.drawing.token_labels import LABEL_ROOM_EM, widest_label, write_token_labels
 from attnscope.errors import amount
 from attnscope.records import Tokens
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import PickedHeads
 from attnscope.records.frame.pair_tables import head_name
+from attnscope.report.numbers import digits
 from attnscope.report.wording import printable
 from attnscope.views.compare.summary import (
     both_texts,
@@ -29,12 +30,13 @@ from attnscope.views.compare.summary import (
     key_name,
     title_of,
 )
+from attnscope.views.maps.figures import axis_of
 
 _WEIGHTS, _SIGNED = "Blues", "RdBu_r"
 _FIRST, _SECOND = "#2f6fb0", "#d9822b"
 _ROWS = "rows: queries (attend) · columns: keys (are attended to)"
 _SHOWN_MAPS, _SHOWN_ROWS = 3, 6
-_MOST_KEYS = 24
+_MOST_KEYS, _MOST_KEYS_NARROW = 24, 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,45 +107,29 @@ def join_tokens(pair: MinimalPair) -> Tokens:
 def panels_page(
     header: tuple[str, str], panels: Sequence[Panel], notes: Sequence[str], paper: Paper, difference: str = ""
 ) -> Page:
-    """Maps side by side, each with its token labels, all in the same colours; `header` is title and subtitle.
+    """Draw maps side by side, each with its token labels, all in the same colours; `header` is title and subtitle.
 
     Values are weights, on a scale from 0 to 1; or `difference` names them, and they have a sign and a scale up to the
     largest.
     """
-    labels = [label for panel in panels for tokens in (panel.queries, panel.keys) for label in tokens.labels]
-    lettering = lettering_for([*header, *notes, *labels], paper)
-    tokens = max(len(p.queries) for p in panels), max(len(p.keys) for p in panels)
-    rows, columns = (
-        widest_label(lettering, [label for sides in tokens_of for label in sides.labels])
-        for tokens_of in ([panel.queries for panel in panels], [panel.keys for panel in panels])
-    )
-    meaning = difference or "attention weight: the share of a query's attention that a key gets"
-    around = layout.Surroundings([*notes, *lettering.notes], lettering.width_px, meaning, paper)
-    pool, _, grid = layout.pooled_grid(len(panels), tokens, (rows, columns), around)
-    page = Page(grid.width_px, lettering)
-    page.head(*header)
-    cmap, low, high = colormap(_WEIGHTS), 0.0, 1.0
+    low, high = 0.0, 1.0
     if difference:
         high = max(float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in panels) or 1.0
-        cmap, low = colormap(_SIGNED), -high
-    for panel, (x, y) in zip(panels, grid.corners, strict=True):
-        values = _pool_signed(panel.values, pool)
-        box = (x, y, values.shape[1] * grid.cell_px, values.shape[0] * grid.cell_px)
-        page.set_cells(page.image(box, cmap, animated=False), values, (low, high))
-        page.frames([box])
-        title = panel.title
-        if paper.fixed and lettering.width_px(title, layout.PANEL_TITLE_PX * 1.12) > box[2]:
-            # The title of the page, or what the colours mean, says the rest.
-            title = lettering.fit(title.partition(":")[0], layout.PANEL_TITLE_PX * 1.12, box[2])
-        page.entitle(x, y - 12, title)
-        marked = panel.marked, panel.marked
-        write_token_labels(page, grid, (box[2], box[3]), (panel.queries, panel.keys), pool, (x, y), marked)
-    x, y, width, height = grid.bar
-    if paper.fixed and difference:  # numbers with a sign reach further
-        x, width = x + 8, width - 16
-    page.draw_scale((x, y, width, height), cmap, (low, high), meaning=meaning if grid.says_meaning else "")
-    page.foot(grid.footer_y, grid.footer)
-    page.end_at(grid.height_px)
+        low = -high
+    axes = [(axis_of(panel.queries, panel.marked), axis_of(panel.keys, panel.marked)) for panel in panels]
+    figure = MapsFigure(
+        subtitle=header[1],
+        notes=tuple(notes),
+        axes=tuple(dict.fromkeys(axes)) if len({*axes}) == 1 else tuple(axes),
+        titles=tuple(panel.title for panel in panels),
+        meaning=difference or "attention weight: the share of a query's attention that a key gets",
+        cmap=_SIGNED if difference else _WEIGHTS,
+        lettered=header,
+    )
+    page = MapsPage(figure, paper)
+    values = [_pool_signed(panel.values, page.pool) for panel in panels]
+    ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)}
+    page.show(header[0], values, [(low, high)] * len(panels), (low, high), ticks)
     return page
 
 
@@ -173,7 +159,7 @@ def rows_page(pair: MinimalPair, at: int, paper: Paper = SCREEN) -> Page:
     after = np.concatenate([theirs[:, pair.aligned[:, 1]], nothing[0], theirs[:, list(alone[1])]], 1)
     # In the order of the first text; what stands in the second alone comes after the token before it there.
     keys = np.argsort(_positions(pair), kind="stable").tolist()
-    most_keys = min(_MOST_KEYS, layout.most_bars(3, paper) // 2) if paper.is_narrow else _MOST_KEYS
+    most_keys = _MOST_KEYS_NARROW if paper.is_narrow else _MOST_KEYS
     if len(keys) > most_keys:
         most = set(np.argsort(-np.maximum(before, after).max(0), kind="stable")[:most_keys].tolist())
         keys = [key for key in keys if key in most]
@@ -208,7 +194,7 @@ def _draw_bars(
     paper, lettering, columns = page.paper, page.lettering, min(2 if page.paper.is_narrow else 3, len(titles))
     pitch = max(24, min(34, 760 // len(keys)))
     size, thick = paper.letters(min(layout.MAX_LABEL_PX, pitch * 0.46)), pitch * 0.36
-    left = math.ceil(widest_label(lettering, keys)(size)) + 14
+    left = math.ceil(min(max(lettering.width_px(key, size) for key in keys), LABEL_ROOM_EM * size)) + 14
     left = min(left, paper.room_px // 3) if paper.fixed else left
     panel, high = (paper.room_px - left - columns * 40) // columns, len(keys) * pitch
     start, top = layout.MARGIN_PX + left, layout.MARGIN_PX + 110

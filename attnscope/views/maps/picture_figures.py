@@ -19,12 +19,12 @@ from attnscope.drawing.canvas import FAINT, MARK, colormap
 from attnscope.drawing.layout import Paper
 from attnscope.drawing.lettering import lettering_for
 from attnscope.drawing.page import Page
-from attnscope.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.drawing.style import Scale, Style, meanings
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap
 from attnscope.records.maps.pictures import MEAN, Picture
 from attnscope.report.wording import run_notes
+from attnscope.views.maps.sheets import Sheet, sheets_of_heads
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

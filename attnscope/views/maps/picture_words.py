@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.drawing.page import Page
-from attnscope.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.drawing.style import Style, meanings
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.records.maps.pictures import SMALL, Picture
 from attnscope.views.maps import figures as heatmap_figures
 from attnscope.views.maps.picture_figures import PicturePage
+from attnscope.views.maps.sheets import Sheet, sheets_of_heads
 
 MOST_WORDS = 24
 """Words on one figure, and figures of one word each, where none is named."""

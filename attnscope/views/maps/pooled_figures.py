@@ -15,13 +15,13 @@ from attnscope.drawing.canvas import FAINT, LINE, colormap
 from attnscope.drawing.layout import Paper
 from attnscope.drawing.lettering import lettering_for
 from attnscope.drawing.page import Page
-from attnscope.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError, amount
 from attnscope.records.maps.pooled import Link, PooledHeatmap, around
 from attnscope.report.numbers import weight
 from attnscope.report.wording import run_notes
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
+from attnscope.views.maps.sheets import Sheet, sheets_of_heads
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap

@@ -14,14 +14,14 @@ from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, colormap
 from attnscope.drawing.lettering import lettering_for
 from attnscope.drawing.page import Page
-from attnscope.drawing.sheets import Sheet, sheets_of_heads
 from attnscope.drawing.style import Style, meanings
-from attnscope.drawing.token_labels import label_color
 from attnscope.errors import UsageError, amount
 from attnscope.records import Heatmap
 from attnscope.records.maps.sounds import Sound
 from attnscope.report.wording import run_notes
+from attnscope.views.maps.figures import label_color
 from attnscope.views.maps.pooling import fit_columns
+from attnscope.views.maps.sheets import Sheet, sheets_of_heads
 
 _TIMES = "word-times"
 _WAVE, _WORD = "#7b8794", "#c2410c"

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.drawing.canvas import Drawing
-from attnscope.drawing.sheets import Sheet
 from attnscope.drawing.style import Scale, Style, meanings
 from attnscope.errors import amount
 from attnscope.records import AttentionMap, Heatmap
@@ -17,6 +16,7 @@ from attnscope.records.maps.rollouts import METHODS, Rollout
 from attnscope.report.wording import run_notes
 from attnscope.views.maps.figures import BarCanvas, Header, MapCanvas, Painter
 from attnscope.views.maps.picture_figures import PicturePage, query_of
+from attnscope.views.maps.sheets import Sheet
 
 _NAMES = ("mean attention", "rollout")
 _SHORT_NAMES = ("attention", "rollout")
