@@ -12,16 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from PIL import Image
 
 from attnscope.drawing import layout, lettering
 from attnscope.drawing.canvas import MARK
 from attnscope.drawing.files import png
+from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import SCALES, Scale, Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.records import Heatmap
-from attnscope.views.maps.figures import BarCanvas, MapCanvas, Painter, sheets_of
+from attnscope.views.maps.figures import BarsPage, Painter, sheets_of
 from attnscope.views.maps.pages import glance
 from attnscope.views.maps.sheets import Sheet
 from tests.processes import python
@@ -32,22 +34,22 @@ def stems(record: Heatmap, query: str | None = None) -> list[str]:
     return [sheet.stem for sheet in sheets_of(record, query)]
 
 
-def shown(record: Heatmap, stem: str, query: str | None = None, **style: str) -> MapCanvas:
+def shown(record: Heatmap, stem: str, query: str | None = None, **style: str) -> MapsPage:
     sheet = next(sheet for sheet in sheets_of(record, query) if sheet.stem == stem)
-    canvas = Painter(Style(**style)).canvas(record, sheet).show(record, sheet)
-    assert isinstance(canvas, MapCanvas)
+    canvas = Painter(Style(**style)).page(record, sheet)
+    assert isinstance(canvas, MapsPage)
     return canvas
 
 
-def bars(record: Heatmap, query: str) -> BarCanvas:
+def bars(record: Heatmap, query: str) -> BarsPage:
     sheet = sheets_of(record, query)[-1]
     assert sheet.form == "bars"
-    canvas = Painter(Style()).canvas(record, sheet).show(record, sheet)
-    assert isinstance(canvas, BarCanvas)
+    canvas = Painter(Style()).page(record, sheet)
+    assert isinstance(canvas, BarsPage)
     return canvas
 
 
-def words(canvas: MapCanvas | BarCanvas) -> list[str]:
+def words(canvas: MapsPage | BarsPage) -> list[str]:
     return [text.get_text() for text in canvas.axes.texts if text.get_text()]
 
 
@@ -103,11 +105,11 @@ def test_the_rows_of_a_query_are_framed_in_labelled_maps() -> None:
     assert [sheet.marked for sheet in sheets_of(record, "it")] == [(), (0, 2), (0, 2), (), ()]
     canvas, plain = shown(record, "L00", "it"), shown(record, "L00")
 
-    def frames(canvas: MapCanvas) -> list[tuple[float, float]]:
+    def frames(canvas: MapsPage) -> list[tuple[float, float]]:
         orange = [lines for lines in canvas.axes.collections if to_hex(lines.get_edgecolor()[0]) == MARK]
         return [tuple(path.get_extents().min) for lines in orange for path in lines.get_paths()]
 
-    (x, y), cell = canvas.corners[0], canvas.grid.cell_px
+    (x, y), cell = canvas.corners[0], canvas.places.cell[0]
     assert frames(plain) == []
     assert frames(canvas)[:2] == [(x, y), (x, y + 2 * cell)] and len(frames(canvas)) == 2 * len(canvas.corners)
 
@@ -115,7 +117,7 @@ def test_the_rows_of_a_query_are_framed_in_labelled_maps() -> None:
 def test_the_title_of_a_narrow_figure_is_not_cut_where_it_fits() -> None:
     record = record_of(map_of(tokens_of(["she", "is"])))
     sheet = sheets_of(record.only([(0, 1)]), "she")[-1]
-    canvas = Painter(Style(width="column")).canvas(record, sheet).show(record, sheet)
+    canvas = Painter(Style(width="column")).page(record, sheet)
     assert any(text.endswith("what “she” (token 0) attends to") for text in words(canvas))
 
 
@@ -164,7 +166,7 @@ def test_a_cell_is_drawn_where_its_query_and_key_stand() -> None:
     record.maps[0].weights[:] = 0
     record.maps[0].weights[0, 0, 1, 3] = 1
     canvas = shown(record, "L00H00", cmap="Greys")
-    (x, y), cell = canvas.corners[0], canvas.grid.cell_px
+    (x, y), cell = canvas.corners[0], canvas.places.cell[0]
     pixels = canvas.pixels()
     inner = [
         [pixels[int(y + (q + 0.2) * cell), int(x + (k + 0.2) * cell)].tolist() for k in range(4)] for q in range(4)
@@ -209,7 +211,7 @@ def test_ticks_of_a_figure_scale_stand_at_their_values() -> None:
     record = simple(6)
     record.maps[0].weights[:] *= 0.5 / record.weights.max()
     canvas = shown(record, "overview", scale="figure")
-    x, _, width, _ = canvas.grid.bar
+    x, _, width, _ = canvas.bar
     ticks = {text.get_text(): text.get_position()[0] for text in canvas._ticks if text.get_text()}
     assert ticks == {f"{v:g}": pytest.approx(x + width * v / 0.5) for v in (0, 0.1, 0.2, 0.3, 0.4, 0.5)}
 
@@ -231,8 +233,8 @@ def test_titles_name_model_layer_and_text() -> None:
 def test_every_token_is_named_on_every_map() -> None:
     record = simple(9)
     sheet = next(sheet for sheet in sheets_of(record) if sheet.stem == "L00")
-    canvas = Painter(Style()).canvas(record, sheet)
-    canvas.show(record, sheet).label_all()
+    canvas = Painter(Style()).page(record, sheet)
+    canvas.label_all()
     said = words(canvas)
     for label in ("[CLS]", "t1", "t7", "[SEP]"):
         assert said.count(label) == 2 * 3
@@ -245,9 +247,9 @@ def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(
     """Labels are copied from the first map to the others, and maps pasted: no pixel is another for it."""
     record = simple(9, heads=5)
     sheet = next(sheet for sheet in sheets_of(record) if sheet.stem == "L01")
-    fast = Painter(Style(scale)).canvas(record, sheet).show(record, sheet).pixels()
-    drawn = Painter(Style(scale)).canvas(record, sheet)
-    drawn.show(record, sheet).label_all()
+    fast = Painter(Style(scale)).page(record, sheet).pixels()
+    drawn = Painter(Style(scale)).page(record, sheet)
+    drawn.label_all()
     monkeypatch.setattr(drawn, "_copies", [])
     monkeypatch.setattr(drawn, "_boxes", {})
     np.testing.assert_array_equal(fast, drawn.pixels())
@@ -262,7 +264,7 @@ def test_a_png_holds_the_pixels() -> None:
 
 def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said() -> None:
     canvas = shown(simple(200, layers=1), "L00")
-    step = canvas.grid.label_step
+    step = canvas.tokens_per_label
     assert step > 1
     rows = [t.get_text() for t in canvas.axes.texts if t.get_ha() == "right" and t.get_text() != ""]
     assert rows.count("t" + str(step)) == 1 and rows.count("t1") == 0  # those of the first map; others are copies
@@ -283,8 +285,8 @@ def test_shared_key_value_heads_are_named() -> None:
     assert "4 query heads share 2 key/value heads" in " ".join(words(canvas))
 
 
-def seams_of(canvas: MapCanvas) -> set[tuple[tuple[float, ...], ...]]:
-    (x, y), cell = canvas.corners[0], canvas.grid.cell_px / canvas.pool
+def seams_of(canvas: MapsPage) -> set[tuple[tuple[float, ...], ...]]:
+    (x, y), cell = canvas.corners[0], canvas.places.cell[0] / canvas.pool
     found = set()
     for lines in canvas.axes.collections:
         if np.allclose(lines.get_color()[0][:3], np.array([0xD1, 0x49, 0x5B]) / 255):
@@ -347,9 +349,9 @@ def test_figures_too_large_to_draw_are_pooled(monkeypatch: pytest.MonkeyPatch) -
     assert canvas.width_px * canvas.height_px <= 3_000_000
     foot = " ".join(words(canvas))
     assert f"a cell shows the largest weight of {canvas.pool} × {canvas.pool} tokens" in foot
-    place = canvas.pool * canvas.grid.label_step
+    place = canvas.pool * canvas.tokens_per_label
     label = next(t for t in canvas.axes.texts if t.get_text() == f"t{place}" and t.get_ha() == "right")
-    assert label.get_position()[1] == canvas.corners[0][1] + (canvas.grid.label_step + 0.5) * canvas.grid.cell_px
+    assert label.get_position()[1] == canvas.corners[0][1] + (canvas.tokens_per_label + 0.5) * canvas.places.cell[0]
 
 
 def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit() -> None:
@@ -362,13 +364,22 @@ def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit() -> None:
     colours = [text.get_color() for text in canvas._numbers or ()][:6]
     assert colours[3] == "white" and colours[5] != "white"  # legible on dark and on light
     assert "cells without a number: less than 0.005" in " ".join(words(canvas))
-    assert shown(simple(80, layers=1, heads=1), "L00H00")._numbers is None
-    assert shown(simple(6, layers=1, heads=2), "L00")._numbers is None
+    assert shown(simple(80, layers=1, heads=1), "L00H00")._numbers == []
+    assert shown(simple(6, layers=1, heads=2), "L00")._numbers == []
 
 
-def bar_widths(canvas: BarCanvas) -> np.ndarray:
-    corners = [path.vertices for path in canvas._bars.get_paths()]
-    return np.array([c[:, 0].max() - c[:, 0].min() for c in corners]) / canvas.bars.panel_px
+def bar_widths(canvas: BarsPage) -> np.ndarray:
+    polygons = [artist for artist in canvas.axes.collections if isinstance(artist, PolyCollection)]
+    corners = [path.vertices for bars in polygons for path in bars.get_paths()]
+    return np.array([c[:, 0].max() - c[:, 0].min() for c in corners]) / canvas.places.panel[0]
+
+
+def keys_named(canvas: BarsPage) -> list[str]:
+    """The keys at the left of the first row of panels, from above."""
+    x, y = canvas.places.corners[0]
+    low = y + canvas.places.panel[1]
+    names = [t for t in canvas.axes.texts if t.get_ha() == "right" and t.get_position()[0] == x - 6]
+    return [t.get_text() for t in names if y < t.get_position()[1] < low]
 
 
 def test_bars_are_as_long_as_the_weights_of_the_query() -> None:
@@ -376,7 +387,7 @@ def test_bars_are_as_long_as_the_weights_of_the_query() -> None:
     canvas = bars(record, "t2")
     expected = [record.weights[layer, head, 2] for layer in range(2) for head in range(3)]
     np.testing.assert_allclose(bar_widths(canvas), np.concatenate(expected), atol=1e-6)
-    assert [t.get_text() for t in canvas._labels[0]] == ["[CLS]", "t1", "t2", "t3", "[SEP]"]
+    assert keys_named(canvas) == ["[CLS]", "t1", "t2", "t3", "[SEP]"]
     assert "a full panel is 1" in " ".join(words(canvas))
 
 
@@ -385,7 +396,7 @@ def test_bars_show_the_strongest_keys_in_the_order_of_the_text() -> None:
     canvas = bars(record, "t7")
     rows = record.weights[:, :, 7].reshape(6, 60)
     strongest = sorted(sorted(range(60), key=lambda key: -rows[:, key].max())[:24])
-    assert [t.get_text() for t in canvas._labels[0]] == [record.tokens[i] for i in strongest]
+    assert keys_named(canvas) == [record.tokens[i] for i in strongest]
     np.testing.assert_allclose(bar_widths(canvas), rows[:, strongest].ravel(), atol=1e-6)
     assert "the 24 of 60 keys with the largest weight in any of these heads" in " ".join(words(canvas))
 
@@ -393,7 +404,12 @@ def test_bars_show_the_strongest_keys_in_the_order_of_the_text() -> None:
 def test_numbers_at_bars_are_the_weights() -> None:
     record = simple(5, layers=1, heads=1)
     record.maps[0].weights[0, 0, 2] = [0.25, 0.004, 0.6, 0.136, 0.01]
-    assert [t.get_text() for t in bars(record, "t2")._weights] == ["0.25", "", "0.60", "0.14", "0.01"]
+    assert [word for word in words(bars(record, "t2")) if re.fullmatch(r"0\.\d\d", word)] == [
+        "0.25",
+        "0.60",
+        "0.14",
+        "0.01",
+    ]
 
 
 # Sizes
@@ -455,7 +471,7 @@ def test_records_never_leak_into_each_other() -> None:
 
     def pixels(record: Heatmap, painter: Painter) -> list[bytes]:
         sheets = [sheets_of(record)[0], sheets_of(record, "@1")[-1]]
-        return [painter.canvas(record, sheet).show(record, sheet).pixels().tobytes() for sheet in sheets]
+        return [painter.page(record, sheet).pixels().tobytes() for sheet in sheets]
 
     fresh = [pixels(record, Painter(Style())) for record in records]
     for one, other in itertools.combinations(fresh, 2):
@@ -470,7 +486,7 @@ def test_layers_share_one_canvas_and_preparing_changes_nothing(tmp_path: Path) -
     sheets = sheets_of(record, "@1")
     ahead = replace(record, maps=(replace(record.maps[0], weights=np.zeros((3, 3, 0, 0), np.float32)),))
     painter.prepare(ahead, sheets_of(simple(5, layers=3), "@1"), ["png"])
-    assert len({id(painter.canvas(record, sheet)) for sheet in sheets if sheet.form == "grid"}) == 1
+    assert len({id(painter.page(record, sheet)) for sheet in sheets if sheet.form == "grid"}) == 1
     assert drawn(tmp_path / "a", record, painter=painter) == drawn(tmp_path / "b", record)
 
 

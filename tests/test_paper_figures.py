@@ -207,7 +207,7 @@ def test_labels_stand_at_every_map_of_a_png_that_is_no_screen(tmp_path: Path) ->
     """There they are copies of the first map's only where a pixel is one of the layout."""
     record = sentence()
     painter = Painter(Style(width="page"))
-    page = painter.canvas(record, sheets_of(record)[1])
+    page = painter.page(record, sheets_of(record)[1])
     assert sum(text.get_text() == "street" and text.get_visible() for text in page.axes.texts) == 24
 
 

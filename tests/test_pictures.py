@@ -13,8 +13,8 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps import picture_figures
-from attnscope.views.maps.picture_figures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
+from attnscope.views.maps import pictures
+from attnscope.views.maps.pictures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
 from attnscope.views.rollout.figures import picture_sheets
 from tests.conftest import Run
 from tests.record_helpers import require_lossless
@@ -139,13 +139,13 @@ def test_sheets_and_files(record: attnscope.Heatmap, tmp_path: Path) -> None:
 
 def test_everything_is_on_one_axes(record: attnscope.Heatmap, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = []
-    real = picture_figures.PicturePage.__init__
+    real = pictures.PicturePage.__init__
 
     def kept(self: Any, *given: Any, **how: Any) -> None:
         pages.append(self)
         real(self, *given, **how)
 
-    monkeypatch.setattr(picture_figures.PicturePage, "__init__", kept)
+    monkeypatch.setattr(pictures.PicturePage, "__init__", kept)
     assert record._repr_png_().startswith(b"\x89PNG")
     assert len(pages) == 1 and len(pages[0].figure.axes) == 1
     assert len(pages[0].axes.images) == 8 + 2  # the heads, the photo, the colour bar

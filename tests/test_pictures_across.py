@@ -14,7 +14,7 @@ from PIL import Image
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps.picture_words import _figures, sheets_of
+from attnscope.views.maps.pictures import _figures, sheets_of
 from tests.conftest import Run
 from tests.processes import least, python
 from tests.record_helpers import require_lossless

@@ -17,7 +17,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
 from attnscope.models.hf.senses.patch_places import area_of, slopes
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps.picture_words import _figures, pages, sheets_of, weights_of, words_of
+from attnscope.views.maps.pictures import _figures, pages, sheets_of, weights_of, words_of
 from tests.conftest import Run
 from tests.processes import python
 from tests.record_helpers import require_lossless

@@ -16,8 +16,8 @@ from attnscope.drawing.canvas import Drawing
 from attnscope.errors import AttnscopeError
 from attnscope.records import AttentionMap
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
-from attnscope.views.maps import pooled_figures
-from attnscope.views.maps.pooled_figures import sheets_of
+from attnscope.views.maps import pooled
+from attnscope.views.maps.pooled import sheets_of
 from attnscope.views.maps.pooling import log_share
 from attnscope.views.maps.terminal import draw_pooled, strongest_links
 from tests.record_helpers import RUN, map_of, record_of, require_lossless, shares, tokens_of
@@ -148,7 +148,7 @@ def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
     map_columns = columns[rows < pixels.shape[0] - 150]
     assert 70 <= np.ptp(map_rows) <= 78 and 70 <= np.ptp(map_columns) <= 78  # one cell of 78 pixels
     corner = (map_columns.min(), map_rows.min())
-    assert corner == (112 + 2 * 78, 188 + 7 * 78)
+    assert corner == (126 + 2 * 78, 180 + 7 * 78)
 
 
 @pytest.mark.parametrize("picked", [None, ((1, 0),)])
@@ -180,5 +180,5 @@ def test_a_part_does_not_take_other_tokens_for_the_query_itself() -> None:
 
 def test_marginals_are_drawn_once_below_the_line_of_the_average() -> None:
     """They were drawn a second time over the dashed line, in pixels alone."""
-    page = dict(pooled_figures.pages(pooled_record()))["L00"]
+    page = dict(pooled.pages(pooled_record()))["L00"]
     np.testing.assert_array_equal(page.pixels(), Drawing.pixels(page))

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from attnscope import heatmap, load, rollout
+from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.records.frame.checks import require_whole
 from attnscope.records.maps.rollouts import Rollout
-from attnscope.views.maps.figures import MapCanvas
-from attnscope.views.rollout.figures import _as_maps, _RolloutPainter, sheets_of
+from attnscope.views.maps.figures import Painter
+from attnscope.views.rollout.figures import as_maps, sheets_of
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import Run, write_tiny
 from tests.record_helpers import RUN, require_lossless, shares, tokens_of
@@ -92,11 +93,10 @@ def test_a_record_comes_back_without_loss_and_its_parts_fit(tmp_path: Path) -> N
         require_whole(replace(record, mean=made(4).mean))
 
 
-def canvas(record: Rollout, stem: str, query: str | None = None) -> MapCanvas:
+def canvas(record: Rollout, stem: str, query: str | None = None) -> MapsPage:
     sheet = next(sheet for sheet in sheets_of(record, query) if sheet.stem == stem)
-    maps = _as_maps(record)
-    shown = _RolloutPainter(record, Style("figure")).canvas(maps, sheet).show(maps, sheet)
-    assert isinstance(shown, MapCanvas)
+    shown = Painter(Style("figure")).page(as_maps(record), sheet)
+    assert isinstance(shown, MapsPage)
     return shown
 
 

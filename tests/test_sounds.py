@@ -13,8 +13,8 @@ from scipy.io import wavfile
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.recordings import read_recording
-from attnscope.views.maps.pooling import fit_columns
-from attnscope.views.maps.sound_figures import share_after_sound, sheets_of
+from attnscope.views.maps.pooling import fit
+from attnscope.views.maps.sounds import share_after_sound, sheets_of
 from tests.record_helpers import require_lossless
 from tests.senses_helpers import speech, write_vision
 
@@ -95,7 +95,7 @@ def test_records_are_read_back_and_drawn(record: attnscope.Heatmap, tmp_path: Pa
     with Image.open(paths[0]) as image:
         assert image.width == 1600
     assert record._repr_png_().startswith(b"\x89PNG")
-    np.testing.assert_array_equal(fit_columns(np.array([[1, 5, 2, 0, 7]], np.float32), 2), [[5, 7]])
+    np.testing.assert_array_equal(fit(np.array([[1, 5, 2, 0, 7]], np.float32), (2, 1)), [[5, 7]])
 
 
 def test_recordings_of_many_kinds(tmp_path: Path, whisper: Any) -> None:

@@ -17,7 +17,7 @@ from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.records.maps.sounds import SpokenWord
 from attnscope.studies.maps.word_times import time_words
-from attnscope.views.maps.sound_figures import SpectrogramPage
+from attnscope.views.maps.sounds import SpectrogramPage
 from tests.conftest import Run
 from tests.record_helpers import require_read
 from tests.senses_helpers import speech, write_whisper
@@ -120,7 +120,7 @@ def test_words_that_begin_where_the_recording_ends_are_written_before_it() -> No
     drawn = {text.get_text(): text for text in page.figure.findobj(Text) if re.fullmatch(r"word\d", text.get_text())}
     assert [text.get_ha() for text in drawn.values()] == ["left", "left", "left", "right", "right"]
     (x, y), (_, other_y) = (drawn[name].get_position() for name in ("word3", "word4"))
-    assert x < page.at_px + page.room_px and y != other_y
+    assert x < page.right and y != other_y
 
 
 def test_words_are_drawn_over_the_spectrogram(whisper: Any, tmp_path: Path) -> None:

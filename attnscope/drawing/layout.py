@@ -141,7 +141,8 @@ class Wanted:
         row_px: Height of a row of cells; 0 = cells are squares.
         largest_px: Most width and height of a panel.
         largest_cell_px: Most width of a cell.
-        least_cell_px: Least width of a cell on a screen, where the page grows; on paper cells shrink.
+        least_cell_px: Least width of a cell on a screen, where the page grows; on paper cells shrink. Less than 1 =
+            several cells may share a pixel.
         most_px: Most height of all panels.
         least_width_px: Width of a page that its panels leave mostly empty.
     """
@@ -205,6 +206,8 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
     # The width of the page: no more than the panels need if they leave much of it empty.
     around = _room_around(wanted, cell, columns, paper)
     panel = (wanted.shape[1] * cell, wanted.shape[0] * (wanted.row_px or cell))
+    if not paper.fixed:
+        panel = (max(1, math.floor(panel[0] + 1e-4)), max(1, math.floor(panel[1] + 1e-4)))
     needed = _needed_width(wanted, columns, panel[0], around)
     usual = MIN_WIDTH_PX if needed >= _MOSTLY_EMPTY * MIN_WIDTH_PX else wanted.least_width_px
     width = paper.width_for(wanted.least_width_px if wanted.n == 1 else usual, needed)
@@ -221,7 +224,7 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
     x = MARGIN_PX + wanted.names_px + around.left + spare // 2
     y = top + above
     if not paper.fixed:
-        x, y, pitch_x, pitch_y = round(x), round(y), round(pitch_x), round(pitch_y)
+        x, y, pitch_x, pitch_y = round(x), round(y), math.ceil(pitch_x), math.ceil(pitch_y)
     corners = tile(wanted.n, columns, (x, y), (pitch_x, pitch_y))
     bottom = math.ceil(top + rows * pitch_y)
     square = (cell, wanted.row_px or cell)
@@ -232,7 +235,7 @@ def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
     """Return the largest width of a cell at which panels fit the width of the page and their own limits."""
     n_rows, n_columns = wanted.shape
     rows = math.ceil(wanted.n / columns)
-    tallest = min(wanted.most_px, paper.most_px - wanted.top_px - 100)
+    tallest = wanted.most_px if wanted.columns else min(wanted.most_px, paper.most_px - wanted.top_px - 100)
 
     def fits(cell: float) -> bool:
         around = _room_around(wanted, cell, columns, paper)
@@ -251,8 +254,11 @@ def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
             else:
                 high = middle
         high = low
-    least = 0.01 if paper.fixed else wanted.least_cell_px
-    return max(least, paper.whole(high + 1e-4, 0))
+    if paper.fixed:
+        return max(high, 0.01)
+    # On a screen a cell has whole pixels, or several cells share one.
+    whole = math.floor(high + 1e-4) if high >= 1 else high
+    return max(wanted.least_cell_px, whole)
 
 
 def _room_around(wanted: Wanted, cell: float, columns: int, paper: Paper) -> Around:

@@ -211,6 +211,16 @@ class MapsPage(Page):
         return step, paper.least_px or min(layout.MAX_LABEL_PX, cell * step * layout.LABEL_SHARE)
 
     @property
+    def _has_copies(self) -> bool:
+        """Whether in pixels the labels of all maps but the first are copies of its labels."""
+        return self.paper.is_screen and len(self.content.axes) == 1
+
+    @property
+    def tokens_per_label(self) -> int:
+        """How many tokens share a label."""
+        return self._label_font(self.places.cell[0], self.paper)[0] * self.pool
+
+    @property
     def number_px(self) -> float:
         """Font size of the values in cells; 0 = they have no room, or are not wanted."""
         cell = self.places.cell[0]
@@ -244,7 +254,7 @@ class MapsPage(Page):
                 title = title.partition(":")[0]  # the title of the page says the rest
             self.entitle(x, y - 12 * self.zoom, self.lettering.fit(title, size * 1.12, max(width, 60)), size)
         self._label(0)
-        if not self.paper.is_screen or len(self.content.axes) > 1:
+        if not self._has_copies:
             self.label_all()
             return
         font = self._label_font(self.places.cell[0], self.paper)[1]
@@ -260,16 +270,16 @@ class MapsPage(Page):
         x, y, _, height = self.boxes[number]
         rows, columns = self._axes(number)
         cell = self.places.cell[0]
-        step, font = self._label_font(cell, self.paper)
+        font = self._label_font(cell, self.paper)[1]
         texts = []
         room = max(self.places.around.left - 8, 1.0) + 0.5
-        for place in _labelled(rows, step * self.pool):
+        for place in _labelled(rows, self.tokens_per_label):
             label = self.lettering.fit(rows.labels[place], font, room)
             middle = y + (place // self.pool + 0.5) * cell
             color = rows.color(place)
             texts.append(self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color))
         below = y + height + 5
-        for place in _labelled(columns, step * self.pool):
+        for place in _labelled(columns, self.tokens_per_label):
             label = self.lettering.fit(columns.labels[place], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place // self.pool + 0.5) * cell
             color = columns.color(place)
@@ -303,9 +313,8 @@ class MapsPage(Page):
     def _draw_foot(self) -> None:
         """Draw the colour bar and write the notes, and end the page."""
         notes = [*self.content.notes, *self.lettering.notes]
-        step = self._label_font(self.places.cell[0], self.paper)[0] * self.pool
-        if step > 1 and not self.content.names:
-            notes.append(f"one label for {step} tokens")
+        if self.tokens_per_label > 1 and not self.content.names:
+            notes.append(f"one label for {self.tokens_per_label} tokens")
         if self.pool > 1:
             notes.append(f"a cell shows the largest weight of {self.pool} × {self.pool} tokens")
         if self.number_px:
@@ -370,9 +379,9 @@ class MapsPage(Page):
         """Return the figure as it stands now as SVG or PDF, where every label is text."""
         self.label_all()
         content = super().vector(kind)
-        if self.paper.is_screen:
+        if self._has_copies:
             for text in self._others or ():
-                text.set_visible(False)  # in pixels they are copies
+                text.set_visible(False)
         return content
 
 

@@ -112,8 +112,11 @@ class Page(Canvas):
 
         The numbers below it are `ticks`, none by default: `show` may write them later.
         """
-        inset = 8 if self.paper.fixed else 0  # half of its first number
-        width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - 20)
+        inset = 0.0
+        if self.paper.crop_px:  # the margin is cut off, and half of the first number would be
+            first = (ticks or {}).get(limits[0], "0")
+            inset = max(8.0, self.lettering.width_px(first, layout.CAPTION_PX) / 2 - 2)
+        width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
         size = layout.CAPTION_PX * zoom
         fits = self.draw_scale(bar, cmap, limits, ticks=ticks or {}, size_px=size, meaning=meaning)

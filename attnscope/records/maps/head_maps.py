@@ -35,6 +35,15 @@ class HeadMaps:
     heads: tuple[int, ...]
     queries: Tokens
     keys: Tokens
+    head_names: tuple[str, ...] = ()
+
+    def head_name(self, head: int) -> str:
+        """Return what a head is called, such as H1."""
+        return self.head_names[self.heads.index(head)] if self.head_names else f"H{head}"
+
+    def name_of(self, layer: int, head: int) -> str:
+        """Return what a head of a layer is called, such as L3H1."""
+        return f"L{layer} {self.head_name(head)}" if self.head_names else f"L{layer}H{head}"
 
     def place(self, layer: int, head: int) -> tuple[int, int]:
         """Where a head stands in the arrays.

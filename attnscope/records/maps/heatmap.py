@@ -40,6 +40,7 @@ class AttentionMap(HeadMaps):
         n_kv_heads: How many key/value heads a layer has; fewer than n_heads where query heads share them.
         part: Of which map this is a part: (first query, first key, queries of the whole, keys of the whole); None = it
             is the whole.
+        head_names: What stands in the place of heads is called, such as "mean attention"; empty = they are heads.
     """
 
     MAPS: ClassVar[str] = "weights"
@@ -56,6 +57,7 @@ class AttentionMap(HeadMaps):
     n_heads: int
     n_kv_heads: int
     part: tuple[int, int, int, int] | None = field(default=None, metadata=OMITTED)
+    head_names: tuple[str, ...] = field(default=(), metadata=OMITTED)
 
     @property
     def has_weights(self) -> bool:

@@ -80,28 +80,32 @@ class Painter:
 
     def pages(self, record: Heatmap, sheets: Sequence[Sheet]) -> Iterator[tuple[str, Canvas]]:
         """Draw the figures; sheets share pages, so each is whole until the next one is asked for."""
-        used: dict[MapsFigure, MapsPage] = {}
+        used: set[int] = set()
         for sheet in sheets:
-            if sheet.form == "bars":
-                yield sheet.stem, BarsPage(record, sheet, self.style)
-                continue
-            figure = figure_of(record, sheet, self.style)
-            page = used[figure] = self._page(figure)
-            self._show(page, record, sheet)
+            page = self.page(record, sheet)
+            used.add(id(page))
             yield sheet.stem, page
         # Only the pages of the last of many texts are of use.
-        self._pages = used
+        self._pages = {figure: page for figure, page in self._pages.items() if id(page) in used}
+
+    def page(self, record: Heatmap, sheet: Sheet) -> MapsPage | BarsPage:
+        """Draw one figure; the next one may change it."""
+        if sheet.form == "bars":
+            return BarsPage(record, sheet, self.style)
+        page = self._empty_page(figure_of(record, sheet, self.style))
+        self._show(page, record, sheet)
+        return page
 
     @matplotlib_defaults()
     def prepare(self, record: Heatmap, sheets: Sequence[Sheet], formats: Sequence[str]) -> None:
         """Draw what does not depend on the weights; the record need not have them yet."""
         for sheet in sheets:
             if sheet.form != "bars":
-                page = self._page(figure_of(record, sheet, self.style))
+                page = self._empty_page(figure_of(record, sheet, self.style))
                 if "png" in formats:
                     page.prepare()
 
-    def _page(self, figure: MapsFigure) -> MapsPage:
+    def _empty_page(self, figure: MapsFigure) -> MapsPage:
         if figure not in self._pages:
             self._pages[figure] = MapsPage(figure, self.style.paper)
         return self._pages[figure]
@@ -126,7 +130,7 @@ def figure_of(record: Heatmap, sheet: Sheet, style: Style) -> MapsFigure:
         notes=tuple(_notes(record, attention, sheet.form)),
         axes=((axis_of(attention.queries, () if is_overview else sheet.marked), axis_of(attention.keys)),),
         titles=() if is_overview else tuple(_head_titles(record, sheet)),
-        names=tuple(sheet.names) if is_overview else (),
+        names=tuple(sheet.names(attention)) if is_overview else (),
         framed=sheet.marked,
         meaning=_MEANING[style.scale],
         cmap=style.cmap,
@@ -173,7 +177,7 @@ def _head_titles(record: Heatmap, sheet: Sheet) -> list[str]:
     is_short = len(sheet.layers) == 1 and record.picked is None
     titles = []
     for layer, head in sheet.heads:
-        title = f"H{head}" if is_short else f"L{layer}H{head}"
+        title = attention.head_name(head) if is_short else attention.name_of(layer, head)
         if attention.n_kv_heads < attention.n_heads:
             title += f" · kv {head * attention.n_kv_heads // attention.n_heads}"
         titles.append(title)
@@ -209,7 +213,10 @@ def _generated_text(tokens: Tokens) -> str:
 def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
     """Return what a reader of a figure must know."""
     queries = attention.queries
-    notes = [_BARS] if form == "bars" else ["rows: queries (attend) · columns: keys (are attended to)"]
+    axes = "rows: queries (attend) · columns: keys (are attended to)"
+    if attention.kind == "rollout":
+        axes = "rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens"
+    notes = [_BARS if form == "bars" else axes]
     notes += change_notes(record, attention.kind)
     if attention.n_kv_heads < attention.n_heads:
         shared = amount(attention.n_kv_heads, "key/value head")

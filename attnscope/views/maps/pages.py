@@ -41,11 +41,9 @@ def _module(record: Heatmap | PooledHeatmap) -> ModuleType:
     """The module that draws a record: each loads what it needs only when there is something to draw."""
     name = "figures"
     if isinstance(record, PooledHeatmap):
-        name = "pooled_figures"
-    elif record.picture is not None:
-        name = "picture_figures"
-    elif record.pictures:
-        name = "picture_words"
+        name = "pooled"
+    elif record.picture is not None or record.pictures:
+        name = "pictures"
     elif record.sound is not None:
-        name = "sound_figures"
+        name = "sounds"
     return import_module(f"attnscope.views.maps.{name}")

@@ -1,26 +1,43 @@
-"""The figures of attention weights: an overview and one a layer, or one of the heads that were picked."""
+"""The list of figures of attention weights: an overview and one a layer, or one of the heads that were picked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from attnscope.errors import amount
+
+if TYPE_CHECKING:
+    from attnscope.records import AttentionMap
+
+Heads = Sequence[tuple[int, int]]
+Form = Literal["overview", "grid", "single", "bars"]
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """One figure to draw: small maps, larger ones with token labels, one head, or bars for one query."""
+    """One figure to draw.
 
-    stem: str  # its file name without the ending
-    form: Literal["overview", "grid", "single", "bars"]
-    heads: tuple[tuple[int, int], ...]  # (layer, head), in reading order
-    map: int = 0  # number of the record's map that it shows
-    query: int = -1  # number of the query that it is about; -1 = of none, or in a picture of the mean over all
-    title: str = ""  # empty = it names the heads
-    marked: tuple[int, ...] = ()  # queries whose rows are framed in its maps
-    n_layers: int = 0  # of the model, where only some of them attend so; 0 = all do
+    Attributes:
+        stem: Its file name without the ending.
+        form: Small maps, larger ones with labels, one head, or bars for one query.
+        heads: The heads in it, (layer, head), in reading order.
+        map: The number of the record's map that it shows.
+        query: The number of the query that it is about; -1 = of none, or in a picture of the mean over all.
+        title: Empty = it names the heads.
+        marked: Queries whose rows are framed.
+        n_layers: Of the model, where only some of them attend so; 0 = all do.
+    """
+
+    stem: str
+    form: Form
+    heads: tuple[tuple[int, int], ...]
+    map: int = 0
+    query: int = -1
+    title: str = ""
+    marked: tuple[int, ...] = ()
+    n_layers: int = 0
 
     @property
     def layers(self) -> list[int]:
@@ -32,24 +49,18 @@ class Sheet:
         """The numbers of its heads."""
         return sorted({head for _, head in self.heads})
 
-    @property
-    def names(self) -> list[tuple[str, str]]:
-        """The names of each head's row and column in an overview."""
-        return [(f"L{layer}", f"H{head}") for layer, head in self.heads]
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """Row and column of each head in an overview."""
-        layers, columns = self.layers, self.columns
-        return [(layers.index(layer), columns.index(head)) for layer, head in self.heads]
+    def names(self, attention: AttentionMap) -> list[tuple[str, str]]:
+        """Return the names of each head's row and column in an overview; what is no head has a row."""
+        names = [(f"L{layer}", attention.head_name(head)) for layer, head in self.heads]
+        return [name[::-1] for name in names] if attention.head_names else names
 
     @property
     def subject(self) -> str:
         """Its heads, in words."""
         layers = self.layers
         if self.form == "overview":
-            part = f"{len(layers)} of " * (len(layers) < self.n_layers)
             n_layers = max(len(layers), self.n_layers)
+            part = f"{len(layers)} of " if len(layers) < n_layers else ""
             return f"{part}{amount(n_layers, 'layer')}, {amount(len(self.columns), 'head')}"
         if len(self.heads) == 1:
             return f"layer {layers[0]}, head {self.heads[0][1]}"
@@ -57,7 +68,7 @@ class Sheet:
 
 
 def sheets_of_heads(
-    heads: Sequence[tuple[int, int]],
+    heads: Heads,
     *,
     picked: bool,
     apart: bool = False,
@@ -66,7 +77,7 @@ def sheets_of_heads(
     before: str = "",
     after: str = "",
 ) -> list[Sheet]:
-    """The figures of some heads: an overview of several layers and a figure a layer; of picked ones, or of one, one.
+    """List the figures of some heads: an overview of several layers and one a layer; of picked ones, or of one, one.
 
     Args:
         heads: As (layer, head), in reading order.
@@ -77,18 +88,21 @@ def sheets_of_heads(
         before: Begins their file names.
         after: Ends their file names.
     """
-    heads = tuple(heads)
+
+    def sheet(stem: str, form: Form, some: Heads) -> Sheet:
+        return Sheet(f"{before}{stem}{after}", form, tuple(some), number, query)
+
     if picked or len(heads) == 1:
-        sheets = [
-            Sheet(f"L{group[0][0]:02d}H{group[0][1]:02d}" if len(group) == 1 else "picked",
-                  "single" if len(group) == 1 else "grid", group, number, query)
-            for group in ([(pair,) for pair in heads] if apart else [heads])
-        ]  # fmt: skip
-    else:
-        overview = Sheet("overview", "overview", heads, number, query)
-        sheets = [overview] if len(overview.layers) > 1 else []  # of one layer it would be the same in small
-        sheets += [
-            Sheet(f"L{layer:02d}", "grid", tuple(pair for pair in heads if pair[0] == layer), number, query)
-            for layer in overview.layers
+        groups = [[pair] for pair in heads] if apart else [list(heads)]
+        return [
+            sheet(f"L{group[0][0]:02d}H{group[0][1]:02d}", "single", group)
+            if len(group) == 1
+            else sheet("picked", "grid", group)
+            for group in groups
         ]
-    return [replace(sheet, stem=f"{before}{sheet.stem}{after}") for sheet in sheets]
+    layers = sorted({layer for layer, _ in heads})
+    # The overview of one layer would be the same in small.
+    sheets = [sheet("overview", "overview", heads)] if len(layers) > 1 else []
+    for layer in layers:
+        sheets.append(sheet(f"L{layer:02d}", "grid", [pair for pair in heads if pair[0] == layer]))
+    return sheets

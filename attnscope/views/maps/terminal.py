@@ -21,8 +21,16 @@ from attnscope.report.numbers import percent, weight
 from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import change_notes
-from attnscope.views.maps.picture_figures import over_patches, query_of, row_of
-from attnscope.views.maps.picture_words import ASKERS, asker_of, share_of, weights_of, words_of
+from attnscope.views.maps.pictures import (
+    ASKERS,
+    asker_of,
+    over_patches,
+    query_of,
+    row_of,
+    share_of,
+    weights_of,
+    words_of,
+)
 from attnscope.views.maps.pooling import DECADES, log_share, max_pool
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
