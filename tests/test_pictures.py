@@ -15,7 +15,6 @@ from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
 from attnscope.views.maps import pictures
 from attnscope.views.maps.pictures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
-from attnscope.views.rollout.figures import picture_sheets
 from tests.conftest import Run
 from tests.record_helpers import require_lossless
 from tests.senses_helpers import dense_float64, photo, write_vision
@@ -279,15 +278,14 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
 def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Path], record: attnscope.Heatmap) -> None:
     status, out, _ = run("heatmap", "--rollout", "--image", "photo.png", "-m", str(folders["vit"]), "-o", "r")
     assert status == 0
-    assert out.split()[-3:] == ["r/rollout.npz", "r/overview-CLS.png", "r/last-CLS.png"]
+    assert out.split()[-4:] == ["r/rollout.npz", "r/overview-CLS.png", "r/L00-CLS.png", "r/L01-CLS.png"]
     found = attnscope.load_record("r/rollout.npz")
     first, second = (0.5 * layer.astype(np.float64).mean(0) + 0.5 * np.eye(10) for layer in record.weights)
     np.testing.assert_allclose(found.rollout[1], second @ first, atol=1e-6)
     assert found.picture is not None and found.picture.grid == (3, 3)
-    overview, last = picture_sheets(found)  # the mean and the rollout of two layers
-    assert (overview.layers, overview.columns, last.heads) == ([0, 1], [0, 1], ((1, 1),))
     status, out, _ = run("show", "r", "-o", "s", "--query", "0,1", "-f", "png,json")
-    assert status == 0 and out.split()[-3:] == ["s/rollout.json", "s/overview-0-1.png", "s/last-0-1.png"]
+    assert status == 0
+    assert out.split()[-4:] == ["s/rollout.json", "s/overview-0-1.png", "s/L00-0-1.png", "s/L01-0-1.png"]
     again = attnscope.load_record("s/rollout.json")
     assert again.picture is not None
     np.testing.assert_array_equal(again.picture.pixels, found.picture.pixels)

@@ -14,7 +14,7 @@ from PIL import Image
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps.pictures import _figures, sheets_of
+from attnscope.views.maps.pictures import _word_figures, sheets_of
 from tests.conftest import Run
 from tests.processes import least, python
 from tests.record_helpers import require_lossless
@@ -192,8 +192,11 @@ def test_learned_queries_are_called_so(models: dict[str, Any]) -> None:
     assert record.run["notes"][-1] == "L0H2 names a head of each kind of attention: cross, encoder, decoder"
     with pytest.raises(AttnscopeError, match="'table' is no learned query: these alone look at the picture"):
         sheets_of(record, "table")
-    titles = [figure.title for figure in _figures(record, None)]
-    assert titles[:2] == ["where learned queries look", "where learned query Q0 looks"]
+    titles = [figure.title for figure in _word_figures(record, None)]
+    assert [title.split(" · ")[1] for title in titles[:2]] == [
+        "where learned queries look",
+        "where learned query Q0 looks",
+    ]
 
 
 def test_numbers_of_heads_and_layers_say_what_they_are_of(models: dict[str, Any]) -> None:

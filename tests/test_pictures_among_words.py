@@ -17,7 +17,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
 from attnscope.models.hf.senses.patch_places import area_of, slopes
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps.pictures import _figures, pages, sheets_of, weights_of, words_of
+from attnscope.views.maps.pictures import _word_figures, pages, sheets_of, weights_of, words_of
 from tests.conftest import Run
 from tests.processes import python
 from tests.record_helpers import require_lossless
@@ -217,10 +217,10 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record: attnscope.Heatmap) 
     assert [word.tokens for word in words] == [(place,) for place in written if not attention.queries.special[place]]
     mean = weights_of(record, words[-1], record.chosen(attention))
     np.testing.assert_allclose(mean, attention.weights[:, :, words[-1].tokens[0]].astype(float).mean((0, 1)))
-    drawn = next(figure for figure in _figures(record, None) if figure.sheet.stem == "words")
-    last = drawn.record.maps[0].of(0, len(words) - 1)[0]
-    np.testing.assert_allclose(last[1:].reshape(picture.grid), picture.over(mean), atol=1e-7)
-    assert drawn.shares[0, len(words) - 1] == pytest.approx(mean[picture.cells].sum())
+    drawn = next(figure for figure in _word_figures(record, None) if figure.stem == "words")
+    last = drawn.overlays[len(words) - 1]
+    np.testing.assert_allclose(last.patches, picture.over(mean), atol=1e-7)
+    assert last.facts[0] == f"{mean[picture.cells].sum():.0%}"
 
 
 def test_words_are_merged_and_pictures_fold_into_one_key(record: attnscope.Heatmap) -> None:
@@ -261,8 +261,8 @@ def test_a_few_words_stand_in_one_row_with_the_photo_as_large_as_they(record: at
         shown = [image.get_extent() for image in page.figure.axes[0].images]
         sizes = {(round(abs(right - left)), round(abs(top - bottom))) for left, right, bottom, top in shown[:-1]}
         assert len(shown) == query.count(",") + 3  # the words, the photo, the colours
-        rows = {round(y) for _, y in page.corners}
-        assert (len(sizes) == 1 and len(rows) == 1) == in_one_row
+        rows = {round(y) for _, y in page.places.corners}
+        assert len(sizes) == 1 and (len(rows) == 1) == in_one_row
         assert min(left for left, *_ in shown) >= 0 and max(right for _, right, *_ in shown) <= page.width_px
 
 

@@ -100,7 +100,7 @@ class Page(Canvas):
     def end_with_bar(
         self,
         bottom: float,
-        cmap: Colormap | str,
+        cmap: Colormap | str | None,
         meaning: str,
         notes: Sequence[str],
         zoom: float = 1.0,
@@ -110,7 +110,7 @@ class Page(Canvas):
     ) -> Box:
         """Draw a colour bar below what is on the page, what its colours mean, and the notes; return the bar.
 
-        The numbers below it are `ticks`, none by default: `show` may write them later.
+        Without `cmap` the bar is left to be drawn. The numbers below it are `ticks`, none by default.
         """
         inset = 0.0
         if self.paper.crop_px:  # the margin is cut off, and half of the first number would be

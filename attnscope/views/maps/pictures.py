@@ -147,7 +147,7 @@ class PicturePage(Page):
         end = limits[0] if style.scale == "figure" else 1.0
         ticks = {tick: f"{tick:g}" for tick in layout.nice_ticks(end)}
         bar = self.end_with_bar(
-            self.places.bottom, cmap, meaning, [*figure.notes, *lettering.notes], limits=(0, end), ticks=ticks
+            self.places.bottom, None, meaning, [*figure.notes, *lettering.notes], limits=(0, end), ticks=ticks
         )
         self._tint_bar(bar, cmap)
 
@@ -238,6 +238,7 @@ class PicturePage(Page):
         ramp = cmap(np.linspace(0, 1, 256))[None, :, :3].repeat(2, 0)
         grey = np.array([[1.0], [0.0]]).repeat(256, 1)
         self.image(bar).set_data(_tint(ramp, grey))
+        self.frames([bar])
 
 
 # Vision models --------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class PooledPage(Page):
             self.set_cells(image, log_share(fit(attention.of(*pair), panel), top))
         self.frames([(*corner, *panel) for corner in self._corners])
         # What stands around them.
-        bottom = self.places.bottom
+        bottom: float = self.places.bottom
         if sheet.form == "overview":
             self.name_panels(sheet.names(attention), self._corners, panel, self.places.pitch_px)
         else:
@@ -240,7 +240,8 @@ class PooledPage(Page):
         """Draw the far links: a number on the map, the text at the right, on narrow paper below; return its end."""
         (x, y), (width, height) = self._corners[0], self.places.panel
         size = min(layout.SUBTITLE_PX - 1, max(layout.CAPTION_PX, self.width_px / 115))
-        left, top = x + width + self._strip + min(64, self.width_px / 25), layout.HEADER_PX + 14
+        left = x + width + self._strip + min(64, self.width_px / 25)
+        top: float = layout.HEADER_PX + 14
         if self.paper.is_narrow:
             left, top = layout.MARGIN_PX, round(y) + height + 76
         room = self.width_px - left - layout.MARGIN_PX

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from attnscope.errors import amount
 
 if TYPE_CHECKING:
-    from attnscope.records import AttentionMap
+    from attnscope.records.maps.head_maps import HeadMaps
 
 Heads = Sequence[tuple[int, int]]
 Form = Literal["overview", "grid", "single", "bars"]
@@ -49,7 +49,7 @@ class Sheet:
         """The numbers of its heads."""
         return sorted({head for _, head in self.heads})
 
-    def names(self, attention: AttentionMap) -> list[tuple[str, str]]:
+    def names(self, attention: HeadMaps) -> list[tuple[str, str]]:
         """Return the names of each head's row and column in an overview; what is no head has a row."""
         names = [(f"L{layer}", attention.head_name(head)) for layer, head in self.heads]
         return [name[::-1] for name in names] if attention.head_names else names
