@@ -18,7 +18,7 @@ import transformers
 
 from attnscope.core.facts import TextFacts
 from attnscope.core.measures import HeadMeasures
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from attnscope.models.model import Batch
 
 GOAL = 1.5

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
-from attnscope.models.bare import LayeredModel
 from attnscope.models.devices import name_dtype
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Batch, Outputs
+from attnscope.models.own.layered import LayeredModel
 from attnscope.models.tokenizer import FastTokenizer
 
 Positions = Literal["rotary", "learned", "none"]

@@ -290,7 +290,7 @@ class Exam:
                 factors["decoder", layer][picture, head] = 0
         with torch.inference_mode():
             hidden = self.model.run_inputs(self.inputs, Gate(factors))
-            given = self.model.network.model.lm_head(hidden[:, -1]).argmax(-1)
+            given = self.model.model.lm_head(hidden[:, -1]).argmax(-1)
         return (given == self.answers).double().numpy()
 
 

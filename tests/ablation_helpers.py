@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import transformers
 
-from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.models.hf.assembling import wrap
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
 
 VOCABULARY = 41

@@ -35,10 +35,11 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check.compare import hidden_states
-from attnscope.models.hf.check.examples import examples, standing_arguments
-from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.models.hf.assembling import wrap
+from attnscope.models.hf.examples import examples, standing_arguments
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.hf.parts import reads_text, sees_pictures
+from attnscope.models.hf.rounding import hidden_states
 from attnscope.models.model import Batch, eyes_of
 
 VOCABULARY = 99
@@ -374,7 +375,7 @@ def judge(model_type: str) -> Verdict:
     found: dict[str, float] = {}
     why, reads = "", ""
     for part in dict.fromkeys((shown, eyes_of(shown))):
-        base = part.network.base
+        base = part.base
         hears = base.main_input_name in ("input_values", "input_features")
         what = "text" if reads_text(base) else "pictures" if sees_pictures(base) else "sound" if hears else "numbers"
         reads = f"{reads} and {what}" if reads else what
@@ -408,7 +409,7 @@ def runs_as_configured(model_type: str) -> bool:
 
 def _comparisons(shown: HuggingFaceModel, what: str) -> list[tuple[str, Callable[[], float]]]:
     """By what to call them: the comparisons of a model with eager attention."""
-    base = shown.network.base
+    base = shown.base
     if what != "text":
         return [(what, lambda: _difference_on(shown, base, examples(base)[1].inputs))]
     seq2seq = bool(base.config.is_encoder_decoder)

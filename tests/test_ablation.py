@@ -15,7 +15,8 @@ from attnscope.core.attention.seam import attend
 from attnscope.corpus import Block, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
-from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.models.hf.assembling import wrap
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
 from attnscope.studies.ablation import reading as ablation_reading
 from attnscope.studies.ablation import sweep as ablation_sweep

@@ -3,7 +3,7 @@
 import pytest
 
 import attnscope
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from attnscope.models.model import eyes_of
 from tests.hf_tally import build
 

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.models.hf.assembling import wrap
+from attnscope.models.hf.model import HuggingFaceModel
 from tests.ablation_helpers import tiny
 from tests.test_damaged import change_one
 

@@ -14,7 +14,7 @@ from torch import nn
 import attnscope
 from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import attend, attend_with_weights
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from attnscope.models.inside.tape import Tape, blocks_of
 from attnscope.models.model import Batch, Model
 from tests.ablation_helpers import batch_of, tiny, wrapped

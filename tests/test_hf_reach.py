@@ -14,11 +14,11 @@ from transformers.models.llama import modeling_llama
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check import longer
-from attnscope.models.hf.check.compare import _drop_filling
-from attnscope.models.hf.check.examples import LENGTHS
-from attnscope.models.hf.check.longer import reaches
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf import check
+from attnscope.models.hf.assembling import wrap
+from attnscope.models.hf.examples import LENGTHS
+from attnscope.models.hf.layers import reaches
+from attnscope.models.hf.rounding import drop_filling
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch
 from tests.hf_tally import boost, build
@@ -92,9 +92,9 @@ def test_sparse_maps_that_count_a_block_once_for_twice_are_refused_in_one_line()
 def test_the_padding_of_a_last_block_is_cut_unless_it_is_attended_to() -> None:
     weights = torch.zeros(1, 2, 8, 8)
     weights[..., :6] = 1 / 6
-    assert _drop_filling(weights, 6, 6).shape == (1, 2, 6, 6)
+    assert drop_filling(weights, 6, 6).shape == (1, 2, 6, 6)
     weights[0, 1, 3, 7] = 0.1
-    assert _drop_filling(weights, 6, 6) is weights
+    assert drop_filling(weights, 6, 6) is weights
 
 
 def llama(**more: Any) -> PreTrainedModel:
@@ -132,7 +132,7 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
     with pytest.raises(AttnscopeError, match="self-check"):
         wrap(llama(sliding_window=44))
     # Where that would take too long at load.
-    monkeypatch.setattr(longer, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     shown.run(Batch(text(44)), attend)
     with pytest.raises(AttnscopeError, match="self-check"):
@@ -141,13 +141,13 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
 
 def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(45))
-    monkeypatch.setattr(longer, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44, attention_chunk_size=[40]))
     with pytest.raises(AttnscopeError, match="self-check") as first:
         shown.run(Batch(text(50)), attend)
     lengths: list[int] = []
-    true = longer.long_example
-    monkeypatch.setattr(longer, "long_example", lambda model, n: lengths.append(n) or true(model, n))
+    true = check.long_example
+    monkeypatch.setattr(check, "long_example", lambda model, n: lengths.append(n) or true(model, n))
     for ask in (shown.run, shown.outputs):
         with pytest.raises(AttnscopeError) as again:
             ask(Batch(text(46)), attend)
@@ -162,7 +162,7 @@ def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch: pytest.M
 def test_a_comparison_that_was_cut_short_is_made_anew(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(longer, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     true = modeling_llama.LlamaModel.forward
 
@@ -183,10 +183,10 @@ def test_a_comparison_that_was_cut_short_is_made_anew(
 
 
 def test_a_window_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(longer, "_WORK_AT_LOAD", 1.0)
+    monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
     lengths: list[int] = []
-    true = longer.long_example
-    monkeypatch.setattr(longer, "long_example", lambda model, n: lengths.append(n) or true(model, n))
+    true = check.long_example
+    monkeypatch.setattr(check, "long_example", lambda model, n: lengths.append(n) or true(model, n))
     shown = wrap(llama(sliding_window=40, attention_chunk_size=[44]))
     for n in (39, 41, 41, 50, 60):
         shown.run(Batch(text(n)), attend)
@@ -195,10 +195,10 @@ def test_a_window_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reaches_are_those_that_attention_has() -> None:
     config = transformers.MistralConfig(sliding_window=7, mamba_chunk_size=11, chunk_size_feed_forward=13)
-    assert reaches(config) == (7,)
-    assert reaches(transformers.BigBirdConfig()) == (64, 704)
+    assert reaches(config) == [7]
+    assert reaches(transformers.BigBirdConfig()) == [64, 704]
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 30, "rope_theta": 1e4}
-    assert reaches(transformers.LlamaConfig(rope_parameters=rope)) == (30,)
+    assert reaches(transformers.LlamaConfig(rope_parameters=rope)) == [30]
 
 
 def test_hooks_buffers_lists_and_settings_are_put_back() -> None:

@@ -18,7 +18,7 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import seam
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.seam import LIKE_EAGER, LIKE_SDPA, mask_and_bias
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny
@@ -61,7 +61,7 @@ def test_hidden_states_are_those_that_the_model_computes_by_itself(model_type: s
     model = tiny(model_type)
     shown = wrap(model)
     for batch in batches(model.config.is_encoder_decoder):
-        inputs = shown.network.text_inputs(batch)
+        inputs = shown.text_inputs(batch)
         with torch.no_grad():
             own = model(**inputs).last_hidden_state
         real = batch.target_mask if model.config.is_encoder_decoder else batch.mask
@@ -179,24 +179,24 @@ def test_the_self_check_finds_a_broken_seam(model_type: str, attention: Any, mas
 
 
 def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.models.hf.check import survey
+    from attnscope.models.hf import check
 
     model = tiny("bart")
-    true_kinds = survey.kinds_of
+    true_kinds = check.kinds_of
     other: Any = {"encoder": "decoder", "decoder": "encoder", "cross": "cross"}
     with monkeypatch.context() as patch:
-        patch.setattr(survey, "kinds_of", lambda *given: [other[kind] for kind in true_kinds(*given)])
+        patch.setattr(check, "kinds_of", lambda *given: [other[kind] for kind in true_kinds(*given)])
         with pytest.raises(AttnscopeError, match="self-check"):
             wrap(model)
     llama = tiny("llama")
-    true_rehearsal = survey.rehearse
+    true_rehearsal = check.rehearse
 
     def reordered(*given: Any) -> Any:
         output, seen = true_rehearsal(*given)
-        return output, [survey.Seen(one.module, one.call, seen[-1].weights, one.window) for one in seen]
+        return output, [check.Seen(one.module, one.call, seen[-1].weights, one.window) for one in seen]
 
     with monkeypatch.context() as patch:
-        patch.setattr(survey, "rehearse", reordered)
+        patch.setattr(check, "rehearse", reordered)
         with pytest.raises(AttnscopeError, match="layer 0"):
             wrap(llama)
 
@@ -320,8 +320,8 @@ def test_segments_reach_models_that_know_them_and_no_others() -> None:
     segments = (torch.arange(8) >= 5).long()[None]
     bert, roberta = wrap(tiny("bert")), wrap(tiny("roberta"))
     assert not torch.equal(bert.run(Batch(ids, segments=segments), attend), bert.run(Batch(ids), attend))
-    roberta.network.base.config.type_vocab_size = 1
-    assert "token_type_ids" not in roberta.network.text_inputs(Batch(ids, segments=segments))
+    roberta.base.config.type_vocab_size = 1
+    assert "token_type_ids" not in roberta.text_inputs(Batch(ids, segments=segments))
 
 
 def test_token_numbers_beyond_the_vocabulary_are_refused() -> None:

@@ -19,8 +19,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.models import load
 from attnscope.models.catalog import Source
 from attnscope.models.hf import loading
+from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.loading import load_huggingface
-from attnscope.models.hf.model import wrap
 from attnscope.models.hf.tokenizer import NumbersTokenizer
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny

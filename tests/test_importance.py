@@ -8,7 +8,8 @@ import torch
 
 from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
-from attnscope.models.hf.model import HuggingFaceModel, wrap
+from attnscope.models.hf.assembling import wrap
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
 from attnscope.studies.ablation.means import heads_of
 from attnscope.studies.ablation.reading import ReadBatch, Reader

@@ -21,8 +21,7 @@ from attnscope.core.measures import HeadMeasures
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.hf import seam
-from attnscope.models.hf.check import compare as check
-from attnscope.models.hf.model import HuggingFaceModel
+from attnscope.models.hf.model import HuggingFaceModel, takes_light_masks
 from attnscope.models.model import Batch
 from tests.processes import least, python
 
@@ -78,7 +77,7 @@ def test_light_masks_say_what_written_out_ones_do(
     ids = torch.randint(3, 50, (2, 23), generator=torch.Generator().manual_seed(1))
     padded = Batch(ids, torch.arange(23) < torch.tensor([[23], [14]]))
     written_out = model.run(padded, attend)
-    monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", 8)
+    monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 8)
     seen: list[AttentionCall] = []
 
     def probe(call: AttentionCall) -> torch.Tensor:
@@ -100,7 +99,7 @@ def test_measures_of_heads_are_the_same_with_light_masks(monkeypatch: pytest.Mon
     facts = TextFacts(real=~nothing, special=nothing, ids=ids, punctuation=nothing)
     found = []
     for light_from in (1000, 8):
-        monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", light_from)
+        monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", light_from)
         probe = HeadMeasures(facts)
         model.run(Batch(ids), probe)
         found.append(probe.sums["decoder"])
@@ -125,7 +124,7 @@ def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type: st
     ids = torch.randint(3, 50, (1, n), generator=torch.Generator().manual_seed(1))
     batch = Batch(ids, target_ids=ids[:, :5] if model_type == "t5" else None)
     found = model.run(batch, attend)
-    model.network._takes_light = False
+    model._takes_light = False
     assert torch.allclose(found, model.run(batch, attend), atol=1e-5)
 
 
@@ -139,7 +138,7 @@ def test_a_mask_that_must_be_written_out_is_refused_where_it_would_be_huge(monke
 
 def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("mistral", sliding_window=4)
-    assert check.takes_light_masks(model.network.base, model.network.survey.plan, {})
+    assert takes_light_masks(model.base, model.survey.plan, {})
     attends = seam.attention_function
 
     def changing(module: Any, query: Any, key: Any, value: Any, mask: Any = None, **others: Any) -> Any:
@@ -148,7 +147,7 @@ def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.M
 
     transformers.AttentionInterface.register(seam.LIKE_SDPA, changing)
     try:
-        assert not check.takes_light_masks(model.network.base, model.network.survey.plan, {})
+        assert not takes_light_masks(model.base, model.survey.plan, {})
         ids = torch.full((1, seam.LIGHT_FROM), 3)
         assert model.run(Batch(ids), attend).shape[1] == seam.LIGHT_FROM  # written out, and so understood
     finally:
@@ -314,7 +313,7 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(
     model_type: str, more: dict[str, Any], run: Callable[[HuggingFaceModel, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is done for long texts, done for one of 640 tokens; tiles as small as they come.
-    monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", 64)
+    monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
     monkeypatch.setattr(measures, "KEPT_PAIRS", 1)
     monkeypatch.setattr(tiles, "LEAST_QUERIES", 4)  # a table of all functions of a pair is as large as 13 heads

@@ -10,7 +10,7 @@ from torch import Tensor
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
-from attnscope.models.hf.check.longer import mixes_lengths
+from attnscope.models.hf.layers import mixes_lengths
 from attnscope.models.model import Batch, MixedLengthsError
 from attnscope.studies.ablation import reading
 from attnscope.studies.atlas import rows as atlas_rows
@@ -82,8 +82,8 @@ def test_other_probes_are_refused_what_padding_would_change(make: Callable[[], A
 
 
 def test_texts_of_one_kind_are_padded_together() -> None:
-    longrope, dynamic = phi3().network.base.config, llama_dynamic().network.base.config
-    plain = attnscope.load(tiny("llama")).network.base.config  # type: ignore[attr-defined]
+    longrope, dynamic = phi3().base.config, llama_dynamic().base.config
+    plain = attnscope.load(tiny("llama")).base.config  # type: ignore[attr-defined]
     for lengths, in_longrope, in_dynamic in (
         ([3, 16], False, False), ([16, 17], True, True), ([17, 40], False, True), ([40, 40], False, False)
     ):  # fmt: skip

@@ -168,7 +168,7 @@ def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "mistral"])
 def test_nothing_of_the_size_of_a_map_is_made(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither as heads are looked at, nor as they are taken out; what is done for long texts, on one of 640 tokens."""
-    monkeypatch.setattr("attnscope.models.hf.network.LIGHT_FROM", 64)
+    monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
     model, n = writer(model_type), 640
     batch, probes = Batch(torch.randint(1, 50, (1, n))), (

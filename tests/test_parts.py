@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedToken
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.senses_helpers import photo, speech
 
@@ -103,7 +103,7 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type: str, tmp
     assert (model.eyes.model.info.n_layers, model.eyes.model.info.n_heads) == ((3,), (2,))
     inputs = {
         name: x
-        for name, x in model.eyes.model.network._forward_inputs(model.eyes.see(_photo()).inputs).items()
+        for name, x in model.eyes.model._forward_inputs(model.eyes.see(_photo()).inputs).items()
         if torch.is_tensor(x)
     }
     np.testing.assert_allclose(seen.weights, eager(made.vision_model, **inputs), atol=2e-5)

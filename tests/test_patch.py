@@ -16,7 +16,7 @@ import attnscope
 from attnscope.core.exact.intervals import pair_means
 from attnscope.core.interventions.patched import Activations
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import Patching
 from attnscope.studies.patch.options import BY
 from attnscope.studies.patch.reading import batches_of, read_pairs
@@ -407,7 +407,7 @@ def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
     found = attnscope.patch(model, [*pairs, {**pairs[0], "clean": "the x cat", "corrupt": "a x cat"}])
     assert (found["pairs"]["right"][0], found["pairs"]["wrong"][0]) == ("the", "a, b")
     assert "0 mask tokens" in found.corpus["problems"][0]["reason"]
-    network, tokens = model.network.model, model.tokenizer.encode(pairs[0]["clean"])
+    network, tokens = model.model, model.tokenizer.encode(pairs[0]["clean"])
     place = tokens.ids.tolist().index(model.tokenizer.mask_id)
     logits = network(torch.from_numpy(tokens.ids)[None]).logits[0, place].double()
     the, a, b = (model.tokenizer.encode(word).ids[1] for word in ("the", "a", "b"))
@@ -551,7 +551,7 @@ def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"patching.npz", "patching.csv", "effect.png"}
     model = attnscope.load(str(tmp_path / "model"))
     tokens = model.tokenizer.encode(pairs[0]["clean"])
-    logits = model.network.model(torch.from_numpy(tokens.ids)[None]).logits[0, -2]
+    logits = model.model(torch.from_numpy(tokens.ids)[None]).logits[0, -2]
     right, a, b = (logits[model.tokenizer.encode(word).ids[1]].item() for word in ("the", "a", "b"))
     found = Patching.load(tmp_path / "out")
     assert found["pairs"]["clean_difference"][0] == pytest.approx(right - np.logaddexp(a, b), abs=1e-4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from examples import induction
 from tests.test_patch import entries, gpt2, shown_by, strong
 

@@ -43,7 +43,7 @@ def photos_for(name: str) -> list[Any]:
 
 def eager_weights(model: Any, inputs: dict[str, Any]) -> dict[tuple[str, int], Any]:
     """What each attention of words and queries gives out by transformers' own eager code, by (kind, layer)."""
-    network = model.network
+    network = model
     network.base.set_attn_implementation("eager")
     kept: dict[tuple[str, int], Any] = {}
     hooks = [
@@ -78,7 +78,7 @@ def test_weights_are_those_of_eager_attention(name: str, models: dict[str, Any])
     n_written = len(words) - words.n_given
     assert n_written > 0
     if logits is not None:  # what was written token by token is what one forward pass over all of it says
-        never = getattr(reader.network.base.config, "image_token_id", None)
+        never = getattr(reader.base.config, "image_token_id", None)
         if never is not None:
             logits[..., never] = -torch.inf
         ids = seen.tokens.ids[-n_written:]

@@ -68,9 +68,9 @@ def test_weights_are_those_of_eager_attention(name: str, folders: dict[str, Path
 def _embeddings(model: Any, photos: list[NDArray[np.uint8]]) -> tuple[Any, NDArray[np.float32]]:
     """What is seen, and what the language model is given at each token; or what cross-attention goes to."""
     seen = model.viewer.view([read_photo(photo) for photo in photos], QUESTION)
-    base = model.viewer.model.network.base
+    base = model.viewer.model.base
     if seen.axes:
-        return seen, _cross_keys(model.viewer.model.network, seen.inputs)
+        return seen, _cross_keys(model.viewer.model, seen.inputs)
     inner = getattr(base, "language_model", None) or base.text_model
     kept: list[Any] = []
     hook = inner.register_forward_pre_hook(lambda *given: kept.append(given[2]["inputs_embeds"]), with_kwargs=True)
@@ -112,7 +112,7 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
         *(".out_proj.", ".o_proj.", ".projection_layer.", "attn.proj."),
         *("self_attn.projection.", "attention.output.dense."),
     )
-    for key, parameter in model.viewer.model.network.base.named_parameters():
+    for key, parameter in model.viewer.model.base.named_parameters():
         if ("vis" in key or key.startswith("encoder.")) and any(part in key for part in attends):
             # What is left of the tower looks at each patch alone, as long as this test lasts: others use the model.
             monkeypatch.setattr(parameter, "data", torch.zeros_like(parameter))

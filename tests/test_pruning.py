@@ -14,7 +14,7 @@ from attnscope.choice import Choice
 from attnscope.core.attention.probes import Gate
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from attnscope.studies.ablation import pruning
 from attnscope.studies.ablation.options import AblateOptions
 from attnscope.studies.ablation.pruning import EXAMPLE, prune

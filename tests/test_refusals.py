@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.parts import in_one_line
 from attnscope.models.hf.tokenizer import NumbersTokenizer
 from tests.conftest import edited, write_tiny, write_tokenizer

@@ -11,7 +11,7 @@ import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import seam
-from attnscope.models.hf.model import wrap
+from attnscope.models.hf.assembling import wrap
 from attnscope.models.model import Batch
 from tests.hf_tally import build
 

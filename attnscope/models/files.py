@@ -11,7 +11,7 @@ from attnscope.errors import AttnscopeError, first_line, parse_json
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
-    """The files that hold the model's weights, sorted by name: safetensors, whole or in shards."""
+    """Return the files that hold the model's weights, sorted by name: safetensors, whole or in shards."""
     present = {path.name for path in folder.iterdir()}
     stem, is_sharded = _find_stem(str(folder), present, allow_pickle)
     return _shards(folder, f"{stem}.index.json", present) if is_sharded else [folder / stem]
@@ -26,7 +26,7 @@ def _find_stem(where: str, names: Collection[str], allow_pickle: bool) -> tuple[
 
 
 def weights_sha256(folder: Path) -> str:
-    """The hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
+    """Return the hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
 
     Remembers what it hashed (until a file changes), and a second thread that asks waits for the first, so that a
     thread can hash while torch loads. Hashing frees the interpreter lock.
@@ -66,12 +66,12 @@ def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
 
 
 def holds_gguf(folder: Path) -> bool:
-    """Whether a folder's weights, configuration and tokenizer are a GGUF file, which transformers unpacks."""
+    """Return whether a folder's weights, configuration and tokenizer are a GGUF file, which transformers unpacks."""
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
 def require_model(folder: Path, allow_pickle: bool) -> None:
-    """Refuses a folder that lacks a configuration or weights, by an AttnscopeError."""
+    """Refuse a folder that lacks a configuration or weights, by an AttnscopeError."""
     if holds_gguf(folder):
         return
     if not (folder / "config.json").is_file():
@@ -82,7 +82,7 @@ def require_model(folder: Path, allow_pickle: bool) -> None:
 
 
 def name_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
-    """Which of the files of a Hub repository hold its weights; an AttnscopeError where none do."""
+    """Return which of the files of a Hub repository hold its weights; an AttnscopeError where none do."""
     stem, is_sharded = _find_stem(f"{repo_id} on the Hub", names, allow_pickle)
     prefix, _, suffix = stem.partition(".")
     shard = re.compile(rf"{prefix}-\d+-of-\d+\.{suffix}")
@@ -97,7 +97,7 @@ HUB = "Hugging Face Hub, "
 
 
 def describe_origin(repo_id: str, folder: Path) -> str:
-    """What records say of where a snapshot came from."""
+    """Return what records say of where a snapshot came from."""
     return f"{HUB}{repo_id}@{folder.name}"
 
 
@@ -108,7 +108,7 @@ def _cache() -> Path:
 
 
 def cached_ids() -> list[str]:
-    """The ids of all models in the cache, complete or not, sorted."""
+    """Return the ids of all models in the cache, complete or not, sorted."""
     try:
         return sorted(path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*"))
     except OSError:  # the home folder of another user, as sudo leaves it
@@ -149,19 +149,19 @@ _hashed: dict[tuple[Path, int, int], str] = {}
 
 
 def hashes() -> dict[tuple[Path, int, int], str]:
-    """The hashes that this process knows, by path, size and time of change, for processes that it starts."""
+    """Return the hashes that this process knows, by path, size and time of change, for processes that it starts."""
     with _hash_lock:
         return dict(_hashed)
 
 
 def remember_hashes(others: dict[tuple[Path, int, int], str]) -> None:
-    """Takes over what `hashes` of another process gave: files that have not changed need no hashing again."""
+    """Take over what `hashes` of another process gave: files that have not changed need no hashing again."""
     with _hash_lock:
         _hashed.update(others)
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex; remembered until it changes."""
+    """Return the SHA-256 of a file, in hex; remembered until it changes."""
     try:
         with _hash_lock, path.open("rb") as file:
             state = path.stat()

@@ -1,7 +1,6 @@
 """What is known of a loaded model, how it shows itself, and what it cannot read."""
 
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import AttnscopeError, amount
@@ -79,7 +78,7 @@ class ModelInfo:
         return {"road" if name == "path" else name: value for name, value in facts.items()}  # as records have it
 
     def lines(self, tokenizer: str) -> list[tuple[str, str]]:
-        """What a person wants to know of the model, as (name, value)."""
+        """Return what a person wants to know of the model, as (name, value)."""
 
         def each(numbers: tuple[int, ...]) -> str:
             if len(self.kinds) == 1:
@@ -122,25 +121,8 @@ class ModelInfo:
         ]
 
 
-class ShownModel:
-    """How a model shows itself: in one line, and in a notebook with what `attnscope models` says of it."""
-
-    info: ModelInfo
-    tokenizer: Any
-    texts: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        extent = f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
-        kinds = f", {', '.join(self.info.kinds)}" if len(self.info.kinds) > 1 else ""
-        return f"{type(self).__name__}({self.info.name!r}, {self.info.architecture}: {extent}{kinds})"
-
-    def _repr_html_(self) -> str:
-        lines = [(escape(name), escape(value)) for name, value in self.info.lines(self.tokenizer.name)]
-        return f"<table>{''.join(f'<tr><th>{name}</th><td>{value}</td></tr>' for name, value in lines)}</table>"
-
-
 def require_length(info: ModelInfo, n_tokens: int) -> None:
-    """Refuses texts over a model's limit."""
+    """Refuse texts over a model's limit."""
     if info.max_tokens is not None and n_tokens > info.max_tokens:
         raise AttnscopeError(
             f"a text of {n_tokens} tokens is longer than the {info.max_tokens} that {info.name} takes",
@@ -149,7 +131,7 @@ def require_length(info: ModelInfo, n_tokens: int) -> None:
 
 
 def require_numbers(info: ModelInfo, numbers: "Tensor | NDArray[Any]", size: int, what: str = "token") -> None:
-    """Refuses numbers that a model has no embedding for."""
+    """Refuse numbers that a model has no embedding for."""
     low, high = (int(numbers.min()), int(numbers.max())) if 0 not in numbers.shape else (0, 0)
     if low < 0 or high >= size:
         raise AttnscopeError(

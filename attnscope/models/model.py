@@ -1,9 +1,10 @@
 """What every model is, whichever engine runs it."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.info import ModelInfo
 from attnscope.records import Tokens
 
@@ -27,28 +28,42 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, in a few words."""
+        """Return what it is, in a few words."""
 
     @property
     def mask_id(self) -> int | None:
-        """The number of the token that stands for a hidden one; None where there is none."""
+        """Return the number of the token that stands for a hidden one; None where there is none."""
 
     @property
     def unknown_id(self) -> int | None:
-        """The number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
+        """Return the number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
 
     @property
     def chat(self) -> "Callable[[str], Tokens] | None":
-        """Tokenises a text as the user's message in the model's chat template; None where there is no template."""
+        """Tokenise a text as the user's message in the model's chat template; None where there is no template."""
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""
 
     def ordinary_ids(self) -> list[int]:
         """The numbers of all tokens that stand for text: no special or unused ones. Empty where they are not known."""
 
     def spell(self, number: int) -> str:
-        """The text of an ordinary token."""
+        """Return the text of an ordinary token."""
+
+
+class BareTokenizer:
+    """What stands for a tokenizer where there is no vocabulary: no ordinary tokens are known."""
+
+    mask_id = unknown_id = chat = None
+
+    def ordinary_ids(self) -> list[int]:
+        """Return nothing: none are known."""
+        return []
+
+    def spell(self, number: int) -> str:
+        """Return the number."""
+        return str(number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +85,29 @@ class Batch:
     target_mask: "Tensor | None" = None
 
     def to(self, device: "str | torch.device") -> "Batch":
-        """The same on a device, without masks that hide nothing."""
+        """Return the same on a device, without masks that hide nothing."""
         there = {name: x.to(device) for name, x in vars(self).items() if x is not None}
         return Batch(**{name: x for name, x in there.items() if not name.endswith("mask") or not bool(x.all())})
 
     def rows(self) -> list[tuple[int, ...]]:
-        """The numbers of each text, without the padding behind it."""
+        """Return the numbers of each text, without the padding behind it."""
         lengths = [self.ids.shape[1]] * len(self.ids) if self.mask is None else self.mask.sum(1).tolist()
         return [tuple(row[:n]) for row, n in zip(self.ids.tolist(), lengths, strict=True)]
 
+    def text(self, i: int) -> "Batch":
+        """Return one text without its padding."""
+
+        def cut(values: "Tensor | None", mask: "Tensor | None") -> "Tensor | None":
+            if values is None:
+                return None
+            return values[i : i + 1] if mask is None else values[i : i + 1, mask[i]]
+
+        ids = cut(self.ids, self.mask)
+        assert ids is not None
+        return Batch(ids, None, cut(self.segments, self.mask), cut(self.target_ids, self.target_mask))
+
     def repeat(self, times: int) -> "Batch":
-        """All texts, then all of them again, and so on."""
+        """Return all texts, then all of them again, and so on."""
         return Batch(**{name: x.repeat(times, 1) for name, x in vars(self).items() if x is not None})
 
 
@@ -137,11 +164,11 @@ class Rerun:
             self.whole = forward(batch, observe, {}, 0)
 
     def block(self, places: "Iterable[Place]") -> int:
-        """The first block that must be computed again where these attentions change."""
+        """Return the first block that must be computed again where these attentions change."""
         return min((self._block_of.get(place, 0) for place in places), default=0)
 
     def again(self, probe: "Probe", first: int = 0, times: int = 1) -> Outputs:
-        """Runs the batch again from block `first` on; those before it return what they returned, and ask no probe.
+        """Run the batch again from block `first` on; those before it return what they returned, and ask no probe.
 
         The texts come several times: all of them, then all of them again, and so on.
         """
@@ -209,22 +236,22 @@ class Writer(Protocol):
 
     @property
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
-        """The heads, (layer, head), whose cross-attention follows speech, as the model's files name them."""
+        """Return the heads, (layer, head), whose cross-attention follows speech, as the model's files name them."""
 
     def generate(self, tokens: Tokens, n: int) -> Tokens:
-        """Continues a text greedily by at most n tokens; `n_given` of what is returned says where they begin."""
+        """Continue a text greedily by at most n tokens; `n_given` of what is returned says where they begin."""
 
     def encode_target(self, text: str) -> Tokens:
-        """What the decoder of an encoder-decoder reads that is to write `text`."""
+        """Return what the decoder of an encoder-decoder reads that is to write `text`."""
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
-        """What the decoder of an encoder-decoder reads as it answers a text by its own greedy output."""
+        """Return what the decoder of an encoder-decoder reads as it answers a text by its own greedy output."""
 
     def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
-        """What the decoder reads as it writes what it heard, greedily, at most n tokens."""
+        """Return what the decoder reads as it writes what it heard, greedily, at most n tokens."""
 
     def decoder_inputs(self, target: Tokens) -> "Mapping[str, Tensor]":
-        """What the forward gets for its decoder."""
+        """Return what the forward gets for its decoder."""
 
 
 class Eyes(Protocol):
@@ -232,10 +259,10 @@ class Eyes(Protocol):
 
     @property
     def model(self) -> "Model":
-        """The part of a model that sees them, a model for itself; all of it where there are no two."""
+        """Return the part of a model that sees them, a model for itself; all of it where there are no two."""
 
     def see(self, photo: "Photo") -> SensoryInput:
-        """A photo as the model sees it, in patches."""
+        """Return a photo as the model sees it, in patches."""
 
 
 class Viewer(Protocol):
@@ -243,11 +270,11 @@ class Viewer(Protocol):
 
     @property
     def model(self) -> "Model":
-        """The model that is run."""
+        """Return the model that is run."""
 
     @property
     def describes(self) -> bool:
-        """Whether it writes of a picture without being given words."""
+        """Return whether it writes of a picture without being given words."""
 
     def view(self, photos: "Sequence[Photo]", text: str, n: int = 0) -> SensoryInput:
         """Photos and a question in the model's own form of chat, and at most n tokens of its answer."""
@@ -257,66 +284,66 @@ class Ears(Protocol):
     """What hears recordings."""
 
     def hear(self, recording: "Recording") -> SensoryInput:
-        """A recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
+        """Return a recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
 
 
 Loss = Literal["causal", "masked", "target"]
 """What a model was trained to predict: the next token, masked tokens, or the tokens of a decoder's target."""
 
 
-class Model(Protocol):
-    """A loaded model: text in by its tokenizer, attention out through the seam. What it cannot do is None."""
+class Model:
+    """A loaded model: text in by its tokenizer, attention out through the seam. What it cannot do is None.
 
-    @property
-    def info(self) -> ModelInfo:
-        """What is known of it."""
+    Kinds of models build on this one, of which no more is known than its attention: each adds what it can do besides.
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """What makes tokens of a text for it."""
+    Attributes:
+        info: What is known of it.
+        tokenizer: What makes tokens of a text for it.
+        texts: The texts that it came with; it knows no others. Empty = it reads any.
+        resumes: Whether `rerun` need not compute earlier layers again.
+        run_inputs: As `run`, of whatever the model's forward takes, by name: `SensoryInput.inputs`.
+        head_slices: Returns the numbers of its weights in its files that are these heads' alone.
+        look: Returns what the heads of some layers attend to on a text, where torch has no part in it; `run` is
+            refused then.
+    """
+
+    info: ModelInfo
+    tokenizer: Any
+    texts: "tuple[str, ...]" = ()
+    resumes: Any = False
+    run_inputs: "Callable[[Mapping[str, Any], Probe], Tensor] | None" = None
+    head_slices: "Callable[[Mapping[Place, Sequence[int]]], list[Slice]] | None" = None
+    look: "Callable[[Tokens, Collection[int]], Maps] | None" = None
+    _layers: "Sequence[nn.Module]" = ()
+    _refusal = ("", "")
 
     @property
     def writer(self) -> Writer | None:
         """Its decoder."""
+        return None
 
     @property
     def eyes(self) -> Eyes | None:
-        """What of it sees pictures."""
+        """Return what of it sees pictures."""
+        return None
 
     @property
     def ears(self) -> Ears | None:
-        """What of it hears recordings."""
+        """Return what of it hears recordings."""
+        return None
 
     @property
     def viewer(self) -> Viewer | None:
-        """What of it reads pictures and words."""
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts it came with; it knows no others. Empty = it reads any."""
-
-    @property
-    def run_inputs(self) -> "Callable[[Mapping[str, Any], Probe], Tensor] | None":
-        """As `run`, of whatever the model's forward takes, by name: `SensoryInput.inputs`."""
-
-    @property
-    def head_slices(self) -> "Callable[[Mapping[Place, Sequence[int]]], list[Slice]] | None":
-        """The numbers of its weights in its files that are these heads' alone."""
-
-    @property
-    def look(self) -> "Callable[[Tokens, Collection[int]], Maps] | None":
-        """What the heads of some layers attend to on a text, where torch has no part in it; `run` is refused then."""
+        """Return what of it reads pictures and words."""
+        return None
 
     @property
     def loss(self) -> Loss | None:
-        """What its language-model head predicts; None without one."""
-
-    @property
-    def resumes(self) -> bool:
-        """Whether `rerun` need not compute earlier layers again."""
+        """Return what its language-model head predicts; None without one."""
+        return None
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
-        """Runs a batch with the probe at the seam of every attention.
+        """Run a batch with the probe at the seam of every attention.
 
         Padding is never attended to. No gradient is kept for weights; through a probe's own numbers they flow.
 
@@ -332,9 +359,10 @@ class Model(Protocol):
             AttnscopeError: The batch is longer than the model's limit, or holds numbers that it has no embedding for.
             MixedLengthsError: Padding would change what the model computes of a text.
         """
+        raise NotImplementedError
 
-    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None) -> "Outputs":
-        """As `run`, with what the language-model head predicts, if there is one and it is asked for.
+    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None) -> Outputs:
+        """Run a batch as `run` does, and ask the language-model head, if there is one.
 
         Args:
             batch: Token numbers.
@@ -342,41 +370,62 @@ class Model(Protocol):
             logits: Whether the head is asked.
             last: At how many tokens, the last ones; None = at all, which of long texts is more than all else.
         """
+        return Outputs(self.run(batch, probe))
 
-    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> "Rerun":
-        """Runs a batch, and keeps what is needed to run it again from a layer on; logits as of `outputs`."""
+    def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
+        """Run a batch, and keep what is needed to run it again from a layer on; options as of `outputs`."""
+        return Rerun(lambda again, probe, *_: self.outputs(again, probe, logits=logits, last=last), batch, self._layers)
 
     def modules(self) -> "Sequence[nn.Module]":
-        """The torch modules that hold all others, to be watched."""
+        """Return the torch modules that hold all others, to be watched."""
+        return []
 
     def blocks(self) -> "Mapping[Place, nn.Module]":
-        """(kind, layer) -> the module that is given the hidden states which the layer's keys are made of, first."""
+        """Return the module that is given the hidden states which a layer's keys are made of, first, by place."""
+        return {}
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor | None":
-        """The rows of the token embedding, (batch, token) -> (batch, token, d), without gradient; None = not known."""
+        """Return rows of the token embedding, (batch, token) -> (batch, token, d), without gradient; None = unknown."""
+        return None
 
     def output_projections(self) -> "Mapping[Place, Tensor]":
-        """W_O by (kind, layer), each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
+        """Return W_O by place, each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
+        return {}
 
     def unembedding(self) -> "nn.Module | None":
-        """The linear map that its scores of the vocabulary come from; None without one."""
+        """Return the linear map that its scores of the vocabulary come from; None without one."""
+        return None
 
     def untrained(self, seed: int) -> "Model":
-        """The same architecture with random weights."""
+        """Return the same architecture with random weights."""
+        raise NotImplementedError
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Stand for what a model cannot do, and say so."""
+        raise AttnscopeError(*self._refusal)
+
+    def __repr__(self) -> str:
+        extent = f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
+        kinds = f", {', '.join(self.info.kinds)}" if len(self.info.kinds) > 1 else ""
+        return f"{type(self).__name__}({self.info.name!r}, {self.info.architecture}: {extent}{kinds})"
+
+    def _repr_html_(self) -> str:
+        lines = [(escape(name), escape(value)) for name, value in self.info.lines(self.tokenizer.name)]
+        return f"<table>{''.join(f'<tr><th>{name}</th><td>{value}</td></tr>' for name, value in lines)}</table>"
 
 
 def eyes_of(model: Model) -> Model:
-    """What sees pictures: of two towers the one for pictures, else the model."""
+    """Return what sees pictures: of two towers the one for pictures, else the model."""
     return model if model.eyes is None else model.eyes.model
 
 
 def viewer_of(model: Model) -> Model:
-    """What reads pictures and words: of a model whose text is shown without pictures another one."""
+    """Return what reads pictures and words: of a model whose text is shown without pictures another one."""
     return model if model.viewer is None else model.viewer.model
 
 
 def example_tokens(tokenizer: Tokenizer) -> Tokens:
-    """A short text that a tokenizer reads, with the special tokens around it.
+    """Return a short text that a tokenizer reads, with the special tokens around it.
 
     A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary.
     """

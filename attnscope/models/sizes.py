@@ -59,17 +59,17 @@ class Sizes:
 
     @property
     def n_attentions(self) -> int:
-        """How many attentions there are in all: a decoder's layer beside an encoder has two."""
+        """Return how many attentions there are in all: a decoder's layer beside an encoder has two."""
         return self.n_layers + 2 * self.n_decoder_layers
 
     @property
     def caching_layers(self) -> int:
-        """How many attentions keep keys and values while a text is written: none in an encoder."""
+        """Return how many attentions keep keys and values while a text is written: none in an encoder."""
         return {"encoder": 0, "decoder": self.n_layers}.get(self.kind, 2 * self.n_decoder_layers)
 
 
 def sizes_of(config: Config, name: str, source: str) -> Sizes:
-    """The sizes of a model, from what its config.json holds.
+    """Return the sizes of a model, from what its config.json holds.
 
     Families that are not known here in closed form are built without weights (on torch's meta device) and counted.
     """
@@ -99,7 +99,7 @@ def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> S
 
 
 def _divide(d_model: int, n_heads: int) -> int:
-    """The width of a head where heads share the model's width."""
+    """Return the width of a head where heads share the model's width."""
     if d_model % n_heads:
         raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --d-head")
     return d_model // n_heads
@@ -204,7 +204,7 @@ _FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
 
 
 def _build_to_count(config: Config, name: str, source: str) -> Sizes:
-    """The sizes of any other model: by the names that transformers gives them, its parameters counted."""
+    """Return the sizes of any other model: by the names that transformers gives them, its parameters counted."""
     import warnings
 
     import torch

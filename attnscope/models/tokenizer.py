@@ -13,7 +13,7 @@ from attnscope.text import Style, build_tokens, require_tokenizable, segments_of
 
 
 def supports(folder: Path) -> str | None:
-    """Whether a folder's tokenizer can be opened without transformers: None if so, else why not."""
+    """Return whether a folder's tokenizer can be opened without transformers: None if so, else why not."""
     if (folder / "tokenizer.json").is_file():
         return None
     if not (folder / "vocab.txt").is_file():
@@ -36,7 +36,7 @@ class FastTokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """The number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
+        """Return the number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
         model = self.backend.model
         number = getattr(model, "unk_id", None)  # of Unigram; the other kinds name the token
         if number is None and getattr(model, "unk_token", None):
@@ -50,12 +50,12 @@ class FastTokenizer:
         return sorted(number for piece, number in vocabulary if number not in added and not piece.startswith("[unused"))
 
     def spell(self, number: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         return self.backend.decode([number], skip_special_tokens=False)
 
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":
-        """Loads a model's tokenizer: tokenizer.json, else BERT's vocab.txt with tokenizer_config.json."""
+        """Load a model's tokenizer: tokenizer.json, else BERT's vocab.txt with tokenizer_config.json."""
         lacking = supports(folder)
         if lacking:
             raise AttnscopeError(
@@ -83,7 +83,7 @@ class FastTokenizer:
         return cls(backend, f"{kind}, {backend.get_vocab_size():,} pieces")
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""
         require_tokenizable(text, pair)
         try:
             with catch_panics():
@@ -94,7 +94,7 @@ class FastTokenizer:
 
 
 def unreadable(pair: str | None, error: Exception) -> AttnscopeError:
-    """What to raise where a tokenizer fails on a text, or on a pair of texts."""
+    """Return what to raise where a tokenizer fails on a text, or on a pair of texts."""
     what = "a pair of texts" if pair is not None else "this text"
     return AttnscopeError(f"the tokenizer cannot read {what}: {first_line(error)}", "give another text")
 
@@ -102,7 +102,7 @@ def unreadable(pair: str | None, error: Exception) -> AttnscopeError:
 def tokens_of(
     encoding: tokenizers.Encoding, text: str, pair: str | None, style: Style, special: Sequence[bool] | None = None
 ) -> Tokens:
-    """What the tokenizers library made of a text, or of a pair of texts, as Tokens."""
+    """Return what the tokenizers library made of a text, or of a pair of texts, as Tokens."""
     return build_tokens(
         text,
         ids=encoding.ids,
@@ -116,7 +116,7 @@ def tokens_of(
 
 
 def style_of(backend: tokenizers.Tokenizer) -> Style:
-    """How a tokenizer writes its pieces."""
+    """Return how a tokenizer writes its pieces."""
     parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
     if "ByteLevel" in parts:
         return "bytes"
@@ -134,7 +134,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _is_bert(folder: Path, settings: dict[str, Any]) -> bool:
-    """Whether it is BERT's own tokenizer: by its class, else by the model's type."""
+    """Return whether it is BERT's own tokenizer: by its class, else by the model's type."""
     name = settings.get("tokenizer_class")
     if isinstance(name, str):
         return name.removesuffix("Fast") in {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"}

@@ -22,7 +22,7 @@ _registering = threading.Lock()
 
 
 def share_lock(roots: "Iterable[nn.Module]") -> None:
-    """Gives all modules of a model one lock: the one that some of them already have, or a new one.
+    """Give all modules of a model one lock: the one that some of them already have, or a new one.
 
     Models that have modules in common share it, such as two that were loaded from one torch module. So do models that
     were built from one configuration object: a pass sets the attention function there. Where parts had locks of their

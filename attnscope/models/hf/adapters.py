@@ -34,7 +34,7 @@ NONE = Adapter("", "", "")
 
 
 def merge(model: PreTrainedModel, folder: Path, *, allow_pickle: bool) -> Adapter:
-    """Merges the adapter in a folder into a model with its head, if it has one."""
+    """Merge the adapter in a folder into a model with its head, if it has one."""
     require_peft(folder)
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -64,7 +64,7 @@ def merge(model: PreTrainedModel, folder: Path, *, allow_pickle: bool) -> Adapte
 
 
 def require_peft(folder: Path) -> None:
-    """Refuses an adapter that cannot be applied: without it, another model would be shown."""
+    """Refuse an adapter that cannot be applied: without it, another model would be shown."""
     if not importlib.util.find_spec("peft"):
         raise AttnscopeError(
             f"{folder} holds an adapter, which needs the package peft",
@@ -73,7 +73,7 @@ def require_peft(folder: Path) -> None:
 
 
 def unwrap(model: Any) -> tuple[Any, Adapter]:
-    """A model in memory without peft's wrapping, and what is active in it; any other model as it is."""
+    """Return a model in memory without peft's wrapping, and what is active in it; any other model as it is."""
     if any(base.__module__.partition(".")[0] == "peft" for base in type(model).__mro__):
         for name in getattr(model, "active_adapters", ()):
             _require_merging(model.peft_config[name], name)
@@ -95,7 +95,7 @@ def unwrap(model: Any) -> tuple[Any, Adapter]:
 
 
 def _require_merging(config: Any, name: str) -> str:
-    """The kind of an adapter; refused where it adds tokens that are no text."""
+    """Return the kind of an adapter; refused where it adds tokens that are no text."""
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     if config.is_prompt_learning or getattr(config, "is_adaption_prompt", False):
         raise AttnscopeError(

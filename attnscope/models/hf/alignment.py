@@ -67,7 +67,7 @@ def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool],
 
 
 def _fold(text: str) -> tuple[str, list[int]]:
-    """A text without case and accents, and the place in it that each character came from."""
+    """Return a text without case and accents, and the place in it that each character came from."""
     folded, origin = [], []
     for i, char in enumerate(text):
         for part in unicodedata.normalize("NFKD", char).casefold():
@@ -78,7 +78,7 @@ def _fold(text: str) -> tuple[str, list[int]]:
 
 
 def _strip_marks(piece: str) -> str:
-    """A piece without the marks of WordPiece, SentencePiece and BPE vocabularies."""
+    """Return a piece without the marks of WordPiece, SentencePiece and BPE vocabularies."""
     if len(piece) > 2:
         piece = piece.removeprefix("##").removesuffix("@@")
     return piece.removesuffix("</w>").replace("▁", " ").replace("Ġ", " ")

@@ -23,7 +23,7 @@ _NAMES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def loading_options(device_map: DeviceMap) -> dict[str, Any]:
-    """What transformers is to load a model with, so that it is spread over devices."""
+    """Return what transformers is to load a model with, so that it is spread over devices."""
     if isinstance(device_map, str) and device_map not in _NAMES:
         raise AttnscopeError(f"there is no device map {device_map!r}", f"choose from {', '.join(_NAMES)}")
     if not all(importlib.util.find_spec(package) for package in ("accelerate", "psutil")):
@@ -38,7 +38,7 @@ _OFFLOADED, _LOCK = "attnscope-offload-", ".lock"
 
 
 def _make_offload_folder() -> Path:
-    """A folder for weights that lie on disk, which goes when this process ends.
+    """Return a folder for weights that lie on disk, which goes when this process ends.
 
     One that is killed cannot see to that. But the lock that it holds in its folder goes with it, and the next process
     that makes one removes those that nobody holds.
@@ -57,14 +57,14 @@ def _make_offload_folder() -> Path:
 
 
 def _hold(lock: IO[bytes]) -> None:
-    """Locks a file until it is closed, at the latest when the process ends."""
+    """Lock a file until it is closed, at the latest when the process ends."""
     import fcntl  # not on Windows
 
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_dispatched(model: nn.Module) -> bool:
-    """Whether accelerate moves what a model's parts get."""
+    """Return whether accelerate moves what a model's parts get."""
     return any(_execution_device(module) is not None for module in model.modules())
 
 
@@ -78,7 +78,7 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def describe_spread(device_map: Mapping[str, Any]) -> str:
-    """Which parts of a model lie where, as a sentence."""
+    """Return which parts of a model lie where, as a sentence."""
     counts = Counter(f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values())
     parts = ", ".join(f"{device} ({n} part{'s' if n > 1 else ''})" for device, n in counts.items())
     return f"Spread over {parts}."

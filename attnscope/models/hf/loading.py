@@ -26,10 +26,10 @@ from attnscope.models.catalog import Source, verify
 from attnscope.models.devices import place
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.adapters import NONE, merge, require_peft
-from attnscope.models.hf.check.examples import accepts
-from attnscope.models.hf.check.remembered import identify
+from attnscope.models.hf.assembling import RawModel, assemble
 from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
-from attnscope.models.hf.model import HuggingFaceModel, RawModel, assemble
+from attnscope.models.hf.examples import accepts
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.hf.parts import (
     base_of,
     hears,
@@ -57,6 +57,7 @@ from attnscope.models.hf.senses.seeing import (
     show_all_patches,
 )
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, WordlessTokenizer
+from attnscope.models.hf.verdicts import identify
 
 
 def load_huggingface(
@@ -69,7 +70,7 @@ def load_huggingface(
     trust_remote_code: bool = False,
     device_map: DeviceMap | None = None,
 ) -> HuggingFaceModel:
-    """Loads a model and its tokenizer from a folder; options as of `models.load`."""
+    """Load a model and its tokenizer from a folder; options as of `models.load`."""
     where, precision = place(device, dtype)
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
@@ -147,7 +148,7 @@ _OF_THE_WEIGHTS = ("device_map", "offload_folder", "adapter_kwargs", "use_safete
 def _read_model(
     source: Source, folder: Path, options: dict[str, Any], *, pickled: bool, dtype: torch.dtype, auto: Any = None
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The model as its files hold it, and what is worth a note."""
+    """Return the model as its files hold it, and what is worth a note."""
     config: Any = None
     is_gguf = "gguf_file" in options
     try:
@@ -249,8 +250,22 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
     )
 
 
+def read_gguf_config(source: Source) -> dict[str, Any]:
+    """Return what config.json would hold, as transformers reads it from a GGUF file."""
+    assert source.folder is not None
+    try:
+        with silence():
+            config = transformers.AutoConfig.from_pretrained(
+                source.folder, gguf_file=_gguf_file(source, source.folder), local_files_only=True
+            )
+    except Exception as error:  # a damaged file
+        raise _explain(error, source, None) from error
+    settings: dict[str, Any] = config.to_dict()
+    return settings
+
+
 def _gguf_file(source: Source, folder: Path) -> str | None:
-    """The GGUF file that is meant: the one that was named, or that of a folder that holds no other weights."""
+    """Return the GGUF file that is meant: the one that was named, or that of a folder that holds no other weights."""
     if not source.file and not holds_gguf(folder):
         return None
     files = [source.file] if source.file else sorted(path.name for path in folder.glob("*.gguf"))
@@ -271,7 +286,7 @@ _TOKENIZER_FILES = (
 
 
 def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokenizer | None:
-    """The tokenizer of a folder; None where it holds none, as with models that read no text."""
+    """Return the tokenizer of a folder; None where it holds none, as with models that read no text."""
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
         return None
     with load_errors("tokenizer", folder):
@@ -306,7 +321,7 @@ _COMPUTED = re.compile(r"(^|\.)(position_ids|inv_freq|masked_bias|causal_mask|ve
 
 
 def shapes_of(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the tensors in safetensors files, without reading them."""
+    """Return the names and shapes of the tensors in safetensors files, without reading them."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in files:
         with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
@@ -324,7 +339,7 @@ def require_real(files: Iterable[Path]) -> None:
 
 
 def head_of(key: str, model: PreTrainedModel) -> str:
-    """The part on top of the base model that a weight belongs to; "" for one of the base model's own.
+    """Return the part on top of the base model that a weight belongs to; "" for one of the base model's own.
 
     A part is on top by its place in the model, never by its name: routers have classifiers too. The pooler alone lies
     within base models, beside the layers.
@@ -379,7 +394,7 @@ def notes_on_unsaved(model: PreTrainedModel, shapes: _Shapes) -> list[str]:
 
 
 def _name_in_base(key: str, model: PreTrainedModel) -> str:
-    """A weight's name as the base model has it."""
+    """Return a weight's name as the base model has it."""
     return key.removeprefix(f"{model.base_model_prefix}.") if model.base_model is not model else key
 
 
@@ -396,5 +411,5 @@ def _belongs_inside(name: str, model: PreTrainedModel) -> bool:
 
 
 def _is_mask(shape: Sequence[int] | None) -> bool:
-    """Whether a tensor is a causal mask of all positions, or a single number, as GPT-2's old files hold them."""
+    """Return whether a tensor is a causal mask of all positions, or a single number, as GPT-2's old files hold them."""
     return shape is not None and (len(shape) == 0 or (len(shape) == 4 and tuple(shape[:2]) == (1, 1)))

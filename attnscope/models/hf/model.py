@@ -1,143 +1,145 @@
-"""Hugging Face models: a transformers model in memory as a Model whose attention passes our seam.
+"""Hugging Face models: a transformers model whose attention is known, run with a probe at its seam.
 
-Whether its attention is seen truly, hf.survey finds out; how it comes from files, hf.loading knows.
+Whether its attention is seen truly, `hf.check` finds out. `hf.assembling` and `hf.loading` know how one is made. What
+it is run for beside texts, a photo, a recording or writing, the senses know.
 """
 
-import copy
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
 
-from attnscope.core.attention.probes import Place, Weights
-from attnscope.core.attention.seam import Kind, Probe
+from attnscope.core.attention.probes import Gate, Place, Weights
+from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.devices import name_dtype
-from attnscope.models.hf.adapters import NONE, Adapter, unwrap
-from attnscope.models.hf.check.compare import run_one_by_one
-from attnscope.models.hf.check.examples import accepts, examples, max_tokens
-from attnscope.models.hf.check.longer import Survey, mixes_lengths
-from attnscope.models.hf.check.remembered import Identity, Memory
-from attnscope.models.hf.check.survey import survey_attention
-from attnscope.models.hf.dispatch import input_device
-from attnscope.models.hf.network import Network, blocks_by_layer, can_resume, skipped_calls
-from attnscope.models.hf.parts import (
-    base_of,
-    in_one_line,
-    notes_on_quantisation,
-    picture_tower,
-    reads_pictures,
-    reads_text,
-    sees_pictures,
-    silence,
-    takes_recordings,
-    text_tower,
-    wordless,
+from attnscope.models.hf.check import check_beyond
+from attnscope.models.hf.dispatch import input_device, is_dispatched
+from attnscope.models.hf.eager import run_for_weights, run_one_by_one
+from attnscope.models.hf.examples import (
+    accepts,
+    causal_types,
+    examples,
+    input_name,
+    pad_id,
+    position_table,
+    standing_arguments,
+    vocab_size,
 )
+from attnscope.models.hf.layers import Survey, mixes_lengths
+from attnscope.models.hf.parts import in_one_line, reads_pictures, reads_text, sees_pictures, takes_recordings, wordless
+from attnscope.models.hf.rounding import compare, hidden_states, states_of, tolerance
+from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
-from attnscope.models.hf.senses.seeing import HuggingFaceEyes, hides_patches
+from attnscope.models.hf.senses.seeing import HuggingFaceEyes, WholeView
 from attnscope.models.hf.senses.vision_language import InterleavedReader, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
+from attnscope.models.hf.verdicts import Memory
 from attnscope.models.hf.weights import head_slices, output_projections
-from attnscope.models.info import ModelInfo, ShownModel
+from attnscope.models.info import ModelInfo, require_length, require_numbers
+from attnscope.models.inside.projections import hooks
 from attnscope.models.inside.tape import blocks_of
-from attnscope.models.model import Batch, Loss, Outputs, Rerun, Slice
-from attnscope.models.turns import share_lock, take_turn
+from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Rerun, Slice
+from attnscope.models.turns import take_turn
 
 
-@dataclass(frozen=True, eq=False)
-class RawModel:
-    """What a model is made of, before it is known what its attention is."""
-
-    model: PreTrainedModel  # with its head if it has one
-    tokenizer: HuggingFaceTokenizer | NumbersTokenizer
-    name: str
-    source: str = "memory"
-    sha256: str = ""
-    notes: tuple[str, ...] = ()  # what a user must know of how it was read
-    processor: Any = None  # makes what it reads of pictures or sound; None where there is none
-    adapter: Adapter = NONE
-    identity: Identity | None = None  # by which its verdict is remembered; None = it is not
-
-
-class HuggingFaceModel(ShownModel):
+class HuggingFaceModel(Model):
     """A loaded transformers model; see models.model.Model.
 
     `open_eyes` makes a model of what sees pictures, where that is another part of the same files; `open_viewer` of what
     reads pictures and words, where that is more than this.
 
     Attributes:
+        model: The transformers model, with its head if it has one.
+        base: The part of it that attends.
+        survey: What was found out of its attention.
         layers: Kind -> numbers of the layers that have attention; fewer than info.n_layers in hybrid models.
+        device: Where it takes its inputs.
+        is_spread: Whether accelerate moves what its parts get.
     """
-
-    look = None
 
     def __init__(
         self,
-        network: Network,
+        model: PreTrainedModel,
+        base: PreTrainedModel,
+        tokenizer: HuggingFaceTokenizer | NumbersTokenizer,
+        info: ModelInfo,
+        survey: Survey,
         processor: Any = None,
         open_eyes: "Callable[[], HuggingFaceModel] | None" = None,
         open_viewer: "Callable[[], HuggingFaceModel] | None" = None,
         memory: Memory | None = None,
     ) -> None:
-        self.network, self.info = network, network.info
-        self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = network.tokenizer
-        if network.survey.beside:
+        self.model: Any = model
+        self.base: Any = base
+        self.info = info
+        self.survey = survey
+        self.layers: Mapping[Kind, tuple[int, ...]] = survey.layers
+        self.device = input_device(base)
+        self.is_spread = is_dispatched(base)
+        self.vocabulary = tokenizer
+        self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = tokenizer
+        if survey.beside:
             self.tokenizer = WordlessTokenizer(
-                network.info.name, "reads words beside a picture alone", "give it one: --image photo.jpg"
+                info.name, "reads words beside a picture alone", "give it one: --image photo.jpg"
             )
-        self.layers: Mapping[Kind, tuple[int, ...]] = network.survey.layers
-        self._processor, self._open_eyes, self._open_viewer = processor, open_eyes, open_viewer
+        self._processor = processor
+        self._open_eyes = open_eyes
+        self._open_viewer = open_viewer
         self._memory = memory
+        self._expected: dict[tuple[int, ...], WholeView] = {}
+
+    @property
+    def at_seam(self) -> bool:
+        """Whether its attention passes the seam."""
+        return self.survey.path == "seam"
 
     @cached_property
     def writer(self) -> HuggingFaceWriter | None:
         """Its decoder."""
-        return HuggingFaceWriter(self.network) if "decoder" in self.info.kinds else None
+        return HuggingFaceWriter(self) if "decoder" in self.info.kinds else None
 
     @cached_property
     def eyes(self) -> HuggingFaceEyes | None:
         """What of it sees pictures."""
         if self._open_eyes is not None:
             return self._open_eyes().eyes
-        sees = sees_pictures(self.network.base)
-        return HuggingFaceEyes(self, self.network, self._processor) if sees else None
+        return HuggingFaceEyes(self, self._processor) if sees_pictures(self.base) else None
 
     @cached_property
     def viewer(self) -> VisionLanguageReader | None:
         """What of it reads pictures and words."""
         if self._open_viewer is not None:
             return self._open_viewer().viewer
-        base = self.network.base
-        if self.network.survey.beside and (reader := cross_reader(base)) is not None:
-            return reader(self, self.network, self._processor)
-        interleaved = self.writer is not None and reads_pictures(base)
-        return InterleavedReader(self, self.network, self._processor) if interleaved else None
+        reader = cross_reader(self.base) if self.survey.beside else None
+        if reader is not None:
+            return reader(self, self._processor)
+        interleaved = self.writer is not None and reads_pictures(self.base)
+        return InterleavedReader(self, self._processor) if interleaved else None
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
         """What of it hears recordings, or says why that is not supported."""
-        base = self.network.base
-        if not takes_recordings(base) and (reads_text(base) or sees_pictures(base)):
+        if not takes_recordings(self.base) and (reads_text(self.base) or sees_pictures(self.base)):
             return None
-        return HuggingFaceEars(self.network, self._processor)
+        return HuggingFaceEars(self, self._processor)
 
-    @property
+    @cached_property
     def loss(self) -> Loss | None:
         """What its language-model head predicts; None without one that does."""
-        return self.network.loss
+        return loss_of(self.model, self.info.kinds) if self.at_seam else None
 
     @cached_property
     def resumes(self) -> bool:
         """Whether what `rerun` gives from a layer on is what a whole forward gives; tried once, remembered if so."""
-        base, plan = self.network.base, self.network.survey.plan
-        if not self.network.at_seam:
+        base, plan = self.base, self.survey.plan
+        if not self.at_seam:
             return False
         if self._memory is not None and self._memory.resumes:
             return True
@@ -151,201 +153,347 @@ class HuggingFaceModel(ShownModel):
         return resumes
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """See models.model.Model. Where info.path is "eager", the probe can only be a `Weights`.
+        """Run a batch; see models.model.Model. Where info.path is "eager", the probe can only be a `Weights`.
 
         Where padding would change what the model computes of a text, texts are run one by one for a `Weights`.
         """
-        config = self.network.base.config
-        if isinstance(probe, Weights) and any(mixes_lengths(config, m) for m in (batch.mask, batch.target_mask)):
+        masks = (batch.mask, batch.target_mask)
+        if isinstance(probe, Weights) and any(mixes_lengths(self.base.config, mask) for mask in masks):
             return run_one_by_one(self.run, batch, probe)
-        return self.run_inputs(self.network.text_inputs(batch), probe)
+        return self.run_inputs(self.text_inputs(batch), probe)
 
     def run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
-        """Runs whatever the model's forward takes, by name: pixel_values, input_features … Otherwise as `run`."""
-        return self.network.run(inputs, probe)
+        """Run what the forward takes: input_ids, pixel_values, input_features … Return the last hidden states.
+
+        Raises:
+            AttnscopeError: It does not run, or layers do not each see all tokens of a picture or a sound.
+        """
+        view = self._expected.get(self._shape_of(inputs))
+        if view is None:
+            with in_one_line(self.info.name, "does not run on this input"):
+                return self._run(inputs, probe)
+
+        def require(queries: int, keys: int) -> None:
+            if (queries, keys) != (view.n_tokens, view.n_tokens):
+                raise AttnscopeError(
+                    f"{self.info.name} has attention of {queries} queries on {keys} keys where {view.where}", view.hint
+                )
+
+        def watch(call: AttentionCall) -> Tensor:
+            require(call.query.shape[2], call.key.shape[2])
+            return probe(call)
+
+        with in_one_line(self.info.name, *view.failure):
+            hidden = self._run(inputs, watch if self.at_seam else probe)
+        for by_layer in probe.maps.values() if isinstance(probe, Weights) and not self.at_seam else ():
+            for weights in by_layer.values():
+                require(*weights.shape[2:])
+        return hidden
 
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
-        """As `run`, with what the language-model head predicts, if there is one and it is asked for."""
-        return self.network.outputs(self.network.text_inputs(batch), probe, logits=logits, last=last)
+        """Run a batch, and its language-model head if there is one and it is asked for; see models.model.Model.
+
+        At the last so many tokens alone, masks are by key alone where texts are long.
+        """
+        return self._outputs(batch, probe, logits, last, {})
+
+    def _outputs(
+        self, batch: Batch, probe: Probe, logits: bool, last: int | None, skipped: Mapping[nn.Module, int]
+    ) -> Outputs:
+        """Do as `outputs`; modules do not make the first calls that are skipped, as that part is not computed."""
+        inputs = self._forward_inputs(self.text_inputs(batch))
+        self.require_seam("its heads cannot be changed")
+        plan = self.survey.plan
+        with in_one_line(self.info.name, "does not run on this input"):
+            if not logits or self.loss is None:
+                return Outputs(self._hidden(perform(self.base, inputs, plan, probe, skipped=skipped)))
+            light = None if last is None else self._light_from(inputs)
+            return run_with_logits(self.model, self.base, inputs, plan, probe, skipped=skipped, light=light, last=last)
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
-        """Runs a batch, and keeps what is needed to run it again from a layer on."""
-        blocks = blocks_of(self.network.base, self.network.survey.plan) if self.resumes else []
-        return self._rerun(batch, logits, blocks, last)
+        """Run a batch, and keep what is needed to run it again from a layer on."""
+        return self._rerun(batch, logits, blocks_of(self.base, self.survey.plan) if self.resumes else [], last)
 
     def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module], last: int | None = None) -> Rerun:
         def forward(again: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
-            skipped = skipped_calls(self.network.survey.plan, block_of, first)
-            inputs = self.network.text_inputs(again)
-            return self.network.outputs(inputs, probe, logits=logits, skipped=skipped, last=last)
+            return self._outputs(again, probe, logits, last, skipped_calls(self.survey.plan, block_of, first))
 
         return Rerun(forward, batch, blocks)
 
+    def expect(self, inputs: Mapping[str, Any], view: WholeView) -> None:
+        """Have runs on inputs of this shape, a picture's or a sound's, refused where they are not as expected."""
+        self._expected[self._shape_of(inputs)] = view
+
+    def _shape_of(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+        values = inputs.get(input_name(self.base))
+        return tuple(values.shape) if isinstance(values, Tensor) else ()
+
+    def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
+        """Return what the forward gets for texts, with the model's own padding."""
+        if self.survey.beside:
+            raise AttnscopeError(
+                f"{self.info.name} reads words beside a picture alone", "give it one: --image photo.jpg"
+            )
+        if not reads_text(self.base):
+            wordless(self.info.name, self.base).encode("")
+        batch = batch.to(batch.ids.device)
+        ids = self._pad(batch.ids, batch.mask)
+        inputs = {"input_ids": ids, **causal_types(self.base, ids)}
+        if batch.mask is not None:
+            inputs["attention_mask"] = batch.mask.long()
+        segments = batch.segments
+        # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
+        if segments is not None and (not bool(segments.any()) or getattr(self.base.config, "type_vocab_size", 0) < 2):
+            segments = None
+        if accepts(self.base, "token_type_ids") and (segments is not None or self.vocabulary.type_ids):
+            types = torch.zeros_like(ids) if segments is None else segments.clone()
+            for number, kind in self.vocabulary.type_ids.items():
+                types[ids == number] = kind
+            inputs["token_type_ids"] = types
+        if target and self.base.config.is_encoder_decoder:
+            if batch.target_ids is None:
+                raise AttnscopeError(
+                    f"{self.info.name} has an encoder and a decoder, and nothing is given that its decoder reads",
+                    "use encode_target or greedy_target",
+                )
+            inputs["decoder_input_ids"] = self._pad(batch.target_ids, batch.target_mask)
+            if batch.target_mask is not None:
+                inputs["decoder_attention_mask"] = batch.target_mask.long()
+        return inputs
+
+    def require_seam(self, otherwise: str) -> None:
+        """Refuse models of which only the weights can be seen."""
+        if not self.at_seam:
+            raise AttnscopeError(
+                f"{self.info.name} does not pass its attention through the seam: {otherwise}",
+                "only its weights can be seen: attnscope heatmap",
+            )
+
     def modules(self) -> list[nn.Module]:
-        """The transformers model, without what it has on top for its task."""
-        return [self.network.base]
+        """Return the transformers model, without what it has on top for its task."""
+        return [self.base]
 
     def blocks(self) -> dict[Place, nn.Module]:
-        """The blocks of layers, by (kind, layer); see hf.network.blocks_by_layer."""
-        return blocks_by_layer(self.network.base, self.network.survey.plan)
+        """Return the blocks of layers, by (kind, layer); see `blocks_by_layer`."""
+        return blocks_by_layer(self.base, self.survey.plan)
 
     def output_projections(self) -> dict[Place, Tensor]:
         """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf.weights.output_projections."""
-        return output_projections(self.network.base, self.network.survey) if self.network.at_seam else {}
+        return output_projections(self.base, self.survey) if self.at_seam else {}
 
     def unembedding(self) -> nn.Module | None:
-        """What its scores of the vocabulary come from; None where its head predicts no words."""
-        head: Any = None if self.loss is None else self.network.model.get_output_embeddings()
+        """Return what its scores of the vocabulary come from; None where its head predicts no words."""
+        head: Any = None if self.loss is None else self.model.get_output_embeddings()
         return head if isinstance(head, nn.Module) else None
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
-        """Which of its weights are the heads' alone; see hf.weights.head_slices."""
-        if self.network.is_spread:
+        """Return which of its weights are the heads' alone; see hf.weights.head_slices."""
+        if self.is_spread:
             raise AttnscopeError(f"the weights of {self.info.name} are spread over devices", "leave out --device all")
-        self.network.require_seam("its heads cannot be told apart")
-        return head_slices(self.network.model, self.network.base, self.network.survey, heads)
+        self.require_seam("its heads cannot be told apart")
+        return head_slices(self.model, self.base, self.survey, heads)
 
     @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
-        self.network.require_known(ids)
-        with take_turn([self.network.base]):
-            output = self.network.base.get_input_embeddings()(ids.to(self.network.device))
+        """Return the rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
+        self.require_known(ids)
+        with take_turn([self.base]):
+            output = self.base.get_input_embeddings()(ids.to(self.device))
         # I-BERT gives the scale of its quantisation besides.
         rows: Tensor = output[0] if isinstance(output, tuple) else output
         return rows.detach()  # a model in memory may be one that is trained
 
     def untrained(self, seed: int) -> "HuggingFaceModel":
-        """The same architecture with random weights, as transformers draws them before training."""
-        base = self.network.base
-        with torch.random.fork_rng(devices=[]), silence():
-            torch.manual_seed(seed)
-            twin = type(base)(copy.deepcopy(base.config)).to(base.dtype).to(self.network.device)
-            twin.train(False).requires_grad_(False)
-            notes = (f"random weights, seed {seed}",)
-            return assemble(RawModel(twin, self.tokenizer, f"{self.info.name} untrained", notes=notes), check=False)
+        """Return the same architecture with random weights, as transformers draws them before training."""
+        from attnscope.models.hf.assembling import assemble_untrained
 
+        return assemble_untrained(self, seed)
 
-def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
-    """Makes a Model of a transformers model that is in memory already, or of a PeftModel. It is left as it is.
+    def require_known(self, ids: Tensor) -> None:
+        """Refuse token numbers that the model has no embedding for."""
+        require_numbers(self.info, ids, vocab_size(self.base))
 
-    Of a vision model the tokenizer is its image processor. Without one, texts are given as token numbers.
-    """
-    hf_model, adapter = unwrap(hf_model)
-    if type(hf_model).__module__.startswith("sentence_transformers."):
-        # It is a list of modules: the first one holds the transformer, later ones pool and normalise its output.
-        tokenizer = tokenizer or getattr(hf_model, "tokenizer", None)
-        hf_model = next((part for part in hf_model.modules() if isinstance(part, PreTrainedModel)), hf_model)
-    if not isinstance(hf_model, PreTrainedModel):
-        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
-    name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
-    base = base_of(hf_model)
-    if hides_patches(base):
-        raise AttnscopeError(
-            f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
-            "with model.config.mask_ratio = 0.0 it sees them all",
+    def _run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
+        inputs, survey = self._forward_inputs(inputs), self.survey
+        if not self.at_seam:
+            return self._hidden(run_for_weights(self.base, inputs, survey.layers, self.info.name, probe))
+        beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
+        light = None if survey.beside else self._light_from(inputs)
+        return self._hidden(
+            perform(self.base, inputs, survey.plan, probe, light, through=survey.through, beside=beside)
         )
-    # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
-    words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
-    parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
-    senses = next((part for part in parts if part is not None), None if words is tokenizer else tokenizer)
-    is_joint = reads_pictures(base) or (cross_reader(base) is not None and picture_tower(base) is None)
-    senses = tokenizer if is_joint and hasattr(tokenizer, "image_processor") else senses
-    reader: HuggingFaceTokenizer | NumbersTokenizer
-    reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
-    if not reads_text(base) and not accepts(base, "decoder_input_ids"):
-        reader = wordless(name, base)
-    notes = notes_on_quantisation(hf_model.config)
-    return assemble(RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check)
+
+    def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """All that the forward gets, on the model's device."""
+        for mask in (inputs.get("attention_mask"), inputs.get("decoder_attention_mask")):
+            if isinstance(mask, Tensor) and mask.ndim == 2 and mixes_lengths(self.base.config, mask):
+                raise MixedLengthsError(
+                    f"padding a text of {int(mask.sum(1).min())} tokens to {mask.shape[1]} changes what "
+                    f"{self.info.name} computes: the longest text of a batch decides on rotary "
+                    "factors, or on the kind of attention",
+                    "run short and long texts in separate batches",
+                )
+        check_beyond(self.base, self.survey, inputs)
+        inputs = {**standing_arguments(self.base), **self.survey.extras, **inputs}
+        return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+    def _hidden(self, output: Any) -> Tensor:
+        hidden = hidden_states(output)
+        if hidden is None and self.survey.beside:  # some give out what their head says, and no more
+            hidden = getattr(output, "logits", None)
+        if hidden is None:
+            raise AttnscopeError(f"{self.info.name} returns no hidden states")
+        return hidden
+
+    def _light_from(self, inputs: Mapping[str, Any]) -> int | None:
+        """Return whether this run gets light masks: on long texts, where the model is known to understand them."""
+        tokens = [inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs]
+        # accelerate moves masks from device to device, so that they are not known again.
+        if max(tokens, default=0) < LIGHT_FROM or self.is_spread:
+            return None
+        return LIGHT_FROM if self._takes_light else None
+
+    @cached_property
+    def _takes_light(self) -> bool:
+        return takes_light_masks(self.base, self.survey.plan, self.survey.extras)
+
+    def _pad(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Numbers with the model's own padding, checked."""
+        if position_table(self.base) is not None:
+            require_length(self.info, ids.shape[1])
+        ids = ids if mask is None else ids.masked_fill(~mask, pad_id(self.base))
+        self.require_known(ids)
+        return ids
 
 
-def _inner_model(wrapper: Any) -> str:
-    """Say where an object that is no transformers model holds one: torch.compile, DataParallel, a pipeline."""
-    parts = wrapper.named_modules() if isinstance(wrapper, nn.Module) else getattr(wrapper, "__dict__", {}).items()
-    for name, part in parts:
-        if isinstance(part, PreTrainedModel):
-            path = "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in name.split("."))
-            return f"pass the model inside it: model{path}"
-    return "give a PreTrainedModel"
+def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, Any]) -> bool:
+    """Return whether a model hands our light masks (`hf.seam.Light`) on as they are.
 
-
-def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
-    """A Model of a transformers model, once its attention has been surveyed; of two towers the one that reads text."""
-    base, name = base_of(raw.model), raw.name
-    words, eyes = text_tower(base), picture_tower(base)
-
-    def part(model: PreTrainedModel, tokenizer: HuggingFaceTokenizer | NumbersTokenizer, note: str) -> RawModel:
-        return replace(raw, model=model, tokenizer=tokenizer, notes=(*raw.notes, note))
-
-    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
-        reader = cross_reader(base)
-        whole = None if reader is None else (lambda: _build(raw, check, survey=reader.survey(base)))
-        if reader is not None and not reader.stands_alone:
-            return _build(raw, check, survey=reader.survey(base))
-        if eyes is None:
-            return _build(raw, check, open_viewer=whole)
-        if words is None:
-            note = "This is its encoder, which sees pictures; its decoder is not shown."
-            if whole is not None:
-                note = "This is its encoder, which sees pictures; with a text beside --image its decoder is shown."
-            return _build(part(eyes, wordless(name, eyes), note), check, open_viewer=whole)
-        apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
-        seeing = part(eyes, wordless(name, eyes), f"{apart} pictures.")
-        reading = part(words, raw.tokenizer, f"{apart} text. With --image the other is shown.")
-        return _build(reading, check, lambda: assemble(seeing, check=check))
-
-
-def assemble_on(
-    model: PreTrainedModel, inputs: Mapping[str, Any], *, name: str, source: str, check: bool
-) -> HuggingFaceModel:
-    """A Model of a transformers model that is surveyed on inputs that come with it, by name.
-
-    Where its base takes them it is the base that runs, else the model with what it has on top.
+    It is tried on two texts padded together. Where it changes them, or what it computes differs beyond rounding, its
+    masks are to be written out.
     """
-    base = base_of(model)
-    runs = base if all(accepts(base, name_of_input) for name_of_input in inputs) else model
-    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
-        raw = RawModel(runs, wordless(name, base), name, source, notes=notes_on_quantisation(model.config))
-        return _build(raw, check, survey=survey_attention(runs, check=check, inputs=inputs), base=runs)
+    padded, _ = examples(model)
+    inputs = {**extras, **padded.inputs}
+    try:
+        with torch.no_grad():
+            light = states_of(perform(model, inputs, plan, attend, light_from=1))
+            written_out = states_of(perform(model, inputs, plan, attend))
+        compare(model, padded, light, written_out, allowed=tolerance(model, sum(map(len, plan.values()))))
+    except (AttnscopeError, RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return True
 
 
-def _build(
-    raw: RawModel,
-    check: bool,
-    open_eyes: Callable[[], HuggingFaceModel] | None = None,
-    open_viewer: Callable[[], HuggingFaceModel] | None = None,
-    survey: Survey | None = None,
-    base: PreTrainedModel | None = None,
-) -> HuggingFaceModel:
-    base = base or base_of(raw.model)
-    share_lock([raw.model])
-    memory = None
-    if survey is None and raw.identity is not None:
-        memory = Memory(raw.model, base, raw.identity)
-        survey = memory.survey(lambda: survey_attention(base, check=check))
-    survey = survey or survey_attention(base, check=check)
-    kinds = tuple(survey.layers)
-    info = ModelInfo(
-        name=raw.name,
-        source=raw.source,
-        sha256=raw.sha256,
-        architecture=base.config.model_type,
-        engine="hf",
-        path=survey.path,
-        kinds=kinds,
-        n_layers=tuple(survey.n_layers[kind] for kind in kinds),
-        n_heads=tuple(survey.n_heads[kind] for kind in kinds),
-        n_kv_heads=tuple(survey.n_kv_heads[kind] for kind in kinds),
-        d_model=survey.d_model,
-        n_parameters=sum(parameter.numel() for parameter in raw.model.parameters()),
-        max_tokens=max_tokens(base),
-        dtype=name_dtype(base.dtype),
-        device=str(input_device(base)),
-        checked=survey.checked,
-        remembered=survey.remembered,
-        notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
-        adapter=raw.adapter.name,
-        adapter_sha256=raw.adapter.sha256,
-    )
-    network = Network(raw.model, base, raw.tokenizer, info, survey)
-    return HuggingFaceModel(network, raw.processor, open_eyes, open_viewer, memory)
+_LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
+    ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    ("causal", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    ("causal", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),  # of text alone: the language model's head
+    ("target", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+)
+
+
+def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
+    """Return what a model's head predicts, by its class and by what its attention hides; None without such a head.
+
+    A head that was trained to write but whose attention looks both ways (BERT's, without `is_decoder`) predicts
+    nothing.
+    """
+    suits: dict[Loss, bool] = {
+        "masked": kinds == ("encoder",), "causal": kinds == ("decoder",), "target": "cross" in kinds,
+    }  # fmt: skip
+    name = type(model).__name__
+    untyped: Any = model
+    for loss, names in _LOSSES:
+        if suits[loss] and name in names.values() and untyped.get_output_embeddings() is not None:
+            return loss
+    return None
+
+
+def run_with_logits(
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    plan: Plan,
+    probe: Probe,
+    *,
+    skipped: Mapping[nn.Module, int] | None = None,
+    light: int | None = None,
+    last: int | None = None,
+) -> Outputs:
+    """Run a model with its head on top, at the last so many tokens where it can take that; else see `seam.perform`."""
+    base_outputs: list[Any] = []
+
+    # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
+    decoder = getattr(base, "decoder", None)
+    watched = [module for module in (base, decoder) if isinstance(module, PreTrainedModel)]
+
+    def run(**arguments: Any) -> Any:
+        with hooks(watched, lambda module, arguments, output: base_outputs.append(output)):
+            return model(**arguments)
+
+    arguments = {**standing_arguments(model), **inputs}
+    heads: list[nn.Module] = []
+    if last is not None and accepts(model, "logits_to_keep"):
+        arguments["logits_to_keep"] = last
+        untyped: Any = model
+        heads = [head for head in (untyped.get_output_embeddings(),) if isinstance(head, nn.Module)]
+    # Torch multiplies a slice text by text, and a copy of it at once: four times as fast.
+    with hooks(heads, lambda _, values, named: ((values[0].contiguous(), *values[1:]), named), before=True):
+        output = perform(base, arguments, plan, probe, light, through=run, skipped=skipped)
+    hidden = hidden_states(base_outputs[-1]) if base_outputs else None
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor) and last is not None:
+        logits = logits[:, -last:]
+    n = None if hidden is None else (len(hidden), min(hidden.shape[1], last or hidden.shape[1]))
+    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != n:
+        raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")
+    return Outputs(hidden, logits)
+
+
+def blocks_by_layer(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int], nn.Module]:
+    """The block of each attention whose hidden states are its keys'; a block that holds several such is nobody's."""
+    blocks: dict[tuple[Kind, int], nn.Module] = {}
+    n_attentions: Counter[nn.Module] = Counter()
+    for module, places in plan.items():
+        own = [place for place in places if place[0] != "cross"]
+        for block in blocks_of(base, [module]) if own else ():
+            n_attentions[block] += 1
+            blocks |= dict.fromkeys(own, block)
+    return {place: block for place, block in blocks.items() if n_attentions[block] == 1}
+
+
+def skipped_calls(plan: Plan, block_of: Mapping[Place, int], first: int) -> dict[nn.Module, int]:
+    """Return how many of its calls each module does not make where blocks before `first` are not computed."""
+    return {module: sum(block_of.get(place, first) < first for place in places) for module, places in plan.items()}
+
+
+def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:
+    """Return whether a rerun from each block on is what a whole forward with the same change gives.
+
+    Tried with the first head of each attention taken out, on the texts twice over.
+    """
+    places = [place for of_module in plan.values() for place in of_module]
+    allowed = tolerance(base, len(places))
+    shapes: dict[Place, tuple[int, int]] = {}
+
+    def observe(call: AttentionCall) -> Tensor:
+        shapes[call.kind, call.layer] = (call.query.shape[0], call.n_heads)
+        return attend(call)
+
+    try:
+        rerun.again(observe)
+        for place in places:
+            batch, n_heads = shapes[place]
+            factors = torch.ones(2 * batch, n_heads)
+            factors[batch:, 0] = 0
+            gate = Gate({place: factors})
+            short, long = (rerun.again(gate, first, 2) for first in (rerun.block([place]), 0))
+            for ours, theirs in ((short.hidden, long.hidden), (short.logits, long.logits)):
+                if ours is None or theirs is None:
+                    continue
+                size = max(float(theirs.abs().max()), 1e-30)
+                if ours.shape != theirs.shape or not float((ours - theirs).abs().max()) <= allowed * size:
+                    return False
+    except Exception:  # a model may fail in any way where part of it is set aside
+        return False
+    return True

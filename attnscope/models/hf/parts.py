@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line, is_out_of_memory
-from attnscope.models.hf.check.examples import accepts, input_name, main_input
+from attnscope.models.hf.examples import accepts, input_name, main_input
 from attnscope.models.hf.tokenizer import WordlessTokenizer
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without what it has on top for its task."""
+    """Return the model without what it has on top for its task."""
     inner = model.base_model
     if not isinstance(inner, PreTrainedModel):
         return model
@@ -36,17 +36,17 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def reads_text(base: PreTrainedModel) -> bool:
-    """Whether a model takes token numbers."""
+    """Return whether a model takes token numbers."""
     return accepts(base, "input_ids")
 
 
 def sees_pictures(base: PreTrainedModel) -> bool:
-    """Whether a model reads pictures and no text."""
+    """Return whether a model reads pictures and no text."""
     return input_name(base) == "pixel_values" and not reads_text(base) and not base.config.is_encoder_decoder
 
 
 def reads_pictures(base: PreTrainedModel) -> bool:
-    """Whether a model's language model reads pictures among the tokens of its text, as LLaVA's does."""
+    """Return whether a model's language model reads pictures among the tokens of its text, as LLaVA's does."""
     is_decoder = reads_text(base) and not base.config.is_encoder_decoder
     return is_decoder and accepts(base, "pixel_values") and picture_tower(base) is None
 
@@ -72,12 +72,12 @@ def sees_sound(base: PreTrainedModel) -> bool:
 
 
 def takes_recordings(base: PreTrainedModel) -> bool:
-    """Whether a model takes recordings in any of these ways."""
+    """Return whether a model takes recordings in any of these ways."""
     return hears(base) or listens(base) or sees_sound(base)
 
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
-    """What stands for the tokenizer of a model that reads no text."""
+    """Return what stands for the tokenizer of a model that reads no text."""
     if sees_pictures(base):
         return WordlessTokenizer(name, "sees pictures, and reads no text", "attnscope heatmap --image photo.png")
     if takes_recordings(base):
@@ -109,7 +109,7 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def quantisation(config: Any) -> str:
-    """How weights are quantised, such as "quantised (gptq, 4 bits)"; "" if they are not."""
+    """Return how weights are quantised, such as "quantised (gptq, 4 bits)"; "" if they are not."""
     settings = getattr(config, "quantization_config", None)
     if not settings:
         return ""
@@ -121,7 +121,7 @@ def quantisation(config: Any) -> str:
 
 
 def notes_on_quantisation(config: Any) -> tuple[str, ...]:
-    """The note on a model whose configuration says that its weights are quantised."""
+    """Return the note on a model whose configuration says that its weights are quantised."""
     how = quantisation(config)
     return (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",) if how else ()
 
@@ -187,7 +187,7 @@ _loading = threading.RLock()
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Keeps transformers from writing to the terminal. Its switches are global, so one load at a time."""
+    """Keep transformers from writing to the terminal. Its switches are global, so one load at a time."""
     with _loading, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()

@@ -139,7 +139,7 @@ _run: ContextVar[_Run | None] = ContextVar("attnscope_run", default=None)
 
 
 def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
-    """Runs a model through the seam without knowing it yet; returns its output, and its attention calls in order."""
+    """Run a model through the seam without knowing it yet; returns its output, and its attention calls in order."""
     return _forward(model, inputs, _Run(None, None))
 
 
@@ -154,7 +154,7 @@ def perform(
     skipped: Mapping[nn.Module, int] | None = None,
     beside: bool = False,
 ) -> Any:
-    """Runs a model with the probe at the seam of every attention; returns what its forward returned.
+    """Run a model with the probe at the seam of every attention; returns what its forward returned.
 
     It must compute the attentions that the plan says, and leave as they are masks that say less than it seems.
 
@@ -202,7 +202,7 @@ def attention_function(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' models call as their attention, in the form of `sdpa_attention_forward`.
+    """Return what transformers' models call as their attention, in the form of `sdpa_attention_forward`.
 
     Args:
         module: The module whose attention it is.
@@ -262,7 +262,7 @@ def attention_function(
 
 
 def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Takes apart what a model adds to its scores: where it may attend, a boolean mask, and a finite bias, if any.
+    """Take apart what a model adds to its scores: where it may attend, a boolean mask, and a finite bias, if any.
 
     Of floats, the lowest number of a precision, its half, and less mean "never": sums of such a number and a bias are a
     little off it. They may have been made for the precision of the queries, `dtype`, and then converted. Integers are
@@ -291,7 +291,7 @@ AttentionMaskInterface.register(LIKE_EAGER, lambda **request: _mask(eager_mask, 
 
 
 def implementation_for(model: PreTrainedModel) -> str:
-    """The dialect that a model and all its parts understand."""
+    """Return the dialect that a model and all its parts understand."""
     parts = (module for module in model.modules() if isinstance(module, PreTrainedModel))
     return LIKE_SDPA if all(part._supports_sdpa for part in parts) else LIKE_EAGER
 
@@ -304,7 +304,7 @@ class _NeededError(Exception):
 
 
 def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
-    """A mask as transformers' own function makes it, or a light one in a run that takes them."""
+    """Return a mask as transformers' own function makes it, or a light one in a run that takes them."""
     run = _run.get()
     n_keys = int(request["kv_length"])
     if run is None or run.light_from is None or n_keys < run.light_from:
@@ -335,7 +335,7 @@ def _never_write_out(*_: object) -> Any:
 
 
 def _mask_if_free(written_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
-    """The mask where there need be none; one that would have to be written out at this length is refused."""
+    """Return the mask where there need be none; one that would have to be written out at this length is refused."""
     try:
         return written_out(**{**request, "mask_function": _never_write_out})
     except _NeededError:
@@ -348,7 +348,7 @@ def _mask_if_free(written_out: Callable[..., Tensor | None], request: dict[str, 
 
 
 def _rule(request: Mapping[str, Any]) -> Light | None:
-    """What a mask function means, None if it is none of those that can be said in two words."""
+    """Return what a mask function means, None if it is none of those that can be said in two words."""
     if request.get("q_offset", 0) or request.get("kv_offset", 0):
         return None
     parts = _parts(request.get("mask_function", causal_mask_function))
@@ -374,7 +374,7 @@ _BIDIRECTIONAL_WINDOW = sliding_window_bidirectional_overlay(1).__code__
 
 
 def _parts(function: Any) -> "list[Callable[..., Any]] | None":
-    """The mask functions that all have to allow a key, None if one of them is not known."""
+    """Return the mask functions that all have to allow a key, None if one of them is not known."""
     code = getattr(function, "__code__", None)
     if code is _AND:
         parts = [_parts(part) for part in _closure_value(function, "mask_functions")]
@@ -390,7 +390,7 @@ def _closure_value(function: Any, name: str) -> Any:
 
 
 def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None:
-    """What a light mask leaves unsaid; None for masks that say it all.
+    """Return what a light mask leaves unsaid; None for masks that say it all.
 
     In a run with light masks any other is refused: it may be what the model made of a light one.
     """
@@ -416,7 +416,7 @@ _settings = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None]:
-    """Makes a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
+    """Make a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
 
     What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it. It is
     this thread's turn with the model meanwhile.

@@ -21,7 +21,7 @@ _HOLDERS = frozenset({dict, OrderedDict, list, set})
 
 @contextlib.contextmanager
 def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
-    """Puts back all that is no parameter: attributes of modules, submodules, buffers, hooks, and settings of configs.
+    """Put back all that is no parameter: attributes of modules, submodules, buffers, hooks, and settings of configs.
 
     The global random states of torch (on the CPU and the model's device) and NumPy are put back too: BigBird draws the
     blocks that it attends to, and a caller's own draws must not depend on what is looked at.
@@ -46,7 +46,7 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
 
 
 def _inner(attributes: dict[str, Any]) -> list[tuple[_Holder, _Holder]]:
-    """The dictionaries, lists and sets among a module's attributes, each with a copy."""
+    """Return the dictionaries, lists and sets among a module's attributes, each with a copy."""
     left_alone = attributes.get("_parameters")
     buffers = attributes.get("_buffers") if "_hf_hook" in attributes else None
     return [
@@ -57,7 +57,7 @@ def _inner(attributes: dict[str, Any]) -> list[tuple[_Holder, _Holder]]:
 
 
 def _same(holder: _Holder, content: _Holder) -> bool:
-    """Whether a holder has the very objects that it had, or equal ones that can be compared at once."""
+    """Return whether a holder has the very objects that it had, or equal ones that can be compared at once."""
     if len(holder) != len(content):
         return False
     try:

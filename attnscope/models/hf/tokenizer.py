@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line
-from attnscope.models.bare import BareTokenizer
 from attnscope.models.hf.alignment import Spans, align
+from attnscope.models.model import BareTokenizer
 from attnscope.models.tokenizer import style_of, tokens_of, unreadable
 from attnscope.records import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable
@@ -39,13 +39,13 @@ class HuggingFaceTokenizer:
 
     @property
     def mask_id(self) -> int | None:
-        """The number of the token that stands for a hidden one; None where there is none."""
+        """Return the number of the token that stands for a hidden one; None where there is none."""
         number = getattr(self.backend, "mask_token_id", None)
         return number if isinstance(number, int) else None
 
     @property
     def unknown_id(self) -> int | None:
-        """The number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
+        """Return the number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
         number = getattr(self.backend, "unk_token_id", None)
         return number if isinstance(number, int) else None
 
@@ -60,11 +60,11 @@ class HuggingFaceTokenizer:
         return sorted(number for piece, number in vocabulary if number not in special and "unused" not in piece)
 
     def spell(self, number: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         return f"<{number}>" if self._piece(number) is None else str(self.backend.decode([number]))
 
     def encode(self, text: str, pair: str | None = None, *, is_whole: bool = False) -> Tokens:
-        """Tokenises a text, or a pair of texts, with the special tokens that the model expects.
+        """Tokenise a text, or a pair of texts, with the special tokens that the model expects.
 
         None is added to a whole text: they stand in it.
         """
@@ -75,7 +75,7 @@ class HuggingFaceTokenizer:
 
     @property
     def chat(self) -> Callable[[str], Tokens] | None:
-        """Puts a text as the user's message into the model's chat template, and tokenises what comes of it.
+        """Put a text as the user's message into the model's chat template, and tokenises what comes of it.
 
         The template writes the tokens that begin a text; none is added a second time.
         """
@@ -88,7 +88,7 @@ class HuggingFaceTokenizer:
 
     @property
     def write_chat(self) -> Callable[..., str] | None:
-        """Writes messages, each with `role` and `content`, by the model's chat template; None where there is none."""
+        """Write messages, each with `role` and `content`, by the model's chat template; None where there is none."""
         return self._write_chat if getattr(self.backend, "chat_template", None) else None
 
     def _write_chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
@@ -212,7 +212,7 @@ class HuggingFaceTokenizer:
             raise unreadable(pair, error) from error
 
     def _slow_segments(self, text: str, pair: str, ids: list[int], special: list[bool]) -> list[int]:
-        """Which text each token of a pair belongs to; special ones go with the text before them."""
+        """Return which text each token of a pair belongs to; special ones go with the text before them."""
         n_first = len(self._call(text, None, False)["input_ids"])
         n_second = len(self._call(pair, None, False)["input_ids"])
         own = [i for i, added in enumerate(special) if not added]
@@ -225,7 +225,7 @@ class HuggingFaceTokenizer:
         return [self._piece(number) or "" for number in ids]
 
     def _piece(self, number: int) -> str | None:
-        """A token as the vocabulary writes it; None where a model knows more numbers than its tokenizer."""
+        """Return a token as the vocabulary writes it; None where a model knows more numbers than its tokenizer."""
         try:
             piece = self.backend.convert_ids_to_tokens(int(number))
         except (IndexError, KeyError, OverflowError):
@@ -300,7 +300,7 @@ def _limit_sizes() -> Iterator[None]:
 
 
 def _size_made(operator: str, left: Any, right: Any) -> int:
-    """How many characters, items or bits a product or power has, about; 0 for what is never large."""
+    """Return how many characters, items or bits a product or power has, about; 0 for what is never large."""
     if isinstance(left, int) and isinstance(right, int):
         return left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
     many, times = (right, left) if isinstance(left, int) else (left, right)
@@ -327,7 +327,7 @@ class NumbersTokenizer(BareTokenizer):
     prefix_ids: tuple[int, ...] = ()
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Reads token numbers; refuses anything else."""
+        """Read token numbers; refuses anything else."""
         numbers = text.replace(",", " ").split()
         if pair is not None or not numbers or not all(number.isdecimal() for number in numbers):
             raise AttnscopeError("this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9")

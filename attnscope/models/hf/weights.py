@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check.examples import examples
-from attnscope.models.hf.check.longer import Survey
+from attnscope.models.hf.examples import examples
+from attnscope.models.hf.layers import Survey
 from attnscope.models.hf.seam import perform
 from attnscope.models.inside.projections import (
     ROLES,
@@ -77,12 +77,12 @@ def output_projections(base: PreTrainedModel, survey: Survey) -> dict[Place, Ten
 
 
 def _run(base: PreTrainedModel, survey: Survey, probe: Probe) -> None:
-    """Runs a model on a small input."""
+    """Run a model on a small input."""
     perform(base, {**examples(base)[1].inputs, **survey.extras}, survey.plan, probe)
 
 
 def _trace(base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
-    """Runs a model on a small input, and finds out what the heads of the places depend on."""
+    """Run a model on a small input, and finds out what the heads of the places depend on."""
     results: dict[nn.Module, Tensor] = {}
     n_calls: Counter[nn.Module] = Counter()
     seen: dict[Place, _Attention] = {}
@@ -140,7 +140,7 @@ def _dependencies(
 def _own_features(
     attention: _Attention, place: Place, role: Role, head: int, members: Sequence[int]
 ) -> dict[nn.Module, list[int]]:
-    """The features that a head (of keys and values: a group) alone depends on, by projection."""
+    """Return the features that a head (of keys and values: a group) alone depends on, by projection."""
     own: dict[nn.Module, list[int]] = {}
     group = attention.n_heads // attention.n_kv_heads
     for module, features in attention.features[role, head].items():
@@ -166,7 +166,7 @@ def _members(kv_head: int, group: int) -> range:
 
 
 def _rows(module: nn.Module, features: Sequence[int], role: str, name: str) -> list[Slice]:
-    """What makes these features: rows of a Linear's weight, columns of a Conv1D's, and of the bias."""
+    """Return what makes these features: rows of a Linear's weight, columns of a Conv1D's, and of the bias."""
     weight, bias = _weight(module), getattr(module, "bias", None)
     slices = [Slice(f"{name}.weight", 1 if is_transposed(module) else 0, tuple(features), role, weight)]
     if isinstance(bias, Tensor):
@@ -175,7 +175,7 @@ def _rows(module: nn.Module, features: Sequence[int], role: str, name: str) -> l
 
 
 def _columns(attention: _Attention, place: Place, heads: Sequence[int], names: Mapping[nn.Module, str]) -> Slice:
-    """What of the output projection reads the heads; its bias is not theirs."""
+    """Return what of the output projection reads the heads; its bias is not theirs."""
     module = attention.out
     if module is None:
         kind, layer = place

@@ -169,7 +169,7 @@ class CaughtModule:
         self.device = device_of(module)
 
     def run(self, sample: Sample, probe: Probe) -> Any:
-        """Runs the module with the probe at each of its attentions, which must be those of the plan."""
+        """Run the module with the probe at each of its attentions, which must be those of the plan."""
         counts = dict.fromkeys(self.plan, 0)
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
@@ -194,7 +194,7 @@ class CaughtModule:
         return output
 
     def rehearse(self, sample: Sample, *, check: bool = True) -> Rehearsal:
-        """Runs the module to see its attentions, and compares each with what the module itself computes."""
+        """Run the module to see its attentions, and compares each with what the module itself computes."""
         seen = Rehearsal()
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
@@ -255,12 +255,12 @@ def same_draws(module: nn.Module, seed: int = 0) -> Iterator[None]:
 
 
 def _floats(output: Any) -> list[Tensor]:
-    """The tensors of floats in what a module returned."""
+    """Return the tensors of floats in what a module returned."""
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def first_output(output: Any, name: str) -> Tensor:
-    """The first tensor of floats that a module returned."""
+    """Return the first tensor of floats that a module returned."""
     tensors = _floats(output)
     if not tensors or not tensors[0].ndim or not tensors[0].numel():
         raise AttnscopeError(f"{name} returns no tensor of numbers", "return its output from forward")

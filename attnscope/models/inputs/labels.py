@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.models.bare import BareTokenizer
+from attnscope.models.model import BareTokenizer
 from attnscope.records import Tokens
 from attnscope.text import build_tokens
 
@@ -37,7 +37,7 @@ class Sample:
         return dict(inspect.signature(module.forward).bind(*self.args, **self.named).arguments)
 
     def map(self, change: Any) -> "Sample":
-        """The same with each tensor changed."""
+        """Return the same with each tensor changed."""
 
         def of_tensor(value: Any) -> Any:
             return change(value) if isinstance(value, Tensor) else value
@@ -45,7 +45,7 @@ class Sample:
         return Sample(tree_map(of_tensor, self.args), tree_map(of_tensor, dict(self.named)))
 
     def repeat(self, times: int, axis: int) -> "Sample":
-        """The same several times over, along the axis of its first tensor's batch; a mask may have 0 for 1."""
+        """Return the same several times over, along the axis of its first tensor's batch; a mask may have 0 for 1."""
         n = self._first.shape[axis]
 
         def over(tensor: Tensor) -> Tensor:
@@ -104,12 +104,12 @@ def _takes(module: nn.Module) -> str:
 
 
 def n_named(labels: Labels | None) -> int | None:
-    """How many positions the first sequence's labels name; None where there are none."""
+    """Return how many positions the first sequence's labels name; None where there are none."""
     return None if labels is None else len(_names(labels[0] if _is_nested(labels) else labels))
 
 
 def name_positions(labels: Labels | None, sizes: Sequence[tuple[int, int]]) -> list[list[tuple[str, ...]]]:
-    """The names of each sample's sequences, of which `sizes` has the number and how many positions they have."""
+    """Return the names of each sample's sequences, of which `sizes` has the number and how many positions they have."""
     n_sequences = sum(n for n, _ in sizes)
     if labels is None:
         lists: list[Any] = [range(n) for count, n in sizes for _ in range(count)]
@@ -142,7 +142,7 @@ def _is_nested(labels: Labels) -> bool:
 
 
 def _names(labels: Labels) -> tuple[str, ...]:
-    """The names that labels stand for: strings, numbers and grids, at most MOST_NAMES."""
+    """Return the names that labels stand for: strings, numbers and grids, at most MOST_NAMES."""
     if isinstance(labels, str) or not isinstance(labels, Sequence):
         raise AttnscopeError(
             f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)"
@@ -193,11 +193,11 @@ class LabelTokenizer(BareTokenizer):
         self.texts = tuple(map(str, range(len(names))))
 
     def spell(self, number: int) -> str:
-        """The label of a number."""
+        """Return the label of a number."""
         return self._spelled[number]
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """The positions of a sequence, by its number, such as "0"."""
+        """Return the positions of a sequence, by its number, such as "0"."""
         if pair is not None or text not in self.texts:
             raise AttnscopeError(
                 "only the inputs that the model came with can be studied, and this is none of them",

@@ -13,15 +13,14 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Place, Weights
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memory
-from attnscope.models.bare import BareModel
 from attnscope.models.devices import device_of, name_dtype
 from attnscope.models.hf.adapters import unwrap
-from attnscope.models.hf.model import assemble_on
+from attnscope.models.hf.assembling import assemble_on
 from attnscope.models.info import ModelInfo
 from attnscope.models.inputs.caught import CaughtModule, first_output, same_draws
 from attnscope.models.inputs.labels import Labels, LabelTokenizer, Sample, n_named, name_positions, read_samples
 from attnscope.models.inside.projections import find_output_projections
-from attnscope.models.model import Batch, MixedLengthsError
+from attnscope.models.model import Batch, MixedLengthsError, Model
 from attnscope.models.turns import share_lock
 
 Run = Callable[[Sample, Probe], Tensor]
@@ -31,7 +30,7 @@ Shape = tuple[int, int, int]
 """Sequences, queries and keys of an attention."""
 
 
-class InputsModel(BareModel):
+class InputsModel(Model):
     """A torch module on its inputs; see models.model.Model. Each sequence of the inputs is a text, by its number.
 
     No blocks are known: hidden states belong to whole passes, and studies look at single sequences.
@@ -41,7 +40,7 @@ class InputsModel(BareModel):
     """
 
     tokenizer: LabelTokenizer
-    untrained = unembedding = BareModel._refuse
+    untrained = unembedding = Model._refuse
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class InputsModel(BareModel):
         self._axes: dict[int, int | None] = {}
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Runs the inputs that a batch's sequences are part of; the probe is given these sequences alone.
+        """Run the inputs that a batch's sequences are part of; the probe is given these sequences alone.
 
         Returns what the module puts out, (batch, position, d): by position where it has one row for each, else all that
         it puts out for the sequence, at every position.
@@ -102,7 +101,7 @@ class InputsModel(BareModel):
         return output
 
     def modules(self) -> list[nn.Module]:
-        """The module."""
+        """Return the module."""
         return [self.network]
 
     def output_projections(self) -> dict[Place, Tensor]:
@@ -126,7 +125,7 @@ class InputsModel(BareModel):
         return self.tokenizer.places[ids]
 
     def _measure(self, sample: Sample) -> tuple[int, int]:
-        """How many sequences a sample has, and of how many positions."""
+        """Return how many sequences a sample has, and of how many positions."""
         shapes = set(self._shapes(sample).values())
         n_sequences, n_queries, n_keys = next(iter(shapes))
         if not n_sequences * n_queries:
@@ -178,7 +177,7 @@ class InputsModel(BareModel):
 def _measure_shapes(
     run: Run, sample: Sample, *, is_eager: bool, queries: list[Tensor] | None = None
 ) -> dict[Place, Shape]:
-    """The shape of each attention on a sample; their queries are put into a list if there is one."""
+    """Return the shape of each attention on a sample; their queries are put into a list if there is one."""
     shapes: dict[Place, Shape] = {}
 
     def observe(call: AttentionCall) -> Tensor:
@@ -198,7 +197,7 @@ def _measure_shapes(
 
 
 def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
-    """An attention of some sequences alone."""
+    """Return an attention of some sequences alone."""
 
     def cut(tensor: Tensor | None) -> Tensor | None:
         return tensor if tensor is None or tensor.ndim < 4 or len(tensor) == 1 else tensor[rows]
@@ -208,7 +207,7 @@ def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
 
 
 def _by_position(output: Tensor, n_sequences: int, n: int, *, batch_is_second: bool) -> Tensor:
-    """What a module puts out as (sequence, position, d); see `InputsModel.run`."""
+    """Return what a module puts out as (sequence, position, d); see `InputsModel.run`."""
     if output.ndim == 3 and output.shape[:2] == (n, n_sequences) and (n != n_sequences or batch_is_second):
         return output.transpose(0, 1)
     if output.ndim > 1 and output.shape[:-1].numel() == n_sequences * n:
@@ -218,7 +217,7 @@ def _by_position(output: Tensor, n_sequences: int, n: int, *, batch_is_second: b
 
 
 def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check: bool = True) -> InputsModel:
-    """Makes a Model of a torch module and what its forward receives; see `models.load`."""
+    """Make a Model of a torch module and what its forward receives; see `models.load`."""
     model = getattr(unwrap(model)[0], "_orig_mod", unwrap(model)[0])  # of torch.compile
     if not isinstance(model, nn.Module):
         raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
@@ -239,7 +238,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
 def _open_huggingface(
     model: Any, samples: Sequence[Sample], labels: Labels | None, n_labels: int | None, *, check: bool, **names: str
 ) -> InputsModel:
-    """A model of transformers, by its own seam and held against its own eager attention."""
+    """Return a model of transformers, by its own seam and held against its own eager attention."""
     with same_draws(model):
         own = assemble_on(model, samples[0].by_name(model), check=check, **names)
 
@@ -319,7 +318,7 @@ def _open_module(
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile made it or its forward."""
+    """Return whether torch.compile made it or its forward."""
     by_method = getattr(module, "_compiled_call_impl", None) is not None
     return by_method or hasattr(module, "_orig_mod") or hasattr(module.forward, "_torchdynamo_orig_callable")
 
@@ -349,7 +348,7 @@ def _notes(shapes: Mapping[Place, Shape], places: Sequence[Place]) -> list[str]:
 
 
 def _named(paths: Sequence[str]) -> str:
-    """Names of modules, the first and the last where they are many."""
+    """Name of modules, the first and the last where they are many."""
     distinct = [path or "the module itself" for path in dict.fromkeys(paths)]
     return ", ".join(distinct) if len(distinct) < 4 else f"{distinct[0]}, {distinct[1]} … {distinct[-1]}"
 

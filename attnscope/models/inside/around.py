@@ -59,7 +59,7 @@ class _Turn:
 
 
 def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundings:
-    """Runs a model once, on one text, and keeps what lies around one of its attentions."""
+    """Run a model once, on one text, and keeps what lies around one of its attentions."""
     if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} ({model.info.architecture}) does not show its queries and keys: its attention does "
@@ -117,7 +117,7 @@ class TurnWatch:
         self._since: list[_Turn] = []
 
     def take(self) -> list[_Turn]:
-        """What was turned since it was last asked."""
+        """Return what was turned since it was last asked."""
         taken, self._since = self._since, []
         return taken
 
@@ -138,7 +138,7 @@ class TurnWatch:
 
     @contextlib.contextmanager
     def watch(self, roots: Iterable[nn.Module]) -> Iterator[None]:
-        """Sees what the model's own functions for rotary positions do, in this thread.
+        """See what the model's own functions for rotary positions do, in this thread.
 
         They are plain functions of the files that define the models, so that no hook reaches them: while it runs, their
         names there stand for one that notes what came and went.
@@ -213,7 +213,7 @@ class _Match(NamedTuple):
 
 
 def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
-    """How a turn became what reached the seam; None if it is something else that did."""
+    """Return how a turn became what reached the seam; None if it is something else that did."""
     d_head = call.query.shape[3]
     for heads_axis in (1, 2):
         before, after = (tuple(x.transpose(1, heads_axis) for x in pair) for pair in (turn.before, turn.after))
@@ -235,7 +235,7 @@ def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
 def _learn_rotation(
     turn: _Turn, heads_axis: int, n_tokens: int, columns: slice, d_head: int
 ) -> Rotation | None:  # fmt: skip
-    """Learns a rotation from what the model's own function does to each column alone; None if it is not by pairs."""
+    """Learn a rotation from what the model's own function does to each column alone; None if it is not by pairs."""
     width = columns.stop - columns.start
     like = turn.before[0]
     # A head for each column, which is 1 at every place.
@@ -266,7 +266,7 @@ def _learn_rotation(
 
 
 def _agrees(rotation: Rotation, before: Tensor, after: Tensor) -> bool:
-    """Whether the rotation that was learnt gives what the model's own function gave, within rounding."""
+    """Return whether the rotation that was learnt gives what the model's own function gave, within rounding."""
     old, new = (x.cpu().double().numpy() for x in (before, after))
     redone: NDArray[np.float64] = old * rotation.cos + old[..., rotation.partner] * rotation.sin
     eps = torch.finfo(after.dtype).eps

@@ -91,7 +91,7 @@ class LinearRuns:
                 self._layers.setdefault(module, set()).add(place)
 
     def _watch_once(self) -> tuple[set[nn.Module], set[nn.Module]]:
-        """The output projections, and the innermost modules that run around each attention."""
+        """Return the output projections, and the innermost modules that run around each attention."""
         model, watch = self._model, OutputWatch()
         modules = [module for module in modules_of(model.modules()) if not is_leaf(module)]
         around: list[nn.Module] = []
@@ -190,7 +190,7 @@ class LinearRuns:
 
 
 def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
-    """Which embedding gave this: that of the tokens, one that differs at every place, or neither."""
+    """Return which embedding gave this: that of the tokens, one that differs at every place, or neither."""
     if isinstance(ids, Tensor) and ids.shape == batch.ids.shape and torch.equal(ids, batch.ids.to(ids.device)):
         return TOKENS
     differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)
@@ -205,7 +205,7 @@ def _detach(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -
 
 
 def require_gradients(model: Model) -> None:
-    """Refuses a model through which no gradients flow."""
+    """Refuse a model through which no gradients flow."""
     if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
         raise AttnscopeError(
             f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",
@@ -214,7 +214,7 @@ def require_gradients(model: Model) -> None:
 
 
 def _try_norm(module: nn.Module) -> Norm | None:
-    """A module as a norm; None for what is none, or takes no vectors."""
+    """Return a module as a norm; None for what is none, or takes no vectors."""
     try:
         return measure_norm(module)
     except (RuntimeError, TypeError, ValueError, IndexError):

@@ -27,11 +27,11 @@ class OutputWatch:
         self._last: tuple[Place, Tensor] | None = None
 
     def expect(self, place: Place, output: Tensor) -> None:
-        """Looks from now on for the map that is fed an attention's output, (batch, head, query, d_value)."""
+        """Look from now on for the map that is fed an attention's output, (batch, head, query, d_value)."""
         self._last = place, output.transpose(1, 2)
 
     def give_up(self) -> None:
-        """Looks for none any more."""
+        """Look for none any more."""
         self._last = None
 
     def look(self, module: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
@@ -50,12 +50,12 @@ def modules_of(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a module holds no others."""
+    """Return whether a module holds no others."""
     return next(module.children(), None) is None
 
 
 def hidden_input(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
-    """The hidden states that a block is given, by position or by name; None if it is given none."""
+    """Return the hidden states that a block is given, by position or by name; None if it is given none."""
     hidden = inputs[0] if inputs else named.get("hidden_states")
     return hidden if isinstance(hidden, Tensor) else None
 
@@ -71,13 +71,13 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def adapted_maps(roots: Iterable[nn.Module]) -> set[nn.Module]:
-    """The linear maps of models that an adapter adds to: their weights are not all of what they do."""
+    """Return the linear maps of models that an adapter adds to: their weights are not all of what they do."""
     layers = (getattr(module, "base_layer", None) for module in modules_of(roots))
     return {module for module in layers if isinstance(module, nn.Module)}
 
 
 def weight_of(module: nn.Module) -> Tensor | None:
-    """A linear map's weight, (out, in), also where accelerate keeps it elsewhere between forward passes.
+    """Return a linear map's weight, (out, in), also where accelerate keeps it elsewhere between forward passes.
 
     None if the weight alone is not the map: it is quantised, or missing.
     """

@@ -56,7 +56,7 @@ class ScoreRuns:
         self._model, self._runs = model, LinearRuns(model)
 
     def trace(self, batch: Batch, places: Collection[Place]) -> "TracedScores":
-        """Runs a batch, and keeps the paths to the queries and keys of some attentions."""
+        """Run a batch, and keeps the paths to the queries and keys of some attentions."""
         calls: dict[Place, AttentionCall] = {}
 
         def keep(call: AttentionCall) -> Tensor:
@@ -119,5 +119,5 @@ class TracedScores:
         return sums
 
     def _prefix(self, kind: str) -> str:
-        """What tells the parts of two stacks apart: cross-attention is the decoder's own."""
+        """Return what tells the parts of two stacks apart: cross-attention is the decoder's own."""
         return f"{kind} " if len(self.kinds) > 1 else ""

@@ -51,7 +51,7 @@ class Norm:
         return folded - folded.mean(-1, keepdim=True) if self.centres else folded
 
     def apply(self, x: Tensor) -> Tensor:
-        """The norm of vectors, (…, d_model), as of an epsilon of 0."""
+        """Return the norm of vectors, (…, d_model), as of an epsilon of 0."""
         x = x - x.mean(-1, keepdim=True) if self.centres else x
         length = x.pow(2).mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
         return x / length * self.gain.to(x) + self.bias.to(x)
@@ -112,7 +112,7 @@ class Stream:
 
 
 def stream_of(model: Model) -> Stream:
-    """Finds out where a model of text keeps the weights of its heads, by running it on a few tokens."""
+    """Find out where a model of text keeps the weights of its heads, by running it on a few tokens."""
     info = model.info
     if len(info.kinds) != 1:
         raise AttnscopeError(
@@ -164,11 +164,11 @@ class _Look:
         return _same(x, entered) or self.norm_between(entered, x) is not None
 
     def norm_between(self, before: Tensor, after: Tensor) -> nn.Module | None:
-        """The module that made one tensor of another; None if none did."""
+        """Return the module that made one tensor of another; None if none did."""
         return next((m for m, x, y, _ in reversed(self.leaves) if _same(y, after) and _same(x, before)), None)
 
     def run(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The last hidden states, and what the unembedding was given, if there is one."""
+        """Return the last hidden states, and what the unembedding was given, if there is one."""
         width = self.model.info.d_model
         head = self.model.unembedding()
         read: list[Tensor] = []
@@ -196,7 +196,7 @@ class _Look:
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors hold the same numbers, whatever their shape."""
+    """Return whether two tensors hold the same numbers, whatever their shape."""
     return first is second or (first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1)))
 
 
@@ -248,7 +248,7 @@ def _attention(
     rows: Mapping[tuple[int, Role], tuple[Tensor, Tensor]],
     norms: dict[nn.Module | None, Norm | None],
 ) -> Attention:
-    """What is known of one layer's attention."""
+    """Return what is known of one layer's attention."""
     call, kind = look.calls[layer], look.model.info.kinds[0]
     place: Place = (kind, layer)  # type: ignore[assignment]
     notes: list[str] = []
@@ -286,7 +286,7 @@ def _attention(
 
 
 def _projection(maps: list[nn.Module], code: tuple[Tensor, Tensor] | None) -> Projection | None:
-    """The rows of the maps that a role of the heads is made of, scaled as the model scales them."""
+    """Return the rows of the maps that a role of the heads is made of, scaled as the model scales them."""
     weights = [weight for module in maps if (weight := _weight(module)) is not None]
     if code is None or len(weights) < len(maps):
         return None
@@ -301,7 +301,7 @@ def _projection(maps: list[nn.Module], code: tuple[Tensor, Tensor] | None) -> Pr
 
 
 def _weight(module: nn.Module) -> Tensor | None:
-    """A linear map's weight, (out, in), float32 or better; None where it is quantised or elsewhere."""
+    """Return a linear map's weight, (out, in), float32 or better; None where it is quantised or elsewhere."""
     weight = weight_of(module)
     return None if weight is None else weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
@@ -356,7 +356,7 @@ def _digit(power: int, numbers: Tensor) -> Tensor:
 def _run_coded(
     model: Model, batch: Batch, first: Mapping[nn.Module, Tensor], code: Callable[[Tensor], Tensor]
 ) -> dict[tuple[int, Role], Tensor]:
-    """Runs the model with projections that give out codes of their rows; what reaches the seam at the first token."""
+    """Run the model with projections that give out codes of their rows; what reaches the seam at the first token."""
     seen: dict[tuple[int, Role], Tensor] = {}
 
     def put(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ def _norm_of(module: nn.Module | None, norms: dict[nn.Module | None, Norm | None
 
 
 def measure_norm(module: nn.Module) -> Norm | None:
-    """A module as a norm, by what it makes of vectors; None if it is neither LayerNorm nor RMSNorm."""
+    """Return a module as a norm, by what it makes of vectors; None if it is neither LayerNorm nor RMSNorm."""
     weight = next(iter(module.parameters()), None)
     if weight is None or weight.ndim != 1:
         return None

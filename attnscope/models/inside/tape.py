@@ -38,7 +38,7 @@ class Tape:
 
     @contextlib.contextmanager
     def record(self, batch: int) -> Iterator[None]:
-        """Keeps what the blocks return on so many texts."""
+        """Keep what the blocks return on so many texts."""
         self._outputs.clear()
         self._batch = batch
 
@@ -57,7 +57,7 @@ class Tape:
 
     @contextlib.contextmanager
     def play(self, first: int, times: int = 1) -> Iterator[None]:
-        """Lets blocks before number `first` return what they returned: all texts, then all again, and so on."""
+        """Let blocks before number `first` return what they returned: all texts, then all again, and so on."""
         number = 0
 
         def repeat(tensor: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def replace_forwards(
 
 
 def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:
-    """The blocks that hold parts: of each, the outermost module around it that is one of a list of modules.
+    """Return the blocks that hold parts: of each, the outermost module around it that is one of a list of modules.
 
     A part that is in no list has no block.
     """
@@ -130,7 +130,7 @@ def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with the function applied to each tensor in tuples, lists and dictionaries."""
+    """Return the same structure with the function applied to each tensor in tuples, lists and dictionaries."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

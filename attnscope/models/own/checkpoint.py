@@ -41,16 +41,16 @@ class Checkpoint:
 
     @property
     def where(self) -> str:
-        """The file, or the folder of several."""
+        """Return the file, or the folder of several."""
         return str(self._files[0] if len(self._files) == 1 else self._files[0].parent)
 
     def has_layer(self, number: int) -> bool:
-        """Whether it holds a layer of this number."""
+        """Return whether it holds a layer of this number."""
         start = self._prefix + self._layout.layer.format(number)
         return any(name.startswith(start) for name in self._files_by_tensor)
 
     def plan(self, shape: Encoder) -> dict[str, str]:
-        """The names in the file of all tensors that a network needs, by ours; all are there, in their shapes."""
+        """Return the names in the file of all tensors that a network needs, by ours; all are there, in their shapes."""
         plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in shape.tensors().items()}
         missing = [name for name, _ in plan.values() if name not in self._files_by_tensor]
         if missing:
@@ -68,7 +68,7 @@ class Checkpoint:
         return {ours: name for ours, (name, _) in plan.items()}
 
     def raw(self, shape: Encoder) -> Iterator[tuple[str, str, Any]]:
-        """Yields every tensor that a network needs, once all are there: our name, the file's, the tensor."""
+        """Yield every tensor that a network needs, once all are there: our name, the file's, the tensor."""
         for ours, name in self.plan(shape).items():
             try:
                 tensor = self._read(name)

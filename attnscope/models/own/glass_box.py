@@ -58,10 +58,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.bare import LayeredModel
 from attnscope.models.catalog import Source, resolve
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Batch
+from attnscope.models.own.layered import LayeredModel
 from attnscope.models.own.words import (
     BOS,
     CODE_BITS,
@@ -117,7 +117,7 @@ class Head:
 
 
 def _offset(offset: int, idle: int | None = None) -> tuple[Array, Array]:
-    """Looks `offset` tokens ahead; queries with the flag `idle` rest."""
+    """Look `offset` tokens ahead; queries with the flag `idle` rest."""
     query, key = _blank()
     rest_place = place_codes(np.array(1))
     query[PLACE, PLACE] = 2 * _turn(offset)
@@ -138,7 +138,7 @@ def _first() -> tuple[Array, Array]:
 
 
 def _match(codes: slice) -> tuple[Array, Array]:
-    """Looks for the query's token in a slot of the keys, anywhere but at the query itself."""
+    """Look for the query's token in a slot of the keys, anywhere but at the query itself."""
     query, key = _blank()
     n = len(MODULI)
     token, place, constant = slice(D_CODE), slice(D_CODE, D_CODE + D_PLACE), D_CODE + D_PLACE
@@ -165,7 +165,7 @@ def _blank() -> tuple[Array, Array]:
 
 
 def _turn(offset: int) -> Array:
-    """The permutation that turns the code of place i into that of place i + offset."""
+    """Return the permutation that turns the code of place i into that of place i + offset."""
     permutation = np.zeros((D_PLACE, D_PLACE), np.float32)
     for start, modulus in zip(np.cumsum((0, *MODULI)), MODULI, strict=False):
         block = slice(start, start + modulus)
@@ -229,7 +229,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
-    """What every head is: (layer, head) -> the role that it is made for, then those that follow from it.
+    """Return what every head is: (layer, head) -> the role that it is made for, then those that follow from it.
 
     To attend to the token itself or to the same token elsewhere is also to attend to a similar token; that role goes
     without saying and is not listed.
@@ -238,7 +238,7 @@ def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
 
 
 def descriptions(name: str = "own") -> dict[tuple[int, int], str]:
-    """What every head attends to: (layer, head) -> one line for people."""
+    """Return what every head attends to: (layer, head) -> one line for people."""
     return {place: head.what for place, head in _heads_by_place(name).items()}
 
 
@@ -319,7 +319,7 @@ def own_info(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> ModelInfo:
-    """What is known of a glass box, without loading torch."""
+    """Return what is known of a glass box, without loading torch."""
     variant = VARIANTS[name]
     weights = own_weights(name, sharpness) if weights is None else weights
     return ModelInfo(
@@ -362,13 +362,13 @@ class OwnModel(LayeredModel):
         return hidden
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor":
-        """The codes of tokens: (…,) token numbers -> (…, 64)."""
+        """Return the codes of tokens: (…,) token numbers -> (…, 64)."""
         import torch
 
         return torch.from_numpy(token_codes(ids.cpu().numpy())).to(ids.device)
 
     def untrained(self, seed: int) -> "OwnModel":
-        """The same architecture with random weights, drawn as MultiHeadAttention draws them."""
+        """Return the same architecture with random weights, drawn as MultiHeadAttention draws them."""
         import torch
 
         chance = torch.Generator().manual_seed(seed)
@@ -401,7 +401,7 @@ class OwnModel(LayeredModel):
 def load_own(
     spec: str | Source = "own", *, sharpness: float = SHARPNESS, device: str = "cpu", dtype: str = "float32"
 ) -> OwnModel:
-    """Makes a glass box, "own" or "own-causal".
+    """Make a glass box, "own" or "own-causal".
 
     Sharpness is by how many nats a right key scores above [REST], and [REST] above the others. 0 makes all heads
     uniform; the default puts at least 0.996 where the head looks in any text that it takes.

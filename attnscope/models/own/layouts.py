@@ -132,7 +132,7 @@ class Encoder:
 
     @classmethod
     def of(cls, config: Config) -> "Encoder":
-        """Reads a configuration that `supports` accepts."""
+        """Read a configuration that `supports` accepts."""
         layout = LAYOUTS[config["model_type"]]
         values: Config = {}
         for name, default in _BERT_DEFAULTS.items():
@@ -144,7 +144,7 @@ class Encoder:
 
     @property
     def max_tokens(self) -> int:
-        """The longest text in tokens."""
+        """Return the longest text in tokens."""
         offset = self.pad_token_id + 1 if self.layout.positions_after_padding else 0
         return self.max_position_embeddings - offset
 
@@ -206,7 +206,7 @@ def supports(config: Config) -> str | None:
 
 
 def _fits(name: str, value: object) -> bool:
-    """Whether a setting is of the kind that the native engine takes it for: a config.json may hold anything."""
+    """Return whether a setting is of the kind that the native engine takes it for: a config.json may hold anything."""
     if name in _SIZES:
         return type(value) is int and value > 0
     default = _BERT_DEFAULTS.get(name)
@@ -220,7 +220,7 @@ def _fits(name: str, value: object) -> bool:
 def native_info(
     source: Source, config: Config, *, sha256: str, engine: str = "native", dtype: str = "float32", device: str = "cpu"
 ) -> ModelInfo:
-    """What is known of a model on the native or the NumPy engine, all of it from its configuration."""
+    """Return what is known of a model on the native or the NumPy engine, all of it from its configuration."""
     encoder = Encoder.of(config)
     return ModelInfo(
         name=source.name,

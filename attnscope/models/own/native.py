@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
 from attnscope.errors import AttnscopeError
-from attnscope.models.bare import LayeredModel
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.devices import name_dtype, place
 from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo, require_numbers
 from attnscope.models.model import Batch, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
+from attnscope.models.own.layered import LayeredModel
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer
 
@@ -54,11 +54,11 @@ class NativeModel(LayeredModel):
         return output
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """The rows of the token embedding."""
+        """Return the rows of the token embedding."""
         return self._look_up(self._network.word, ids)
 
     def untrained(self, seed: int) -> "NativeModel":
-        """The same architecture with random weights, drawn as BERT draws them before training (sigma 0.02)."""
+        """Return the same architecture with random weights, drawn as BERT draws them before training (sigma 0.02)."""
         network = copy.deepcopy(self._network)
         chance = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -72,7 +72,7 @@ class NativeModel(LayeredModel):
 
 
 def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
-    """Loads a BERT-family encoder from safetensors; device and precision as of `models.load`."""
+    """Load a BERT-family encoder from safetensors; device and precision as of `models.load`."""
     config = read_config(source)
     reason = supports(config)
     if reason or source.folder is None:
@@ -99,7 +99,7 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
 def read_weights(
     checkpoint: Checkpoint, shape: Encoder, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields every tensor that a network of a shape needs, by our name; refuses NaN and infinity."""
+    """Yield every tensor that a network of a shape needs, by our name; refuses NaN and infinity."""
     tensor: Tensor
     for ours, name, tensor in checkpoint.raw(shape):
         converted = tensor.to(dtype)

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from attnscope.core.teaching.stepwise import Inputs
 from attnscope.errors import AttnscopeError
-from attnscope.models.bare import BareModel
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo, require_length, require_numbers
-from attnscope.models.model import Maps, Tokenizer
+from attnscope.models.model import Maps, Model, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer
@@ -35,15 +34,15 @@ class _Attention(NamedTuple):
     output: Array  # (query, d_model), before the output projection
 
 
-class PlainEncoder(BareModel):
+class PlainEncoder(Model):
     """A loaded encoder that computes with NumPy alone; see models.model.Model. It looks at single texts."""
 
     _refusal = (
         "the numpy engine shows exact maps of a text, and does nothing else",
         "load the model with another engine (--engine auto), or leave maps unpooled (--pool 0)",
     )
-    run = outputs = rerun = modules = blocks = static_embeddings = BareModel._refuse
-    output_projections = unembedding = untrained = BareModel._refuse
+    run = outputs = rerun = modules = blocks = static_embeddings = Model._refuse
+    output_projections = unembedding = untrained = Model._refuse
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, weights: dict[str, Array]) -> None:
         self.info = info
@@ -52,7 +51,7 @@ class PlainEncoder(BareModel):
         self._weights = weights
 
     def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:  # type: ignore[override]  # others: None
-        """What the heads attend to on a text; see Model."""
+        """Return what the heads attend to on a text; see Model."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
         weights, full = {}, {}
@@ -65,7 +64,7 @@ class PlainEncoder(BareModel):
         return Maps(weights, full)
 
     def inputs(self, tokens: Tokens, layer: int) -> Inputs:
-        """What reaches the attention of a layer on a text: queries, keys and values of all heads, with W_O."""
+        """Return what reaches the attention of a layer on a text: queries, keys and values of all heads, with W_O."""
         hidden = self._embed(tokens)
         for number in range(layer):
             hidden = self._finish(hidden, _attend(self._inputs(hidden, number)).output, number)
@@ -88,7 +87,7 @@ class PlainEncoder(BareModel):
         return self._linear(hidden, "projection") if "projection.weight" in w else hidden
 
     def _finish(self, hidden: Array, output: Array, number: int) -> Array:
-        """The hidden states after a layer, of those before it and of what its heads put out."""
+        """Return the hidden states after a layer, of those before it and of what its heads put out."""
         name = f"layers.{number}"
         hidden = self._norm(hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm")
         inner = _ACTIVATIONS[ACTIVATIONS[self._encoder.hidden_act]](self._linear(hidden, f"{name}.up"))
@@ -133,7 +132,7 @@ def _softmax(scores: Array) -> Array:
 
 
 def load_plain(source: Source, dtype: str = "float32") -> PlainEncoder:
-    """Loads a BERT-family encoder without torch; dtype is "float32" or "float64"."""
+    """Load a BERT-family encoder without torch; dtype is "float32" or "float64"."""
     config = read_config(source)
     reason = "it has no files" if source.folder is None else supports(config)
     if reason or source.folder is None:

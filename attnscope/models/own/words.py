@@ -33,11 +33,11 @@ class OwnTokenizer:
         return list(range(FIRST_WORD, VOCABULARY, 997))
 
     def spell(self, number: int) -> str:
-        """A number is a hash, and its word is not known."""
+        """Return a number is a hash, and its word is not known."""
         return ""
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Tokenises a text, or a pair of texts, with the special tokens that the model expects."""
+        """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""
         rows = [_special_row(BOS, 0), _special_row(REST, 0), *_split(text, 0)]
         if pair is not None:
             rows += [_special_row(SEP, 0), *_split(pair, 1)]
@@ -71,5 +71,5 @@ def _number(word: str) -> int:
 
 
 def _is_punctuation(char: str) -> bool:
-    """Whether word_spans sets a character apart as punctuation: Unicode's P categories, and ASCII symbols."""
+    """Return whether word_spans sets a character apart as punctuation: Unicode's P categories, and ASCII symbols."""
     return unicodedata.category(char)[0] == "P" or ("!" <= char <= "~" and not char.isalnum())

@@ -74,7 +74,7 @@ class LoadOptions:
         from attnscope.models.catalog import read_config
 
         source = self.resolve(spec)
-        if self.engine == "auto" and source.folder is not None:
+        if self.engine == "auto" and source.folder is not None and not source.file:
             named = read_config(source).get("architectures") or ()
             if any(str(name).endswith("ForMaskedLM") for name in named):
                 return replace(self, engine="hf")

@@ -379,7 +379,8 @@ def study(
         raise UsageError("the trace of a text shows single heads", "give a layer and heads, such as -L 3 -H 1")
     prompt = Prompt(text, target=options.target)
     source = loading.resolve(spec)
-    if loops and source.folder is not None and supports(read_config(source)) is None:
+    is_plain = source.folder is not None and not source.file and supports(read_config(source)) is None
+    if loops and is_plain:
         from attnscope.models.own.plain import load_plain
 
         return trace_plain(load_plain(source, "float64"), prompt, layer, options.heads, token=options.query)

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check.compare import Outcome, compare_hidden, hidden_states, tolerance
-from attnscope.models.hf.check.examples import Example, standing_arguments
-from attnscope.models.hf.check.longer import Survey
+from attnscope.models.hf.examples import Example, standing_arguments
+from attnscope.models.hf.layers import Survey
 from attnscope.models.hf.parts import silence
+from attnscope.models.hf.rounding import compare, hidden_states, tolerance
 from attnscope.models.hf.seam import attention_function, perform, use_attention
 from attnscope.models.inside.tape import replace_forwards
 
@@ -31,7 +31,7 @@ def survey_cross_attention(
     patterns: Mapping[Kind, str],
     notes_on: Callable[[PreTrainedModel, Sequence[Kind]], tuple[str, ...]],
 ) -> Survey:
-    """What the attention of such a model is, of its words and of its queries; that of its tower is left out.
+    """Return what the attention of such a model is, of its words and of its queries; that of its tower is left out.
 
     Modules of each kind of attention are known by patterns of their names, with the layer's number.
     """
@@ -60,9 +60,7 @@ def survey_cross_attention(
         },
         n_heads={kind: max(n for n, _ in of_kind) for kind, of_kind in heads.items()},
         n_kv_heads={kind: max(n for _, n in of_kind) for kind, of_kind in heads.items()},
-        extras={},
         d_model=int(base.config.get_text_config(decoder=True).hidden_size),
-        checked=True,
         notes=notes_on(base, tuple(layers)),
         beside=True,
         through=_at_seam(base),
@@ -82,7 +80,7 @@ def _heads_of(base: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
 def compare_cross_attention(
     base: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], sizes: Mapping[str, tuple[int, int]]
 ) -> None:
-    """Compares what passes the seam on photos and words with what the model computes as it is.
+    """Compare what passes the seam on photos and words with what the model computes as it is.
 
     Refuses also attention whose queries and keys are not of the sizes of its kind.
     """
@@ -104,8 +102,7 @@ def compare_cross_attention(
         with use_attention(base, None):
             own = base(**arguments)
     allowed = tolerance(base, len(survey.plan))
-    mine, theirs = (Outcome(result_of(output), None, {}, {}) for output in (ours, own))
-    compare_hidden(base, Example({}), mine, theirs, allowed)
+    compare(base, Example({}), {"hidden": result_of(ours)}, {"hidden": result_of(own)}, allowed=allowed)
 
 
 def result_of(output: Any) -> Tensor:
@@ -120,7 +117,7 @@ def result_of(output: Any) -> Tensor:
 
 
 def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
-    """Runs a model with such attention at the seam; None where it has none."""
+    """Run a model with such attention at the seam; None where it has none."""
     own = [module for module in base.modules() if type(module).__name__ in _OWN_CODE]
 
     def attend_at_seam(module: nn.Module) -> Callable[..., Any]:
@@ -141,7 +138,7 @@ def _attend_as_blip(
     encoder_attention_mask: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What BlipTextSelfAttention.forward computes where nothing is cached."""
+    """Return what BlipTextSelfAttention.forward computes where nothing is cached."""
     states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
     mask = attention_mask if encoder_hidden_states is None else encoder_attention_mask
     projected = module.query(hidden_states), module.key(states), module.value(states)
@@ -155,7 +152,7 @@ def _attend_as_trocr(
     attention_mask: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What TrOCRAttention.forward computes where nothing is cached."""
+    """Return what TrOCRAttention.forward computes where nothing is cached."""
     states = hidden_states if key_value_states is None else key_value_states
     projected = module.q_proj(hidden_states), module.k_proj(states), module.v_proj(states)
     return module.out_proj(_attend(module, projected, module.head_dim, attention_mask)), None

@@ -5,7 +5,7 @@ To add a family, add its class here and to `CROSS_READERS`.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,9 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check.examples import accepts
-from attnscope.models.hf.check.longer import Survey
-from attnscope.models.hf.network import Network
+from attnscope.models.hf.examples import accepts
+from attnscope.models.hf.layers import Survey
 from attnscope.models.hf.parts import as_failure, in_one_line, silence
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.hf.senses.cross_attention import compare_cross_attention, result_of, survey_cross_attention
@@ -27,10 +26,13 @@ from attnscope.models.hf.senses.seeing import patch_size, tokens_before
 from attnscope.models.hf.senses.vision_language import Labels, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
-from attnscope.models.model import AttentionAxes, Model
+from attnscope.models.model import AttentionAxes
 from attnscope.records import Tokens
 from attnscope.senses.photos import Photo
 from attnscope.senses.tokens import key_tokens, query_tokens
+
+if TYPE_CHECKING:
+    from attnscope.models.hf.model import HuggingFaceModel
 
 
 class CrossAttentionReader(VisionLanguageReader):
@@ -54,17 +56,17 @@ class CrossAttentionReader(VisionLanguageReader):
 
     @classmethod
     def survey(cls, base: PreTrainedModel) -> Survey:
-        """What its attention is; see survey_cross_attention."""
+        """Return what its attention is; see survey_cross_attention."""
         return survey_cross_attention(base, cls.modules, cls.notes_on)
 
     @classmethod
     def notes_on(cls, base: PreTrainedModel, kinds: Sequence[Kind]) -> tuple[str, ...]:
-        """What a user must know to read the pictures truly."""
+        """Return what a user must know to read the pictures truly."""
         return ()
 
     @property
     def _tower(self) -> Any:
-        """What sees the picture."""
+        """Return what sees the picture."""
         return self._base.vision_model
 
     def _cut(self, output: PhotoPrompt) -> list[Pane]:
@@ -84,11 +86,11 @@ class CrossAttentionReader(VisionLanguageReader):
         return [place for place, number in enumerate(ids) if number == self._picture_id]
 
     def _filling(self, output: PhotoPrompt) -> NDArray[np.bool_]:
-        """Which keys are of tiles that are there to fill up a batch, (key,): no query sees them."""
+        """Return which keys are of tiles that are there to fill up a batch, (key,): no query sees them."""
         return np.zeros(output.n_tokens, np.bool_)
 
     def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
-        model = self._network.model
+        model = self.model.model
         if not model.can_generate():
             message = f"{self._name} was loaded without a language-model head and cannot write"
             raise AttnscopeError(message, "leave out --generate")
@@ -105,7 +107,7 @@ class CrossAttentionReader(VisionLanguageReader):
             return self._writer.extend_greedily(predict, prompt, n)
 
     def _encode_once(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What need not be computed again for each token that is written, as the forward gets it."""
+        """Return what need not be computed again for each token that is written, as the forward gets it."""
         return {}
 
     def _name_tokens(
@@ -113,9 +115,9 @@ class CrossAttentionReader(VisionLanguageReader):
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         ids, hidden = inputs[self.ids_name][0].tolist(), self._filling(output)
         stand_ins = self._stand_ins(ids)
-        words = self._network.tokenizer.encode_among(ids, dict.fromkeys(stand_ins, "picture"), n_given)
+        words = self.model.vocabulary.encode_among(ids, dict.fromkeys(stand_ins, "picture"), n_given)
         keys, first = self._keys(output, photos, labels), max(stand_ins, default=-1) + 1
-        layers = self._network.survey.layers
+        layers = self.model.survey.layers
         return words, {
             "cross": AttentionAxes(words, keys, layers["cross"], first, hidden if hidden.any() else None),
             "decoder": AttentionAxes(words, words, layers["decoder"], first),
@@ -127,7 +129,7 @@ class CrossAttentionReader(VisionLanguageReader):
         if shape not in self._compared:
             sizes = {kind: (len(sides.queries), len(sides.keys)) for kind, sides in axes.items()}
             with in_one_line(self._name, "does not run on this picture and these words"):
-                compare_cross_attention(self._base, self._network.survey, inputs, sizes)
+                compare_cross_attention(self._base, self.model.survey, inputs, sizes)
             self._compared.add(shape)
 
     def _keys(self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels) -> Tokens:
@@ -172,7 +174,7 @@ class MllamaReader(CrossAttentionReader):
         return self._writer.answer(inputs, n, [self._picture_id])
 
     def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
-        """What is written sees what the last token of the prompt does."""
+        """Return what is written sees what the last token of the prompt does."""
         longer, seen = super()._extend(inputs, ids), inputs["cross_attention_mask"]
         more = len(ids) - seen.shape[1]
         longer["cross_attention_mask"] = torch.cat([seen, seen[:, -1:].expand(-1, more, -1, -1)], 1)
@@ -212,13 +214,13 @@ class QFormerReader(CrossAttentionReader):
             hint = "set processor.num_query_tokens as the model's configuration has it, and save it again"
             raise AttnscopeError(f"the processor of {self._name} does not say how many query tokens there are", hint)
         inputs: dict[str, Any] = self._run_processor(prompt, list(images))
-        if "decoder" not in self._network.survey.layers:  # the encoder-decoder behind the queries wants a target
+        if "decoder" not in self.model.survey.layers:  # the encoder-decoder behind the queries wants a target
             start = self._base.config.get_text_config().decoder_start_token_id or 0
             inputs["decoder_input_ids"] = torch.tensor([[start]])
         return inputs
 
     def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
-        if "decoder" not in self._network.survey.layers:
+        if "decoder" not in self.model.survey.layers:
             message = f"the language model of {self._name} is an encoder-decoder of its own, which is not run to write"
             raise AttnscopeError(message, "leave out --generate")
         return super()._write(inputs, prompt, n)
@@ -226,10 +228,10 @@ class QFormerReader(CrossAttentionReader):
     def _name_tokens(
         self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        ids, layers = inputs[self.ids_name][0].tolist(), self._network.survey.layers
+        ids, layers = inputs[self.ids_name][0].tolist(), self.model.survey.layers
         at, keys = self._stand_ins(ids), self._keys(output, photos, labels)
         named = {place: f"Q{number}" for number, place in enumerate(at)}
-        words = self._network.tokenizer.encode_among(ids, named, n_given)
+        words = self.model.vocabulary.encode_among(ids, named, n_given)
         read: list[str] = []
         if "qformer_input_ids" in inputs:
             tokenizer = self._processor.qformer_tokenizer
@@ -251,7 +253,7 @@ class CaptionReader(CrossAttentionReader):
     takes_image_processor = True
 
     def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
-        """The text alone."""
+        """Return the text alone."""
         return text, []
 
     def _stand_ins(self, ids: Sequence[int]) -> list[int]:
@@ -264,13 +266,13 @@ class CaptionReader(CrossAttentionReader):
         return {"pixel_values": pixels, self.ids_name: torch.tensor([self._ids_of(prompt)])}
 
     def _ids_of(self, text: str) -> list[int]:
-        """The numbers of a text as the decoder reads it that is to continue it."""
+        """Return the numbers of a text as the decoder reads it that is to continue it."""
         raise NotImplementedError
 
     @property
     def _backend(self) -> Any:
-        """The tokenizer as transformers has it."""
-        tokenizer = self._network.tokenizer
+        """Return the tokenizer as transformers has it."""
+        tokenizer = self.model.vocabulary
         if not isinstance(tokenizer, HuggingFaceTokenizer):
             raise AttnscopeError(
                 f"{self._name} came without its tokenizer",
@@ -287,17 +289,17 @@ class BlipReader(CaptionReader):
         "decoder": r"text_decoder\.bert\.encoder\.layer\.(\d+)\.attention\.self",
     }
 
-    def __init__(self, model: Model, network: Network, processor: Any) -> None:
-        super().__init__(model, network, processor)
+    def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
+        super().__init__(model, processor)
         # As its own `generate` says.
-        self._writer = HuggingFaceWriter(network, ends={self._base.config.text_config.sep_token_id})
+        self._writer = HuggingFaceWriter(model, ends={self._base.config.text_config.sep_token_id})
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         inputs = super()._process(images, prompt)
         return {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
 
     def _ids_of(self, text: str) -> list[int]:
-        """What it is trained to continue begins with a token of its own, and does not end."""
+        """Return what it is trained to continue begins with a token of its own, and does not end."""
         ids = self._backend(text, add_special_tokens=False, verbose=False)["input_ids"]
         return [int(self._base.config.text_config.bos_token_id), *ids]
 
@@ -317,7 +319,7 @@ class EncoderDecoderReader(CaptionReader):
         return self._base.encoder
 
     def _ids_of(self, text: str) -> list[int]:
-        """The token that a decoder starts with, then the text, without its end."""
+        """Return the token that a decoder starts with, then the text, without its end."""
         backend, start = self._backend, self._writer.start_id()
         ids = [int(number) for number in backend(text, verbose=False)["input_ids"]]
         special = set(backend.all_special_ids)

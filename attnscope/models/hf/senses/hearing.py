@@ -2,32 +2,36 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import as_failure, hears, in_one_line, sees_sound, takes_recordings
-from attnscope.models.hf.senses.seeing import OTHER_MODELS, tokens_before, whole_grid
+from attnscope.models.hf.parts import as_failure, hears, sees_sound, takes_recordings
+from attnscope.models.hf.senses.seeing import OTHER_MODELS, WholeView, tokens_before, whole_grid
 from attnscope.models.model import SensoryInput
 from attnscope.records.maps.pictures import Picture
 from attnscope.records.maps.sounds import Sound, Spectrogram
 from attnscope.senses.recordings import Recording
 from attnscope.senses.tokens import frame_tokens, patch_tokens
 
+if TYPE_CHECKING:
+    from attnscope.models.hf.model import HuggingFaceModel
+
 
 class HuggingFaceEars:
     """What of a model hears recordings; see models.model.Ears. It may lack its feature extractor."""
 
-    def __init__(self, network: Network, extractor: Any) -> None:
-        self._network, self._base, self._name = network, network.base, network.info.name
+    def __init__(self, model: "HuggingFaceModel", extractor: Any) -> None:
+        self._model = model
+        self._base = model.base
+        self._name = model.info.name
         self._extractor = extractor
 
     def hear(self, recording: Recording) -> SensoryInput:
-        """A recording as the model hears it, through its own feature extractor; or sees it, in a spectrogram."""
+        """Return a recording as the model hears it, through its own feature extractor; or sees it, in a spectrogram."""
         if not takes_recordings(self._base):
             raise AttnscopeError(
                 f"{self._name} hears recordings in a way that is not supported",
@@ -44,7 +48,7 @@ class HuggingFaceEars:
         return self._hear_window(recording, seconds) if hears(self._base) else self._hear_frames(recording)
 
     def _hear_window(self, recording: Recording, seconds: float) -> SensoryInput:
-        """Pads or cuts a recording to the window that a model listens for."""
+        """Pad or cuts a recording to the window that a model listens for."""
         base, rate, hop = self._base, int(self._extractor.sampling_rate), int(self._extractor.hop_length)
         stride = int(base.encoder.conv1.stride[0]) * int(base.encoder.conv2.stride[0])
         n_frames, each = int(base.config.max_source_positions), stride * hop
@@ -79,17 +83,17 @@ class HuggingFaceEars:
         sound = _sound(samples, rate, each, n, len(samples) / rate, recording.source)
         tokens = frame_tokens(n, sound.seconds_per_frame, recording.source)
         inputs = {base.main_input_name: values}
-        with in_one_line(self._name, "does not take what its feature extractor makes of the recording"):
-            self._network.require_whole(
-                inputs,
-                n,
-                f"the recording has {n} frames: it merges or adds some, which is not supported",
-                "wav2vec 2.0, HuBERT, WavLM and w2v-BERT can be shown",
-            )
+        view = WholeView(
+            n,
+            f"the recording has {n} frames: it merges or adds some, which is not supported",
+            "wav2vec 2.0, HuBERT, WavLM and w2v-BERT can be shown",
+            ("does not take what its feature extractor makes of the recording", ""),
+        )
+        self._model.expect(inputs, view)
         return SensoryInput(inputs, tokens, sound=sound, notes=recording.notes)
 
     def _hear_spectrogram(self, recording: Recording) -> SensoryInput:
-        """What a model looks at that sees sound: time across, pitch down, the lowest at the top."""
+        """Return what a model looks at that sees sound: time across, pitch down, the lowest at the top."""
         config = self._base.config
         values = self._extract(recording.samples, (1, config.max_length, config.num_mel_bins))
         high, wide = config.frequency_stride, config.time_stride
@@ -108,7 +112,7 @@ class HuggingFaceEars:
             patch_tokens(picture.grid, tokens_before(self._base), recording.source),
             {"input_values": values},
         )
-        self._network.require_whole(inputs, len(tokens), *whole_grid(len(tokens)))
+        self._model.expect(inputs, whole_grid(len(tokens)))
         return SensoryInput(inputs, tokens, picture, notes=tuple(notes))
 
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
@@ -125,14 +129,14 @@ class HuggingFaceEars:
 
 
 def _sound(samples: NDArray[np.float32], rate: int, each: int, n: int, window: float, source: str) -> Sound:
-    """What was heard in n frames of `each` samples: how loud each frame is at its loudest."""
+    """Return what was heard in n frames of `each` samples: how loud each frame is at its loudest."""
     loud = np.zeros(max(n * each, len(samples)), np.float32)
     loud[: len(samples)] = np.abs(samples)
     return Sound(loud[: n * each].reshape(n, each).max(1), each / rate, len(samples) / rate, window, source)
 
 
 def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
-    """What an extractor like Whisper's reports, (band, step), with its bands; None where it does not say these.
+    """Return what an extractor like Whisper's reports, (band, step), with its bands; None where it does not say these.
 
     It gives (log10 of the power + 4) / 4: a step of 1 is 40 decibels.
     """

@@ -51,7 +51,7 @@ class PhotoPrompt:
 
     @property
     def pixels(self) -> Tensor:
-        """The pixels as the model gets them."""
+        """Return the pixels as the model gets them."""
         pixels: Tensor = self.inputs["pixel_values"]
         return pixels
 
@@ -61,7 +61,7 @@ class Unplaced(Exception):  # noqa: N818 - who asks says it in one line
 
 
 def panes_of(output: PhotoPrompt, cut: Callable[[PhotoPrompt], list[Pane]]) -> list[Pane]:
-    """The pictures that a model is given, each with its tokens, as its family cuts them.
+    """Return the pictures that a model is given, each with its tokens, as its family cuts them.
 
     Raises `Unplaced` where the family is not known, or what its processor gives does not fit the prompt.
     """
@@ -119,7 +119,7 @@ def _gemma3(output: PhotoPrompt) -> list[Pane]:
 
 
 def _llava_next(output: PhotoPrompt) -> list[Pane]:
-    """The model packs numbers in place of features: what comes out where is then known, whatever it cuts off."""
+    """Return the model packs numbers in place of features: what comes out where is then known, whatever it cuts off."""
     from transformers.models.llava_next import modeling_llava_next as code
 
     grid_shape: Any = code.get_anyres_image_grid_shape

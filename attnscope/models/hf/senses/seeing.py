@@ -5,8 +5,9 @@ torchvision, and no video is shown.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,13 +18,15 @@ from transformers import PreTrainedModel
 from transformers.models.auto import processing_auto
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
-from attnscope.models.hf.check.examples import accepts, patch_order
-from attnscope.models.hf.network import Network
-from attnscope.models.hf.parts import as_failure, in_one_line, load_errors
-from attnscope.models.model import Model, SensoryInput
+from attnscope.models.hf.examples import accepts, patch_order
+from attnscope.models.hf.parts import as_failure, load_errors
+from attnscope.models.model import SensoryInput
 from attnscope.records.maps.pictures import Picture
 from attnscope.senses.photos import Photo
 from attnscope.senses.tokens import patch_tokens
+
+if TYPE_CHECKING:
+    from attnscope.models.hf.model import HuggingFaceModel
 
 OTHER_MODELS = "preprocessor_config.json and config.json belong to different models"
 """What to think of where what a processor makes does not fit the model."""
@@ -35,7 +38,7 @@ _REGISTERS = ("register_tokens", "register_token", "reg_token")
 
 
 def holds_processor(folder: Path) -> bool:
-    """Whether a folder says how photos, or recordings, are made into what its model reads."""
+    """Return whether a folder says how photos, or recordings, are made into what its model reads."""
     return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
@@ -64,7 +67,7 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
 
 
 def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
-    """The feature extractor of a folder; None where it has none."""
+    """Return the feature extractor of a folder; None where it has none."""
     if not holds_processor(folder):
         return None
     auto: Any = transformers.AutoFeatureExtractor
@@ -73,7 +76,7 @@ def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """What a file of settings says; nothing where it cannot be read."""
+    """Return what a file of settings says; nothing where it cannot be read."""
     try:
         settings = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):
@@ -81,17 +84,27 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-class HuggingFaceEyes:
-    """What of a model, of the network, sees pictures; see models.model.Eyes. It may lack its image processor."""
+@dataclass(frozen=True)
+class WholeView:
+    """What a forward pass on a picture or a sound must be like: each layer sees all tokens, and no others."""
 
-    def __init__(self, model: Model, network: Network, processor: Any) -> None:
+    n_tokens: int
+    where: str  # where there are so many, and what the model does instead
+    hint: str  # which models can be shown
+    failure: tuple[str, str] = ("does not run on this input", "")  # what to say, and to advise, where it does not run
+
+
+class HuggingFaceEyes:
+    """What of a model sees pictures; see models.model.Eyes. It may lack its image processor."""
+
+    def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         self.model = model
-        self._network, self._base, self._name = network, network.base, network.info.name
+        self._base = model.base
+        self._name = model.info.name
         self._processor = processor
-        self._whole: set[tuple[int, ...]] = set()
 
     def see(self, photo: Photo) -> SensoryInput:
-        """A photo as the model sees it: through its own image processor, cut into its patches.
+        """Return a photo as the model sees it: through its own image processor, cut into its patches.
 
         Models must cut pictures into one grid of patches, and see all of them in each layer.
         """
@@ -107,17 +120,13 @@ class HuggingFaceEyes:
         else:
             seen = self._see_whole(pixels, photo)
         assert seen.picture is not None
-        shape = tuple(seen.inputs["pixel_values"].shape)
-        if shape not in self._whole:
-            height, width = seen.picture.pixels.shape[:2]
-            what = f"does not take what its image processor makes of {photo.source}, {width} × {height}"
-            with in_one_line(self._name, what, OTHER_MODELS):
-                self._network.require_whole(seen.inputs, len(seen.tokens), *whole_grid(len(seen.tokens)))
-            self._whole.add(shape)
+        height, width = seen.picture.pixels.shape[:2]
+        failure = f"does not take what its image processor makes of {photo.source}, {width} × {height}"
+        self.model.expect(seen.inputs, whole_grid(len(seen.tokens), (failure, OTHER_MODELS)))
         return seen
 
     def _see_whole(self, pixels: Any, photo: Photo) -> SensoryInput:
-        """What a processor gives that leaves the cutting to the model."""
+        """Return what a processor gives that leaves the cutting to the model."""
         if isinstance(pixels, Tensor) and pixels.ndim == 5:
             raise AttnscopeError(
                 f"{self._name} sees videos: frames, {tuple(pixels.shape)}, cannot be drawn as one picture",
@@ -144,7 +153,7 @@ class HuggingFaceEyes:
         return self._sensory_input(inputs, colours, (rows, columns), photo, notes)
 
     def _see_patches(self, pixels: Tensor, shapes: Any, photo: Photo) -> SensoryInput:
-        """What a processor gives that cuts pictures itself, (1, patch, pixels of it), and fills up (SigLIP 2).
+        """Return what a processor gives that cuts pictures itself, (1, patch, pixels of it), and fills up (SigLIP 2).
 
         What it fills up with is left out: the model hides it from the patches.
         """
@@ -179,12 +188,14 @@ class HuggingFaceEyes:
         return SensoryInput(inputs, tokens, picture, notes=tuple(notes))
 
 
-def whole_grid(n_tokens: int) -> tuple[str, str]:
-    """What is said of models whose layers do not each see the tokens of a picture and no others, and a hint."""
-    return (
+def whole_grid(n_tokens: int, *failure: tuple[str, str]) -> WholeView:
+    """Return what is expected of models that see a picture in so many tokens; of `failure` see there."""
+    return WholeView(
+        n_tokens,
         f"the picture has {n_tokens} tokens (patches and those before them): the model adds tokens, merges patches, or "
         "attends within windows, which is not supported",
         "choose a model whose layers all see the same patches, such as ViT, DeiT or DINOv2",
+        *failure,
     )
 
 
@@ -195,7 +206,7 @@ def hides_patches(base: PreTrainedModel) -> bool:
 
 
 def show_all_patches(base: PreTrainedModel) -> list[str]:
-    """Switches off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; says so in a note."""
+    """Switch off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; says so in a note."""
     if not hides_patches(base):
         return []
     hidden, base.config.mask_ratio = base.config.mask_ratio, 0.0
@@ -214,7 +225,7 @@ def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
 
 
 def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
-    """The tokens that stand before the patches, by the parameters that they come from."""
+    """Return the tokens that stand before the patches, by the parameters that they come from."""
     parameters = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
     labels = [label for label, names in _NAMED if any(name in parameters for name in names)]
     registers = next((parameters[name].shape[-2] for name in _REGISTERS if name in parameters), 0)
@@ -222,7 +233,7 @@ def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
 
 
 def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
-    """What a processor made of a photo as colours from 0 to 255, (height, width, 3)."""
+    """Return what a processor made of a photo as colours from 0 to 255, (height, width, 3)."""
     values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):
         values = values * np.asarray(processor.image_std, np.float64) + np.asarray(processor.image_mean, np.float64)
@@ -233,7 +244,7 @@ def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
 
 
 def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mapping[str, Any]) -> Any:
-    """The processor of a folder for pictures and words, with an image processor that needs Pillow alone.
+    """Return the processor of a folder for pictures and words, with an image processor that needs Pillow alone.
 
     Where no file names its class, it is the one of the model's type.
     """
@@ -271,6 +282,6 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
 
 
 def without_videos(kind: type) -> type:
-    """A class of processors that takes pictures and words, and is made without what is for videos."""
+    """Return a class of processors that takes pictures and words, and is made without what is for videos."""
     attributes = [name for name in kind.get_attributes() if "video" not in name]  # type: ignore[attr-defined]
     return type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: list(attributes))})

@@ -1,7 +1,7 @@
 """What Hugging Face models read of pictures beside words: photos and a text through the model's own processor."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,19 +12,21 @@ from torch.nn.functional import pad
 from transformers.processing_utils import ProcessorMixin
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check.examples import Example, accepts, is_paligemma
-from attnscope.models.hf.check.longer import compare_on
-from attnscope.models.hf.network import Network
+from attnscope.models.hf.check import compare_on
+from attnscope.models.hf.examples import Example, accepts, is_paligemma
 from attnscope.models.hf.parts import as_failure, in_one_line, silence
 from attnscope.models.hf.senses.patch_places import FAMILIES, Pane, PhotoPrompt, Unplaced, area_of, panes_of, slopes
 from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import limit_template
 from attnscope.models.info import require_length
-from attnscope.models.model import AttentionAxes, Model, SensoryInput
+from attnscope.models.model import AttentionAxes, SensoryInput
 from attnscope.records import Tokens
 from attnscope.records.maps.pictures import SMALL, Picture
 from attnscope.senses.photos import Photo
+
+if TYPE_CHECKING:
+    from attnscope.models.hf.model import HuggingFaceModel
 
 Labels = Mapping[int, str]
 """What to show for the tokens or keys that stand for patches, by their places."""
@@ -41,10 +43,12 @@ class VisionLanguageReader:
     takes_image_processor = False  # whether that is enough of a processor
     ids_name = "input_ids"  # what the forward calls the words
 
-    def __init__(self, model: Model, network: Network, processor: Any) -> None:
+    def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         self.model = model
-        self._network, self._base, self._name = network, network.base, network.info.name
-        self._processor, self._writer = processor, HuggingFaceWriter(network)
+        self._base = model.base
+        self._name = model.info.name
+        self._processor = processor
+        self._writer = HuggingFaceWriter(model)
         self._compared: set[tuple[int, ...]] = set()
 
     def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
@@ -63,10 +67,10 @@ class VisionLanguageReader:
         output = self._make([photo.image for photo in photos], prompt)
         ids = output.inputs[self.ids_name][0].tolist()
         n_given = len(ids)
-        require_length(self._network.info, n_given + n)
+        require_length(self.model.info, n_given + n)
         pictures, labels = self._place_pictures(output, photos, prompt)
         inputs = {
-            name: value.to(self._network.device, self._base.dtype if value.is_floating_point() else None)
+            name: value.to(self.model.device, self._base.dtype if value.is_floating_point() else None)
             for name, value in output.inputs.items()
             if isinstance(value, Tensor) and accepts(self._base, name)
         }
@@ -82,7 +86,7 @@ class VisionLanguageReader:
         return SensoryInput(inputs, tokens, pictures=pictures, notes=tuple(notes), axes=axes)
 
     def _cut(self, output: PhotoPrompt) -> list[Pane]:
-        """The pictures that the model is given, each with the tokens or keys that stand for its patches."""
+        """Return the pictures that the model is given, each with the tokens or keys that stand for its patches."""
         raise NotImplementedError
 
     def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
@@ -99,11 +103,11 @@ class VisionLanguageReader:
         return str(prompt), []
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
-        """What the processor makes of photos and a prompt."""
+        """Return what the processor makes of photos and a prompt."""
         return self._run_processor(prompt, [list(images)])
 
     def _n_places(self, inputs: Mapping[str, Any]) -> int:
-        """How many picture tokens the prompt has, or keys that cross-attention goes to."""
+        """Return how many picture tokens the prompt has, or keys that cross-attention goes to."""
         return int((inputs["input_ids"] == self._picture_id).sum())
 
     def _places(self, output: PhotoPrompt) -> NDArray[np.int64]:
@@ -111,13 +115,13 @@ class VisionLanguageReader:
         raise NotImplementedError
 
     def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
-        """The numbers of what the model writes, greedily, without a token that ends a text."""
+        """Return the numbers of what the model writes, greedily, without a token that ends a text."""
         return self._writer.answer(inputs, n, [self._picture_id])
 
     def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
-        """What the forward gets of a prompt, and of what was written after it."""
+        """Return what the forward gets of a prompt, and of what was written after it."""
         more = len(ids) - inputs[self.ids_name].shape[1]
-        longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self._network.device)}
+        longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self.model.device)}
         # All of PaliGemma's prompt sees all of it; what is written after it sees what comes before, and is told so.
         suffix = int(is_paligemma(self._base))
         for name, value in (("attention_mask", 1), ("token_type_ids", suffix), ("mm_token_type_ids", 0)):
@@ -128,16 +132,16 @@ class VisionLanguageReader:
     def _name_tokens(
         self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        """The words; and, where pictures are not among them, the queries and keys of each kind of attention."""
+        """Return the words; and, where pictures are not among them, the queries and keys of each kind of attention."""
         raise NotImplementedError
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Refuses a model whose attention at the seam is not what it computes as it is."""
+        """Refuse a model whose attention at the seam is not what it computes as it is."""
         raise NotImplementedError
 
     @property
     def _picture_id(self) -> int:
-        """The number of the token that stands for pictures."""
+        """Return the number of the token that stands for pictures."""
         config = self._base.config
         number = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
         if not isinstance(number, int):
@@ -145,7 +149,7 @@ class VisionLanguageReader:
         return number
 
     def _run_processor(self, prompt: str, images: Sequence[Any]) -> dict[str, Any]:
-        """What the whole processor makes of photos and a prompt."""
+        """Return what the whole processor makes of photos and a prompt."""
         # Templates write the token that begins a text themselves.
         start = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
@@ -158,7 +162,7 @@ class VisionLanguageReader:
         return PhotoPrompt(self._base, self._processor, inputs, images, self._n_places(inputs))
 
     def _require_no_mark(self, text: str) -> None:
-        """Refuses a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
+        """Refuse a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
         marks = {str(getattr(self._processor, which, None) or "") for which in ("image_token", "boi_token")} - {""}
         mark = next((each for each in sorted(marks) if each in text), None)
         if mark is not None:
@@ -169,7 +173,7 @@ class VisionLanguageReader:
     def _place_pictures(
         self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
-        """The pictures with the places of what stands for their patches; and what to show for each of these."""
+        """Return the pictures with the places of what stands for their patches; and what to show for each of these."""
         at = self._places(output)
         try:
             panes = panes_of(output, self._cut)
@@ -217,11 +221,11 @@ class InterleavedReader(VisionLanguageReader):
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         marks = dict.fromkeys(self._places(output).tolist(), "picture")
         ids = inputs[self.ids_name][0].tolist()
-        return self._network.tokenizer.encode_among(ids, {**marks, **labels}, n_given), {}
+        return self.model.vocabulary.encode_among(ids, {**marks, **labels}, n_given), {}
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
         """Once, whatever the photo's size."""
         if not self._compared:
             with torch.no_grad(), in_one_line(self._name, "does not run on pictures and words"):
-                compare_on(self._base, self._network.survey, Example({**inputs}))
+                compare_on(self._base, self.model.survey, Example({**inputs}))
             self._compared.add(())

@@ -4,17 +4,20 @@ All of it greedily, and without the seam.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check.examples import standing_arguments
-from attnscope.models.hf.network import Network
+from attnscope.models.hf.examples import standing_arguments
 from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch, SensoryInput
 from attnscope.records import Tokens
+
+if TYPE_CHECKING:
+    from attnscope.models.hf.model import HuggingFaceModel
 
 
 class HuggingFaceWriter:
@@ -24,18 +27,21 @@ class HuggingFaceWriter:
     besides those that its configuration names.
     """
 
-    def __init__(self, network: Network, ends: Collection[int] = ()) -> None:
-        self._network, self._tokenizer, self._ends = network, network.tokenizer, ends
-        self._model, self._base = network.model, network.base
+    def __init__(self, model: "HuggingFaceModel", ends: Collection[int] = ()) -> None:
+        self._shown = model
+        self._tokenizer = model.vocabulary
+        self._ends = ends
+        self._model = model.model
+        self._base = model.base
 
     @property
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
-        """The heads, (layer, head), whose cross-attention follows speech, as Whisper's files name them."""
+        """Return the heads, (layer, head), whose cross-attention follows speech, as Whisper's files name them."""
         named = getattr(getattr(self._model, "generation_config", None), "alignment_heads", None) or ()
         return tuple((int(layer), int(head)) for layer, head in named)
 
     def generate(self, tokens: Tokens, n: int) -> Tokens:
-        """Continues a text greedily: at each step the token that the model gives the most probability.
+        """Continue a text greedily: at each step the token that the model gives the most probability.
 
         Writes fewer than n tokens if the model ends the text, by a token that is left out, or reaches its limit. One
         forward pass over the result shows what the model attended to as it wrote, since no query sees later keys.
@@ -43,20 +49,9 @@ class HuggingFaceWriter:
         self._require_head(is_encoder_decoder=False)
         if not len(tokens):
             raise AttnscopeError("there is nothing to continue", "give at least one token")
-        can_cache = "use_cache" in standing_arguments(self._model)
-        past = None
-
-        def predict(written: list[int]) -> Tensor:
-            nonlocal past
-            step = torch.tensor([written if past is None else written[-1:]], device=self._network.device)
-            caching = {"past_key_values": past, "use_cache": True} if can_cache else {}
-            output = self._model(input_ids=step, **caching)
-            past = getattr(output, "past_key_values", None)
-            logits: Tensor = output.logits
-            return logits
-
         with torch.no_grad(), use_attention(self._base, None):
-            return self._tokenizer.extend(tokens, self.extend_greedily(predict, tokens.ids.tolist(), n))
+            written = self.extend_greedily(self._predictor("input_ids"), tokens.ids.tolist(), n)
+        return self._tokenizer.extend(tokens, written)
 
     def answer(self, inputs: Mapping[str, Tensor], n: int, never: Sequence[int] = ()) -> list[int]:
         """The numbers of what the model writes after a prompt of pictures and words, without a token that ends it.
@@ -82,8 +77,8 @@ class HuggingFaceWriter:
         """
         self._require_head(is_encoder_decoder=True)
         start = self.start_id()
-        inputs = self._network.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
-        arguments = {name: x.to(self._network.device) for name, x in inputs.items()}
+        inputs = self._shown.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
+        arguments = {name: x.to(self._shown.device) for name, x in inputs.items()}
         # In this order, as a load takes them: else two threads could wait for each other.
         with silence(), torch.no_grad(), use_attention(self._base, None):
             result = self._model.generate(
@@ -100,27 +95,38 @@ class HuggingFaceWriter:
         """
         self._require_head(is_encoder_decoder=True)
         prompt = list(self._tokenizer.prefix_ids) or [self.start_id()]
-        features = heard.inputs["input_features"].to(self._network.device)
+        features = heard.inputs["input_features"].to(self._shown.device)
         with use_attention(self._base, None), torch.no_grad():
-            encoded = self._model.get_encoder()(features)
+            predict = self._predictor("decoder_input_ids", encoder_outputs=self._model.get_encoder()(features))
+            written = self.extend_greedily(predict, prompt, n)
+        return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), written)
 
-            def predict(written: list[int]) -> Tensor:
-                ids = torch.tensor([written], device=features.device)
-                logits: Tensor = self._model(encoder_outputs=encoded, decoder_input_ids=ids, use_cache=False).logits
-                return logits
+    def _predictor(self, ids_name: str, **inputs: Any) -> Callable[[list[int]], Tensor]:
+        """Return what gives scores of the vocabulary after all numbers so far; it keeps keys and values if it can."""
+        can_cache = "use_cache" in standing_arguments(self._model)
+        past: Any = None
 
-            return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), self.extend_greedily(predict, prompt, n))
+        def predict(written: list[int]) -> Tensor:
+            nonlocal past
+            step = torch.tensor([written if past is None else written[-1:]], device=self._shown.device)
+            caching = {"past_key_values": past, "use_cache": True} if can_cache else {}
+            output = self._model(**{ids_name: step}, **inputs, **caching)
+            past = getattr(output, "past_key_values", None)
+            logits: Tensor = output.logits
+            return logits
+
+        return predict
 
     def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
-        """What the forward gets for its decoder."""
-        return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._network.device)}
+        """Return what the forward gets for its decoder."""
+        return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._shown.device)}
 
     def extend_greedily(self, predict: Callable[[list[int]], Tensor], before: list[int], n: int) -> list[int]:
-        """The numbers that are written after others, at most n, without the one that ends a text.
+        """Return the numbers that are written after others, at most n, without the one that ends a text.
 
         `predict` gives scores of the vocabulary after all numbers so far, (1, token, vocabulary).
         """
-        ends, limit = self._end_ids(), self._network.info.max_tokens
+        ends, limit = self._end_ids(), self._shown.info.max_tokens
         written: list[int] = []
         for _ in range(n if limit is None else min(n, limit - len(before))):
             token = int(predict([*before, *written])[0, -1].argmax())
@@ -130,8 +136,8 @@ class HuggingFaceWriter:
         return written
 
     def _require_head(self, *, is_encoder_decoder: bool) -> None:
-        """Refuses models that cannot write, or not in this way."""
-        model, base, name = self._model, self._base, self._network.info.name
+        """Refuse models that cannot write, or not in this way."""
+        model, base, name = self._model, self._base, self._shown.info.name
         if is_encoder_decoder and not base.config.is_encoder_decoder:
             raise AttnscopeError(f"{name} has no encoder", "leave out the target")
         if base.config.is_encoder_decoder and not is_encoder_decoder:
@@ -150,7 +156,7 @@ class HuggingFaceWriter:
         return written
 
     def _end_ids(self) -> set[int]:
-        """The numbers of the tokens that end a text."""
+        """Return the numbers of the tokens that end a text."""
         ends = set(self._ends)
         for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
             number = getattr(config, "eos_token_id", None)
@@ -158,8 +164,8 @@ class HuggingFaceWriter:
         return ends
 
     def start_id(self) -> int:
-        """The number of the token that the decoder of an encoder-decoder starts with."""
-        name = self._network.info.name
+        """Return the number of the token that the decoder of an encoder-decoder starts with."""
+        name = self._shown.info.name
         if not self._base.config.is_encoder_decoder:
             raise AttnscopeError(f"{name} is no encoder-decoder, so it has no target", "leave out --target")
         for config in (getattr(self._model, "generation_config", None), self._base.config):

@@ -32,6 +32,11 @@ class Example:
     target_real: Tensor | None = None  # as real, of the decoder
     is_users: bool = False  # whether the user made it: what its batch means is then not known
 
+    def real_rows(self, name: str) -> Tensor | None:
+        """Return which rows are no padding, (batch, token), of hidden states or of a kind of attention; None = all."""
+        of_target = self.target_real is not None and name.startswith(("hidden", "decoder", "cross"))
+        return self.target_real if of_target else self.real
+
 
 def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     """Two random inputs of different length padded together, and the second of them alone."""
@@ -101,7 +106,7 @@ def is_paligemma(model: PreTrainedModel) -> bool:
 
 
 def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    """What makes PaliGemma read a text as what it writes, each token with those before it alone.
+    """Return what makes PaliGemma read a text as what it writes, each token with those before it alone.
 
     Without it, its masks say one thing to eager attention and another to sdpa. Its prompts are all of the other type.
     """
@@ -109,7 +114,7 @@ def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 
 
 def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
-    """What makes an autoencoder (ViT-MAE) read its patches in order, not shuffled; nothing for other models."""
+    """Return what makes an autoencoder (ViT-MAE) read its patches in order, not shuffled; nothing for other models."""
     size = getattr(model.config, "patch_size", None)
     if not accepts(model, "noise") or not isinstance(size, int):
         return {}
@@ -118,19 +123,19 @@ def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
 
 
 def input_name(model: PreTrainedModel) -> str:
-    """What a model reads; of towers for pictures that name their language model's input, pixel_values."""
+    """Return what a model reads; of towers for pictures that name their language model's input, pixel_values."""
     name = main_input(model)
     return "pixel_values" if not accepts(model, name) and accepts(model, "pixel_values") else name
 
 
 def main_input(model: PreTrainedModel) -> str:
-    """What a model's own code calls its main input; the first of several (OneFormer)."""
+    """Return what a model's own code calls its main input; the first of several (OneFormer)."""
     name: Any = model.main_input_name
     return str(name if isinstance(name, str) else name[0])
 
 
 def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
-    """What a model must be given beside its main input, (batch, ...); nothing is padded in it."""
+    """Return what a model must be given beside its main input, (batch, ...); nothing is padded in it."""
     if accepts(model, "noise"):
         return patch_order(model, values)
     whole = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)
@@ -207,12 +212,12 @@ def _n_patches(config: Any, shape: tuple[int, ...]) -> int:
 
 
 def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
-    """What every forward pass gets: no storing of keys and values for a next token, and outputs by name."""
+    """Return what every forward pass gets: no storing of keys and values for a next token, and outputs by name."""
     return {name: value for name, value in (("use_cache", False), ("return_dict", True)) if accepts(model, name)}
 
 
 def vocab_size(model: PreTrainedModel) -> int:
-    """How many token numbers a model has."""
+    """Return how many token numbers a model has."""
     with contextlib.suppress(NotImplementedError, AttributeError):
         table: Any = model.get_input_embeddings()
         return int(table.weight.shape[0])
@@ -222,13 +227,13 @@ def vocab_size(model: PreTrainedModel) -> int:
 
 
 def pad_id(model: PreTrainedModel) -> int:
-    """What stands at places that are no token; 0 where the configuration names none."""
+    """Return what stands at places that are no token; 0 where the configuration names none."""
     number = getattr(model.config.get_text_config(), "pad_token_id", None)
     return number if isinstance(number, int) and 0 <= number < vocab_size(model) else 0
 
 
 def setting(config: Any, name: str) -> Any:
-    """What a configuration says of a name; None where it says nothing, or another thing of each layer."""
+    """Return what a configuration says of a name; None where it says nothing, or another thing of each layer."""
     try:
         return getattr(config, name, None)
     except RuntimeError:  # transformers refuses to give one answer where layers differ
@@ -238,12 +243,12 @@ def setting(config: Any, name: str) -> Any:
 
 
 def accepts(model: PreTrainedModel, name: str) -> bool:
-    """Whether a model's forward has an argument of this name."""
+    """Return whether a model's forward has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
 
 
 def position_table(model: nn.Module) -> nn.Embedding | None:
-    """The table of learned positions, None if positions are not looked up."""
+    """Return the table of learned positions, None if positions are not looked up."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, nn.Embedding) and ("position" in last or last == "wpe") and "relative" not in last:
@@ -252,7 +257,7 @@ def position_table(model: nn.Module) -> nn.Embedding | None:
 
 
 def max_tokens(model: PreTrainedModel) -> int | None:
-    """The longest text a model takes, in tokens; None where there is no limit."""
+    """Return the longest text a model takes, in tokens; None where there is no limit."""
     config = model.config.get_text_config()
     table = position_table(model)
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
@@ -266,3 +271,14 @@ def max_tokens(model: PreTrainedModel) -> int | None:
     if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
         return limit - table.padding_idx - 1
     return limit
+
+
+def ask_for_hidden_states(*inputs: Example) -> None:
+    """Have a model give out its hidden states on these inputs."""
+    for example in inputs:
+        example.inputs["output_hidden_states"] = True
+
+
+def extras_of(example: Example) -> dict[str, Any]:
+    """Return what the forward must be given besides the inputs."""
+    return {name: example.inputs[name] for name in ("output_hidden_states",) if name in example.inputs}

@@ -1,0 +1,189 @@
+"""Make Models of transformers models: which part of one is shown, with which tokenizer, and what is known of it.
+
+A model comes from memory (`wrap`), with inputs that the user makes (`assemble_on`), or from files (`hf.loading`).
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from attnscope.errors import AttnscopeError
+from attnscope.models.devices import name_dtype
+from attnscope.models.hf.adapters import NONE, Adapter, unwrap
+from attnscope.models.hf.check import survey_attention
+from attnscope.models.hf.dispatch import input_device
+from attnscope.models.hf.examples import accepts, max_tokens
+from attnscope.models.hf.layers import Survey
+from attnscope.models.hf.model import HuggingFaceModel
+from attnscope.models.hf.parts import (
+    base_of,
+    in_one_line,
+    notes_on_quantisation,
+    picture_tower,
+    reads_pictures,
+    reads_text,
+    silence,
+    text_tower,
+    wordless,
+)
+from attnscope.models.hf.senses.cross_readers import cross_reader
+from attnscope.models.hf.senses.seeing import hides_patches
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
+from attnscope.models.hf.verdicts import Identity, Memory
+from attnscope.models.info import ModelInfo
+from attnscope.models.turns import share_lock
+
+
+@dataclass(frozen=True, eq=False)
+class RawModel:
+    """What a model is made of, before it is known what its attention is."""
+
+    model: PreTrainedModel  # with its head if it has one
+    tokenizer: HuggingFaceTokenizer | NumbersTokenizer
+    name: str
+    source: str = "memory"
+    sha256: str = ""
+    notes: tuple[str, ...] = ()  # what a user must know of how it was read
+    processor: Any = None  # makes what it reads of pictures or sound; None where there is none
+    adapter: Adapter = NONE
+    identity: Identity | None = None  # by which its verdict is remembered; None = it is not
+
+
+def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
+    """Make a Model of a transformers model that is in memory already, or of a PeftModel. It is left as it is.
+
+    Of a vision model the tokenizer is its image processor. Without one, texts are given as token numbers.
+    """
+    hf_model, adapter = unwrap(hf_model)
+    if type(hf_model).__module__.startswith("sentence_transformers."):
+        # It is a list of modules: the first one holds the transformer, later ones pool and normalise its output.
+        tokenizer = tokenizer or getattr(hf_model, "tokenizer", None)
+        hf_model = next((part for part in hf_model.modules() if isinstance(part, PreTrainedModel)), hf_model)
+    if not isinstance(hf_model, PreTrainedModel):
+        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
+    name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
+    base = base_of(hf_model)
+    if hides_patches(base):
+        raise AttnscopeError(
+            f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
+            "with model.config.mask_ratio = 0.0 it sees them all",
+        )
+    # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
+    words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
+    parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
+    senses = next((part for part in parts if part is not None), None if words is tokenizer else tokenizer)
+    is_joint = reads_pictures(base) or (cross_reader(base) is not None and picture_tower(base) is None)
+    senses = tokenizer if is_joint and hasattr(tokenizer, "image_processor") else senses
+    reader: HuggingFaceTokenizer | NumbersTokenizer
+    reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
+    if not reads_text(base) and not accepts(base, "decoder_input_ids"):
+        reader = wordless(name, base)
+    notes = notes_on_quantisation(hf_model.config)
+    return assemble(RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check)
+
+
+def _inner_model(wrapper: Any) -> str:
+    """Say where an object that is no transformers model holds one: torch.compile, DataParallel, a pipeline."""
+    parts = wrapper.named_modules() if isinstance(wrapper, nn.Module) else getattr(wrapper, "__dict__", {}).items()
+    for name, part in parts:
+        if isinstance(part, PreTrainedModel):
+            path = "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in name.split("."))
+            return f"pass the model inside it: model{path}"
+    return "give a PreTrainedModel"
+
+
+def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
+    """A Model of a transformers model, once its attention has been surveyed; of two towers the one that reads text."""
+    base, name = base_of(raw.model), raw.name
+    words, eyes = text_tower(base), picture_tower(base)
+
+    def part(model: PreTrainedModel, tokenizer: HuggingFaceTokenizer | NumbersTokenizer, note: str) -> RawModel:
+        return replace(raw, model=model, tokenizer=tokenizer, notes=(*raw.notes, note))
+
+    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+        reader = cross_reader(base)
+        whole = None if reader is None else (lambda: _build(raw, check, survey=reader.survey(base)))
+        if reader is not None and not reader.stands_alone:
+            return _build(raw, check, survey=reader.survey(base))
+        if eyes is None:
+            return _build(raw, check, open_viewer=whole)
+        if words is None:
+            note = "This is its encoder, which sees pictures; its decoder is not shown."
+            if whole is not None:
+                note = "This is its encoder, which sees pictures; with a text beside --image its decoder is shown."
+            return _build(part(eyes, wordless(name, eyes), note), check, open_viewer=whole)
+        apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
+        seeing = part(eyes, wordless(name, eyes), f"{apart} pictures.")
+        reading = part(words, raw.tokenizer, f"{apart} text. With --image the other is shown.")
+        return _build(reading, check, lambda: assemble(seeing, check=check))
+
+
+def assemble_on(
+    model: PreTrainedModel, inputs: Mapping[str, Any], *, name: str, source: str, check: bool
+) -> HuggingFaceModel:
+    """Return a Model of a transformers model that is surveyed on inputs that come with it, by name.
+
+    Where its base takes them it is the base that runs, else the model with what it has on top.
+    """
+    base = base_of(model)
+    runs = base if all(accepts(base, name_of_input) for name_of_input in inputs) else model
+    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+        raw = RawModel(runs, wordless(name, base), name, source, notes=notes_on_quantisation(model.config))
+        return _build(raw, check, survey=survey_attention(runs, check=check, inputs=inputs), base=runs)
+
+
+def _build(
+    raw: RawModel,
+    check: bool,
+    open_eyes: Callable[[], HuggingFaceModel] | None = None,
+    open_viewer: Callable[[], HuggingFaceModel] | None = None,
+    survey: Survey | None = None,
+    base: PreTrainedModel | None = None,
+) -> HuggingFaceModel:
+    base = base or base_of(raw.model)
+    share_lock([raw.model])
+    memory = None
+    if survey is None and raw.identity is not None:
+        memory = Memory(raw.model, base, raw.identity)
+        survey = memory.survey(lambda: survey_attention(base, check=check))
+    survey = survey or survey_attention(base, check=check)
+    kinds = tuple(survey.layers)
+    info = ModelInfo(
+        name=raw.name,
+        source=raw.source,
+        sha256=raw.sha256,
+        architecture=base.config.model_type,
+        engine="hf",
+        path=survey.path,
+        kinds=kinds,
+        n_layers=tuple(survey.n_layers[kind] for kind in kinds),
+        n_heads=tuple(survey.n_heads[kind] for kind in kinds),
+        n_kv_heads=tuple(survey.n_kv_heads[kind] for kind in kinds),
+        d_model=survey.d_model,
+        n_parameters=sum(parameter.numel() for parameter in raw.model.parameters()),
+        max_tokens=max_tokens(base),
+        dtype=name_dtype(base.dtype),
+        device=str(input_device(base)),
+        checked=survey.checked,
+        remembered=survey.remembered,
+        notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
+        adapter=raw.adapter.name,
+        adapter_sha256=raw.adapter.sha256,
+    )
+    return HuggingFaceModel(raw.model, base, raw.tokenizer, info, survey, raw.processor, open_eyes, open_viewer, memory)
+
+
+def assemble_untrained(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
+    """Make a model of the same architecture with random weights, as transformers draws them before training."""
+    base = model.base
+    with torch.random.fork_rng(devices=[]), silence():
+        torch.manual_seed(seed)
+        twin = type(base)(copy.deepcopy(base.config)).to(base.dtype).to(model.device)
+        twin.train(False).requires_grad_(False)
+        notes = (f"random weights, seed {seed}",)
+        return assemble(RawModel(twin, model.vocabulary, f"{model.info.name} untrained", notes=notes), check=False)

@@ -1,1 +1,0 @@
-"""Does the seam give what the model itself computes?"""

@@ -1,0 +1,350 @@
+"""Run a Hugging Face model by its own eager attention, and compare what it computes with what passed the seam.
+
+Equal means equal within rounding. How much that is, is measured on the model itself where its heads are sharp.
+"""
+
+import copy
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+
+from attnscope.core.attention.seam import Kind
+from attnscope.errors import AttnscopeError, RoundingError, first_line, is_out_of_memory, require_rounding
+from attnscope.models.devices import name_dtype
+from attnscope.models.hf.examples import Example
+from attnscope.models.hf.layers import Survey, Unclear, listed_layers
+from attnscope.models.hf.seam import Seen, rehearse, use_attention
+
+_Side = TypeVar("_Side")
+Maps = dict[Kind, list[Tensor]]
+"""Attention weights, (batch, head, query, key), of each kind in the order of computation."""
+
+Outcome = dict[str, Tensor]
+"""What one forward pass computed, by name.
+
+"hidden" and, of an encoder-decoder, "encoded" are last hidden states, (batch, token, d_model). The weights of
+"decoder layer 3" are (batch, query, head, key), so that both have their rows along the first two axes.
+"""
+
+_WRONG = "the maps could be wrong, so none are shown; try another --dtype"
+
+_STATES = ("hidden", "encoded")
+
+
+def states_of(output: Any) -> Outcome:
+    """Return the hidden states that a forward returned."""
+    states = {"hidden": hidden_states(output), "encoded": getattr(output, "encoder_last_hidden_state", None)}
+    return {name: x for name, x in states.items() if x is not None}
+
+
+def seen_at_seam(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
+    """Return what passed the seam, each map by its kind and layer."""
+    outcome = states_of(output)
+    waiting = {module: list(places) for module, places in survey.plan.items()}
+    for call in seen:
+        if not waiting.get(call.module):
+            raise AttnscopeError("self-check: a padded batch computes more attentions than a single text")
+        kind, layer = waiting[call.module].pop(0)
+        outcome[f"{kind} layer {layer}"] = call.weights.transpose(1, 2)
+    return outcome
+
+
+def seen_by_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outcome:
+    """Return what a model computed by its own eager attention, each map by its kind and layer.
+
+    Raises:
+        Unclear: There are other layers than those that passed the seam.
+    """
+    outcome = states_of(output)
+    for kind, layers in survey.layers.items():
+        # Of a model that is no encoder-decoder there is one list of maps, whatever its kind is called.
+        of_kind = maps.get(kind, []) if config.is_encoder_decoder else next(iter(maps.values()), [])
+        n_layers = survey.n_layers[kind]
+        if not of_kind and n_layers == len(layers):
+            continue  # none are given out: equal hidden states and the number of layers have to do
+        if len(of_kind) == n_layers and layers == listed_layers(config, n_layers):
+            of_kind = [of_kind[layer] for layer in layers]  # MiniMax gives out linear layers' too
+        if len(of_kind) != len(layers):
+            raise Unclear(f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface")
+        outcome |= {f"{kind} layer {i}": w.transpose(1, 2) for i, w in zip(layers, of_kind, strict=True)}
+    return outcome
+
+
+def hidden_states(output: Any) -> Tensor | None:
+    """Return the last hidden states of an output, of an encoder-decoder the decoder's; None if it carries none."""
+    for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
+        states = getattr(output, name, None)
+        if states is not None and len(states):
+            return states if isinstance(states, Tensor) else states[-1]
+    return None
+
+
+def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, Maps]:
+    """Run a model by its own eager attention; return its output and the weights that it gives out.
+
+    Those of a model that is no encoder-decoder all count as an encoder's.
+    """
+    with use_attention(model, "eager"):
+        parts = set(model.modules())
+        output = model(**inputs, output_attentions=True)
+        if not all(_maps_in(model.config, output).values()) and set(model.modules()) != parts:
+            # transformers watched parts that the model then put others in place of, as BigBird does on short texts.
+            for module in model.modules():
+                vars(module).pop("_output_capturing_hooks_installed", None)
+            output = model(**inputs, output_attentions=True)
+    maps = _maps_in(model.config, output)
+    if "input_ids" in inputs:
+        source = inputs["input_ids"].shape[1]
+        target = inputs["decoder_input_ids"].shape[1] if model.config.is_encoder_decoder else source
+        sizes = queries_and_keys(source, target)
+        maps = {kind: [drop_filling(weights, *sizes[kind]) for weights in of_kind] for kind, of_kind in maps.items()}
+    return output, maps
+
+
+def _maps_in(config: Any, output: Any) -> Maps:
+    """Return the weights that an output carries."""
+    names: dict[Kind, str] = {"encoder": "attentions"}
+    if config.is_encoder_decoder:
+        names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+    return {kind: [w for w in getattr(output, name, None) or () if w is not None] for kind, name in names.items()}
+
+
+def queries_and_keys(source: _Side, target: _Side) -> dict[Kind, tuple[_Side, _Side]]:
+    """Return what attends in each kind of attention, and to what: of what the encoder reads, and what the decoder."""
+    return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+
+
+def drop_filling(weights: Any, n_queries: int, n_keys: int) -> Any:
+    """Return weights without what a model itself adds to a text to fill its last block, if nothing attends to that."""
+    is_map = isinstance(weights, Tensor) and weights.ndim == 4
+    if not is_map or weights.shape[2] < n_queries or weights.shape[3] <= n_keys:
+        return weights
+    rows = weights[:, :, :n_queries]
+    return weights if bool(rows[..., n_keys:].any()) else rows[..., :n_keys]
+
+
+def run_as_it_is(model: PreTrainedModel, example: Example) -> Any:
+    """Run a model with the attention implementation that it has."""
+    with use_attention(model, None):
+        return model(**example.inputs)
+
+
+def eager_or_own(model: PreTrainedModel, example: Example, survey: Survey | None = None) -> Outcome:
+    """Return what a model computes by its own eager attention, or as it is where it has none that works.
+
+    Its weights are among that where the survey says whose they are.
+    """
+    maps: Maps = {}
+    try:
+        if survey is not None:
+            output, maps = run_eager(model, example.inputs)
+        else:
+            with use_attention(model, "eager"):
+                output = model(**example.inputs)
+    except Exception:  # a model may fail in any way
+        output = run_as_it_is(model, example)
+    return states_of(output) if survey is None else seen_by_eager(survey, model.config, output, maps)
+
+
+def tolerance(model: PreTrainedModel, n_calls: int) -> float:
+    """Return by how much two ways to compute the same may differ, in weights and relative to the largest hidden state.
+
+    Rounding adds up over layers like a random walk. In units of eps * sqrt(1 + n_calls), real models in 16 bits differ
+    by less than 1 (their softmax is computed in 32), in 32 bits by up to 5. A random model with sharp heads can exceed
+    it: then its own rounding is measured.
+    """
+    # Many a model's own eager softmax is in 32 bits, also where all else is in 64.
+    eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
+    return (4 if eps > 1e-5 else 128) * eps * math.sqrt(1 + n_calls)
+
+
+def width_of(output: Any) -> int:
+    """Return d_model as an output shows it; 0 if it carries no hidden states."""
+    hidden = hidden_states(output)
+    return 0 if hidden is None else int(hidden.shape[-1])
+
+
+# Equality within rounding -----------------------------------------------------------------------------------------
+
+_TIMES = 16.0
+"""Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
+
+_NOTED = 0.05
+"""Error of a weight, or of hidden states relative to the largest, that a picture shows."""
+
+
+def compare(
+    model: PreTrainedModel,
+    example: Example,
+    ours: Outcome,
+    theirs: Outcome,
+    survey: Survey | None = None,
+    notes: list[str] | None = None,
+    *,
+    allowed: float | None = None,
+) -> None:
+    """Refuse what passed the seam where it differs beyond rounding from what the model computes by itself.
+
+    A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
+    scores; in 16 bits a score of ten is enough. Seam and eager must then agree in float64, where rounding is too small
+    for this. The bound is the error of eager attention against float64. Both need a copy of the model, so only a
+    comparison that fails pays for it. A bound near 1 allows any weights: then float64 alone shows that the seam is
+    right, and a note says that rounding decides.
+
+    Args:
+        model: The model.
+        example: What it was run on.
+        ours: What passed the seam.
+        theirs: What the model computes by itself.
+        survey: Whose the weights are; None = hidden states alone are compared.
+        notes: Where a note is added if rounding alone decides what the model attends to.
+        allowed: The difference that is rounding; None = what is usual for as many maps.
+
+    Raises:
+        AttnscopeError: They differ.
+    """
+    if allowed is None:
+        allowed = tolerance(model, len(ours.keys() - _STATES))
+    try:
+        _require_equal(example, ours, theirs, allowed)
+    except RoundingError as difference:
+        try:
+            exact = _agree_in_float64(model, example, survey, allowed)
+        except Exception as no_memory:  # which may suffice another time
+            raise difference from no_memory
+        error = 0.0 if exact is None else _largest_error(theirs, exact)
+        if not _TIMES * error > allowed:
+            raise
+    else:
+        return
+    _require_equal(example, ours, theirs, _TIMES * error)
+    if notes is not None and error > _NOTED:
+        wider = "float64" if model.dtype == torch.float32 else "float32"
+        notes.append(
+            f"Rounding in {name_dtype(model.dtype)} moves attention weights by up to {min(error, 1):.2g}: "
+            f"another device or batch may show others. --dtype {wider} rounds less."
+        )
+
+
+def _require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
+    """Raise a RoundingError where what both have differs by more than is allowed, at real positions."""
+    for name in [name for name in ours if name in theirs]:
+        own, other = ours[name], theirs[name]
+        if own.shape != other.shape:
+            shapes = f"{tuple(own.transpose(1, 2).shape)}, by eager {tuple(other.transpose(1, 2).shape)}"
+            raise AttnscopeError(f"self-check: {name} is {shapes}")
+        own, other = own.float(), other.float()
+        real = example.real_rows(name)
+        if real is not None and own.shape[:2] == real.shape:
+            own, other = own[real], other[real]
+        if name in _STATES:
+            what = "hidden states"
+            difference = _difference_of_states(own, other)
+        else:
+            what = f"weights of {name}"
+            totals = own.sum(-1, keepdim=True)
+            other = other * (totals > 0)  # a query that sees no key has no weights
+            difference = _largest(own - other)
+            if not difference <= allowed:
+                # Some eager functions give their weights out before a sink takes its part.
+                difference = _largest(own - other * totals)
+        require_rounding(f"self-check: {what} differ from the model's own", difference, allowed, _WRONG)
+
+
+def _difference_of_states(own: Tensor, other: Tensor) -> float:
+    """Return the largest difference of hidden states relative to the largest number; refuse NaN and infinity."""
+    if not bool(torch.isfinite(own).all()):
+        raise AttnscopeError("self-check: hidden states are not finite", "the weights are damaged, or try --dtype")
+    if not bool(torch.isfinite(other).all()):
+        raise AttnscopeError(
+            "self-check: with the model's own eager attention, hidden states are not finite",
+            "maps cannot be compared with it, so none are shown",
+        )
+    return _largest(own - other) / max(_largest(other), 1e-30)
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max())
+
+
+def _agree_in_float64(
+    model: PreTrainedModel, example: Example, survey: Survey | None, allowed: float
+) -> Outcome | None:
+    """Return what a float64 copy of a model computes by its own eager attention; None if the seam differs from it.
+
+    None also if the copy does not run. Where there is no memory for it, the error of that is let through.
+    """
+    inputs = dict(example.inputs)
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            inputs[name] = value.double()
+    try:
+        twin = copy.deepcopy(model).double()
+        with _AllFloat64():  # type: ignore[no-untyped-call]
+            theirs = run_eager(twin, inputs)
+            ours = rehearse(twin, inputs)
+        if survey is None:
+            exact = states_of(theirs[0])
+            seen = states_of(ours[0])
+        else:
+            twin_of = dict(zip(model.modules(), twin.modules(), strict=True))
+            survey = replace(survey, plan={twin_of[module]: places for module, places in survey.plan.items()})
+            exact = seen_by_eager(survey, twin.config, *theirs)
+            seen = seen_at_seam(survey, *ours)
+        _require_equal(example, seen, exact, allowed * tolerance(twin, 0) / tolerance(model, 0))
+    except Exception as error:  # a model may fail in any way in another precision
+        if is_out_of_memory(error):
+            raise
+        return None
+    return exact
+
+
+def _largest_error(outcome: Outcome, exact: Outcome) -> float:
+    """Return the largest error of weights, and of hidden states relative to the largest."""
+    errors = [0.0]
+    for name in outcome.keys() & exact.keys():
+        true = exact[name]
+        errors.append(_largest(outcome[name] - true) / (_largest(true) if name in _STATES else 1.0))
+    return max(errors)
+
+
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class _AllFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes in float64 what a model's code asks to have in fewer bits: its norms, rotary angles and softmax."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: _widen(value) for name, value in (kwargs or {}).items()}
+        return tree_map(_widen, op(*args, **kwargs))
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype in _NARROW else value
+    return torch.float64 if value in _NARROW else value
+
+
+def name_difference(model: PreTrainedModel, error: AttnscopeError) -> AttnscopeError:
+    """Say of a difference that it is between two implementations of transformers, neither of them ours."""
+    difference = re.search(r"differ from the model's own by ([^,]*)", error.message)
+    if not difference:
+        return error
+    return AttnscopeError(
+        f"{model.config.model_type} computes one thing by transformers' sdpa attention and another by its eager "
+        f"attention: hidden states differ by {difference[1]}",
+        "it is not known which of them it was trained with, so neither is shown",
+    )
+
+
+def shorten(error: BaseException) -> str:
+    """Return what an error says, in one line without its full stop."""
+    return (error.message if isinstance(error, AttnscopeError) else first_line(error)).rstrip(".")

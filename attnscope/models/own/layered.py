@@ -1,0 +1,83 @@
+"""Models that are a stack of the project's own layers and no more."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from attnscope.models.info import ModelInfo, require_length, require_numbers
+from attnscope.models.model import Batch, Model, Tokenizer
+from attnscope.models.turns import share_lock, take_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor, nn
+
+    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.seam import Kind
+
+
+class LayeredModel(Model):
+    """A model that is a stack of our own layers and no more: what it can do whatever the layers are.
+
+    Args:
+        roots: The modules that hold all others.
+        layers: The layers, in order.
+        output: The name of W_O in a layer.
+        n_numbers: How many tokens it has an embedding for.
+    """
+
+    resumes = True
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        roots: "Sequence[nn.Module]",
+        layers: "Sequence[nn.Module]",
+        output: str,
+        n_numbers: int,
+    ) -> None:
+        self.info, self.tokenizer = info, tokenizer
+        self._roots, self._layers, self._output, self._n_numbers = roots, layers, output, n_numbers
+        share_lock(roots)
+
+    def _require(self, batch: Batch) -> Batch:
+        """Return a batch on the model's device; refused where it is too long, or has numbers without an embedding."""
+        require_length(self.info, batch.ids.shape[1])
+        require_numbers(self.info, batch.ids, self._n_numbers)
+        return batch.to(self.info.device)
+
+    @contextmanager
+    def _forward_pass(self) -> "Iterator[None]":
+        """Within it, it is this thread's turn with the model, which computes in its own precision."""
+        from attnscope.core.attention.precision import without_autocast
+
+        with take_turn(self._roots), without_autocast(self.info.device):
+            yield
+
+    def modules(self) -> "list[nn.Module]":
+        """Return the torch modules that hold all others."""
+        return list(self._roots)
+
+    def blocks(self) -> "dict[Place, nn.Module]":
+        """Return the layers, by (kind, layer)."""
+        kind = cast("Kind", self.info.kinds[0])
+        return {(kind, number): layer for number, layer in enumerate(self._layers)}
+
+    def output_projections(self) -> "dict[Place, Tensor]":
+        """W_O by (kind, layer), each (d_model, d_model)."""
+        return {place: layer.get_parameter(self._output) for place, layer in self.blocks().items()}
+
+    def _look_up(self, embedding: "nn.Module", ids: "Tensor") -> "Tensor":
+        """Return the rows of a token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
+        import torch
+
+        require_numbers(self.info, ids, self._n_numbers)
+        with torch.no_grad():
+            rows: Tensor = embedding(ids)
+        return rows
+
+    def _untrained_info(self, note: str, **changes: Any) -> ModelInfo:
+        """Return what is known of the same architecture with random weights."""
+        return replace(self.info, name=f"{self.info.name} untrained", sha256="", notes=(note,), **changes)
