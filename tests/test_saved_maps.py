@@ -9,7 +9,7 @@ import pytest
 
 import attnscope
 from attnscope import output
-from attnscope.models.info import ShownModel
+from attnscope.models.model import Model
 from attnscope.records.maps.head_maps import choose_heads
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
@@ -55,7 +55,7 @@ def test_a_model_shows_itself_in_a_line_and_as_a_table() -> None:
 
 
 def test_what_a_folder_is_called_cannot_write_into_a_notebook() -> None:
-    model, shown = attnscope.load("own"), ShownModel()
+    model, shown = attnscope.load("own"), Model()
     shown.info, shown.tokenizer = replace(model.info, name="<script>"), model.tokenizer
     assert set(re.findall(r"</?(\w+)", shown._repr_html_())) == {"table", "tr", "th", "td"}
 

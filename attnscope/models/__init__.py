@@ -149,6 +149,15 @@ def require_known(engine: str, dtype: str = "float32") -> None:
     require_choice("precision", dtype, DTYPES)
 
 
+def configuration(source: Source) -> dict[str, Any]:
+    """Return a model's configuration, as config.json holds it, or as transformers reads it from a GGUF file."""
+    if source.folder is None or not (source.file or holds_gguf(source.folder)):
+        return read_config(source)
+    from attnscope.models.hf.loading import read_gguf_config
+
+    return read_gguf_config(source)
+
+
 def open_tokenizer(source: Source) -> Tokenizer | None:
     """The tokenizer of a folder that the native engine runs, without torch; None where it comes with the model."""
     if source.folder is None or _why_not_native(source) is not None:

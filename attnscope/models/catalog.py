@@ -245,10 +245,6 @@ def read_config(source: Source) -> dict[str, Any]:
     """Return the model's configuration, as config.json holds it."""
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", _try_names())
-    if source.file or holds_gguf(source.folder):
-        from attnscope.models.hf.loading import read_gguf_config
-
-        return read_gguf_config(source)
     path = source.folder / "config.json"
     try:
         config = parse_json(path.read_text("utf-8"))

@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, amount, require_choice
-from attnscope.models.catalog import find_config, read_config
+from attnscope.models import configuration
+from attnscope.models.catalog import find_config
 from attnscope.models.sizes import (
     PRESETS,
     Sizes,
@@ -59,7 +60,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
     except AttnscopeError as error:
         hint = f"did you mean the preset {close[0]}?" if close else f"{error.hint}; presets: {', '.join(PRESETS)}"
         raise AttnscopeError(error.message, hint.removeprefix("; ")) from None
-    return change_sizes(sizes_of(read_config(source), source.name, source.origin), **changes)
+    return change_sizes(sizes_of(configuration(source), source.name, source.origin), **changes)
 
 
 @with_plain_torch
