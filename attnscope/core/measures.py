@@ -349,6 +349,7 @@ class Ground:
         self._asking = asking
         self._map = _pair_map().to(self.device)
         self._tables: dict[Block, Tensor] = {}
+        self._parts: dict[tuple[int, int], TextFacts] = {}
         self._keeps_tables = batch * n_queries * n_keys <= KEPT_PAIRS
         self._queries: dict[str, Tensor] = {}
 
@@ -367,6 +368,13 @@ class Ground:
                 self._prepare(block)
         self.count[..., _ACTIVE] = 0
         self.uniform[..., _ACTIVE] = 0
+
+    def _texts(self, block: Block) -> TextFacts:
+        """Return the facts of a block's texts, cut out once for all its layers."""
+        first, last = block.texts.start, block.texts.stop
+        if (first, last) not in self._parts:
+            self._parts[first, last] = self.keys.part(block.texts)
+        return self._parts[first, last]
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.exact, device=self.device)
@@ -411,7 +419,7 @@ class Ground:
         table = torch.zeros(n_texts, n_queries, n_columns, n_keys, dtype=dtype, device=self.device)
         table[:, :, 0] = off
         if self.own_text:
-            facts = pair_facts(self.keys.part(block.texts), block.queries, block.keys, dtype)
+            facts = pair_facts(self._texts(block), block.queries, block.keys, dtype)
             for fact, function in facts.items():
                 table[:, :, _TABLE.index(fact)] = function
             n_facts = len(_PAIR_FACTS)
@@ -438,24 +446,23 @@ class Ground:
         # Text by text: the texts of a block together would be copied, to lie query by query.
         return torch.stack([torch.bmm(of.transpose(0, 1), one.mT) for of, one in zip(weights, table, strict=True)])
 
-    def pair_values(self, block: Block, rows: Tensor, band: Tensor) -> Float[Tensor, "b q head value"]:
-        """Return the values of the measures of pairs, of all keys and then of those outside sinks.
+    def pair_parts(self, block: Block, rows: Tensor, band: Tensor) -> list[Float[Tensor, "b q head column"]]:
+        """Return what measures of pairs add up: the `row_sums`, and the weights `at_offsets`, all and outside sinks."""
+        n_queries, n_keys = block.shape[1:]
+        off = self.off[block.texts, None, None, block.keys].expand(-1, -1, n_queries, n_keys)
+        band_off = band * self.at_offsets(block, off).to(band.dtype)
+        return [rows, band.transpose(1, 2), band_off.transpose(1, 2)]
 
-        `rows` are those of `row_sums`, `band` the weights `at_offsets`.
-        """
-        if not self.own_text:
-            return rows[..., :0]
-        n_keys = block.shape[2]
-        off = self.off[block.texts, None, block.keys].to(rows.dtype).expand(-1, band.shape[2], n_keys)
-        off = self.at_offsets(block, off[:, None])
-        parts = [rows, band.transpose(1, 2), (band * off).transpose(1, 2)]
-        return torch.cat(parts, -1) @ self._map.to(rows.dtype)
+    def pair_values(self, parts: list[Tensor]) -> Float[Tensor, "... value"]:
+        """Return the values of the measures of pairs, of all keys and then of those outside sinks, from `pair_parts`."""
+        both = torch.cat(parts, -1)
+        return both @ self._map.to(both.dtype) if self.own_text else both[..., :0]
 
     def statistics(
         self, weights: Tensor, rows: Tensor, band: Tensor, block: Block, tile: Tile | None
     ) -> tuple[Float[Tensor, "b head q statistic"], Float[Tensor, "b head q offset"]]:
         """Return the statistics of _ROWS of each row, and the share of its largest weight that lies at each offset."""
-        texts = self.keys.part(block.texts)
+        texts = self._texts(block)
 
         # The largest weight, and the largest that is not on the text's final special token.
         ends = (texts.final_special[:, None] - block.keys.start) == torch.arange(block.shape[2], device=self.device)
@@ -508,7 +515,8 @@ class Ground:
         self._keep_table(block)
         rows = self.row_sums(block, ones).to(self.exact) * share.transpose(1, 2)[..., None]
         band = self.at_offsets(block, ones)
-        values = self.pair_values(block, rows, band.to(self.exact) * share[..., None]).transpose(1, 2)
+        parts = self.pair_parts(block, rows, band.to(self.exact) * share[..., None])
+        values = self.pair_values(parts).transpose(1, 2)
         whole, off_rest = values.chunk(2, -1)
         off_rest = off_rest / rows[..., 0].transpose(1, 2)[..., None].clamp(min=torch.finfo(self.exact).tiny)
         band = band * counted[..., None] * self.own_text
@@ -563,7 +571,7 @@ class Ground:
 
     def _statistics_worth(self, block: Block, may: Tensor, n_allowed: Tensor, counted: Tensor) -> Tensor:
         """Return what the statistics of _ROWS of each query are multiplied by, 0 if it does not count, (b, m, q, …)."""
-        texts = self.keys.part(block.texts)
+        texts = self._texts(block)
         ends = (texts.final_special[:, None] - block.keys.start) == torch.arange(block.shape[2], device=self.device)
         n_ends = (may * ends[:, None, None]).sum(-1)
         worth = {
@@ -616,7 +624,7 @@ class _Layer:
         rows = ground.row_sums(block, weights)
         band = ground.at_offsets(block, weights)
         active = rows[..., 0].transpose(1, 2).to(ground.exact)
-        mass = weights.sum(-1, dtype=ground.exact)
+        mass = weights.sum(-1).to(ground.exact)
         self._add_pairs(block, rows, band, mass, active)
         self._add_keys(block, weights, active)
 
@@ -635,9 +643,9 @@ class _Layer:
         ground = self._ground
         if not ground.own_text:
             return
-        values = ground.pair_values(block, rows, band)
         counted = ground.of(block, "counted").transpose(1, 2)[..., None]
-        sums = (values * counted).sum(1, dtype=ground.exact)  # (text, head, value)
+        parts = [(part * counted).sum(1) for part in ground.pair_parts(block, rows, band)]
+        sums = ground.pair_values(parts)  # (text, head, value)
         units = ground.units(block)
         for ending, of_measures in zip(("", "_active"), sums.chunk(2, -1), strict=True):
             which, columns = _columns(_PAIRS, ending)
