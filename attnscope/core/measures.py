@@ -454,7 +454,7 @@ class Ground:
         return [rows, band.transpose(1, 2), band_off.transpose(1, 2)]
 
     def pair_values(self, parts: list[Tensor]) -> Float[Tensor, "... value"]:
-        """Return the values of the measures of pairs, of all keys and then of those outside sinks, from `pair_parts`."""
+        """Return the values of the measures of pairs, of all keys, then of those outside sinks, by `pair_parts`."""
         both = torch.cat(parts, -1)
         return both @ self._map.to(both.dtype) if self.own_text else both[..., :0]
 
