@@ -1,0 +1,248 @@
+"""Ablation: what changes without a head. Its columns, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from attnscope.errors import amount
+from attnscope.report.blocks import Block, HeadMap, Ranking, Report
+from attnscope.report.numbers import UNDEFINED, interval, small_number
+from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
+from attnscope.results.result import Result
+from attnscope.results.table import HEADS, Column, Floats, number, text
+
+PLACES = {
+    "first": ("first occurrences", "of tokens that come for the first time in what is read"),
+    "repeated": ("repeated tokens", "of tokens that came before (of hidden ones: that stand elsewhere too)"),
+    "first_half": ("first half", "in the first half of each text"),
+    "second_half": ("second half", "in the second half of each text"),
+}
+"""Which predictions the loss is given for apart: by name, what people read and what the loss is of."""
+
+_INSTEAD = {"zero": "without the head", "mean": "with the mean of its outputs in the head's place"}
+"""What is put in the place of a head, by the mode of ablation."""
+
+_LATE = "late layers are closer to the last hidden states: compare heads of one layer first"
+
+FEW = 3
+"""Heads that are listed, and need no map."""
+
+
+class Ablation(Result):
+    """What heads do for a model on texts, found by taking them out.
+
+    A column of `heads` is a quantity such as `zero_loss`: the mode of ablation, and what is measured. `whole` has the
+    loss of the unchanged model, and `together` the same quantities without all heads at once, if some were picked.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.ablate/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "heads": HEADS,
+        "whole": (text("quantity", "loss, or that by position"), number("value", "of the unchanged model", "nats")),
+        "together": (text("quantity", "a column of heads"), number("value", "without all heads of this result")),
+    }
+
+    @property
+    def quantities(self) -> list[str]:
+        """The columns that any head has, the one that heads are ranked by first; without losses by position."""
+        by_place = tuple(f"_loss_{place}" for place in PLACES)
+        names = [name for name in self.table("heads").numbers if not name.endswith(by_place)]
+        return sorted(names, key=lambda name: name != self.main)
+
+    @property
+    def main(self) -> str:
+        """The quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
+        ranked = ("zero_loss", "mean_loss", "zero_l2", "mean_l2", "importance", "sensitivity")
+        return next((name for name in ranked if name in self.table("heads")), "")
+
+    def row(self, table: str, quantity: str) -> Floats | None:
+        """Return a value of `whole` or `together` with its interval, (3,); None = there is no such quantity."""
+        values = self.table(table)
+        rows = values.interval("value")[values["quantity"] == quantity]
+        return rows[0] if len(rows) else None
+
+    def require_whole(self) -> None:
+        """Refuse what `Result` does, and heads that cannot be ranked."""
+        super().require_whole()
+        if len(self.table("heads")) and not self.main:
+            raise ValueError("its heads have no effect")
+
+    def report(self) -> Report:
+        """Return the heads without which most changes, then what is known of them all."""
+        source = corpus_line(self, predictions=True)
+        predicted = _predicted_line(self)
+        return Report(
+            model=model_of(self.run),
+            answer=list(_answer(self)),
+            blocks=list(_blocks(self)),
+            guide=list(_guide(self)),
+            source=source,
+            subtitle=" · ".join(filter(None, [source, predicted])),
+            problems=corpus_notes(self),
+            notes=list(_notes(self)),
+        )
+
+
+# What is measured
+
+
+def quantity_column(name: str, *, by_layer: bool = False, n_directions: int = 0) -> Column:
+    """Return the column of a quantity such as "zero_loss": a mode of ablation, and what is measured.
+
+    Args:
+        name: Its name.
+        by_layer: Whether importances are divided by the norm of those of their layer.
+        n_directions: Over how many directions a sensitivity is the mean.
+    """
+    mode, _, measured = name.partition("_")
+    divided = ", divided by the norm of its layer's" if by_layer else ""
+    if name == "importance":
+        meaning = f"E |dL/dξ|, ξ the factor on a head's output{divided}"
+        return number(name, meaning, "" if by_layer else "nats", label="importance E |dL/dξ|", short="|dL/dξ|")
+    if name == "sensitivity":
+        return number(name, f"mean |d⟨u, h⟩/dξ| over {n_directions} directions u of the last hidden states{divided}")
+    instead = _INSTEAD[mode]
+    if measured == "l2":
+        meaning = f"relative change of the last hidden states {instead}"
+        label = f"{mode} ablation: change of the last layer's hidden states"
+        return number(name, meaning, "relative L2", label=label, short=f"{mode} Δ hidden")
+    if measured == "kl":
+        meaning = f"KL divergence of the predictions {instead}"
+        return number(name, meaning, "nats", label=f"{mode} ablation: KL of the predictions", short=f"{mode} KL")
+    if measured == "loss":
+        meaning = f"how much the loss rises {instead}"
+        return number(name, meaning, "nats", label=f"{mode} ablation: rise of the loss", short=f"{mode} Δ loss")
+    title, which = PLACES[measured.removeprefix("loss_")]
+    return number(name, f"how much the loss {which} rises {instead}", "nats", label=f"{mode} Δ loss, {title}", short=title)
+
+
+# What is shown
+
+
+def _answer(ablation: Ablation) -> Iterator[str]:
+    """Say without which head most changes, and what all picked heads do together."""
+    heads, main = ablation.table("heads"), ablation.main
+    if not main:
+        yield "No head was taken out"
+        return
+    first = _largest_first(heads[main])[0]
+    value, low, high = heads.interval(main)[first]
+    column = heads.columns[main]
+    name = printable(ablation.head_names[first])
+    size = " ".join(filter(None, [small_number(value), _ends(low, high), printable(column.unit, 40)]))
+    if main.endswith("_loss"):
+        loss = ablation.row("whole", "loss")
+        of_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
+        yield f"{name} matters most: without it the loss rises by {size}{of_loss}"
+    elif main.endswith("_l2"):
+        yield f"{name} matters most: without it the last hidden states change by {small_number(value)} of their norm"
+    else:
+        yield f"{name} has the largest {main}: {size}"
+    together = ablation.row("together", main)
+    if together is not None:
+        size = " ".join(filter(None, [small_number(together[0]), _ends(*together[1:])]))
+        yield f"without all {len(heads)} heads: {printable(column.title)} {size}"
+
+
+def _ends(low: float, high: float) -> str:
+    """Return an interval, or nothing where there is none, as of a single text."""
+    ends = interval(low, high, small_number)
+    return "" if ends == UNDEFINED else ends
+
+
+def _blocks(ablation: Ablation) -> Iterator[Block]:
+    heads, names, quantities = ablation.table("heads"), ablation.head_names, ablation.quantities
+    if not quantities:
+        return
+    yield Ranking(
+        what="head", names=names, table=heads, columns=quantities, order=_largest_first(heads[ablation.main])
+    )
+    together = ablation.table("together")
+    if len(together):
+        listed = ", ".join(names[:15]) + (f" and {len(names) - 15} more" if len(names) > 15 else "")
+        labels = [heads.columns[name].title for name in together["quantity"].tolist()]
+        shown = [row for row, name in enumerate(together["quantity"].tolist()) if name in quantities]
+        yield Ranking(
+            what=f"without {listed}", noun="quantity", names=labels, table=together, columns=["value"], order=shown,
+            most=len(shown),
+        )  # fmt: skip
+    yield from _by_position(ablation)
+    for name in quantities:
+        is_printed = name == ablation.main and len(heads) > FEW
+        yield HeadMap(
+            heading=f"{heads.columns[name].title} of every head",
+            printed="with --all" if is_printed else "never",
+            figure=f"effect-{name}",
+            heads=heads,
+            column=name,
+        )
+
+
+def _by_position(ablation: Ablation) -> Iterator[Block]:
+    """Show at which places of a text the loss rises."""
+    heads = ablation.table("heads")
+    mode = next((mode for mode in ("zero", "mean") if f"{mode}_loss_first" in heads), "")
+    if not mode:
+        return
+    columns = [f"{mode}_loss_{place}" for place in PLACES]
+    sizes = np.max([np.abs(heads[name]) for name in columns], 0)
+    losses = {title: ablation.row("whole", f"loss_{place}") for place, (title, _) in PLACES.items()}
+    known = [f"{title} {small_number(loss[0])}" for title, loss in losses.items() if loss is not None]
+    yield Ranking(
+        heading=f"{mode} Δ loss by position",
+        printed="with --all",
+        what="head",
+        names=ablation.head_names,
+        table=heads,
+        columns=columns,
+        order=_largest_first(sizes),
+        notes=[f"loss of the whole model, nats: {', '.join(known)}"] if known else [],
+    )
+
+
+def _largest_first(values: Floats) -> list[int]:
+    """Return rows by their values, the largest first; what is undefined comes last."""
+    return np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable").tolist()
+
+
+# What is said
+
+
+def _predicted_line(ablation: Ablation) -> str:
+    """Return what is predicted and how well: "predicted: each next token; loss of the whole model 3.20 nats"."""
+    predicted = ablation.options.get("predicted")
+    if not predicted:
+        return ""
+    loss = ablation.row("whole", "loss")
+    if loss is None:
+        return f"predicted: {printable(predicted)}"
+    size = " ".join(filter(None, [small_number(loss[0]), "nats", _ends(*loss[1:])]))
+    return f"predicted: {printable(predicted)}; loss of the whole model {size}"
+
+
+def _guide(ablation: Ablation) -> Iterator[str]:
+    """Say how to read it."""
+    modes = [mode for mode in ("zero", "mean") if any(name.startswith(mode) for name in ablation.quantities)]
+    meant = {"zero": "nothing", "mean": "the mean of its outputs over all real tokens of all texts"}
+    if modes:
+        yield f"{'; '.join(f'{mode}: {meant[mode]}' for mode in modes)} in the place of the head's output"
+    if any(name.endswith("_l2") for name in ablation.quantities):
+        yield _LATE
+    if predicted := _predicted_line(ablation):
+        yield predicted
+
+
+def _notes(ablation: Ablation) -> Iterator[str]:
+    """Say what few need to know."""
+    if "sensitivity" in ablation.table("heads"):
+        yield (
+            "sensitivity: there is no loss, so it is mean |d⟨u, h⟩/dξ| over random directions u of the hidden states: "
+            "how far they move, not whether it matters"
+        )
+    if ablation.options.get("normalized") == "layer":
+        yield "importances are divided by the Euclidean norm of those of their layer"
+    if ablation.corpus.get("n_texts") == 1:
+        yield "one text gives no interval"
