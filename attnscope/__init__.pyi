@@ -10,6 +10,7 @@ from attnscope.corpus.pairs import Pairs as Pairs
 from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
 from attnscope.pages import Page as Page
+from attnscope.questions.ablate import Ablation as Ablation
 from attnscope.questions.patch import Patching as Patching
 from attnscope.questions.why import Why as Why
 from attnscope.records import (
@@ -27,7 +28,6 @@ from attnscope.records import (
 from attnscope.records import (
     record_from_arrays as record_from_arrays,
 )
-from attnscope.records.ablation import Ablation as Ablation
 from attnscope.records.atlas.record import Atlas as Atlas
 from attnscope.records.batches import Batch as Batch
 from attnscope.records.compare.pairs import MinimalPair as MinimalPair
@@ -40,9 +40,9 @@ from attnscope.records.maps.rollouts import Rollout as Rollout
 from attnscope.records.relations.record import Relations as Relations
 from attnscope.records.training import Training as Training
 from attnscope.records.weights import HeadWeights as HeadWeights
-from attnscope.studies.ablation.options import AblateOptions as AblateOptions
-from attnscope.studies.ablation.pruning import prune as prune
-from attnscope.studies.ablation.study import ablate as ablate
+from attnscope.studies.ablate.options import AblateOptions as AblateOptions
+from attnscope.studies.ablate.save import prune as prune
+from attnscope.studies.ablate.study import ablate as ablate
 from attnscope.studies.atlas.options import AtlasOptions as AtlasOptions
 from attnscope.studies.atlas.study import atlas as atlas
 from attnscope.studies.batch.study import batch as batch

@@ -14,14 +14,14 @@ from statistics import median
 
 import numpy as np
 import torch
+from attnscope.studies.ablate.means import heads_of
+from attnscope.studies.ablate.sweep import Cut, Going, measure
 
 from attnscope.corpus import CorpusText
 from attnscope.models import load
 from attnscope.models.model import Rerun
-from attnscope.studies.ablation import sweep as ablation_sweep
-from attnscope.studies.ablation.means import heads_of
-from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.sweep import Cut, Going, measure
+from attnscope.studies.ablate import sweep as ablation_sweep
+from attnscope.studies.ablate.reading import Reader
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 

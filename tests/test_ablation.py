@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attnscope.views.ablation.summary import notes
 from transformers import LlavaForConditionalGeneration
 
 from attnscope.choice import Choice
@@ -18,12 +19,11 @@ from attnscope.models import load
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
-from attnscope.studies.ablation import reading as ablation_reading
-from attnscope.studies.ablation import sweep as ablation_sweep
-from attnscope.studies.ablation.options import AblateOptions
-from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.study import ablate
-from attnscope.views.ablation.summary import notes
+from attnscope.studies.ablate import reading as ablation_reading
+from attnscope.studies.ablate import sweep as ablation_sweep
+from attnscope.studies.ablate.options import AblateOptions
+from attnscope.studies.ablate.reading import Reader
+from attnscope.studies.ablate.study import ablate
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
 from tests.vision_language_helpers import write_llava
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attnscope.views.ablation.terminal import show
 from rich.console import Console
 
 from attnscope.records.ablation import Ablation, Effect, HeadEffects, SetEffects
 from attnscope.report.numbers import small_number
-from attnscope.views.ablation.terminal import show
 from tests.record_helpers import require_lossless
 
 

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attnscope.studies.ablate.importance import DIRECTIONS, importance, normalized_by_layer
+from attnscope.studies.ablate.means import heads_of
+from attnscope.studies.ablate.sweep import Going
 
 from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
-from attnscope.studies.ablation.importance import DIRECTIONS, importance, normalized_by_layer
-from attnscope.studies.ablation.means import heads_of
-from attnscope.studies.ablation.reading import ReadBatch, Reader
-from attnscope.studies.ablation.sweep import Going
+from attnscope.studies.ablate.reading import ReadBatch, Reader
 from tests.ablation_helpers import VOCABULARY, tiny
 
 TEXTS = [
@@ -61,7 +61,7 @@ def _reads(reader: Reader, texts: list[CorpusText]) -> list[ReadBatch]:
 
 
 def test_it_does_not_depend_on_how_texts_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.studies.ablation import reading as ablation_reading
+    from attnscope.studies.ablate import reading as ablation_reading
 
     model = _model("gpt2")
     reader = Reader(model, "causal")

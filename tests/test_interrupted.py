@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attnscope.studies.ablate.sweep import CutMeasurer
 
 from attnscope.results.reading import read_description
 from attnscope.results.storage import write_whole
-from attnscope.studies.ablation import sweep as ablation_sweep
-from attnscope.studies.ablation.sweep import CutMeasurer
+from attnscope.studies.ablate import sweep as ablation_sweep
 from attnscope.studies.compare import study as compare_study
 from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as heads_study

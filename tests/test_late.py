@@ -13,8 +13,8 @@ from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import load_record
-from attnscope.studies.ablation import study as ablation
-from attnscope.studies.ablation import sweep as ablation_sweep
+from attnscope.studies.ablate import study as ablation
+from attnscope.studies.ablate import sweep as ablation_sweep
 from attnscope.studies.compare import study as comparing
 from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as studying

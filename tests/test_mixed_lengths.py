@@ -12,7 +12,7 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.models.hf.layers import mixes_lengths
 from attnscope.models.model import Batch, MixedLengthsError
-from attnscope.studies.ablation import reading
+from attnscope.studies.ablate import reading
 from attnscope.studies.atlas import rows as atlas_rows
 from attnscope.studies.compare import pairs
 from attnscope.studies.describe import rows

@@ -2,7 +2,7 @@
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
-from attnscope.studies.ablation.options import AblateOptions
+from attnscope.studies.ablate.options import AblateOptions
 from attnscope.studies.inputs.options import TextsWanted
 from attnscope.studies.running.options import SharedWork
 
@@ -19,8 +19,8 @@ def ablate(
     - `attnscope ablate --file corpus.txt -m ./SmolLM2-135M --importance -o out`
     - `attnscope ablate "The cat sat." --pick L3H1,L5H5 --save minilm-pruned`
     """
-    from attnscope.studies.ablation.pruning import prune
-    from attnscope.studies.ablation.study import ablate as study
+    from attnscope.studies.ablate.save import prune
+    from attnscope.studies.ablate.study import ablate as study
 
     output = files.plan("ablate", **drawing.changes())
     corpus = texts.corpus()

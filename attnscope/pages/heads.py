@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.ablation import Ablation
 from attnscope.records.atlas.record import Atlas, Example
 from attnscope.records.compare.record import HeadComparison, ModelComparison
 from attnscope.records.frame import codec
@@ -28,6 +27,7 @@ from attnscope.records.heads.findings import Findings
 from attnscope.records.relations.record import Relation, Relations
 from attnscope.report.numbers import percent
 from attnscope.report.wording import label
+from attnscope.results.result import Result
 from attnscope.results.storage import plain
 
 N_NEAR = 12
@@ -91,9 +91,8 @@ def heads_of(record: Any, findings: Findings | None = None) -> Heads:
         return _heads_of_atlas(record if findings is None else _with_roles(record, findings))
     if isinstance(record, Findings):
         return _heads_of_findings(record, record.head_table())
-    if isinstance(record, Ablation):
-        columns = [replace(column, kind="effect") for column in record.head_table().columns]
-        return Heads(record.run, record.corpus, _places(record), [describe_column(column) for column in columns])
+    if isinstance(record, Result) and "heads" in record.tables:
+        return _heads_of_result(record)
     if isinstance(record, Relations):
         return _heads_of_relations(record)
     if isinstance(record, HeadComparison | ModelComparison):
@@ -132,6 +131,31 @@ def describe_column(column: Column, **more: Any) -> dict[str, Any]:
         **{part: values for part, values in beside.items() if np.isfinite(values).any()},
         **more,
     }
+
+
+def _heads_of_result(result: Result) -> Heads:
+    """Return the heads of a result, with every number that is known of them."""
+    table = result.table("heads")
+    places = zip(*(table[name].tolist() for name in ("kind", "layer", "head")), strict=True)
+    heads = [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, layer, head in places]
+    columns = []
+    for name in table.numbers:
+        column = table.columns[name]
+        beside = {part: table.part(name, part) for part in ("low", "high", "baseline")}
+        columns.append(
+            {
+                "name": name,
+                "label": column.title,
+                "unit": column.unit,
+                "meaning": column.meaning,
+                "range": column.range,
+                "kind": "effect",
+                "hidden": False,
+                "values": table[name],
+                **{part: values for part, values in beside.items() if np.isfinite(values).any()},
+            }
+        )
+    return Heads(result.run, result.corpus, heads, columns)
 
 
 def _columns_of(table: HeadTable) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from attnscope.errors import amount
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report
-from attnscope.report.numbers import UNDEFINED, interval, small_number
+from attnscope.report.numbers import UNDEFINED, digits, interval, small_number
 from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, number, text
@@ -22,10 +21,17 @@ PLACES = {
 }
 """Which predictions the loss is given for apart: by name, what people read and what the loss is of."""
 
-_INSTEAD = {"zero": "without the head", "mean": "with the mean of its outputs in the head's place"}
+_INSTEAD = {
+    "zero": "without the head",
+    "mean": "with the mean of its outputs in the head's place",
+    "resample": "with its outputs on other texts in the head's place",
+}
 """What is put in the place of a head, by the mode of ablation."""
 
 _LATE = "late layers are closer to the last hidden states: compare heads of one layer first"
+
+SPREAD = "_spread"
+"""What the column ends with that has the standard deviation over the texts whose outputs take a head's place."""
 
 FEW = 3
 """Heads that are listed, and need no map."""
@@ -48,14 +54,15 @@ class Ablation(Result):
     @property
     def quantities(self) -> list[str]:
         """The columns that any head has, the one that heads are ranked by first; without losses by position."""
-        by_place = tuple(f"_loss_{place}" for place in PLACES)
-        names = [name for name in self.table("heads").numbers if not name.endswith(by_place)]
+        others = (SPREAD, *(f"_loss_{place}" for place in PLACES))
+        names = [name for name in self.table("heads").numbers if not name.endswith(others)]
         return sorted(names, key=lambda name: name != self.main)
 
     @property
     def main(self) -> str:
         """The quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
-        ranked = ("zero_loss", "mean_loss", "zero_l2", "mean_l2", "importance", "sensitivity")
+        ranked = [f"{mode}_{measured}" for measured in ("loss", "l2") for mode in _INSTEAD]
+        ranked += ["importance", "sensitivity"]
         return next((name for name in ranked if name in self.table("heads")), "")
 
     def row(self, table: str, quantity: str) -> Floats | None:
@@ -70,7 +77,7 @@ class Ablation(Result):
         if len(self.table("heads")) and not self.main:
             raise ValueError("its heads have no effect")
 
-    def report(self) -> Report:
+    def report(self, **shown: Any) -> Report:
         """Return the heads without which most changes, then what is known of them all."""
         source = corpus_line(self, predictions=True)
         predicted = _predicted_line(self)
@@ -97,7 +104,11 @@ def quantity_column(name: str, *, by_layer: bool = False, n_directions: int = 0)
         by_layer: Whether importances are divided by the norm of those of their layer.
         n_directions: Over how many directions a sensitivity is the mean.
     """
-    mode, _, measured = name.partition("_")
+    mode, _, measured = name.removesuffix(SPREAD).partition("_")
+    if name.endswith(SPREAD):
+        return number(
+            name, "standard deviation over the texts whose outputs take the head's place", short="± over texts"
+        )
     divided = ", divided by the norm of its layer's" if by_layer else ""
     if name == "importance":
         meaning = f"E |dL/dξ|, ξ the factor on a head's output{divided}"
@@ -116,7 +127,9 @@ def quantity_column(name: str, *, by_layer: bool = False, n_directions: int = 0)
         meaning = f"how much the loss rises {instead}"
         return number(name, meaning, "nats", label=f"{mode} ablation: rise of the loss", short=f"{mode} Δ loss")
     title, which = PLACES[measured.removeprefix("loss_")]
-    return number(name, f"how much the loss {which} rises {instead}", "nats", label=f"{mode} Δ loss, {title}", short=title)
+    return number(
+        name, f"how much the loss {which} rises {instead}", "nats", label=f"{mode} Δ loss, {title}", short=title
+    )
 
 
 # What is shown
@@ -138,7 +151,7 @@ def _answer(ablation: Ablation) -> Iterator[str]:
         of_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
         yield f"{name} matters most: without it the loss rises by {size}{of_loss}"
     elif main.endswith("_l2"):
-        yield f"{name} matters most: without it the last hidden states change by {small_number(value)} of their norm"
+        yield f"{name} matters most: without it hidden states change by {small_number(value)} of their norm"
     else:
         yield f"{name} has the largest {main}: {size}"
     together = ablation.row("together", main)
@@ -157,9 +170,8 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     heads, names, quantities = ablation.table("heads"), ablation.head_names, ablation.quantities
     if not quantities:
         return
-    yield Ranking(
-        what="head", names=names, table=heads, columns=quantities, order=_largest_first(heads[ablation.main])
-    )
+    columns = [name for quantity in quantities for name in (quantity, f"{quantity}{SPREAD}") if name in heads]
+    yield Ranking(what="head", names=names, table=heads, columns=columns, order=_largest_first(heads[ablation.main]))
     together = ablation.table("together")
     if len(together):
         listed = ", ".join(names[:15]) + (f" and {len(names) - 15} more" if len(names) > 15 else "")
@@ -173,7 +185,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     for name in quantities:
         is_printed = name == ablation.main and len(heads) > FEW
         yield HeadMap(
-            heading=f"{heads.columns[name].title} of every head",
+            heading=f"every head, {heads.columns[name].title}",
             printed="with --all" if is_printed else "never",
             figure=f"effect-{name}",
             heads=heads,
@@ -184,7 +196,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
 def _by_position(ablation: Ablation) -> Iterator[Block]:
     """Show at which places of a text the loss rises."""
     heads = ablation.table("heads")
-    mode = next((mode for mode in ("zero", "mean") if f"{mode}_loss_first" in heads), "")
+    mode = next((mode for mode in _INSTEAD if f"{mode}_loss_first" in heads), "")
     if not mode:
         return
     columns = [f"{mode}_loss_{place}" for place in PLACES]
@@ -205,7 +217,8 @@ def _by_position(ablation: Ablation) -> Iterator[Block]:
 
 def _largest_first(values: Floats) -> list[int]:
     """Return rows by their values, the largest first; what is undefined comes last."""
-    return np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable").tolist()
+    order: list[int] = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable").tolist()
+    return order
 
 
 # What is said
@@ -225,10 +238,14 @@ def _predicted_line(ablation: Ablation) -> str:
 
 def _guide(ablation: Ablation) -> Iterator[str]:
     """Say how to read it."""
-    modes = [mode for mode in ("zero", "mean") if any(name.startswith(mode) for name in ablation.quantities)]
-    meant = {"zero": "nothing", "mean": "the mean of its outputs over all real tokens of all texts"}
+    meant = {
+        "zero": "nothing in the head's place",
+        "mean": "its mean output over all tokens",
+        "resample": "its output on 8 other texts, one after the other",
+    }
+    modes = [f"{mode}: {what}" for mode, what in meant.items() if mode in (ablation.options.get("modes") or ())]
     if modes:
-        yield f"{'; '.join(f'{mode}: {meant[mode]}' for mode in modes)} in the place of the head's output"
+        yield "; ".join(modes)
     if any(name.endswith("_l2") for name in ablation.quantities):
         yield _LATE
     if predicted := _predicted_line(ablation):
@@ -242,6 +259,10 @@ def _notes(ablation: Ablation) -> Iterator[str]:
             "sensitivity: there is no loss, so it is mean |d⟨u, h⟩/dξ| over random directions u of the hidden states: "
             "how far they move, not whether it matters"
         )
+    agreement = ablation.options.get("rank_agreement")
+    if isinstance(agreement, Mapping) and agreement:
+        listed = ", ".join(f"{printable(modes)}: {digits(value, 2)}" for modes, value in agreement.items())
+        yield f"rank correlation of the effects of heads by two ablations: {listed}"
     if ablation.options.get("normalized") == "layer":
         yield "importances are divided by the Euclidean norm of those of their layer"
     if ablation.corpus.get("n_texts") == 1:

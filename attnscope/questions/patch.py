@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class Patching(Result):
         if not {"clean", "corrupt", "total"} <= {*self.table("whole")["quantity"].tolist()}:
             raise ValueError("it has no total effect")
 
-    def report(self) -> Report:
+    def report(self, **shown: Any) -> Report:
         """Return the heads that carry the behaviour first, then how they do it."""
         clean, corrupt = (small_number(self.total(run)[0]) for run in ("clean", "corrupt"))
         difference = f"logit difference right − wrong: clean {clean}, corrupt {corrupt}"
@@ -184,7 +184,8 @@ def _paths(patching: Patching) -> Iterator[Block]:
     if not len(paths):
         return
     effects = paths.interval("effect")
-    order = np.argsort(-np.abs(effects[:, 0]), kind="stable").tolist()
+    sizes = np.abs(effects[:, 0])
+    order = np.argsort(-sizes, kind="stable").tolist()
     ends = list(zip(*(paths[name].tolist() for name in ("sender", "receiver", "by")), strict=True))
     yield Ranking(
         what="path",
@@ -203,7 +204,10 @@ def _paths(patching: Patching) -> Iterator[Block]:
             figure="paths",
             title="paths on which heads act on the answer",
             layers={name: _layer_of(name, max(layers.values()) + 1) for row in clear for name in ends[row][:2]},
-            links=[Link(*ends[row], abs(effects[row, 0])) for row in clear],
+            links=[
+                Link(str(paths["sender"][row]), str(paths["receiver"][row]), str(paths["by"][row]), sizes[row])
+                for row in clear
+            ],
             notes=[
                 f"the {n_paths} with the largest effects whose 95% interval does not hold 0; wider = a larger effect, "
                 "of either sign; grey: to the logits without any other head"

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attnscope.errors import amount
 from attnscope.records.heads.findings import NEEDLES, PICTURES, RECORDINGS, Findings, Head
 from attnscope.results.completion import is_interrupted
 
 if TYPE_CHECKING:
-    from attnscope.records.ablation import Ablation
     from attnscope.records.maps.heatmap import Heatmap
-    from attnscope.records.relations.record import Relations
-    from attnscope.records.training import Training
+
+
+class OfTexts(Protocol):
+    """What was made on texts, and says on which."""
+
+    @property
+    def corpus(self) -> Mapping[str, Any]:
+        """What it was made on."""
+
 
 GIVEN = "texts"
 """What the source of texts is called that were given as they are, from no file."""
@@ -65,7 +71,7 @@ def title_of(findings: Findings, measure: str) -> str:
     return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
 
 
-def corpus_line(record: Ablation | Findings | Relations | Training, *, predictions: bool = False) -> str:
+def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
     corpus = record.corpus
     nouns = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
@@ -81,7 +87,7 @@ def corpus_line(record: Ablation | Findings | Relations | Training, *, predictio
     return ": ".join(part for part in (", ".join(counts), ", ".join(names)) if part)
 
 
-def corpus_notes(findings: Ablation | Findings | Relations) -> list[str]:
+def corpus_notes(findings: OfTexts) -> list[str]:
     """What is amiss with the texts: one sentence each."""
     corpus = findings.corpus
     of = corpus.get("of") if corpus.get("of") in _COUNTED else None

@@ -166,9 +166,8 @@ KINDS = {
             page="pages:page_of_record",
         ),
         Kind(
-            "attnscope.ablate", "record of an ablation", "ablation:Ablation", "ablate", "ablation", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "ablation.terminal:show", "ablation.figures:pages",
-            page="pages:page_of_record",
+            "attnscope.ablate", "result of an ablation", "attnscope.questions.ablate:Ablation", "ablate", "ablation",
+            ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, page="pages:page_of_record", shown_with=("every",),
         ),
         Kind(
             "attnscope.patch", "result of patching", "attnscope.questions.patch:Patching", "patch", "patching",

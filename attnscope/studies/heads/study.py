@@ -29,9 +29,9 @@ from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
 from attnscope.records.heads.order import require_measures
 from attnscope.results.completion import settle_corpus
-from attnscope.studies.ablation.causal import with_effects
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.failures import add_steps
+from attnscope.studies.heads.causal import with_effects
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder

@@ -25,9 +25,8 @@ from attnscope.records.heads.findings import Findings
 from attnscope.records.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Training
 from attnscope.records.weights import COMPOSITIONS, Composition
 from attnscope.results.completion import failure_line
-from attnscope.studies.ablation.effects import whole_losses
-from attnscope.studies.ablation.reading import Reader
-from attnscope.studies.ablation.sweep import Going, StandIns, measure
+from attnscope.studies.ablate.measurers import Passes, StandIns, measure_cuts
+from attnscope.studies.ablate.reading import Reader
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.rules import RULES
 from attnscope.studies.heads.study import heads, probe_texts
@@ -299,10 +298,12 @@ class Growing:
         self._predicted = model.loss if self._options.loss != "none" and model.info.path == "seam" else None
         if self._predicted is None:
             return Effect(np.nan, np.nan, np.nan, 0)
-        result = measure(Going(model, Reader(model, model.loss), texts), (), StandIns({}))
+        result = measure_cuts(Passes(model, Reader(model, model.loss), texts), (), StandIns({}))
         if not result.complete:
             raise KeyboardInterrupt
-        return whole_losses(result)["loss"]
+        low, high = result.done.whole.interval()
+        loss = (result.done.whole.ratio()[0], max(low[0], 0.0), high[0], result.done.whole.total("c")[0])
+        return Effect(*map(float, loss))
 
     def _run(self) -> dict[str, Any]:
         run = dict(self._done[-1].findings.run)

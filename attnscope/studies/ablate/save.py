@@ -22,12 +22,12 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models.files import weight_files
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.records.ablation import Ablation
+from attnscope.questions.ablate import Ablation
 from attnscope.results.file_sets import require_writable
 from attnscope.results.storage import finite, plain
-from attnscope.studies.ablation.options import AblateOptions
-from attnscope.studies.ablation.study import ablate
-from attnscope.studies.ablation.sweep import require_rerunnable
+from attnscope.studies.ablate.measurers import require_rerunnable
+from attnscope.studies.ablate.options import AblateOptions
+from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Report
 
@@ -70,12 +70,12 @@ class Pruned:
     @property
     def heads(self) -> tuple[str, ...]:
         """The heads' names."""
-        return tuple(self.effect.named(head) for head in self.effect.heads)
+        return tuple(self.effect.head_names)
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
         effects = self.effect.as_json()
-        together = (effects["together"] or effects["heads"][0])["effects"]
+        together = effects.get("together") or effects["heads"]
         document: dict[str, Any] = plain(
             {
                 "schema": PRUNE_SCHEMA,
@@ -131,8 +131,9 @@ def prune(
     model = loading.load(source)
     effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
-    for head in effect.heads:
-        heads.setdefault((head.kind, head.layer), []).append(head.head)  # type: ignore[arg-type]
+    places = zip(*(effect["heads"][name].tolist() for name in ("kind", "layer", "head")), strict=True)
+    for kind, layer, head in places:
+        heads.setdefault((kind, layer), []).append(head)
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)

@@ -9,11 +9,13 @@ from typing import TypeVar
 from attnscope.choice import Choice
 from attnscope.corpus import Copies, distinct
 from attnscope.models.model import Model
+from attnscope.records.ablation import Effect
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
 from attnscope.results.completion import settle_corpus
-from attnscope.studies.ablation.options import AblateOptions
-from attnscope.studies.ablation.study import ablate
+from attnscope.results.table import Table
+from attnscope.studies.ablate.options import AblateOptions
+from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.texts import Report, Texts, scale_report
 
 R = TypeVar("R", Findings, Atlas)
@@ -46,7 +48,7 @@ def with_effects(findings: R, model: Model, texts: Texts, report: Report | None 
         ablate(model, first, of_kind, scale_report(report, n, len(options))) for n, of_kind in enumerate(options)
     ]
     ablation = ablations[0]
-    quantity = "kl" if ablation.whole else "l2"
+    quantity = "kl" if len(ablation.table("whole")) else "l2"
     notes: list[str] = [note for each in ablations for note in each.run["notes"] if note not in findings.run["notes"]]
     complete = all(each.corpus["complete"] for each in ablations)
     how = {
@@ -58,12 +60,26 @@ def with_effects(findings: R, model: Model, texts: Texts, report: Report | None 
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
-    effects = {(head.kind, head.layer, head.head): head.effects for each in ablations for head in each.heads}
+    effects = {head: values for each in ablations for head, values in _effects_by_head(each.table("heads")).items()}
+    columns = ablation.table("heads").columns
+    quantities = {name: {"what": columns[name].meaning, "unit": columns[name].unit} for name in ablation.quantities}
     heads = [replace(head, effects=effects.get((head.kind, head.layer, head.head), {})) for head in findings.heads]
     return replace(
         findings,
         heads=tuple(heads),
-        options={**findings.options, "causal": how, "quantities": ablation.options["quantities"]},
+        options={**findings.options, "causal": how, "quantities": quantities},
         run={**findings.run, "notes": [*findings.run["notes"], *dict.fromkeys(notes)]},
         corpus=settle_corpus(findings.corpus, interrupted=not complete),
     )
+
+
+def _effects_by_head(heads: Table) -> dict[tuple[str, int, int], dict[str, Effect]]:
+    """Return the effects of each head by name."""
+    effects: dict[tuple[str, int, int], dict[str, Effect]] = {}
+    places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
+    for row, place in enumerate(places):
+        effects[place] = {}
+        for name in heads.numbers:
+            value, low, high = heads.interval(name)[row].tolist()
+            effects[place][name] = Effect(value, low, high, float(heads.part(name, "count")[row]))
+    return effects

@@ -9,9 +9,9 @@ from attnscope.choice import Choice
 from attnscope.errors import UsageError
 from attnscope.options import group, kind_option, option, options, read_names, seed_option, target_option
 
-Mode = Literal["zero", "mean"]
-MODES: tuple[Mode, ...] = ("zero", "mean")
-"""What takes the place of a head's output: nothing, or the mean of its outputs over all tokens."""
+Mode = Literal["zero", "mean", "resample"]
+MODES: tuple[Mode, ...] = ("zero", "mean", "resample")
+"""What takes the place of a head's output: nothing, the mean of its outputs over all tokens, or outputs elsewhere."""
 
 EACH: Literal["each"] = "each"
 
@@ -40,8 +40,9 @@ class AblateOptions:
     """What is taken out, and what is looked at."""
 
     modes: tuple[Mode, ...] = option(
-        "What replaces a head's output: zero, or mean (of its outputs over all tokens). none: replace no head.",
-        "--ablation", default=MODES, choices=MODES, read=_modes, written="zero,mean",
+        "What replaces a head's output: zero, mean (of its outputs over all tokens), or resample (its outputs on 8 "
+        "other texts, one after the other). none: replace no head.",
+        "--ablation", default=("zero", "mean"), choices=MODES, read=_modes, written="zero,mean",
     )  # fmt: skip
     importance: bool = option(
         "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel et al. 2019).", default=False

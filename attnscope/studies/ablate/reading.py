@@ -18,7 +18,7 @@ from attnscope.corpus import Block, Chunk, block_batches
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
 from attnscope.records import Tokens
-from attnscope.studies.ablation.options import EACH
+from attnscope.studies.ablate.options import EACH
 from attnscope.studies.inputs.texts import pad_rows, special_ids
 from attnscope.studies.run import padded_size
 
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 ROW_TOKENS = 512
 """Tokens in a batch of rows, padding included; with a language-model head, whose logits are broad, half as many."""
 
-
-PLACES = {
-    "first": "of tokens that come for the first time in what is read",
-    "repeated": "of tokens that came before (of hidden ones: that stand elsewhere too)",
-    "first_half": "in the first half of each text",
-    "second_half": "in the second half of each text",
-}
-"""Which predictions the loss is given for apart, by position in the text: name -> what the loss is of."""
 Numbers = NDArray[np.int64]
 
 
@@ -51,7 +43,7 @@ class Row:
         target: What the decoder of an encoder-decoder reads; None for other models.
         places: At which tokens of the output something is predicted.
         answers: The tokens that are right there.
-        apart: Which of them each of PLACES has, (place, prediction).
+        apart: Which of them each of `questions.ablate.PLACES` has, (place, prediction).
         n_rows: How many rows the text has.
     """
 
@@ -85,7 +77,7 @@ class ReadBatch:
         rows: The row of each prediction.
         places: The token of each prediction.
         answers: The right token of each prediction.
-        apart: Which of them each of PLACES has, (place, prediction).
+        apart: Which of them each of `questions.ablate.PLACES` has, (place, prediction).
         size: How many tokens it has, padding included.
     """
 
@@ -252,7 +244,7 @@ class Reader:
 
 
 def _apart(ids: Numbers, at: Numbers, read: Numbers | None = None) -> NDArray[np.bool_]:
-    """Which predictions each of PLACES has, (place, prediction).
+    """Which predictions each of `questions.ablate.PLACES` has, (place, prediction).
 
     Args:
         ids: A text.
