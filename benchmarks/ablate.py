@@ -14,13 +14,12 @@ from statistics import median
 
 import numpy as np
 import torch
-from attnscope.studies.ablate.means import heads_of
-from attnscope.studies.ablate.sweep import Cut, Going, measure
 
 from attnscope.corpus import CorpusText
 from attnscope.models import load
 from attnscope.models.model import Rerun
-from attnscope.studies.ablate import sweep as ablation_sweep
+from attnscope.studies.ablate import measurers
+from attnscope.studies.ablate.measurers import Cut, Passes, heads_of, measure_cuts
 from attnscope.studies.ablate.reading import Reader
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
@@ -39,27 +38,27 @@ def main() -> None:
     model = load(options.model, engine=options.engine)
     texts = cut(model, options.tokens, options.length)
     reader = Reader(model, None)
-    known = heads_of(Going(model, reader, texts))
+    known = heads_of(Passes(model, reader, texts))
     cuts = [Cut(((*place, head),)) for place, n_heads in known.n_heads.items() for head in range(n_heads)]
 
     def resumed():
-        return measure(Going(model, reader, texts), cuts, known)
+        return measure_cuts(Passes(model, reader, texts), cuts, known)
 
     def whole():
         block = Rerun.block
         Rerun.block = lambda rerun, places: 0
         try:
-            return measure(Going(model, reader, texts), cuts, known)
+            return measure_cuts(Passes(model, reader, texts), cuts, known)
         finally:
             Rerun.block = block
 
     def one_by_one():
-        held = ablation_sweep.PASS_TOKENS
-        ablation_sweep.PASS_TOKENS = 1
+        held = measurers.PASS_TOKENS
+        measurers.PASS_TOKENS = 1
         try:
             return whole()
         finally:
-            ablation_sweep.PASS_TOKENS = held
+            measurers.PASS_TOKENS = held
 
     contenders = {"resumed": resumed, "whole": whole, "one_by_one": one_by_one}
     times: dict[str, list[float]] = {name: [] for name in contenders}

@@ -9,39 +9,46 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attnscope.views.ablation.terminal import show
 from rich.console import Console
 
-from attnscope.records.ablation import Ablation, Effect, HeadEffects, SetEffects
+from attnscope.questions.ablate import PLACES, Ablation, quantity_column
 from attnscope.report.numbers import small_number
+from attnscope.report.terminal import show
+from attnscope.results.table import HEADS, Table
 from tests.record_helpers import require_lossless
 
 
 def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: bool = True) -> Ablation:
-    """A record of made-up numbers, some of them negative, one undefined."""
+    """A result of made-up numbers, some of them negative, one undefined."""
     chance = np.random.default_rng(0)
-
-    def effect(scale: float = 0.1) -> Effect:
-        value = float(chance.normal()) * scale
-        return Effect(value, *((value - 0.01, value + 0.01) if intervals else (math.nan, math.nan)), 7.0)
-
+    n = n_layers * n_heads
     names = ["zero_l2", *(["zero_loss", "zero_kl"] if loss else []), "importance" if loss else "sensitivity"]
-    heads = tuple(
-        HeadEffects("decoder", layer, head, {name: effect() for name in names})
-        for layer in range(n_layers)
-        for head in range(n_heads)
-    )
-    together = SetEffects(("L0H0", "L1H2"), {"zero_l2": effect()})
-    undefined = dataclasses.replace(heads[1], effects=heads[1].effects | {"zero_l2": Effect(*[math.nan] * 3, 0.0)})
+    values: dict[str, Any] = {}
+    for name in names:
+        numbers = chance.normal(size=n) * 0.1
+        if name == "zero_l2":
+            numbers[1] = math.nan
+        ends = (numbers - 0.01, numbers + 0.01) if intervals else (np.full(n, math.nan),) * 2
+        values |= {name: numbers, f"{name}_low": ends[0], f"{name}_high": ends[1], f"{name}_count": np.full(n, 7.0)}
+    places = {
+        "kind": ["decoder"] * n,
+        "layer": np.repeat(np.arange(n_layers), n_heads),
+        "head": np.tile(np.arange(n_heads), n_layers),
+    }
+    tables = {
+        "heads": Table.of_arrays([*HEADS, *map(quantity_column, names)], **places, **values),
+        "together": Table.of_arrays(Ablation.TABLES["together"], quantity=["zero_l2"], value=[0.2]),
+    }
+    if loss:
+        tables["whole"] = Table.of_arrays(
+            Ablation.TABLES["whole"], quantity=["loss"], value=[3], value_low=[2], value_high=[4]
+        )
     return Ablation(
         {"model": "made", "kinds": ["decoder"], "notes": []},
         {"sources": ["a$b.txt"], "n_texts": 7, "n_tokens": 70, "n_predictions": 63 * loss, "complete": True},
-        {"modes": ["zero"], "predicted": "each next token" if loss else None,
-         "quantities": {"zero_loss": {"what": "how much the loss rises", "unit": "nats"}}},
-        {"loss": Effect(3.0, 2.0, 4.0, 63.0)} if loss else {},
-        (heads[0], undefined, *heads[2:]),
-        together,
-    )  # fmt: skip
+        {"modes": ["zero"], "predicted": "each next token" if loss else None},
+        tables,
+    )
 
 
 # Records ----------------------------------------------------------------------------------------------------------
@@ -50,12 +57,11 @@ def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: b
 def test_effects_that_are_not_known_are_null_and_come_back(tmp_path: Path) -> None:
     found = made()
     require_lossless(found, tmp_path)
-    assert math.isnan(found.heads[1].effects["zero_l2"].value)
-    assert found.as_json()["heads"][1]["effects"]["zero_l2"]["value"] is None
+    assert found.as_json()["heads"][1]["zero_l2"] is None
     rows = found.to_csv().splitlines()
     assert rows[0].startswith("kind,layer,head,zero_l2,zero_l2_low,zero_l2_high,zero_l2_count,zero_loss")
     assert len(rows) == 7
-    assert float(rows[1].split(",")[3]) == found.heads[0].effects["zero_l2"].value
+    assert float(rows[1].split(",")[3]) == found["heads"]["zero_l2"][0]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dic
     assert "L0" in text
     assert "7 texts" in text
     if width == 140 and not changes:
-        assert "without L0H0, L1H2" in text
+        assert "without L0H0, L0H1" in text
 
 
 def test_there_is_a_figure_for_each_quantity(tmp_path: Path) -> None:
@@ -96,7 +102,8 @@ def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> No
     (tmp_path / "t.txt").write_text("the cat sat\na dog ran off\n")
     status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "-o", "out", "-f", "npz,csv,json,png")
     assert status == 0, err
-    assert "zero ablation: change of the last layer's hidden states, relative L2\n" in out
+    first, *lines = out.splitlines()
+    assert "matters most: without it hidden states change by" in first and "zero Δ hidden" in lines[1]
     assert "late layers are closer to the last hidden states" in " ".join(out.split())
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png"}
@@ -145,15 +152,16 @@ def test_prune_needs_heads_and_a_folder(run: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_losses_by_place_have_whole_titles(width: int) -> None:
-    places = {"first": 0.01, "repeated": 1.41, "first_half": 0.02, "second_half": 1.36}
-    by_place = {f"zero_loss_{place}": Effect(value, value - 0.1, value + 0.1, 7.0) for place, value in places.items()}
-    found = dataclasses.replace(made(n_heads=12), together=None)
-    heads = tuple(dataclasses.replace(one, kind="encoder", effects=one.effects | by_place) for one in found.heads)
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(show(dataclasses.replace(found, heads=heads), console))
-    text = console.export_text()
-    assert "…" not in text
-    words = " ".join(text.split())
-    assert "the 8 of 24 heads without which most changes" in words
-    assert all(word in words for word in ("occurrences", "repeated", "second"))
+def test_losses_by_place_are_named_with_all(width: int) -> None:
+    found = made(n_heads=12)
+    heads = found.table("heads")
+    for number, place in enumerate(PLACES):
+        heads = heads.with_column(quantity_column(f"zero_loss_{place}"), np.full(len(heads), 0.1 * number))
+    found = dataclasses.replace(found, tables={**found.tables, "heads": heads})
+    texts = []
+    for every in (False, True):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(show(found, console, every=every))
+        texts.append(" ".join(console.export_text().split()))
+    assert "first occurrences" not in texts[0] and "zero Δ loss by position" in texts[0]
+    assert "…" not in texts[1] and "first occurrences" in texts[1]

@@ -137,8 +137,8 @@ def test_its_heads_are_taken_out_at_the_seam() -> None:
                 ids = torch.from_numpy(model.tokenizer.encode(text).ids)[None]
                 logits = network(ids)[0, :-1]
                 sums[int(changed)] += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item()
-    effect = next(head for head in found.heads if head.name == "L1H1").effects["zero_loss"]
-    assert effect.value == pytest.approx((sums[1] - sums[0]) / 13, abs=1e-6)
+    effect = found["heads"]["zero_loss"][found.head_names.index("L1H1")]
+    assert effect == pytest.approx((sums[1] - sums[0]) / 13, abs=1e-6)
 
 
 def test_rotary_positions_are_followed_step_by_step() -> None:

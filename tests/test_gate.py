@@ -292,7 +292,7 @@ def test_studies_of_one_model_at_once_give_what_each_gives_alone(engine: str, tm
     texts = ["the cat sat on the mat", "a dog saw the cat", "the mat"]
 
     def change(_: int) -> list[float]:
-        return [head.effects["zero_l2"].value for head in attnscope.ablate(model, texts).heads]
+        return attnscope.ablate(model, texts)["heads"]["zero_l2"].tolist()
 
     def look(_: int) -> bytes:
         return b"".join(attnscope.heatmap(model, text).weights.tobytes() for text in texts * 5)

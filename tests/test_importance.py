@@ -5,14 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attnscope.studies.ablate.importance import DIRECTIONS, importance, normalized_by_layer
-from attnscope.studies.ablate.means import heads_of
-from attnscope.studies.ablate.sweep import Going
 
 from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
+from attnscope.studies.ablate.measurers import DIRECTIONS, Passes, SlopePart, heads_of, measure_importance
 from attnscope.studies.ablate.reading import ReadBatch, Reader
 from tests.ablation_helpers import VOCABULARY, tiny
 
@@ -41,8 +39,8 @@ def _loss(model: HuggingFaceModel, read: ReadBatch, place: Any, head: int, facto
 def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name: str, kind: Any) -> None:
     model = _model(name)
     reader = Reader(model, "causal")
-    known = heads_of(Going(model, reader, TEXTS))
-    found = importance(Going(model, reader, TEXTS), known, has_loss=True)
+    known = heads_of(Passes(model, reader, TEXTS))
+    found = measure_importance(Passes(model, reader, TEXTS), known.n_heads, has_loss=True)
     for place, head in [((kind, 0), 0), ((kind, 1), 1)]:
         slopes = []
         for text in TEXTS:
@@ -51,13 +49,18 @@ def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name: str, kind: 
             slopes.append((high - low) / (2 * STEP))
         assert min(map(abs, slopes)) > 1e-4  # not the difference of nothing
         # RunningSums keeps 26 bits of each text's number.
-        np.testing.assert_allclose(found.done.sums[place].ratio()[head], np.mean(np.abs(slopes)), rtol=1e-6)
+        np.testing.assert_allclose(ratio_of(found.done, place, head), np.mean(np.abs(slopes)), rtol=1e-6)
+
+
+def ratio_of(part: SlopePart, place: tuple[str, int], head: int) -> float:
+    """The mean of one of the three heads that each layer has."""
+    return float(part.sums.ratio()[3 * place[1] + head])
 
 
 def _reads(reader: Reader, texts: list[CorpusText]) -> list[ReadBatch]:
     from attnscope.corpus import Block
 
-    return reader.batches(Block(0, tuple(texts)))
+    return [reader.read(rows) for rows in reader.batches(Block(0, tuple(texts)))]
 
 
 def test_it_does_not_depend_on_how_texts_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,20 +68,19 @@ def test_it_does_not_depend_on_how_texts_are_batched(monkeypatch: pytest.MonkeyP
 
     model = _model("gpt2")
     reader = Reader(model, "causal")
-    known = heads_of(Going(model, reader, TEXTS))
-    together = importance(Going(model, reader, TEXTS), known, has_loss=True)
+    known = heads_of(Passes(model, reader, TEXTS))
+    together = measure_importance(Passes(model, reader, TEXTS), known.n_heads, has_loss=True)
     monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
     assert len(_reads(reader, TEXTS)) == 3
-    alone = importance(Going(model, reader, TEXTS), known, has_loss=True)
-    for place, sums in together.done.sums.items():
-        np.testing.assert_allclose(sums.ratio(), alone.done.sums[place].ratio(), rtol=1e-7)
+    alone = measure_importance(Passes(model, reader, TEXTS), known.n_heads, has_loss=True)
+    np.testing.assert_allclose(together.done.sums.ratio(), alone.done.sums.ratio(), rtol=1e-7)
 
 
 def test_sensitivity_is_the_finite_difference_along_fixed_unit_directions() -> None:
     model = _model("gpt2")
     reader = Reader(model, None)
-    known = heads_of(Going(model, reader, TEXTS))
-    found = importance(Going(model, reader, TEXTS), known, has_loss=False, seed=3)
+    known = heads_of(Passes(model, reader, TEXTS))
+    found = measure_importance(Passes(model, reader, TEXTS), known.n_heads, has_loss=False, seed=3)
     place: Any = ("decoder", 1)
     expected = []
     for text in TEXTS:
@@ -94,20 +96,15 @@ def test_sensitivity_is_the_finite_difference_along_fixed_unit_directions() -> N
             u = torch.from_numpy(np.random.default_rng([3, number]).standard_normal(tuple(change.shape)))
             along.append(abs(float((u / u.norm() * change).sum())))
         expected.append(np.mean(along))
-    np.testing.assert_allclose(found.done.sums[place].ratio()[2], np.mean(expected), rtol=1e-6)
-    other = importance(Going(model, reader, TEXTS), known, has_loss=False, seed=4)
-    assert other.done.sums[place].ratio()[2] != found.done.sums[place].ratio()[2]
-
-
-def test_normalising_divides_by_the_norm_of_the_layer() -> None:
-    norms = normalized_by_layer({("encoder", 0): np.array([3.0, 4.0]), ("encoder", 1): np.zeros(2)})
-    assert norms == {("encoder", 0): 5.0, ("encoder", 1): 1.0}
+    np.testing.assert_allclose(ratio_of(found.done, place, 2), np.mean(expected), rtol=1e-6)
+    other = measure_importance(Passes(model, reader, TEXTS), known.n_heads, has_loss=False, seed=4)
+    assert ratio_of(other.done, place, 2) != ratio_of(found.done, place, 2)
 
 
 def test_a_text_without_predictions_counts_nothing() -> None:
     model = _model("gpt2")
     reader = Reader(model, "causal")
     lone = CorpusText(3, "texts", 4, ids=(5,))
-    known = heads_of(Going(model, reader, TEXTS))
-    found = importance(Going(model, reader, [*TEXTS, lone]), known, has_loss=True)
-    assert found.done.sums["decoder", 0].total("c")[0] == 3
+    known = heads_of(Passes(model, reader, TEXTS))
+    found = measure_importance(Passes(model, reader, [*TEXTS, lone]), known.n_heads, has_loss=True)
+    assert found.done.sums.total("c")[0] == 3

@@ -170,8 +170,8 @@ def test_multihead_attention_is_seen_off_its_fast_path_and_left_as_it_was(batch_
     # A head whose output counts for nothing changes nothing; that copies of the batch are told apart is part of this.
     with torch.no_grad():
         first.out_proj.weight[:, :4] = 0
-    effects = attnscope.ablate(loaded, loaded.texts, attnscope.AblateOptions(modes=("zero",))).heads
-    assert effects[0].effects["zero_l2"].value < 1e-6 < effects[1].effects["zero_l2"].value
+    heads = attnscope.ablate(loaded, loaded.texts, attnscope.AblateOptions(modes=("zero",))).table("heads")
+    assert heads["zero_l2"][0] < 1e-6 < heads["zero_l2"][1]
 
 
 @pytest.mark.parametrize("average", [True, False])

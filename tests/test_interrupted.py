@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attnscope.studies.ablate.sweep import CutMeasurer
 
 from attnscope.results.reading import read_description
 from attnscope.results.storage import write_whole
-from attnscope.studies.ablate import sweep as ablation_sweep
+from attnscope.studies.ablate import measurers as ablation
+from attnscope.studies.ablate.measurers import Cutting
 from attnscope.studies.compare import study as compare_study
 from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as heads_study
@@ -47,7 +47,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
     (tmp_path / "texts.txt").write_text("\n".join(lines), "utf-8")
     trees = (SAMPLES / "dependencies.conllu").read_text("utf-8").split("\n\n")
     (tmp_path / "texts.conllu").write_text("\n\n".join(trees[:16]) + "\n\n", "utf-8")
-    for module in (heads_study, relations, ablation_sweep, compare_study):
+    for module in (heads_study, relations, ablation, compare_study):
         monkeypatch.setattr(module, "BLOCK", 4)
     return at
 
@@ -84,7 +84,7 @@ def test_where_nothing_was_done_nothing_is_written_or_said(
         raise KeyboardInterrupt
 
     interrupt(0)
-    for measurer in (HeadMeasurer, PairMeasurer, CutMeasurer, LinkMeasurer):
+    for measurer in (HeadMeasurer, PairMeasurer, Cutting, LinkMeasurer):
         monkeypatch.setattr(measurer, "measure", interrupted)
     assert run(*COMMANDS[stem], "-m", "own", "-o", "out", "--json") == (130, "", "error: interrupted\n")
     assert not (tmp_path / "out").exists()
@@ -94,7 +94,7 @@ def test_where_nothing_was_done_nothing_is_written_or_said(
 def test_of_an_interrupted_first_block_the_texts_that_are_done_count(
     stem: str, run: Run, tmp_path: Path, interrupt: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for measurer in (HeadMeasurer, PairMeasurer, CutMeasurer, LinkMeasurer):
+    for measurer in (HeadMeasurer, PairMeasurer, Cutting, LinkMeasurer):
         monkeypatch.setattr(measurer, "batches", one_by_one(measurer.batches))
     interrupt(2)
     status, out, err = run(*COMMANDS[stem], "-m", "own", "--json")

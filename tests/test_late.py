@@ -13,8 +13,8 @@ from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import load_record
+from attnscope.studies.ablate import measurers
 from attnscope.studies.ablate import study as ablation
-from attnscope.studies.ablate import sweep as ablation_sweep
 from attnscope.studies.compare import study as comparing
 from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as studying
@@ -51,10 +51,10 @@ def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_pa
             continue
         options = AblateOptions(choice=Choice(pick=tuple(picked)), kind=kind)
         alone = ablate(model, (tmp_path / "t.txt").read_text().splitlines(), options)
-        effects = {(one.layer, one.head): one.effects for one in alone.heads}
+        kl = dict(zip(alone.head_names, alone["heads"]["zero_kl"].tolist(), strict=True))
         for head in labelled:
             if head["kind"] == kind:
-                value = effects[head["layer"], head["head"]]["zero_kl"].value
+                value = kl[f"{kind} L{head['layer']}H{head['head']}"]
                 np.testing.assert_allclose(head["effects"]["zero_kl"]["value"], value, rtol=1e-6)
 
 
@@ -131,38 +131,38 @@ def test_heads_keep_the_texts_before_a_failure(
 def test_ablations_are_written_where_importances_fail(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ablation._Study, "_add_importance", fails)
+    monkeypatch.setattr(ablation, "measure_importance", fails)
     more = ("--importance", "--json", "-o", "out", "-f", "npz")
     status, out, err = run("ablate", "the cat sat", "-m", "own", "-L", "0", *more)
     assert status == 1
     assert "failed: RuntimeError: a bug" in err
     saved = load_record(tmp_path / "out" / "ablation.npz")
-    assert all(np.isfinite(head.effects["zero_l2"].value) for head in saved.heads)
-    assert "importance" not in saved.heads[0].effects
+    assert np.isfinite(saved["heads"]["zero_l2"]).all()
+    assert "importance" not in saved["heads"]
     assert json.loads(out)["run"]["failures"]
 
 
 def test_ablations_keep_the_texts_before_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ablation_sweep, "BLOCK", 2)
-    usual = ablation_sweep._measure_batch
+    monkeypatch.setattr(measurers, "BLOCK", 2)
+    usual = measurers.Cutting.measure
     model = attnscope.load("own")
     options = AblateOptions(modes=("zero",))
     alone = ablate(model, TEXTS[:2], options)
     n_calls = 0
 
-    def measure(*given: Any) -> Any:
+    def measure(measurer: Any, batch: Any) -> Any:
         nonlocal n_calls
         n_calls += 1
         if n_calls > 1:
             fails()
-        return usual(*given)
+        return usual(measurer, batch)
 
-    monkeypatch.setattr(ablation_sweep, "_measure_batch", measure)
+    monkeypatch.setattr(measurers.Cutting, "measure", measure)
     found = ablate(model, TEXTS, options)
     assert found.corpus["complete"] is False
     assert found.corpus["n_texts"] == 2
     assert found.run["failures"][0]["error"] == "RuntimeError: a bug"
-    assert [h.effects["zero_l2"].value for h in found.heads] == [h.effects["zero_l2"].value for h in alone.heads]
+    assert found["heads"]["zero_l2"].tolist() == alone["heads"]["zero_l2"].tolist()
 
 
 def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

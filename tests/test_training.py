@@ -67,9 +67,9 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> Non
             assert roles == {role.name for role in head.roles}
             described = alone.description(head.layer, head.head)
             np.testing.assert_equal(found.value[2, number, place], described.explained)
-        whole = attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero",))).whole["loss"]
+        whole = attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero",))).row("whole", "loss")
         mine = found.checkpoints[number]
-        assert (mine.loss, mine.loss_low, mine.loss_high) == pytest.approx((whole.value, whole.low, whole.high))
+        assert whole is not None and (mine.loss, mine.loss_low, mine.loss_high) == pytest.approx(tuple(whole))
         assert mine.sha256 == model.info.sha256
     losses = [one.loss for one in found.checkpoints]
     assert losses == sorted(losses, reverse=True)

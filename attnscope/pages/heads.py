@@ -100,12 +100,6 @@ def heads_of(record: Any, findings: Findings | None = None) -> Heads:
     raise AttnscopeError("this record has no table of heads that a page could show", "`attnscope show` draws it")
 
 
-def _places(record: Any) -> list[dict[str, Any]]:
-    return [
-        {"kind": kind, "layer": layer, "head": head, "roles": []} for kind, layer, head in record.head_table().heads
-    ]
-
-
 # Columns
 
 

@@ -186,7 +186,9 @@ def _paths(patching: Patching) -> Iterator[Block]:
     effects = paths.interval("effect")
     sizes = np.abs(effects[:, 0])
     order = np.argsort(-sizes, kind="stable").tolist()
-    ends = list(zip(*(paths[name].tolist() for name in ("sender", "receiver", "by")), strict=True))
+    ends: list[tuple[str, str, str]] = list(
+        zip(paths["sender"].tolist(), paths["receiver"].tolist(), paths["by"].tolist(), strict=True)
+    )
     yield Ranking(
         what="path",
         names=[f"{sender} → {receiver}" + (f" ({by})" if by else "") for sender, receiver, by in ends],
@@ -204,10 +206,7 @@ def _paths(patching: Patching) -> Iterator[Block]:
             figure="paths",
             title="paths on which heads act on the answer",
             layers={name: _layer_of(name, max(layers.values()) + 1) for row in clear for name in ends[row][:2]},
-            links=[
-                Link(str(paths["sender"][row]), str(paths["receiver"][row]), str(paths["by"][row]), sizes[row])
-                for row in clear
-            ],
+            links=[Link(*ends[row], weight=float(sizes[row])) for row in clear],
             notes=[
                 f"the {n_paths} with the largest effects whose 95% interval does not hold 0; wider = a larger effect, "
                 "of either sign; grey: to the logits without any other head"

@@ -167,7 +167,8 @@ KINDS = {
         ),
         Kind(
             "attnscope.ablate", "result of an ablation", "attnscope.questions.ablate:Ablation", "ablate", "ablation",
-            ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, page="pages:page_of_record", shown_with=("every",),
+            ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, page="pages:page_of_record",
+            shown_with=("every",),
         ),
         Kind(
             "attnscope.patch", "result of patching", "attnscope.questions.patch:Patching", "patch", "patching",
