@@ -273,7 +273,6 @@ PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [
     ("cost.json", ("sizes", "n_heads"), "many", "its sizes are none"),
     ("ablation.npz", ("run", "kinds"), 3, "kinds of its run"),
     ("ablation.npz", ("corpus", "n_copies"), [], "n_copies of its corpus"),
-    ("ablation.npz", ("heads", 1, "effects"), {}, "has no zero_"),
     ("models.npz", ("corpus", "n_texts"), "many", "n_texts of its corpus"),
 ]
 """Damage that was drawn, or failed in `repr` or in a notebook, once: record, place, value, what is said."""

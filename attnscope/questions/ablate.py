@@ -157,7 +157,7 @@ def _answer(ablation: Ablation) -> Iterator[str]:
     together = ablation.row("together", main)
     if together is not None:
         size = " ".join(filter(None, [small_number(together[0]), _ends(*together[1:])]))
-        yield f"without all {len(heads)} heads: {printable(column.title)} {size}"
+        yield f"without all {amount(len(heads), 'head')}: {printable(column.title)} {size}"
 
 
 def _ends(low: float, high: float) -> str:
