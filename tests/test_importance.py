@@ -10,7 +10,8 @@ from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
-from attnscope.studies.ablate.measurers import DIRECTIONS, Passes, SlopePart, heads_of, measure_importance
+from attnscope.studies.ablate.importance import DIRECTIONS, SlopePart, measure_importance
+from attnscope.studies.ablate.measurers import Passes, heads_of
 from attnscope.studies.ablate.reading import ReadBatch, Reader
 from tests.ablation_helpers import VOCABULARY, tiny
 

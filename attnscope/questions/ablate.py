@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from attnscope.errors import amount
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report
 from attnscope.report.numbers import UNDEFINED, digits, interval, small_number
 from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable

@@ -16,8 +16,8 @@ from attnscope.models.info import ModelInfo
 from attnscope.models.model import Loss, Model
 from attnscope.questions.ablate import PLACES, Ablation, quantity_column
 from attnscope.results.table import HEADS, Column, Table
+from attnscope.studies.ablate.importance import DIRECTIONS, measure_importance
 from attnscope.studies.ablate.measurers import (
-    DIRECTIONS,
     DONORS,
     QUANTITIES,
     Cut,
@@ -31,7 +31,6 @@ from attnscope.studies.ablate.measurers import (
     donors_of,
     heads_of,
     measure_cuts,
-    measure_importance,
     require_rerunnable,
 )
 from attnscope.studies.ablate.options import EACH, AblateOptions
