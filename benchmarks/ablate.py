@@ -19,8 +19,8 @@ from attnscope.corpus import CorpusText
 from attnscope.models import load
 from attnscope.models.model import Rerun
 from attnscope.studies.ablate import measurers
-from attnscope.studies.ablate.measurers import Cut, Passes, heads_of, measure_cuts
-from attnscope.studies.ablate.reading import Reader
+from attnscope.studies.ablate.measurers import Cut, heads_of, measure_cuts
+from attnscope.studies.ablate.reading import Passes, Reader
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 

@@ -11,8 +11,8 @@ from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.studies.ablate.importance import DIRECTIONS, SlopePart, measure_importance
-from attnscope.studies.ablate.measurers import Passes, heads_of
-from attnscope.studies.ablate.reading import ReadBatch, Reader
+from attnscope.studies.ablate.measurers import heads_of
+from attnscope.studies.ablate.reading import Passes, ReadBatch, Reader
 from tests.ablation_helpers import VOCABULARY, tiny
 
 TEXTS = [

@@ -11,7 +11,7 @@ import pytest
 
 from attnscope.results.reading import read_description
 from attnscope.results.storage import write_whole
-from attnscope.studies.ablate import measurers as ablation
+from attnscope.studies.ablate import reading as ablation
 from attnscope.studies.ablate.measurers import Cutting
 from attnscope.studies.compare import study as compare_study
 from attnscope.studies.compare.pairs import PairMeasurer

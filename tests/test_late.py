@@ -13,7 +13,7 @@ from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.records import load_record
-from attnscope.studies.ablate import measurers
+from attnscope.studies.ablate import measurers, reading
 from attnscope.studies.ablate import study as ablation
 from attnscope.studies.compare import study as comparing
 from attnscope.studies.compare.pairs import PairMeasurer
@@ -143,7 +143,7 @@ def test_ablations_are_written_where_importances_fail(
 
 
 def test_ablations_keep_the_texts_before_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurers, "BLOCK", 2)
+    monkeypatch.setattr(reading, "BLOCK", 2)
     usual = measurers.Cutting.measure
     model = attnscope.load("own")
     options = AblateOptions(modes=("zero",))

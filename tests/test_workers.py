@@ -213,7 +213,7 @@ def test_comparisons_are_those_of_one_process(own: Model, monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("here")
 def test_what_changes_without_heads_is_that_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.ablate.measurers.BLOCK", 3)
+    monkeypatch.setattr("attnscope.studies.ablate.reading.BLOCK", 3)
     texts = [f"{'abcdefg'[i % 7]} b {i}" for i in range(7)]
     options = AblateOptions(importance=True, choice=Choice(layers=(0,)))
     seen: list[float | None] = []
@@ -226,7 +226,7 @@ def test_a_block_that_is_given_up_in_several_passes_is_listed_once(own: Model, m
     def is_second(task: Any) -> bool:
         return bool(task.block.texts[0].line == 6)
 
-    monkeypatch.setattr("attnscope.studies.ablate.measurers.BLOCK", 5)
+    monkeypatch.setattr("attnscope.studies.ablate.reading.BLOCK", 5)
     monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(is_second))
     texts = [f"{'abcdefg'[i % 7]} b {i}" for i in range(15)]
     found = ablate(own, texts, AblateOptions(importance=True, choice=Choice(layers=(0,))), workers=Workers("own", 1))

@@ -14,8 +14,8 @@ from attnscope.core.attention.probes import Gate, Place
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block
 from attnscope.models.model import Model, Outputs
-from attnscope.studies.ablate.measurers import Floats, OfRows, Passes, RowSum, to_numpy
-from attnscope.studies.ablate.reading import ReadBatch, Reader, Row
+from attnscope.studies.ablate.measurers import Floats, to_numpy
+from attnscope.studies.ablate.reading import OfRows, Passes, ReadBatch, Reader, Row, RowSum
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.run import Part, Run
 

@@ -6,9 +6,8 @@ several rows; it counts when all of them are there. `studies.ablate.importance` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,20 +24,16 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
 from attnscope.questions.ablate import PLACES
 from attnscope.studies.ablate.options import Mode
-from attnscope.studies.ablate.reading import ReadBatch, Reader, Row
+from attnscope.studies.ablate.reading import BLOCK, OfRows, Passes, ReadBatch, Reader, Row, RowSum
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
-from attnscope.studies.inputs.texts import Report, Texts
-from attnscope.studies.run import STEP, Measurer, P, Part, Room, Run, halves, padded_size, run
-from attnscope.studies.workers import Workers
+from attnscope.studies.inputs.texts import Report
+from attnscope.studies.run import Part, Room, Run, halves, padded_size
 
 Head = tuple[str, int, int]
 """Kind, layer, head."""
 
 Floats = NDArray[np.float64]
-
-BLOCK = 32
-"""Texts that are finished together: an interruption loses no more."""
 
 PASS_TOKENS = 2048
 """Tokens in a forward pass, padding and repetitions included."""
@@ -89,108 +84,6 @@ class StandIns:
         """Return the outputs of a donor of a text, which is never the text itself."""
         others = [outputs for index, outputs in self.donors if index != text]
         return others[number % len(others)]
-
-
-def require_rerunnable(model: Model) -> Model:
-    """Return the model.
-
-    Raises:
-        AttnscopeError: Its heads cannot be taken out.
-    """
-    if model.info.path != "seam":
-        raise AttnscopeError(
-            f"{model.info.name} does not pass its attention through the seam: its heads cannot be taken out",
-            "what they attend to can be seen: attnscope heatmap, attnscope heads",
-        )
-    return model
-
-
-@dataclass(frozen=True, eq=False)
-class Passes:
-    """What every pass over the texts reads.
-
-    Attributes:
-        model: The model.
-        reader: Makes batches of its texts.
-        texts: The texts.
-        workers: Who runs the model; None = this process.
-    """
-
-    model: Model
-    reader: Reader
-    texts: Texts
-    workers: Workers | None = None
-
-    def run(
-        self,
-        measurer: Callable[..., Measurer[P]],
-        arguments: Mapping[str, Any],
-        nothing: P,
-        report: Report | None = None,
-        step: str = STEP,
-    ) -> Run[P]:
-        """Go over the texts once; see `studies.run.run`.
-
-        Args:
-            measurer: Makes a measurer of a model, a reader and the arguments.
-            arguments: Further arguments of the measurer.
-            nothing: The part of no text.
-            report: Hears how far it is.
-            step: What is at work, for the record of a failure.
-        """
-        # In this process all passes share what a reader has seen.
-        reader = self.reader.arguments if self.workers else self.reader
-        make = partial(_make, measurer, reader, arguments)
-        workers = (self.workers,) if self.workers else None
-        return run(make, (self.model,), self.texts, nothing, block=BLOCK, workers=workers, report=report, step=step)
-
-
-def _make(
-    measurer: Callable[..., Any], reader: Reader | Mapping[str, Any], arguments: Mapping[str, Any], model: Model
-) -> Any:
-    if not isinstance(reader, Reader):
-        reader = Reader(model, **reader)
-    return measurer(model, reader, **arguments)
-
-
-class OfRows(Measurer[P]):
-    """A measurer whose batches are rows of texts."""
-
-    def __init__(self, model: Model, reader: Reader) -> None:
-        super().__init__()
-        self._model = require_rerunnable(model)
-        self._reader = reader
-
-    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
-        """Cut a block into batches of rows."""
-        return self._reader.batches(block)
-
-
-@dataclass(eq=False)
-class RowSum:
-    """What was added up over the rows of a text.
-
-    Attributes:
-        numbers: The numbers of its rows.
-        count: Its predictions, and those by position.
-        n_rows: How many rows were added.
-        n_tokens: Their tokens.
-        is_whole: Whether all rows were added, and the text counts.
-    """
-
-    numbers: Floats | float = 0.0
-    count: Floats | float = 0.0
-    n_rows: int = 0
-    n_tokens: int = 0
-    is_whole: bool = False
-
-    def add(self, row: Row, numbers: Floats) -> bool:
-        """Add a row; return whether it was the last one."""
-        self.numbers = self.numbers + numbers
-        self.count = self.count + np.array([len(row.places), *row.apart.sum(1)], np.float64)
-        self.n_rows += 1
-        self.n_tokens += row.n_tokens
-        return self.n_rows == row.n_rows
 
 
 # What heads put out
@@ -521,6 +414,7 @@ class _Whole:
         return numbers
 
 
-def toto_numpy(values: Tensor) -> Floats:
+def to_numpy(values: Tensor) -> Floats:
+    """Return numbers in float64, on the CPU."""
     numbers: Floats = values.detach().cpu().double().numpy()
     return numbers

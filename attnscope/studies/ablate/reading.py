@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,8 +20,9 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
 from attnscope.records import Tokens
 from attnscope.studies.ablate.options import EACH
-from attnscope.studies.inputs.texts import pad_rows, special_ids
-from attnscope.studies.run import padded_size
+from attnscope.studies.inputs.texts import Report, Texts, pad_rows, special_ids
+from attnscope.studies.run import STEP, Measurer, P, Run, padded_size, run
+from attnscope.studies.workers import Workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +33,11 @@ ROW_TOKENS = 512
 """Tokens in a batch of rows, padding included; with a language-model head, whose logits are broad, half as many."""
 
 Numbers = NDArray[np.int64]
+
+BLOCK = 32
+"""Texts that are finished together: an interruption loses no more."""
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,3 +284,108 @@ def _target_of(model: Model, target: str | None) -> Callable[[Tokens], Numbers]:
         return answers[key]
 
     return answer
+
+
+# Passes over texts
+
+
+def require_rerunnable(model: Model) -> Model:
+    """Return the model.
+
+    Raises:
+        AttnscopeError: Its heads cannot be taken out.
+    """
+    if model.info.path != "seam":
+        raise AttnscopeError(
+            f"{model.info.name} does not pass its attention through the seam: its heads cannot be taken out",
+            "what they attend to can be seen: attnscope heatmap, attnscope heads",
+        )
+    return model
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """What every pass over the texts reads.
+
+    Attributes:
+        model: The model.
+        reader: Makes batches of its texts.
+        texts: The texts.
+        workers: Who runs the model; None = this process.
+    """
+
+    model: Model
+    reader: Reader
+    texts: Texts
+    workers: Workers | None = None
+
+    def run(
+        self,
+        measurer: Callable[..., Measurer[P]],
+        arguments: Mapping[str, Any],
+        nothing: P,
+        report: Report | None = None,
+        step: str = STEP,
+    ) -> Run[P]:
+        """Go over the texts once; see `studies.run.run`.
+
+        Args:
+            measurer: Makes a measurer of a model, a reader and the arguments.
+            arguments: Further arguments of the measurer.
+            nothing: The part of no text.
+            report: Hears how far it is.
+            step: What is at work, for the record of a failure.
+        """
+        # In this process all passes share what a reader has seen.
+        reader = self.reader.arguments if self.workers else self.reader
+        make = partial(_make, measurer, reader, arguments)
+        workers = (self.workers,) if self.workers else None
+        return run(make, (self.model,), self.texts, nothing, block=BLOCK, workers=workers, report=report, step=step)
+
+
+def _make(
+    measurer: Callable[..., Any], reader: Reader | Mapping[str, Any], arguments: Mapping[str, Any], model: Model
+) -> Any:
+    if not isinstance(reader, Reader):
+        reader = Reader(model, **reader)
+    return measurer(model, reader, **arguments)
+
+
+class OfRows(Measurer[P]):
+    """A measurer whose batches are rows of texts."""
+
+    def __init__(self, model: Model, reader: Reader) -> None:
+        super().__init__()
+        self._model = require_rerunnable(model)
+        self._reader = reader
+
+    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
+        """Cut a block into batches of rows."""
+        return self._reader.batches(block)
+
+
+@dataclass(eq=False)
+class RowSum:
+    """What was added up over the rows of a text.
+
+    Attributes:
+        numbers: The numbers of its rows.
+        count: Its predictions, and those by position.
+        n_rows: How many rows were added.
+        n_tokens: Their tokens.
+        is_whole: Whether all rows were added, and the text counts.
+    """
+
+    numbers: Floats | float = 0.0
+    count: Floats | float = 0.0
+    n_rows: int = 0
+    n_tokens: int = 0
+    is_whole: bool = False
+
+    def add(self, row: Row, numbers: Floats) -> bool:
+        """Add a row; return whether it was the last one."""
+        self.numbers = self.numbers + numbers
+        self.count = self.count + np.array([len(row.places), *row.apart.sum(1)], np.float64)
+        self.n_rows += 1
+        self.n_tokens += row.n_tokens
+        return self.n_rows == row.n_rows

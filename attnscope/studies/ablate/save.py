@@ -25,8 +25,8 @@ from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.questions.ablate import Ablation
 from attnscope.results.file_sets import require_writable
 from attnscope.results.storage import finite, plain
-from attnscope.studies.ablate.measurers import require_rerunnable
 from attnscope.studies.ablate.options import AblateOptions
+from attnscope.studies.ablate.reading import require_rerunnable
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Report

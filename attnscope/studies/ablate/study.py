@@ -26,15 +26,13 @@ from attnscope.studies.ablate.measurers import (
     Head,
     MeanOutputs,
     MeanPart,
-    Passes,
     StandIns,
     donors_of,
     heads_of,
     measure_cuts,
-    require_rerunnable,
 )
 from attnscope.studies.ablate.options import EACH, AblateOptions
-from attnscope.studies.ablate.reading import Reader
+from attnscope.studies.ablate.reading import Passes, Reader, require_rerunnable
 from attnscope.studies.failures import failure
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of

@@ -25,8 +25,8 @@ from attnscope.records.heads.findings import Findings
 from attnscope.records.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Training
 from attnscope.records.weights import COMPOSITIONS, Composition
 from attnscope.results.completion import failure_line
-from attnscope.studies.ablate.measurers import Passes, StandIns, measure_cuts
-from attnscope.studies.ablate.reading import Reader
+from attnscope.studies.ablate.measurers import StandIns, measure_cuts
+from attnscope.studies.ablate.reading import Passes, Reader
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.rules import RULES
 from attnscope.studies.heads.study import heads, probe_texts
