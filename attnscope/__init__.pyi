@@ -52,6 +52,7 @@ from attnscope.studies.compare.study import compare as compare
 from attnscope.studies.compare.study import compare_models as compare_models
 from attnscope.studies.compare.texts import compare_heads as compare_heads
 from attnscope.studies.compare.texts import compare_texts as compare_texts
+from attnscope.studies.cost import cost as cost
 from attnscope.studies.describe.study import describe as describe
 from attnscope.studies.heads.needles import retrieval_heads as retrieval_heads
 from attnscope.studies.heads.options import (
@@ -83,7 +84,6 @@ from attnscope.studies.relations.options import RelationsOptions as RelationsOpt
 from attnscope.studies.relations.study import relations as relations
 from attnscope.studies.senses.study import picture_heads as picture_heads
 from attnscope.studies.senses.study import sound_heads as sound_heads
-from attnscope.studies.teaching.cost import cost as cost
 from attnscope.studies.teaching.options import SplitOptions as SplitOptions
 from attnscope.studies.teaching.split import split as split
 from attnscope.studies.teaching.split import split_example as split_example

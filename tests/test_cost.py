@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.drawing.layout import SCREEN
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import files
 from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
+from attnscope.report.figures import pages
 from attnscope.report.numbers import abbreviate
 from attnscope.report.plain_text import open_console
-from attnscope.studies.teaching.cost import BYTES, cost, find_sizes
-from attnscope.views.teaching import cost_figure
-from attnscope.views.teaching.cost_terminal import show
+from attnscope.report.terminal import show
+from attnscope.studies.cost import BYTES, cost, find_sizes
 from tests.core_helpers import few_examples
 
 
@@ -80,10 +79,10 @@ def test_counts_are_those_of_the_model(family: str, auto: str, settings: dict[st
     matrices, vectors, everything = true_counts(on_meta(family, auto, **settings))
     found = cost(sizes_of(settings | {"model_type": family}, family, ""), 10) if settings or family != "llama" else None
     assert found is not None
-    assert found.value("attention_weights") == matrices
-    assert ("attention_biases" in {q.name for q in found.groups["parameters"]}) == (vectors > 0)
+    assert found.value("projections") == matrices
+    assert ("projection_biases" in found["quantities"]["name"]) == (vectors > 0)
     if vectors:
-        assert found.value("attention_biases") == vectors
+        assert found.value("projection_biases") == vectors
     assert found.value("parameters") == everything
     np.testing.assert_allclose(found.value("attention_share"), (matrices + vectors) / everything)
 
@@ -106,15 +105,15 @@ def test_presets_are_the_published_models(name: str, auto: str) -> None:
     family = {"bert-base": "bert", "gpt2": "gpt2"}.get(name, "llama")
     matrices, _, everything = true_counts(on_meta(family, auto, **settings))
     found = cost(name)
-    assert (found.value("attention_weights"), found.value("parameters")) == (matrices, everything)
+    assert (found.value("projections"), found.value("parameters")) == (matrices, everything)
 
 
 def test_numbers_by_hand() -> None:
     bert = cost("bert-base")
-    assert bert.value("attention_weights_per_layer") == 4 * 768**2 == 2_359_296
-    assert bert.value("attention_weights") == 28_311_552
+    assert bert.value("projections_per_layer") == 4 * 768**2 == 2_359_296
+    assert bert.value("projections") == 28_311_552
     assert bert.value("parameters") == 109_482_240
-    assert bert.groups["kv_cache"] == (), "an encoder keeps no keys and values"
+    assert "kv_cache" not in bert["quantities"]["group"], "an encoder keeps no keys and values"
     assert cost("gpt2").value("parameters") == 124_439_808
     assert cost("llama-2-7b").value("parameters") == 6_738_415_616
     assert cost("llama-2-70b").value("parameters") == 68_976_648_192
@@ -137,13 +136,13 @@ def test_figures_that_circulate_wrongly() -> None:
 def test_the_number_of_heads_changes_no_parameters() -> None:
     for heads in (1, 2, 4, 8, 16, 32):
         found = cost(sizes_by_hand(256, heads, 3), 100)
-        assert found.value("attention_weights_per_layer") == 4 * 256**2
+        assert found.value("projections_per_layer") == 4 * 256**2
         assert found.value("scores_bytes") == heads * 100**2 * 2
-    rows = cost("bert-base", 512).heads
-    assert {row.weights_mha for row in rows} == {4 * 768**2}
-    assert [row.n_heads for row in rows if row.chosen] == [12]
-    assert all(row.n_heads * row.d_head == 768 and np.isclose(row.scale, row.d_head**-0.5) for row in rows)
-    assert next(row for row in rows if row.n_heads == 12).weights_mqa == 2 * 768**2 + 2 * 768 * 64
+    heads = cost("bert-base", 512)["heads"]
+    assert (heads["projections"] == 4 * 768**2).all() and (heads["n_heads"] * heads["d_head"] == 768).all()
+    assert heads["n_heads"][heads["chosen"]].tolist() == [12]
+    np.testing.assert_allclose(heads["scale"], heads["d_head"] ** -0.5)
+    assert heads["projections_mqa"][heads["chosen"]] == 2 * 768**2 + 2 * 768 * 64
 
 
 def test_a_loaded_model_is_no_list_of_sizes() -> None:
@@ -161,9 +160,9 @@ def test_grouped_queries_cost_less_and_cache_less() -> None:
     assert mha.value("kv_cache_mqa_float16") == mqa.value("kv_cache_own_float16") == 2 * 32 * 128 * 4096 * 2
     assert mha.value("kv_cache_gqa_int8") == gqa.value("kv_cache_own_int8")
     assert gqa.value("kv_cache_mha_float32") == mha.value("kv_cache_own_float32")
-    assert gqa.value("attention_weights_per_layer") == 2 * 4096**2 + 2 * 4096 * 8 * 128
+    assert gqa.value("projections_per_layer") == 2 * 4096**2 + 2 * 4096 * 8 * 128
     assert mqa.value("parameters") < gqa.value("parameters") < mha.value("parameters")
-    assert any("with n_kv_heads 8" in note for note in gqa.notes)
+    assert any("with n_kv_heads 8" in note for note in gqa.options["notes"])
 
 
 def test_multiply_adds_are_those_of_the_matrix_products() -> None:
@@ -188,15 +187,13 @@ def test_multiply_adds_are_those_of_the_matrix_products() -> None:
 @few_examples
 def test_texts_are_tokens_times_their_length(heads: int, d_head: int, layers: int, n: int) -> None:
     found = cost(sizes_by_hand(heads * d_head, heads, layers), n)
-    for quantity in found.groups["per_token"]:
-        name = quantity.name.replace("_per_token", "_per_text").replace("per_token", "per_text")
-        assert found.value(name) == n * quantity.value
+    table = found["quantities"]
+    for name in table["name"][table["group"] == "per_token"].tolist():
+        assert found.value(name.replace("per_token", "per_text")) == n * found.value(name)
     assert found.value("scores_bytes_all_layers") == layers * heads * n * n * 2
     np.testing.assert_allclose(found.value("tiled_ratio"), found.value("scores_bytes") / found.value("tiled_bytes"))
-    for curve in found.curves:
-        assert len(curve.values) == len(found.lengths)
-    scores = next(c for c in found.curves if c.what.startswith("scores of one"))
-    assert scores.values[found.lengths.index(n)] == found.value("scores_bytes")
+    (scores,) = found["curve_values"][found["curves"]["what"] == "scores of one layer (float16)"]
+    assert scores[found["lengths"]["n_tokens"] == n] == found.value("scores_bytes")
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -204,16 +201,15 @@ def test_every_formula_with_its_numbers_gives_its_value(preset: str) -> None:
     """The numbers that are put in are those that were computed with."""
     found = cost(preset, 640)
     checked = 0
-    for quantities in found.groups.values():
-        for q in quantities:
-            if not q.numbers:
-                continue
-            expression = q.numbers.replace(",", "").replace("·", "*").replace("²", "**2")
-            np.testing.assert_allclose(eval(expression, {"__builtins__": {}}), q.value, err_msg=q.name)
+    table = found["quantities"]
+    for name, numbers, value in zip(table["name"], table["numbers"].tolist(), table["value"], strict=True):
+        if numbers:
+            expression = numbers.replace(",", "").replace("·", "*").replace("²", "**2")
+            np.testing.assert_allclose(eval(expression, {"__builtins__": {}}), value, err_msg=name)
             checked += 1
     assert checked > 15
-    total = sum(q.value for q in found.groups["parameters"] if q.unit == "parameters")
-    layer, whole = found.value("attention_weights_per_layer"), found.value("parameters")
+    total = table["value"][(table["group"] == "parameters") & (table["unit"] == "parameters")].sum()
+    layer, whole = found.value("projections_per_layer"), found.value("parameters")
     assert total == layer + 2 * whole, "the parts sum to the whole"
 
 
@@ -238,8 +234,8 @@ def test_families_not_known_in_closed_form_are_built_and_counted() -> None:
         found = cost(sizes_of(settings | {"model_type": family}, family, ""), 9)
         assert found.value("parameters") == sum(p.numel() for p in on_meta(family, **settings).parameters())
         assert found.sizes["kind"] == kind
-        assert found.value("attention_weights_per_layer") == 4 * 48**2
-        assert bool(found.groups["kv_cache"]) == (kind != "encoder")
+        assert found.value("projections_per_layer") == 4 * 48**2
+        assert ("kv_cache" in found["quantities"]["group"]) == (kind != "encoder")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +292,7 @@ def test_what_cannot_be_asked() -> None:
         cost("gpt2", 0)
     with pytest.raises(AttnscopeError, match="no quantity 'all'"):
         cost("gpt2").value("all")
-    assert any("takes 1,024 tokens" in note for note in cost("gpt2", 2000).notes)
+    assert any("takes 1,024 tokens" in note for note in cost("gpt2", 2000).options["notes"])
 
 
 def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,22 +308,19 @@ def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypa
 # Records and figures
 
 
-def test_the_figure_shows_the_curves_and_names_its_ticks() -> None:
+def test_the_figures_show_the_curves_and_name_their_ticks() -> None:
     record = cost("gpt3", 2048)
-    left, right = cost_figure._drawing(record, SCREEN).figure.axes
-    assert [line.get_label() for line in left.lines[:3]] == [
-        "projections",
-        "scores and weighted values",
-        "feed-forward",
-    ]
-    for axes, panel in ((left, "multiply-adds"), (right, "bytes")):
-        curves = [curve for curve in record.curves if curve.panel == panel]
-        for line, curve in zip(axes.lines, curves, strict=False):
-            assert line.get_xydata()[:, 1].tolist() == [float(value) for value in curve.values]
-        for place, text in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True):
-            number, unit = text.get_text().replace(",", "").split()
-            power = {"k": 3, "M": 6, "B": 9, "T": 12, "kB": 3, "MB": 6, "GB": 9, "TB": 12}[unit]
-            assert float(number) * 10**power == pytest.approx(place)
+    drawn = dict(pages(record))
+    assert [*drawn] == ["cost-macs", "cost-bytes"]
+    for drawing, panel in zip(drawn.values(), ("MACs", "bytes"), strict=True):
+        (axes,) = drawing.figure.axes
+        is_mine = record["curves"]["panel"] == panel
+        assert [line.get_label() for line in axes.lines[: is_mine.sum()]] == record["curves"]["what"][is_mine].tolist()
+        for line, values in zip(axes.lines, record["curve_values"][is_mine], strict=False):
+            np.testing.assert_array_equal(line.get_xydata(), np.stack([record["lengths"]["n_tokens"], values], 1))
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        drawing.figure.canvas.draw()
+        assert "2,048" in {tick.get_text() for tick in axes.get_xticklabels()}
 
 
 @pytest.mark.parametrize(
@@ -347,15 +340,16 @@ def test_divisors() -> None:
     assert set(BYTES.values()) == {1, 2, 4}
 
 
-@pytest.mark.parametrize("name", ["bert-base", "llama-2-70b"])
-def test_a_terminal_of_eighty_columns_breaks_formulas_before_their_numbers(name: str) -> None:
-    file = io.StringIO()
-    console = open_console(file=file, width=80)
-    console.print(show(cost(find_sizes(name)), console))
-    lines = file.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
-    assert not [line for line in lines if line.startswith("      ") and line != line.rstrip() and line[6] != " "]
-    numbers = [line for line in lines if line.strip().startswith("= ")]
-    assert numbers and all(line.startswith("      = ") for line in numbers)
-    # What does not fit on one line is broken between terms.
-    assert all(line.count("(") == line.count(")") for line in lines if line.startswith("      = "))
+@pytest.mark.parametrize("name", ["bert-base", "llama-2-70b", "minilm"])
+def test_the_answer_stands_in_the_first_lines_and_formulas_come_with_all(name: str) -> None:
+    lines = {}
+    for every in (False, True):
+        file = io.StringIO()
+        console = open_console(file=file, width=80)
+        console.print(show(cost(find_sizes(name)), console, every=every))
+        lines[every] = file.getvalue().splitlines()
+        assert max(map(len, lines[every])) <= 80
+    first = " ".join(lines[False][:4])
+    assert "attention is" in first and "parameters" in first and "d_model" in first
+    assert len(lines[False]) < 40 and not any("d_model²" in line for line in lines[False])
+    assert any("4 · d_model²" in line or "2 · d_model · d_head" in line for line in lines[True])

@@ -6,8 +6,9 @@ from dataclasses import replace
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options, refuse_beside
+from attnscope.questions.cost import CostOptions
 from attnscope.studies.inputs.options import LoadOptions, OneText
-from attnscope.studies.teaching.options import CostOptions, SplitOptions, TraceOptions, layer_option
+from attnscope.studies.teaching.options import SplitOptions, TraceOptions, layer_option
 
 
 @options
@@ -102,8 +103,8 @@ def cost(*, order: CostOptions, drawing: Drawing, files: Files) -> None:
     - `attnscope learn cost llama-2-7b --tokens 32768 --n-kv-heads 8 -o out`
     - `attnscope learn cost --d-model 768 --n-heads 12 --n-layers 12`
     """
-    from attnscope.studies.teaching.cost import cost as count
-    from attnscope.studies.teaching.cost import find_sizes
+    from attnscope.studies.cost import cost as count
+    from attnscope.studies.cost import find_sizes
 
     output = files.plan("cost", **drawing.changes())
     sizes = {

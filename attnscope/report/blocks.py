@@ -58,11 +58,13 @@ class Words:
         title: What stands above it.
         texts: What it says of each row of the table.
         wraps: Whether a narrow terminal may break its lines.
+        right: Whether it is flush right, as numbers are.
     """
 
     title: str
     texts: Sequence[str]
     wraps: bool = False
+    right: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -132,6 +134,7 @@ class Curves(Block):
         x: Its values, (point,).
         series: The lines.
         floor: Where the axis of values begins, if that is known.
+        logarithmic: Whether both axes are logarithmic.
     """
 
     y: str
@@ -139,6 +142,7 @@ class Curves(Block):
     x: Sequence[float]
     series: Sequence[Series]
     floor: float | None = None
+    logarithmic: bool = False
 
 
 @dataclass(frozen=True, eq=False)

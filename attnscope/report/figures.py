@@ -153,8 +153,13 @@ def _curves(report: Report, blocks: Sequence[Curves], lettering: Lettering) -> D
     for series in sorted(block.series, key=lambda series: not series.is_range):
         draw_line(axes, block.x, series.points, series.color or INK, sheet, series.name)
     axes.set_xlim(block.x[0], block.x[-1])
-    axes.set_ylim(block.floor, None)
-    axes.locator_params(axis="x", integer=True)
+    if block.logarithmic:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    else:
+        axes.set_ylim(block.floor, None)
+        axes.locator_params(axis="x", integer=True)
     finish_axes(axes, sheet)
     letter_axes(axes, block.y, sheet, across=block.across)
     if any(series.name for series in block.series):

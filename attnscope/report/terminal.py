@@ -144,7 +144,14 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
 
 def _words(column: Words, drop: int) -> TextColumn:
     """Return a column of words."""
-    return TextColumn(column.title, lambda row: printable(column.texts[row]), wraps=column.wraps, least=12, drop=drop)
+    return TextColumn(
+        column.title,
+        lambda row: printable(column.texts[row]),
+        wraps=column.wraps,
+        least=12,
+        drop=drop,
+        right=column.right,
+    )
 
 
 def number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> list[TextColumn]:

@@ -207,9 +207,8 @@ KINDS = {
             "teaching.split_terminal:show", "teaching.split_figure:pages", lossless=("json",),
         ),
         Kind(
-            "attnscope.cost", "cost", "teaching.cost:Cost", "cost", "cost", ("json",), ("json", "png"),
-            "teaching.cost_terminal:show",
-            "teaching.cost_figure:pages", lossless=("json",),
+            "attnscope.cost", "cost", "attnscope.questions.cost:Cost", "learn cost", "cost", ("npz", *_TABLE),
+            ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
     )
 }  # fmt: skip

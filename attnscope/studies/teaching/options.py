@@ -59,25 +59,6 @@ class TraceOptions:
     )  # fmt: skip
 
 
-@options
-class CostOptions:
-    """Whose costs are counted: a model by its configuration, or sizes by hand."""
-
-    model: str | None = option(
-        "bert-base, gpt2, gpt3, llama-2-7b, llama-2-70b; or a known name, a folder, a config.json, a Hub id. "
-        "Its configuration is read, never its weights.",
-        default=None, argument=True,
-    )  # fmt: skip
-    tokens: int | None = option(
-        "Length of the text.  [default: the model's limit]", "-n", "--tokens", default=None, least=1
-    )
-    d_model: int | None = option("Width; without a model, or instead of its own.", default=None, least=1)
-    n_heads: int | None = option("Query heads per layer.", default=None, least=1)
-    n_layers: int | None = option("Layers.", default=None, least=1)
-    n_kv_heads: int | None = option("Key/value heads.  [default: as query heads]", default=None, least=1)
-    dtype: str = option("Precision of the scores: float32, float16, bfloat16, int8.", default="float16")
-
-
 def layer_option() -> Any:
     """Return the field `layer` of a dataclass of options about one layer."""
     return option("The layer, counted from 0.", "-L", "--layers", default=None, least=0, panel="Heads")
