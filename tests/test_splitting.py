@@ -1,6 +1,7 @@
 """The same queries, keys and values in more and fewer heads."""
 
 import dataclasses
+import io
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 import attnscope
 from attnscope.core.teaching import example, splitting
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records.teaching.split import Split
-from attnscope.studies.teaching.options import SplitOptions
-from attnscope.studies.teaching.split import split, split_example
-from attnscope.views.teaching import split_figure
+from attnscope.questions.split import Split, SplitOptions
+from attnscope.report.figures import pages
+from attnscope.report.plain_text import open_console
+from attnscope.report.terminal import show
+from attnscope.results.table import Table
+from attnscope.studies.split import split, split_example
 from tests import oracle
 from tests.core_helpers import EXACT, WORKED, few_examples
 from tests.record_helpers import require_lossless
@@ -94,51 +97,51 @@ def test_what_does_not_divide_is_refused(count: int) -> None:
 def test_every_number_of_the_worked_example() -> None:
     record = split_example(SplitOptions(drop=(0, 1)))
     one, two, four = (record.of(count) for count in (1, 2, 4))
-    np.testing.assert_allclose(one.weights[0], WORKED["single_head"]["weights"], **FOUR)
-    np.testing.assert_allclose(one.output, WORKED["single_head"]["output"], **FOUR)
-    np.testing.assert_allclose(two.weights, [WORKED["weights_head_1"], WORKED["weights_head_2"]], **FOUR)
-    np.testing.assert_allclose(two.output, WORKED["output"], **FOUR)
-    np.testing.assert_allclose(two.mean_weights, WORKED["mean_of_two_heads"], **FOUR)
-    np.testing.assert_allclose(four.weights, WORKED["four_heads"]["weights"], **FOUR)
-    np.testing.assert_allclose(four.output, WORKED["four_heads"]["output"], **FOUR)
-    np.testing.assert_allclose([d.l2 for d in two.drops], WORKED["l2_change_when_a_head_is_dropped"], **FOUR)
+    np.testing.assert_allclose(one["weights"][0], WORKED["single_head"]["weights"], **FOUR)
+    np.testing.assert_allclose(one["output"][0], WORKED["single_head"]["output"], **FOUR)
+    np.testing.assert_allclose(two["weights"], [WORKED["weights_head_1"], WORKED["weights_head_2"]], **FOUR)
+    np.testing.assert_allclose(two["output"][0], WORKED["output"], **FOUR)
+    np.testing.assert_allclose(two["mean_weights"][0], WORKED["mean_of_two_heads"], **FOUR)
+    np.testing.assert_allclose(four["weights"], WORKED["four_heads"]["weights"], **FOUR)
+    np.testing.assert_allclose(four["output"][0], WORKED["four_heads"]["output"], **FOUR)
+    drops = two["drops"]
+    np.testing.assert_allclose(drops["l2"], WORKED["l2_change_when_a_head_is_dropped"], **FOUR)
     # Squares of disjoint columns add up to the output's.
-    np.testing.assert_allclose(sum(d.l2**2 for d in two.drops), np.linalg.norm(two.output) ** 2)
-    np.testing.assert_allclose(sum(d.share**2 for d in two.drops), 1.0)
-    for drop in two.drops:
-        np.testing.assert_allclose(np.linalg.norm(drop.l2_by_query), drop.l2)
-    assert [d.head for d in one.drops] == [0], "one head has no head 1 to drop"
-    assert [seen.uniform.sum() for seen in record.seen] == [0, 1, 9]
-    assert [seen.rank.max() for seen in record.seen] == [4, 2, 1]
+    np.testing.assert_allclose((drops["l2"] ** 2).sum(), np.linalg.norm(two["output"]) ** 2)
+    np.testing.assert_allclose((drops["share"] ** 2).sum(), 1.0)
+    np.testing.assert_allclose(np.linalg.norm(two["drop_l2"], axis=1), drops["l2"])
+    assert one["drops"]["head"].tolist() == [0], "one head has no head 1 to drop"
+    assert [seen["heads"]["uniform"].sum() for seen in (one, two, four)] == [0, 1, 9]
+    assert [seen["heads"]["rank"].max() for seen in (one, two, four)] == [4, 2, 1]
 
 
 def test_heads_with_the_same_columns_are_the_same() -> None:
     record = split_example(SplitOptions((1, 2, 4), same_columns=True))
     for count in (2, 4):
         seen = record.of(count)
-        np.testing.assert_array_equal(seen.weights[0], seen.weights[1])
-        assert seen.columns[1].tolist() == seen.columns[0].tolist()
-    np.testing.assert_allclose(record.of(2).disagreement_nats, 0, atol=1e-15)
-    assert record.of(1).columns.tolist() == [[0, 4]]
+        np.testing.assert_array_equal(seen["weights"][0], seen["weights"][1])
+        assert seen["heads"]["first_column"][0] == seen["heads"]["first_column"][1]
+    np.testing.assert_allclose(record.of(2)["disagreement_nats"], 0, atol=1e-15)
+    whole = record.of(1)["heads"]
+    assert (whole["first_column"].tolist(), whole["last_column"].tolist()) == ([0], [3])
 
 
 def test_a_projection_mixes_heads_and_keeps_what_it_should(tmp_path: Path) -> None:
     plain = split_example(SplitOptions(drop=(1,))).of(2)
     turned = split_example(SplitOptions(project="orthogonal", seed=5, drop=(1,)))
-    np.testing.assert_allclose(turned.of(2).drops[0].l2, plain.drops[0].l2, err_msg="a rotation keeps lengths")
-    mixing = turned.of(2).mixing
-    assert mixing is not None and ((mixing > 0.01) & (mixing < 0.99)).any()
+    np.testing.assert_allclose(turned.of(2)["drops"]["l2"], plain["drops"]["l2"], err_msg="a rotation keeps lengths")
+    mixing = turned.of(2)["mixing"]
+    assert ((mixing > 0.01) & (mixing < 0.99)).any()
     permuted = split_example(SplitOptions(project="permute", seed=5)).of(2)
-    assert permuted.mixing is not None
-    assert set(permuted.mixing.ravel().tolist()) == {0.0, 1.0}
-    np.testing.assert_allclose(np.sort(permuted.output, 1), np.sort(plain.output, 1))
+    assert set(permuted["mixing"].ravel().tolist()) == {0.0, 1.0}
+    np.testing.assert_allclose(np.sort(permuted["output"][0], 1), np.sort(plain["output"][0], 1))
     matrix = np.arange(12.0).reshape(3, 4)
     np.save(tmp_path / "w.npy", matrix)
     np.savetxt(tmp_path / "w.txt", matrix)
     np.savetxt(tmp_path / "w.csv", matrix, delimiter=",")
     for name in ("w.npy", "w.txt", "w.csv"):
         given = split_example(SplitOptions(project=str(tmp_path / name)))
-        np.testing.assert_allclose(given.of(2).output, plain.output @ matrix.T)
+        np.testing.assert_allclose(given.of(2)["output"][0], plain["output"][0] @ matrix.T)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_a_models_own_number_of_heads_gives_its_own_weights(minilm_folder: Path)
     model = attnscope.load("minilm")
     record = split(model, TEXT, 3, SplitOptions((1, 12)))
     exact = attnscope.heatmap(attnscope.load("minilm", dtype="float64"), TEXT, layers=3).weights[0]
-    require_no_worse(record.of(12).weights, attnscope.heatmap(model, TEXT, layers=3).weights[0], exact)
+    require_no_worse(record.of(12)["weights"], attnscope.heatmap(model, TEXT, layers=3).weights[0], exact)
     assert record.run["model"] == "minilm"
 
 
@@ -187,8 +190,8 @@ def test_causal_models_stay_causal() -> None:
     model = tiny("gpt2")
     record = split(model, "5 3 9 17", 1, SplitOptions((2, 4)))
     heat = attnscope.heatmap(model, "5 3 9 17", layers=1)
-    np.testing.assert_allclose(record.of(4).weights, heat.weights[0], atol=1e-6)
-    assert not np.triu(record.of(2).weights, 1).any()
+    np.testing.assert_allclose(record.of(4)["weights"], heat.weights[0], atol=1e-6)
+    assert not np.triu(record.of(2)["weights"], 1).any()
 
 
 @pytest.mark.parametrize(
@@ -212,21 +215,24 @@ def test_a_saved_split_is_the_split(tmp_path: Path) -> None:
         record.of(3)
 
 
-def shrunk(record: Split, n: int) -> Split:
-    """The record as it would be of n tokens."""
-    seen = tuple(
-        dataclasses.replace(one, weights=np.full((one.n_heads, n, n), 1 / n), mean_weights=np.full((n, n), 1 / n))
-        for one in record.seen
-    )
-    labels = tuple(f"token{i}$_" for i in range(n))
-    return dataclasses.replace(record, queries=labels, keys=labels, seen=seen)
+def of_tokens(n: int, counts: tuple[int, ...] = (1, 2, 4)) -> Split:
+    """A record of n tokens, with uniform weights."""
+    record = split_example(SplitOptions(counts))
+    n_heads, n_counts = len(record["heads"]), len(record["counts"])
+    labels = Table.of_arrays(Split.TABLES["queries"], token=[f"token{i}$_" for i in range(n)])
+    grids = {
+        "weights": np.full((n_heads, n, n), 1 / n), "mean_weights": np.full((n_counts, n, n), 1 / n),
+        "output": np.zeros((n_counts, n, 4)), "disagreement_nats": np.zeros((n_counts, n)),
+    }  # fmt: skip
+    made = dataclasses.replace(record, tables={**record.tables, "queries": labels, "keys": labels}, grids=grids)
+    made.require_whole()
+    return made
 
 
 @pytest.mark.parametrize("n", [1, 5, 40, 400])
 def test_figures_hold_their_maps(n: int) -> None:
-    record = shrunk(split_example(), n)
-    canvas = split_figure.split_page(record)
-    assert len(canvas.axes.images) == 1 + 2 + 1 + 4 + 1 + 1  # heads, means, and the colour bar
+    ((stem, canvas),) = pages(of_tokens(n))
+    assert stem == "split" and len(canvas.axes.images) == 1 + 2 + 1 + 4 + 1 + 1  # heads, means, and the colour bar
     pixels = canvas.pixels()
     assert pixels.shape[1] <= 1800 and pixels.min() < 128
     for artist in canvas.axes.images:
@@ -235,11 +241,15 @@ def test_figures_hold_their_maps(n: int) -> None:
 
 
 def test_many_heads_are_drawn_in_lines_and_counted() -> None:
-    columns = np.stack([np.arange(20), np.arange(1, 21)], 1)
-    many = dataclasses.replace(
-        split_example().of(4), n_heads=20, weights=np.full((20, 5, 5), 0.2), columns=columns
-    )  # fmt: skip
-    record = dataclasses.replace(split_example(), seen=(many,))
-    canvas = split_figure.split_page(record)
+    many = split(attnscope.load("minilm"), TEXT, 0, SplitOptions((24,)))
+    ((_, canvas),) = pages(many)
     assert len(canvas.axes.images) == 12 + 1 + 1
-    assert any("first 12 are drawn" in text.get_text() for text in canvas.axes.texts)
+    assert any("the first 12 heads" in text.get_text() for text in canvas.axes.texts)
+
+
+def test_the_answer_is_what_a_single_head_compromises_about() -> None:
+    file = io.StringIO()
+    open_console(file=file, width=80).print(show(split_example(), open_console(file=file, width=80)))
+    first = " ".join(" ".join(file.getvalue().splitlines()[:3]).split())
+    assert "2 heads differ most about cat: head 0 The and sat (0.3664); head 1 The and on (0.2711)" in first
+    assert "A single head compromises: The 0.4026, sat 0.2442, on 0.1481" in first

@@ -7,8 +7,9 @@ from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options, refuse_beside
 from attnscope.questions.cost import CostOptions
+from attnscope.questions.split import SplitOptions
 from attnscope.studies.inputs.options import LoadOptions, OneText
-from attnscope.studies.teaching.options import SplitOptions, TraceOptions, layer_option
+from attnscope.studies.teaching.options import TraceOptions, layer_option
 
 
 @options
@@ -80,8 +81,8 @@ def split(*, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing:
     - `attnscope learn split "The cat sat on the mat." -L 3 --counts 1,12,384 -o out`
     """
     from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.teaching.split import split as study
-    from attnscope.studies.teaching.split import split_example
+    from attnscope.studies.split import split as study
+    from attnscope.studies.split import split_example
 
     output = files.plan("split", **drawing.changes())
     if not source.is_given:

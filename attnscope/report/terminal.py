@@ -148,7 +148,7 @@ def _words(column: Words, drop: int) -> TextColumn:
         column.title,
         lambda row: printable(column.texts[row]),
         wraps=column.wraps,
-        least=12,
+        least=12 if column.wraps else 1,
         drop=drop,
         right=column.right,
     )

@@ -203,8 +203,8 @@ KINDS = {
             "teaching.trace_terminal:show",
         ),
         Kind(
-            "attnscope.split", "split", "teaching.split:Split", "split", "split", ("json",), ("json", "png"),
-            "teaching.split_terminal:show", "teaching.split_figure:pages", lossless=("json",),
+            "attnscope.split", "split", "attnscope.questions.split:Split", "learn split", "split", ("npz", *_TABLE),
+            ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
             "attnscope.cost", "cost", "attnscope.questions.cost:Cost", "learn cost", "cost", ("npz", *_TABLE),

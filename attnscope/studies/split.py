@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import defaultdict
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,10 +18,10 @@ from attnscope.core.teaching.stepwise import Inputs
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.pipes import refuse_pipe
-from attnscope.records.teaching.split import Drop, Seen, Split
+from attnscope.questions.split import Split, SplitOptions
+from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, read
-from attnscope.studies.teaching.options import SplitOptions
 from attnscope.version import VERSION
 
 Array = NDArray[np.float64]
@@ -105,28 +106,52 @@ def split(
 def _split(
     inputs: Inputs, options: SplitOptions, run: dict[str, Any], text: str, queries: Sequence[str], keys: Sequence[str]
 ) -> Split:
-    d_model, may = inputs.Q.shape[1], None if inputs.may is None else inputs.may[0]
+    """Cut queries, keys and values (token, d_model) into each number of heads."""
+    d_model = inputs.Q.shape[1]
+    may = None if inputs.may is None else inputs.may[0]
     _require_fit(options.counts, d_model, AttnscopeError)
     w_o = _output_projection(options, d_model)
-    seen = []
+    rows: dict[str, list[dict[str, Any]]] = {"heads": [], "counts": [], "drops": []}
+    grids: dict[str, list[Array]] = defaultdict(list)
     for count in dict.fromkeys(options.counts):
+        d_head = d_model // count
         cut = splitting.cut(inputs.Q, inputs.K, inputs.V, count, may=may, twins=options.same_columns)
         output = cut.joined if w_o is None else cut.joined @ w_o.T
-        d_head = d_model // count
-        own = np.stack([np.arange(count) * d_head, np.arange(1, count + 1) * d_head], 1)
-        seen.append(
-            Seen(
-                n_heads=count, d_head=d_head, scale=d_head**-0.5, columns=cut.columns, weights=cut.weights,
-                mean_weights=cut.weights.mean(0), output=output, entropy_nats=cut.entropy_nats,
-                uniform=cut.uniform, rank=cut.rank, disagreement_nats=cut.disagreement_nats,
-                mixing=None if w_o is None else splitting.head_shares(w_o, own),
-                drops=tuple(_drop(cut, head, w_o, output) for head in options.drop if head < count),
-            )
-        )  # fmt: skip
-    return Split(
-        run=run, text=text, queries=tuple(queries), keys=tuple(keys), d_model=d_model,
-        same_columns=options.same_columns, project=options.project, w_o=w_o, seen=tuple(seen),
-    )  # fmt: skip
+        rows["counts"].append({"n_heads": count, "d_head": d_head, "scale": d_head**-0.5})
+        grids["mean_weights"].append(cut.weights.mean(0))
+        grids["output"].append(output)
+        grids["disagreement_nats"].append(cut.disagreement_nats)
+
+        # Its heads.
+        for head, (first, end) in enumerate(cut.columns.tolist()):
+            facts = {"n_heads": count, "head": head, "first_column": first, "last_column": end - 1}
+            facts |= {name: getattr(cut, name)[head] for name in ("entropy_nats", "uniform", "rank")}
+            rows["heads"].append(facts)
+        grids["weights"] += [*cut.weights]
+        if w_o is not None:
+            own = np.stack([np.arange(count) * d_head, np.arange(1, count + 1) * d_head], 1)
+            grids["mixing"] += [*splitting.head_shares(w_o, own)]
+
+        # What changes without some of them.
+        whole = float(np.linalg.norm(output))
+        for head in options.drop:
+            if head < count:
+                change = output - _without(cut, head, w_o)
+                l2 = float(np.linalg.norm(change))
+                share = l2 / whole if whole else float("nan")
+                rows["drops"].append({"n_heads": count, "head": head, "l2": l2, "share": share})
+                grids["drop_l2"].append(np.linalg.norm(change, axis=1))
+    tables = {name: Table.of(Split.TABLES[name], listed) for name, listed in rows.items()}
+    for name, tokens in (("queries", queries), ("keys", keys)):
+        tables[name] = Table.of_arrays(Split.TABLES[name], token=list(tokens))
+    arrays = {name: np.stack(values) for name, values in grids.items()}
+    if w_o is not None:
+        arrays["w_o"] = w_o
+    about = {
+        "text": text, "d_model": d_model, "same_columns": options.same_columns, "project": options.project,
+        "seed": run["seed"],
+    }  # fmt: skip
+    return Split(run, {}, about, tables, arrays)
 
 
 def _require_fit(counts: Sequence[int], d_model: int, error: type[AttnscopeError]) -> None:
@@ -136,13 +161,12 @@ def _require_fit(counts: Sequence[int], d_model: int, error: type[AttnscopeError
         raise error(f"{d_model} columns cannot be cut into {unfit[0]} heads", f"what fits: {fits}")
 
 
-def _drop(cut: splitting.Cut, head: int, w_o: Array | None, output: Array) -> Drop:
+def _without(cut: splitting.Cut, head: int, w_o: Array | None) -> Array:
+    """Return the output where a head puts out zeros, (query, output)."""
     heads_out = cut.heads_out.copy()
     heads_out[head] = 0
-    joined = heads_out.transpose(1, 0, 2).reshape(output.shape[0], -1)
-    change = output - (joined if w_o is None else joined @ w_o.T)
-    whole, l2 = float(np.linalg.norm(output)), float(np.linalg.norm(change))
-    return Drop(head, l2, l2 / whole if whole else float("nan"), np.linalg.norm(change, axis=1))
+    joined = heads_out.transpose(1, 0, 2).reshape(heads_out.shape[1], -1)
+    return joined if w_o is None else joined @ w_o.T
 
 
 def _output_projection(options: SplitOptions, width: int) -> Array | None:

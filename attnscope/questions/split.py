@@ -1,0 +1,289 @@
+"""The same queries, keys and values seen with different numbers of heads. Its columns, and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.options import numbers_from, option, options, seed_option
+from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Special, Words
+from attnscope.report.numbers import fixed, percent
+from attnscope.report.panels import PanelRow, draw_panels
+from attnscope.report.wording import model_of, printable
+from attnscope.results.result import Result
+from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
+
+MOST_KEYS, MOST_HEADS = 12, 8
+"""Up to so many keys and heads are weights printed in full; of more, the largest ones."""
+
+MOST_NAMED, MOST_AT_ODDS = 12, 4
+"""Heads whose largest weights are printed, and heads of which the answer says what they want."""
+
+MOST_DRAWN = 12
+"""Heads of one number of heads that are drawn."""
+
+OF_COUNT = count("n_heads", "how many heads there are", label="heads")
+
+
+@options
+class SplitOptions:
+    """How queries, keys and values are cut, and what becomes of the heads."""
+
+    counts: tuple[int, ...] = option(
+        "Numbers of heads to split into, such as 1,2,4.", default=(1, 2, 4), read=numbers_from, written="1,2,4"
+    )
+    same_columns: bool = option("Give head 1 the columns of head 0: the two then compute the same.", default=False)
+    project: str = option(
+        "Mix the heads by a W_O: orthogonal or permute (random, see --seed), or a file with a matrix.", default=""
+    )
+    seed: int = seed_option("a random W_O")
+    drop: tuple[int, ...] = option(
+        "Set the output of these heads to zero, one by one, and measure the change, such as 0,1.",
+        default=(), read=numbers_from,
+    )  # fmt: skip
+
+    def require(self) -> None:
+        """Refuse numbers of heads that do not go together with what becomes of them."""
+        if not self.counts or min(self.counts) < 1:
+            raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
+        if self.same_columns and max(self.counts) < 2:
+            raise UsageError("two heads are needed to share columns", "such as --counts 2")
+        beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
+        if beyond:
+            last = max(self.counts) - 1
+            raise UsageError(f"there is no head {beyond[0]} to drop", f"of {max(self.counts)} heads the last is {last}")
+
+
+class Split(Result):
+    """The same queries, keys and values with different numbers of heads.
+
+    The table `counts` has a row per number of heads, `heads` one per head of each of them. Its `options` have the text,
+    `d_model`, and what was done to the heads.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.split/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "heads": (
+            OF_COUNT,
+            count("head", "its number"),
+            count("first_column", "the first of its columns"),
+            count("last_column", "the last of its columns"),
+            number("entropy_nats", "mean entropy of its rows, 0 to ln(keys)", "nats"),
+            count("uniform", "how many of its rows are uniform, of those with a choice"),
+            count("rank", "rank of its dot products, at most d_head"),
+        ),
+        "counts": (OF_COUNT, count("d_head", "columns of each"), number("scale", "1 / sqrt(d_head)")),
+        "queries": (text("token", "a token that attends"),),
+        "keys": (text("token", "a token that is attended to"),),
+        "drops": (
+            OF_COUNT,
+            count("head", "the head that puts out zeros"),
+            number("l2", "L2 norm of the change of the whole output"),
+            share("share", "the same divided by the norm of the output"),
+        ),
+    }
+    ARRAYS: ClassVar[Sequence[Array]] = (
+        Array("weights", "attention weights", "share", (0, 1), axes=("heads", "queries", "keys")),
+        Array("mean_weights", "mean of the heads, which is no head's own", "share", (0, 1),
+              axes=("counts", "queries", "keys")),
+        Array("output", "the heads side by side, after W_O if there is one", axes=("counts", "queries", "outputs")),
+        Array("disagreement_nats", "Jensen-Shannon divergence of the heads' rows, 0 to ln(heads)", "nats", (0, None),
+              axes=("counts", "queries")),
+        Array("mixing", "from which head each output column comes: share of W_O's squares", "share", (0, 1),
+              axes=("heads", "outputs")),
+        Array("w_o", "W_O as torch.nn.Linear stores it", axes=("outputs", "joined")),
+        Array("drop_l2", "L2 norm of the change of each query's output", axes=("drops", "queries")),
+    )  # fmt: skip
+
+    def of(self, n_heads: int) -> Self:
+        """Return what was seen with that many heads.
+
+        Raises:
+            AttnscopeError: The record does not have it.
+        """
+        counts = self.table("counts")["n_heads"]
+        if n_heads not in counts:
+            listed = ", ".join(map(str, counts.tolist()))
+            raise AttnscopeError(f"{n_heads} heads are not in this record", f"it has {listed}")
+        found = self
+        for name in ("counts", "heads", "drops"):
+            if name in self.tables:
+                found = found.select(name, found.table(name)["n_heads"] == n_heads)
+        return found
+
+    @property
+    def tokens(self) -> tuple[list[str], list[str]]:
+        """The labels of queries and of keys."""
+        queries, keys = ([printable(token, 40) for token in self.table(name)["token"]] for name in ("queries", "keys"))
+        return queries, keys
+
+    def require_whole(self) -> None:
+        """Refuse what `Result` does, and heads that do not fit their numbers."""
+        super().require_whole()
+        counts = self.table("counts")["n_heads"].tolist()
+        heads = self.table("heads")["n_heads"].tolist()
+        if not counts or heads != [n for n in counts for _ in range(n)]:
+            raise ValueError("its heads are not those of its numbers of heads")
+
+    def report(self) -> Report:
+        """Return what a single head has to give up, how the numbers of heads compare, and all weights."""
+        queries, keys = self.tokens
+        mixed = f", W_O: {printable(self.options.get('project', ''))}" if self.options.get("project") else ""
+        twins = "; head 1 has the columns of head 0" if self.options.get("same_columns") else ""
+        size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}{mixed}{twins}"
+        drops = "; without: L2 norm of the output's change if the head puts out zeros"
+        return Report(
+            model=model_of(self.run),
+            answer=[_compromise(self), f"{model_of(self.run)}: {size}"],
+            blocks=list(_blocks(self)),
+            guide=[
+                f"rank: of a head's dot products; entropy: mean over rows, nats, 0 to {np.log(len(keys)):.2f}",
+                "uniform rows choose nothing; disagreement: Jensen-Shannon divergence of the heads, nats, 0 = alike"
+                + (drops if len(self.table("drops")) else ""),
+            ],
+            subtitle=f"“{printable(' '.join(str(self.options.get('text', '')).split()), 200)}”",
+        )
+
+
+def _compromise(split: Split) -> str:
+    """Say about which query the heads disagree most, and what a single head makes of it."""
+    queries, keys = split.tokens
+    several = [n for n in split.table("counts")["n_heads"].tolist() if n > 1]
+    if not several:
+        return "one head has one pattern of attention: compare with more, such as --counts 1,2"
+    seen = split.of(several[0])
+    query = int(seen["disagreement_nats"][0].argmax())
+    if not seen["disagreement_nats"][0, query] > 1e-12:
+        return f"the {several[0]} heads agree about every query"
+    wishes = []
+    wanted: dict[int, None] = {}
+    for head, row in enumerate(seen["weights"][:MOST_AT_ODDS, query]):
+        favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
+        if len(favourites) == len(keys):
+            wishes.append(f"head {head} nothing in particular")
+            continue
+        wanted |= dict.fromkeys(favourites)
+        wishes.append(f"head {head} {' and '.join(keys[key] for key in favourites)} ({row[favourites[0]]:.4f})")
+    more = "; …" if several[0] > MOST_AT_ODDS else ""
+    said = f"{several[0]} heads differ most about {queries[query]}: " + "; ".join(wishes) + more
+    if 1 in split.table("counts")["n_heads"]:
+        single = split.of(1)["weights"][0, query]
+        shares = ", ".join(f"{keys[key]} {single[key]:.4f}" for key in wanted)
+        said += f". A single head compromises: {shares}"
+    return said
+
+
+def _blocks(split: Split) -> Iterator[Block]:
+    yield _comparison(split)
+    yield Special(printed="never", figure="split", view=_Figure(split))
+    queries, keys = split.tokens
+    rest = partial(_grid, printed="with --all")
+    for n in split.table("counts")["n_heads"].tolist():
+        seen = split.of(n)
+        heads = seen.table("heads")
+        d_head = int(seen.table("counts")["d_head"][0])
+        name = f"{amount(n, 'head')} of {d_head}"
+        if len(keys) > MOST_KEYS or n > MOST_HEADS:
+            yield Note(heading=f"{name}: the largest weights", lines=list(_largest(seen, queries, keys)))
+            continue
+        for head, weights in enumerate(seen["weights"]):
+            yield _grid(f"{name}: weights of head {head}, {_span(heads, head)}", weights, queries, keys)
+        if n > 1:
+            yield _grid(
+                f"{name}: mean of the heads, no head's own", seen["mean_weights"][0], queries, keys, "with --all"
+            )
+        outputs = [str(column) for column in range(seen["output"].shape[-1])]
+        yield rest(f"{name}: output", seen["output"][0], queries, outputs)
+        if "mixing" in seen.grids:
+            names = [f"head {head}" for head in range(n)]
+            yield _grid(
+                f"{name}: from which head each output column comes", seen["mixing"], names, outputs, "with --all"
+            )
+
+
+def _grid(heading: str, values: Floats, rows: Sequence[str], columns: Sequence[str], printed: Any = "always") -> Grid:
+    return Grid(heading=heading, printed=printed, values=values, rows=rows, columns=columns, most=len(rows))
+
+
+def _comparison(split: Split) -> Ranking:
+    """Compare the numbers of heads."""
+    counts = split.table("counts")
+    cells: dict[str, list[str]] = {name: [] for name in ("d_head", "rank", "entropy", "uniform rows", "disagreement")}
+    without = []
+    for n in counts["n_heads"].tolist():
+        seen = split.of(n)
+        heads = seen.table("heads")
+        cells["d_head"].append(str(seen.table("counts")["d_head"][0]))
+        cells["rank"].append(range_of(heads["rank"].tolist()))
+        cells["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
+        cells["uniform rows"].append(f"{heads['uniform'].sum()} of {n * len(split.table('queries'))}")
+        cells["disagreement"].append(fixed(seen["disagreement_nats"].mean(), 4))
+        drops = seen.table("drops")
+        changes = zip(drops["head"].tolist(), drops["l2"].tolist(), drops["share"].tolist(), strict=True)
+        without.append(", ".join(f"H{head}: {l2:.4f} ({percent(part)})" for head, l2, part in changes) or "–")
+    columns = [Words(title, texts, right=True) for title, texts in cells.items()]
+    if len(split.table("drops")):
+        columns.append(Words("without", without, wraps=True))
+    names = [str(n) for n in counts["n_heads"].tolist()]
+    return Ranking(what="heads", names=names, table=counts, columns=columns, order=range(len(names)), most=len(names))
+
+
+def _span(heads: Table, head: int) -> str:
+    """Name the columns of a head."""
+    first, last = (int(heads[name][head]) for name in ("first_column", "last_column"))
+    return f"column {first}" if first == last else f"columns {first} to {last}"
+
+
+def range_of(values: Sequence[int]) -> str:
+    """Return the range of some numbers, such as 2–4, or 3 if all are the same."""
+    return "–".join(dict.fromkeys(str(end) for end in (min(values), max(values))))
+
+
+def _largest(seen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+    """Yield the three largest weights of each head, one line per head."""
+    for head, weights in enumerate(seen["weights"][:MOST_NAMED]):
+        order = np.argsort(-weights, axis=None, kind="stable")[:3]
+        links = [divmod(int(place), len(keys)) for place in order]
+        yield f"head {head}: " + ", ".join(f"{queries[q]} → {keys[k]} {weights[q, k]:.4f}" for q, k in links)
+    n_more = len(seen["weights"]) - MOST_NAMED
+    if n_more > 0:
+        yield f"and {amount(n_more, 'more head')} (--json has all)"
+
+
+class _Figure:
+    """The heads of each number of heads as maps, on one colour scale."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def show(self, console: Any, *, every: bool) -> Sequence[Any]:
+        """Print nothing: the terminal has matrices."""
+        return ()
+
+    def draw(self, report: Report, lettering: Any) -> Any:
+        """Draw the figure."""
+        rows = [_panels(self._split.of(n)) for n in self._split.table("counts")["n_heads"].tolist()]
+        title = "the same queries, keys and values with more and fewer heads"
+        return draw_panels(report, title, rows, *self._split.tokens, lettering)
+
+
+def _panels(seen: Split) -> PanelRow:
+    """Return the heads of one number of heads, then their mean, and what is known of them."""
+    heads = seen.table("heads")
+    n = len(heads)
+    panels = []
+    for head, weights in enumerate(seen["weights"][:MOST_DRAWN]):
+        panels.append((f"H{head} · {_span(heads, head)}", weights))
+    if n > 1:
+        panels.append(("mean (no head's own)", seen["mean_weights"][0]))
+    facts = (
+        f"rank {range_of(heads['rank'].tolist())} · entropy {heads['entropy_nats'].mean():.2f} nats · "
+        f"{heads['uniform'].sum()} of {n * seen['weights'].shape[1]} rows uniform · "
+        f"disagreement {seen['disagreement_nats'].mean():.2f} nats"
+        + (f" · the first {MOST_DRAWN} heads" if n > MOST_DRAWN else "")
+    )
+    return PanelRow(f"{amount(n, 'head')}, d_head {seen.table('counts')['d_head'][0]}", facts, panels)
