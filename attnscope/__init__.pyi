@@ -12,8 +12,8 @@ from attnscope.models import load as load
 from attnscope.pages import Page as Page
 from attnscope.questions.ablate import Ablation as Ablation
 from attnscope.questions.patch import Patching as Patching
-from attnscope.questions.why import Why as Why
 from attnscope.questions.split import SplitOptions as SplitOptions
+from attnscope.questions.why import Why as Why
 from attnscope.records import (
     AttentionMap as AttentionMap,
 )
@@ -87,8 +87,8 @@ from attnscope.studies.senses.study import picture_heads as picture_heads
 from attnscope.studies.senses.study import sound_heads as sound_heads
 from attnscope.studies.split import split as split
 from attnscope.studies.split import split_example as split_example
-from attnscope.studies.teaching.trace import trace as trace
-from attnscope.studies.teaching.trace import trace_example as trace_example
+from attnscope.studies.trace import trace as trace
+from attnscope.studies.trace import trace_example as trace_example
 from attnscope.studies.training.options import TrainingOptions as TrainingOptions
 from attnscope.studies.training.study import training as training
 from attnscope.studies.weights.options import WeightsOptions as WeightsOptions

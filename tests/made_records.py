@@ -19,8 +19,8 @@ MADE: dict[str, list[str]] = {
     "relations.npz": ["relations", "texts.conllu", "-f", "npz,json", "--examples", "1"],
     "ablation.npz": ["ablate", "--file", "texts.txt", "--loss", "none", "-L", "0", "-f", "npz,json"],
     "trace.npz": ["learn", "trace", "the cat", "-L", "0", "-H", "0"],
-    "split.json": ["learn", "split", "-f", "json"],
-    "cost.json": ["learn", "cost", "bert-base", "-f", "json"],
+    "split.npz": ["learn", "split", "-f", "npz,json"],
+    "cost.npz": ["learn", "cost", "bert-base", "-f", "npz,json"],
     "atlas.npz": ["atlas", "--file", "texts.txt", "-f", "npz,json", "--examples", "2"],
     "rollout.npz": ["heatmap", "--rollout", "the cat", "-f", "npz,json"],
     "heatmap.npz": ["heatmap", "the cat", "-f", "npz,json"],
@@ -47,7 +47,7 @@ def write_records(home: Path) -> Path:
         patch.chdir(home)
         patch.setenv("COLUMNS", "120")
         for name, command in MADE.items():
-            more = [] if name in ("cost.json", "split.json") else ["-m", "own"]
+            more = [] if name in ("cost.npz", "split.npz") else ["-m", "own"]
             patch.setattr("sys.argv", ["attnscope", *command, *more, "-o", f"{name}.out"])
             printed = io.TextIOWrapper(io.BytesIO(), "utf-8")
             with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(printed):

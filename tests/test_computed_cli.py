@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attnscope.records.teaching import cost as cost_records
-from attnscope.records.teaching.cost import Cost
-from attnscope.records.teaching.split import Split
-from attnscope.records.teaching.trace import Trace
+from attnscope.cli.quiz import ask, is_close, parse_numbers
+from attnscope.questions.cost import Cost
+from attnscope.questions.split import Split, SplitOptions
+from attnscope.questions.trace import Trace
 from attnscope.report.plain_text import spell_out
-from attnscope.studies.teaching.cost import cost
-from attnscope.studies.teaching.options import SplitOptions
-from attnscope.studies.teaching.split import split_example
-from attnscope.studies.teaching.trace import trace_example
-from attnscope.views.teaching.quiz import ask, is_close, parse_numbers
+from attnscope.studies.cost import cost
+from attnscope.studies.split import split_example
+from attnscope.studies.trace import trace_example
 from tests.conftest import Run
 from tests.core_helpers import WORKED
 from tests.processes import python
@@ -60,13 +58,13 @@ def test_the_trace_prints_every_number(attnscope: Run) -> None:
     for name in ("weights_head_1", "weights_head_2", "output"):
         assert has_matrix(out, WORKED["tokens"], WORKED[name]), name
     status, out, _ = attnscope("learn", "trace", "--json", "--engine", "reference")
-    steps = json.loads(out)["steps"]
-    found = [np.round(step["value"], 4).tolist() for step in steps if step["name"] in ("weights", "joined")]
+    document = json.loads(out)
+    found = [*np.round(document["weights"], 4).tolist(), np.round(document["joined"], 4).tolist()]
     assert found == [WORKED["weights_head_1"], WORKED["weights_head_2"], WORKED["output"]]
 
 
 def test_the_split_prints_every_number(attnscope: Run) -> None:
-    status, out, _ = attnscope("learn", "split", "--drop", "0,1")
+    status, out, _ = attnscope("learn", "split", "--drop", "0,1", "--all")
     assert status == 0
     single, four = WORKED["single_head"], WORKED["four_heads"]
     for matrix in (
@@ -74,17 +72,15 @@ def test_the_split_prints_every_number(attnscope: Run) -> None:
         WORKED["mean_of_two_heads"], WORKED["output"], *four["weights"], four["output"],
     ):  # fmt: skip
         assert has_matrix(out, WORKED["tokens"], matrix)
-    assert "H0: L2 change 0.9600" in out and "H1: L2 change 0.9941" in re.sub(r"\s+", " ", out)
+    assert "H0: 0.9600" in out and "H1: 0.9941" in re.sub(r"\s+", " ", out)
     status, out, _ = attnscope("learn", "split", "--drop", "0,1", "--json")
-    one, two, many = json.loads(out)["seen"]
-    for mine, theirs in (
-        (one["weights"][0], single["weights"]), (one["output"], single["output"]),
-        (two["weights"], [WORKED["weights_head_1"], WORKED["weights_head_2"]]), (two["output"], WORKED["output"]),
-        (two["mean_weights"], WORKED["mean_of_two_heads"]), (many["weights"], four["weights"]),
-        (many["output"], four["output"]),
-        ([drop["l2"] for drop in two["drops"]], WORKED["l2_change_when_a_head_is_dropped"]),
-    ):  # fmt: skip
-        np.testing.assert_allclose(mine, theirs, atol=5.1e-5, rtol=0)
+    document = json.loads(out)
+    heads = [single["weights"], WORKED["weights_head_1"], WORKED["weights_head_2"], *four["weights"]]
+    np.testing.assert_allclose(document["weights"], heads, atol=5.1e-5, rtol=0)
+    outputs = [single["output"], WORKED["output"], four["output"]]
+    np.testing.assert_allclose(document["output"], outputs, atol=5.1e-5, rtol=0)
+    drops = [drop["l2"] for drop in document["drops"] if drop["n_heads"] == 2]
+    np.testing.assert_allclose(drops, WORKED["l2_change_when_a_head_is_dropped"], atol=5.1e-5, rtol=0)
 
 
 def test_one_query_is_followed(attnscope: Run) -> None:
@@ -111,22 +107,22 @@ def test_a_text_is_traced_and_saved_and_its_lines_run(attnscope: Run, tmp_path: 
 
 def test_splits_and_costs_are_saved(attnscope: Run, tmp_path: Path) -> None:
     status, out, _ = attnscope("learn", "split", "--counts", "2", "-o", "s")
-    assert status == 0 and out.splitlines()[-2:] == ["s/split.json", "s/split.png"]
-    status, out, _ = attnscope("learn", "cost", "gpt2", "-o", "attnscope-out")
-    assert status == 0 and out.splitlines()[-1] == "attnscope-out/cost-gpt2/cost.png"
-    assert cost_records.Cost.load(tmp_path / "attnscope-out" / "cost-gpt2" / "cost.json") == cost("gpt2")
+    assert status == 0 and out.splitlines()[-3:] == ["s/split.npz", "s/split.csv", "s/split.png"]
+    status, out, _ = attnscope("learn", "cost", "gpt2", "-o", "c")
+    assert status == 0 and out.splitlines()[-2:] == ["c/cost-macs.png", "c/cost-bytes.png"]
+    assert Cost.load(tmp_path / "c" / "cost.npz").as_json() == cost("gpt2").as_json()
 
 
 def test_costs_by_the_command(attnscope: Run) -> None:
-    status, out, _ = attnscope("learn", "cost", "bert-base")
+    status, out, _ = attnscope("learn", "cost", "bert-base", "--all")
     assert status == 0
     for said in ("2,359,296", "28,311,552", "109.5 M", "4 · d_model² = 4 · 768²"):
         assert said in out
     assert "9.66 GB (9.00 GiB)" in attnscope("learn", "cost", "gpt3", "-n", "2048")[1]
     status, out, _ = attnscope("learn", "cost", "--d-model", "768", "--n-heads", "12", "--n-layers", "12", "--json")
     document = json.loads(out)
-    assert document["schema"] == "attnscope.cost/1"
-    assert document["groups"]["parameters"][1]["value"] == 28_311_552
+    assert document["schema"] == "attnscope.cost/2"
+    assert {row["name"]: row["value"] for row in document["quantities"]}["projections"] == 28_311_552
 
 
 @pytest.mark.parametrize(
@@ -175,7 +171,8 @@ def drawn(thing: Trace | Split | Cost, width: int, *, encoding: str = "utf-8") -
 
     held = io.StringIO()
     console = Plain(width=width, color_system=None, highlight=False, file=held)
-    console.print(thing.record_kind().view("show")(thing, console))
+    kind = thing.record_kind()
+    console.print(kind.view("show")(thing, console, **dict.fromkeys(kind.shown_with, True)))
     return held.getvalue()
 
 
@@ -201,8 +198,6 @@ def test_many_keys_go_on_below_and_many_columns_lose_their_middle() -> None:
     out = drawn(record, 30)
     assert out.count("The     cat") >= 2
     assert re.search(r"0\.4109 +… +0\.3663", out), "of four columns the middle is left out"
-    wide = re.sub(r"\s+", " ", drawn(cost("gpt3"), 200))
-    assert "attention weights, per layer 603,979,776 604.0 M 4 · d_model² = 4 · 12288²" in wide
 
 
 # The quiz

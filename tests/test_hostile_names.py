@@ -6,6 +6,7 @@ No command obeys any of it: no markup is read, and no control character leaves.
 import json
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ from attnscope.errors import AttnscopeError, UsageError, safe
 from attnscope.options import heads_from, numbers_from
 from attnscope.output import print_document
 from attnscope.report.plain_text import open_console
+from attnscope.results.table import Table
 from tests.conftest import Run
 
 NAME = "[red]x[bold] [link=evil] :boom: \x1b[31m\x07\u202e\u2028[_]"
@@ -191,18 +193,13 @@ def test_a_table_that_is_not_called_as_its_measure_is_refused(tmp_path: Path) ->
         attnscope.load_record(path)
 
 
-def test_curves_of_nothing_that_is_drawn_are_refused(tmp_path: Path) -> None:
-    told = json.loads((RECORDS / "cost.json").read_text("utf-8"))
-    for curve in told["curves"]:
-        curve["what"] = CONTROLS
-    path = tmp_path / "cost.json"
-    path.write_text(json.dumps(told))
-    (drawn,) = attnscope.load_record(path).draw(tmp_path, ["svg"])
-    ElementTree.parse(drawn)
-    told["curves"][0]["panel"] = CONTROLS
-    path.write_text(json.dumps(told))
-    with pytest.raises(AttnscopeError, match="multiply-adds and of bytes"):
-        attnscope.load_record(path)
+def test_what_a_saved_cost_calls_its_curves_is_drawn_as_text(tmp_path: Path) -> None:
+    made = attnscope.load_record(RECORDS / "cost.npz")
+    curves = made.table("curves")
+    hostile = Table(curves.columns, {**curves.values, "what": np.full(len(curves), CONTROLS)})
+    path = replace(made, tables={**made.tables, "curves": hostile}).save(tmp_path / "cost.npz")
+    for drawn in attnscope.load_record(path).draw(tmp_path, ["svg"]):
+        ElementTree.parse(drawn)
 
 
 def test_what_is_measured_for_a_figure_is_what_is_written() -> None:

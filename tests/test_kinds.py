@@ -25,7 +25,7 @@ from tests.record_helpers import require_lossless
 
 FILES = {
     "heads": "heads.npz", "compare": "compare.npz", "relations": "relations.npz", "ablate": "ablation.npz",
-    "trace": "trace.npz", "split": "split.json", "cost": "cost.json", "rollout": "rollout.npz",
+    "trace": "trace.npz", "split": "split.npz", "cost": "cost.npz", "rollout": "rollout.npz",
     "heatmap": "heatmap.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "weights": "weights.npz",
     "training": "training.npz", "why": "why.npz", "patch": "patching.npz",
 }  # fmt: skip

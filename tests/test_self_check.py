@@ -130,7 +130,7 @@ def test_a_trace_does_not_multiply_by_quantised_numbers(layer: type[Linear8bit])
     attention = model.layers[0].self_attn
     attention.o_proj = layer(attention.o_proj)
     record = attnscope.trace(attnscope.load(model), "5 17 9 23 4", 0)
-    assert [step.name for step in record.steps][-1] == "joined"
+    assert record["steps"]["name"][-1] == "joined"
     assert any("W_O cannot be shown: it is quantised" in note for note in record.run["notes"])
 
 
@@ -140,7 +140,7 @@ def test_a_trace_and_weights_do_not_take_a_part_of_an_adapted_map_for_the_whole(
     settings = peft.LoraConfig(target_modules=["o_proj"], r=2, init_lora_weights=False)
     model = attnscope.load(peft.get_peft_model(llama(), settings))
     record = attnscope.trace(model, "5 17 9 23 4", 0)
-    assert [step.name for step in record.steps][-1] == "joined"
+    assert record["steps"]["name"][-1] == "joined"
     with pytest.raises(AttnscopeError, match="W_O of its heads is not known"):
         attnscope.weights(model)
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from attnscope.models import catalog
 from attnscope.models.inside.around import surroundings
 from attnscope.models.model import Model
 from attnscope.models.own.plain import load_plain
-from attnscope.records.teaching.trace import Trace
+from attnscope.questions.trace import Trace, bands_of
+from attnscope.studies import trace as study
 from attnscope.studies.inputs.reading import Prompt
-from attnscope.studies.teaching import trace as study
-from attnscope.studies.teaching.trace import trace, trace_example, trace_plain
+from attnscope.studies.trace import trace, trace_example, trace_plain
 from tests.core_helpers import WORKED
 from tests.processes import modules_after, python
 from tests.record_helpers import require_lossless
@@ -66,11 +67,15 @@ def prompt(family: str) -> Prompt:
 
 def run_lines(record: Trace) -> None:
     """Runs the lines that a trace shows, on its inputs, and compares each value with what it shows."""
-    names = {"np": np} | {name: np.copy(value) for name, value in record.inputs.items()}
+    names: dict[str, Any] = {"np": np}
+    for name, value in record.grids.items():
+        if name.startswith("input_"):
+            names[name.removeprefix("input_")] = np.copy(value)
     for step in record.steps:
-        exec(step.code, names)
-        np.testing.assert_allclose(eval(step.variable, names), step.value, rtol=1e-9, atol=1e-12, err_msg=step.code)
-        assert len(step.axes) == step.value.ndim
+        code, value = step["code"], step["value"]
+        exec(code, names)
+        np.testing.assert_allclose(eval(step["variable"], names), value, rtol=1e-9, atol=1e-12, err_msg=code)
+        assert len(step["axes"]) == value.ndim
 
 
 # The worked example
@@ -89,7 +94,7 @@ def test_every_number_of_the_worked_example(engine: str, token: str | None) -> N
 
 def test_the_steps_of_one_query_by_hand() -> None:
     record = trace_example("cat", [0])
-    assert record.heads == (0,)
+    assert record["heads"]["head"].tolist() == [0]
     expected = {
         "query": [0, 2],
         "keys": [[0, 1], [1, 0], [1, 1], [0, 0], [1, 0]],
@@ -103,15 +108,15 @@ def test_the_steps_of_one_query_by_hand() -> None:
     }
     for name, values in expected.items():
         np.testing.assert_allclose(record.of(name), values, **FOUR, err_msg=name)
-    assert [step.shape for step in (step.value for step in record.steps)][:3] == [(2,), (5, 2), (5, 2)]
+    assert [step["value"].shape for step in record.steps][:3] == [(2,), (5, 2), (5, 2)]
 
 
 def test_the_example_is_held_against_the_kernel() -> None:
-    check = trace_example().check
-    assert "scaled_dot_product_attention, float32" in check.kernel
-    assert 0 < check.outputs < 1e-6  # float32 against float64: rounding, but not nothing
-    assert check.outputs <= check.rounding
-    assert trace_example(engine="reference").check.outputs < 1e-15
+    check = trace_example().options["check"]
+    assert "scaled_dot_product_attention, float32" in check["kernel"]
+    assert 0 < check["outputs"] < 1e-6  # float32 against float64: rounding, but not nothing
+    assert check["outputs"] <= check["rounding"]
+    assert trace_example(engine="reference").options["check"]["outputs"] < 1e-15
 
 
 @pytest.mark.parametrize("text", [None, TEXT])
@@ -119,7 +124,7 @@ def test_the_reference_needs_no_torch(text: str | None) -> None:
     arguments = ["learn", "trace", "--engine", "reference", "--json", *([text, "-L", "1", "-H", "2"] if text else [])]
     done, loaded = modules_after(arguments)
     assert not {"torch", "transformers", "matplotlib"} & loaded
-    assert json.loads(done.stdout)["schema"] == "attnscope.trace/1"
+    assert json.loads(done.stdout)["schema"] == "attnscope.trace/2"
 
 
 # Models
@@ -133,12 +138,13 @@ def test_a_trace_is_what_the_model_computed(family: str, token: str | None) -> N
         layer = model.info.n_layers[number] - 1
         if kind != "encoder" and family == "t5":
             token = None if token is None else "@2"
-        record = trace(model, prompt(family), layer, token=token, kind=kind)
+        record = trace(model, prompt(family), layer, query=token, kind=kind)
         run_lines(record)
-        assert record.check.outputs <= record.check.rounding < 1e-3
-        assert record.check.weights < 1e-5
-        assert record.check.projected < 1e-4, "the model's own output after W_O"
-        names = {step.name for step in record.steps}
+        check = record.options["check"]
+        assert check["outputs"] <= check["rounding"] < 1e-3
+        assert check["weights"] < 1e-5
+        assert check["projected"] < 1e-4, "the model's own output after W_O"
+        names = {*record["steps"]["name"].tolist()}
         assert "output" in names
         assert ("rotated_query" in names) == (family in ROTARY)
         assert ("biased_scores" in names) == (family == "t5" and kind != "cross")
@@ -149,25 +155,25 @@ def test_a_trace_is_what_the_model_computed(family: str, token: str | None) -> N
 
 
 def rotary_adds_up(record: Trace) -> None:
-    for head in record.heads:
+    for head in record["heads"]["head"].tolist():
         whole = record.of("scores_by_pair", head).sum(1)
-        if any(step.name == "scores_unrotated" for step in record.steps):
+        if "scores_unrotated" in record.grids:
             whole = whole + record.of("scores_unrotated", head)
         np.testing.assert_allclose(whole, record.of("scores", head), rtol=1e-9, atol=1e-12)
-        bands = [band for band in record.bands if band.head == head]
-        np.testing.assert_allclose(sum(b.scores for b in bands), record.of("scores_by_pair", head).sum(1), rtol=1e-9)
-        assert sum(band.n_pairs for band in bands) == record.of("scores_by_pair", head).shape[1]
+        bands, scores = bands_of(record, head)
+        np.testing.assert_allclose(scores.sum(0), record.of("scores_by_pair", head).sum(1), rtol=1e-9)
+        assert bands["n_pairs"].sum() == record.of("scores_by_pair", head).shape[1]
 
 
 @pytest.mark.parametrize("family", ["llama", "cohere", "gpt_neox"])
 def test_rotary_positions_are_undone_and_their_speeds_found(family: str) -> None:
     model = tiny(family)
-    record = trace(model, prompt(family), 0, 1, token="@3")
-    assert record.radians_per_token.size == {"llama": 3, "cohere": 3, "gpt_neox": 2}[family]
-    width = 2 * record.radians_per_token.size
+    record = trace(model, prompt(family), 0, 1, query="@3")
+    assert record["radians_per_token"].size == {"llama": 3, "cohere": 3, "gpt_neox": 2}[family]
+    width = 2 * record["radians_per_token"].size
     theta = {"llama": 1e4, "cohere": 5e5, "gpt_neox": 1e4}[family]  # as transformers has them by default
     expected = theta ** (-np.arange(0, width, 2) / width)
-    np.testing.assert_allclose(np.sort(record.radians_per_token)[::-1], expected, rtol=1e-3)
+    np.testing.assert_allclose(np.sort(record["radians_per_token"])[::-1], expected, rtol=1e-3)
     # What was before the rotation is what the projection gave: the same token has the same key wherever it stands.
     keys = record.of("keys")
     np.testing.assert_allclose(keys[1], keys[4], atol=1e-5)
@@ -177,34 +183,35 @@ def test_rotary_positions_are_undone_and_their_speeds_found(family: str) -> None
 def test_what_the_model_projects_is_what_is_shown(minilm_folder: Path) -> None:
     del minilm_folder
     model = attnscope.load("minilm")
-    record = trace(model, TEXT, 3, [1, 4], token="cat")
+    record = trace(model, TEXT, 3, [1, 4], query="cat")
     heat = attnscope.heatmap(model, TEXT, layers=3, heads=[1, 4])
     for head in (1, 4):
         np.testing.assert_allclose(record.of("weights", head), heat.of(3, head)[2], atol=1e-6)
     run_lines(record)
-    assert record.queries[record.query or 0] == "cat"
-    plain = trace_plain(load_plain(catalog.resolve("minilm"), "float64"), TEXT, 3, [1, 4], token="cat")
+    assert record.tokens["query"][record.query or 0] == "cat"
+    plain = trace_plain(load_plain(catalog.resolve("minilm"), "float64"), TEXT, 3, [1, 4], query="cat")
     assert plain.run["engine"] == "reference"
     run_lines(plain)
     for mine, theirs in zip(plain.steps, record.steps, strict=True):
-        assert mine.code == theirs.code
-        np.testing.assert_allclose(mine.value, theirs.value, atol=2e-5, rtol=1e-4, err_msg=mine.name)
+        assert mine["code"] == theirs["code"]
+        np.testing.assert_allclose(mine["value"], theirs["value"], atol=2e-5, rtol=1e-4, err_msg=mine["name"])
 
 
 @pytest.mark.parametrize("family", ["llama", "t5", "gemma2", "gpt_oss"])
 def test_loops_give_what_the_lines_give(family: str) -> None:
     model = tiny(family)
     for token in (None, "@3"):
-        lines = trace(model, prompt(family), 1, [0, 2], token=token)
-        loops = trace(model, prompt(family), 1, [0, 2], token=token, loops=True)
+        lines = trace(model, prompt(family), 1, [0, 2], query=token)
+        loops = trace(model, prompt(family), 1, [0, 2], query=token, loops=True)
         for one, other in zip(lines.steps, loops.steps, strict=True):
-            np.testing.assert_allclose(one.value, other.value, rtol=1e-9, atol=1e-12, err_msg=one.name)
+            np.testing.assert_allclose(one["value"], other["value"], rtol=1e-9, atol=1e-12, err_msg=one["name"])
 
 
 def test_low_precision_is_held_to_its_own_rounding() -> None:
-    record = trace(tiny("llama", torch.bfloat16), prompt("llama"), 1, 0, token="@3")
-    assert "bfloat16" in record.check.kernel
-    assert record.check.outputs <= record.check.rounding
+    record = trace(tiny("llama", torch.bfloat16), prompt("llama"), 1, 0, query="@3")
+    check = record.options["check"]
+    assert "bfloat16" in check["kernel"]
+    assert check["outputs"] <= check["rounding"]
 
 
 def test_a_wrong_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +303,7 @@ def test_too_many_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_a_saved_trace_is_the_trace(family: str, tmp_path: Path) -> None:
-    record = trace(tiny(family), prompt(family), 1, [0, 3], token="@3")
+    record = trace(tiny(family), prompt(family), 1, [0, 3], query="@3")
     require_lossless(record, tmp_path)
     run_lines(Trace.load(tmp_path / "kept.npz"))
 
@@ -313,8 +320,7 @@ def test_the_script_prints_the_numbers(tmp_path: Path) -> None:
 def test_json_has_every_number_and_names_its_schema(tmp_path: Path) -> None:
     record = trace_example("cat")
     data = json.loads(record.save(tmp_path / "trace.json").read_text("utf-8"))
-    assert data["schema"] == "attnscope.trace/1"
-    assert [step["code"] for step in data["steps"]] == [step.code for step in record.steps]
-    weights = [step["value"] for step in data["steps"] if step["name"] == "weights"]
-    np.testing.assert_allclose(weights, [WORKED["weights_head_1"][1], WORKED["weights_head_2"][1]], **FOUR)
-    assert data["steps"][0]["shape"] == [2]
+    assert data["schema"] == "attnscope.trace/2"
+    assert [step["code"] for step in data["steps"]] == record["steps"]["code"].tolist()
+    expected = [[WORKED["weights_head_1"][1]], [WORKED["weights_head_2"][1]]]
+    np.testing.assert_allclose(data["weights"], expected, **FOUR)

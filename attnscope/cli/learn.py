@@ -8,8 +8,8 @@ from attnscope.errors import UsageError
 from attnscope.options import group, option, options, refuse_beside
 from attnscope.questions.cost import CostOptions
 from attnscope.questions.split import SplitOptions
+from attnscope.questions.trace import TraceOptions
 from attnscope.studies.inputs.options import LoadOptions, OneText
-from attnscope.studies.teaching.options import TraceOptions, layer_option
 
 
 @options
@@ -17,7 +17,7 @@ class ExampleOrText(OneText):
     """A text; without one, the worked example of 5 tokens, d_model 4 and 2 heads."""
 
     text: str | None = option("A text; `-` reads stdin.  [default: the worked example]", default=None, argument=True)
-    layer: int | None = layer_option()
+    layer: int | None = option("The layer, counted from 0.", "-L", "--layers", default=None, least=0, panel="Heads")
 
 
 @options
@@ -55,7 +55,7 @@ def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Trac
     - `attnscope learn trace --query sat -H 0 --quiz`
     - `attnscope learn trace "The cat sat on the mat." -L 3 -H 1 --query cat`
     """
-    from attnscope.studies.teaching.trace import study
+    from attnscope.studies.trace import study
 
     output = files.plan("trace")
     loops = model.engine == "reference"
@@ -66,8 +66,8 @@ def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Trac
     record = study(model.model, text, source.layer, order, loading, loops=loops)
     if not quiz.quiz:
         return output.deliver(record)
+    from attnscope.cli.quiz import ask
     from attnscope.report.plain_text import open_console
-    from attnscope.views.teaching.quiz import ask
 
     return ask(record, open_console(highlight=False), sys.stdin.readline)
 

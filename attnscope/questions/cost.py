@@ -129,7 +129,7 @@ class Cost(Result):
         if not isinstance(self.options.get("n_tokens"), int):
             raise ValueError("it does not say for how many tokens it is")
 
-    def report(self) -> Report:
+    def report(self, **shown: Any) -> Report:
         """Return attention's share of parameters and of work, then each quantity with its formula."""
         return Report(
             model=printable(self.run.get("model", "")),

@@ -129,7 +129,7 @@ class Split(Result):
         if not counts or heads != [n for n in counts for _ in range(n)]:
             raise ValueError("its heads are not those of its numbers of heads")
 
-    def report(self) -> Report:
+    def report(self, **shown: Any) -> Report:
         """Return what a single head has to give up, how the numbers of heads compare, and all weights."""
         queries, keys = self.tokens
         mixed = f", W_O: {printable(self.options.get('project', ''))}" if self.options.get("project") else ""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
@@ -16,7 +16,7 @@ from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Note, R
 from attnscope.report.choices import spread_evenly
 from attnscope.report.matrix import head_grid, matrix, room_for
 from attnscope.report.numbers import interval, small_number, writer_for, writer_of
-from attnscope.report.plain_text import dim_lines, shade
+from attnscope.report.plain_text import dim_lines, shade, spell_out, spell_out_parts
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import printable
 from attnscope.results.table import Table
@@ -72,7 +72,7 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
     named = ", ".join(dict.fromkeys(filter(None, left_out)))
     if named:
         below.append(f"--all also prints: {named}")
-    return Group(*parts, Text(), *dim_lines(below))
+    return spell_out_parts([*parts, Text(), *dim_lines(below)], console)
 
 
 def _head_map(block: HeadMap, console: Console, every: bool) -> list[RenderableType]:
@@ -126,13 +126,17 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     widest = max((len(block.names[row]) for row in rows), default=1)
     columns = [
         TextColumn(
-            block.what, lambda row: printable(block.names[row]), style="bold", wraps=widest > 30, least=min(widest, 30)
+            block.what,
+            lambda row: spell_out(printable(block.names[row]), console),
+            style="bold",
+            wraps=widest > 30,
+            least=min(widest, 30),
         )
     ]
     for number, column in enumerate(block.columns):
         drop = number + 1 if number else 0
         if isinstance(column, Words):
-            columns.append(_words(column, drop))
+            columns.append(_words(column, drop, console))
         else:
             columns += number_columns(block.table, column, drop, rows)
     parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
@@ -142,11 +146,11 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     return parts
 
 
-def _words(column: Words, drop: int) -> TextColumn:
+def _words(column: Words, drop: int, console: Console) -> TextColumn:
     """Return a column of words."""
     return TextColumn(
         column.title,
-        lambda row: printable(column.texts[row]),
+        lambda row: spell_out(printable(column.texts[row]), console),
         wraps=column.wraps,
         least=12 if column.wraps else 1,
         drop=drop,

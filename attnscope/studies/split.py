@@ -69,7 +69,7 @@ def split(
         AttnscopeError: The layer's heads cannot be cut otherwise: grouped queries, position biases by head, sinks; or a
             number of heads does not divide its width.
     """
-    from attnscope.studies.teaching.trace import layer_inputs
+    from attnscope.studies.trace import layer_inputs
 
     options = options or SplitOptions()
     kind = model.info.choose_kind(kind)

@@ -101,15 +101,15 @@ BASES: dict[str, tuple[str, ...]] = {
     ),
     "show": tuple(
         f"INPUTS/{name}" for name in (
-            "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.json", "cost.json",
+            "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.npz", "cost.npz",
             "rollout.npz", "heatmap.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "heatmap.json",
             "atlas.npz", "weights.npz", "training.npz", "models.npz", "needles.npz",
             "looking.npz", "listening.npz", "pairs.npz", "patching.npz",
         )
     ),
     "learn trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --query cat"),
-    "learn split": ("-f json -o OUT", "TEXT -m own -L 0"),
-    "learn cost": ("bert-base -f json -o OUT", "bert-base --json", "INPUTS/tiny"),
+    "learn split": ("-f npz,json -o OUT", "TEXT -m own -L 0"),
+    "learn cost": ("bert-base -f npz -o OUT", "bert-base --json", "INPUTS/tiny"),
     "models": ("", "INPUTS/tiny", "own", "INPUTS/tiny --json"),
 }  # fmt: skip
 """Command lines that work, by command: most cases are one of these with one or two things changed."""

@@ -5,6 +5,7 @@ no code with core.attention (the kernels) nor with core.exact.reference (loops),
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +136,14 @@ class Line:
     variable: str
     axes: tuple[str, ...]
     head: int | None = None
+
+
+def all_lines(inputs: Inputs, heads: Iterable[int], query: int | None) -> list[Line]:
+    """Return the steps of heads, head after head, then what joins them; for one query or, with None, for all."""
+    lines: list[Line] = []
+    for head in heads:
+        lines += head_lines(inputs, head, query)
+    return lines + concatenation_lines(inputs, query)
 
 
 def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:

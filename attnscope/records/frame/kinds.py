@@ -198,9 +198,8 @@ KINDS = {
             others=("scale", "cmap"), lossless=("npz", "json"),
         ),
         Kind(
-            "attnscope.trace", "trace", "teaching.trace:Trace", "trace", "trace", ("npz", "json", "py"),
-            ("npz", "json", "py"),
-            "teaching.trace_terminal:show",
+            "attnscope.trace", "trace", "attnscope.questions.trace:Trace", "learn trace", "trace",
+            ("npz", "json", "py"), ("npz", "json", "py"), REPORT, shown_with=("every",),
         ),
         Kind(
             "attnscope.split", "split", "attnscope.questions.split:Split", "learn split", "split", ("npz", *_TABLE),

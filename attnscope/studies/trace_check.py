@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.teaching import example, stepwise
-from attnscope.core.teaching.stepwise import Inputs
+from attnscope.core.teaching.stepwise import Inputs, Line
 from attnscope.errors import require_rounding
-from attnscope.records.teaching.trace import Check, Step
+from attnscope.questions.trace import whole_check
 
 if TYPE_CHECKING:
     from attnscope.models.inside.around import Surroundings
@@ -32,23 +33,31 @@ class Kernel:
 
 
 def check_steps(
-    steps: tuple[Step, ...], kernel: Kernel, inputs: Inputs, heads: tuple[int, ...], query: int | None
-) -> Check:
-    """Compares the steps with what the kernel computed; an AttnscopeError refuses a difference beyond rounding."""
+    lines: Sequence[Line], values: Sequence[Array], kernel: Kernel, inputs: Inputs, query: int | None
+) -> dict[str, Any]:
+    """Compare steps with what a kernel computed, and return the differences as a trace keeps them.
+
+    Args:
+        lines: The steps.
+        values: Their values.
+        kernel: What they are compared with.
+        inputs: What they start from.
+        query: The one query that is traced; None = all.
+
+    Raises:
+        AttnscopeError: A difference is beyond rounding.
+    """
     rows = slice(None) if query is None else query
-    outputs = weights = projected = 0.0
+    outputs = weights = 0.0
     largest_score = 1.0
-    for step in steps:
-        if step.name == "head_output":
-            outputs = max(outputs, _apart(step.value, kernel.outputs[step.head, rows]))
-        elif step.name == "weights":
-            weights = math.nan if kernel.weights is None else max(
-                weights, _apart(step.value, kernel.weights[step.head, rows])
-            )  # fmt: skip
-        elif step.name == "scores":
-            largest_score = max(largest_score, float(np.abs(step.value).max(initial=0.0)))
-    last = steps[-1]
-    projected = math.nan if kernel.projected is None else _apart(last.value, kernel.projected[rows])
+    for line, value in zip(lines, values, strict=True):
+        if line.name == "head_output":
+            outputs = max(outputs, _apart(value, kernel.outputs[line.head, rows]))
+        elif line.name == "weights" and kernel.weights is not None:
+            weights = max(weights, _apart(value, kernel.weights[line.head, rows]))
+        elif line.name == "scores":
+            largest_score = max(largest_score, float(np.abs(value).max(initial=0.0)))
+
     # A score rounded to eps·|s| moves a weight by as much, relatively; a sum over d_head columns rounds √d_head times.
     largest_value = max(1e-30, float(np.abs(inputs.V).max(initial=0.0)))
     of_weights = 8 * kernel.eps * largest_score * math.sqrt(inputs.d_head)
@@ -56,8 +65,12 @@ def check_steps(
     differences = [("outputs", outputs, rounding)]
     if kernel.weights is not None:
         differences.append(("weights", weights, of_weights))
+    projected = math.nan
     if kernel.projected is not None:
-        differences.append((last.name, projected, _rounding_projected(steps, inputs, kernel.eps, rounding)))
+        projected = _apart(values[-1], kernel.projected[rows])
+        joined = next(value for line, value in zip(lines, values, strict=True) if line.name == "joined")
+        allowed = _rounding_projected(joined, inputs, kernel.eps, rounding)
+        differences.append((lines[-1].name, projected, allowed))
     for name, difference, allowed in differences:
         require_rounding(
             f"the steps do not reproduce what the model computed: {name} differ from {kernel.name}",
@@ -65,14 +78,19 @@ def check_steps(
             allowed,
             "try --dtype float64; the maps, which were checked at load, can be seen with: attnscope heatmap",
         )
-    return Check(kernel.name, weights, outputs, projected, rounding)
+    return whole_check(
+        kernel.name,
+        weights=math.nan if kernel.weights is None else weights,
+        outputs=outputs,
+        projected=projected if lines[-1].name == "output" else math.nan,
+        rounding=rounding,
+    )
 
 
-def _rounding_projected(steps: tuple[Step, ...], inputs: Inputs, eps: float, rounding: float) -> float:
+def _rounding_projected(joined: Array, inputs: Inputs, eps: float, rounding: float) -> float:
     """How much rounding may change what W_O gives: through the rounded outputs, and in its own sums."""
     if inputs.W_O is None:
         return rounding
-    joined = next(step.value for step in steps if step.name == "joined")
     size = np.abs(joined) @ np.abs(inputs.W_O).T + (0.0 if inputs.b_O is None else np.abs(inputs.b_O))
     # Sums are made in 32 bits at the least, and then rounded to the kernel's precision.
     sums = 8 * min(eps, float(np.finfo(np.float32).eps)) * math.sqrt(inputs.W_O.shape[1])
@@ -111,8 +129,7 @@ def run_example() -> Kernel:
 
 def run_lines(inputs: Inputs) -> Kernel:
     """What the lines of NumPy compute, with which loops are compared."""
-    lines = [line for head in range(inputs.n_heads) for line in stepwise.head_lines(inputs, head, None)]
-    lines += stepwise.concatenation_lines(inputs, None)
+    lines = stepwise.all_lines(inputs, range(inputs.n_heads), None)
     values = dict(zip(((line.name, line.head) for line in lines), stepwise.compute(lines, inputs), strict=True))
     outputs, weights = (
         np.stack([values[name, head] for head in range(inputs.n_heads)]) for name in ("head_output", "weights")

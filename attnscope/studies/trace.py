@@ -22,12 +22,13 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.catalog import read_config
 from attnscope.models.model import Model
 from attnscope.models.own.layouts import supports
-from attnscope.records.teaching.trace import EDGES, Band, Step, Trace
+from attnscope.questions.trace import HEAD_STEPS, JOINT_STEPS, Trace, TraceOptions
+from attnscope.results.table import Table
 from attnscope.studies.failures import require_finite
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
-from attnscope.studies.teaching.kernels import (
+from attnscope.studies.trace_check import (
     Array,
     Kernel,
     check_steps,
@@ -36,7 +37,6 @@ from attnscope.studies.teaching.kernels import (
     run_lines,
     to_float64,
 )
-from attnscope.studies.teaching.options import TraceOptions
 from attnscope.version import VERSION
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from attnscope.models.own.plain import PlainEncoder
     from attnscope.records import Tokens
 
+
+EDGES = (0.0, 10.0, 100.0, 1000.0, 10000.0, math.inf)
+"""Bounds of bands of wavelengths of rotary positions, in tokens: a pair of columns turns once round in so many."""
 
 NEAR_TOKENS = 3
 """How far a key may be to count as near, in the summary of rotary positions."""
@@ -53,11 +56,11 @@ _MOST_NUMBERS = 50_000_000
 
 
 @with_plain_torch
-def trace_example(token: str | int | None = None, heads: Sequence[int] | None = None, *, engine: str = "auto") -> Trace:
+def trace_example(query: str | int | None = None, heads: Sequence[int] | None = None, *, engine: str = "auto") -> Trace:
     """The worked example, step by step: "The cat sat on mat", d_model 4, 2 heads, no projections.
 
     Args:
-        token: The query to follow, such as "cat", or its place; None = all of them, as matrices.
+        query: The query to follow, such as "cat", or its place; None = all of them, as matrices.
         heads: Which heads; None = both.
         engine: "auto": NumPy, held against attnscope's MultiHeadAttention on torch. "reference": plain loops, held
             against NumPy, without torch.
@@ -71,7 +74,7 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
             f"the worked example does not run on the engine {engine!r}", "choose auto, native or reference"
         )
     chosen = _heads(heads, example.N_HEADS, "the worked example")
-    query = _position(token, example.TOKENS)
+    place = _position(query, example.TOKENS)
     inputs = Inputs(
         example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, 1 / math.sqrt(4 / example.N_HEADS)
     )  # fmt: skip
@@ -86,7 +89,7 @@ def trace_example(token: str | int | None = None, heads: Sequence[int] | None = 
         "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
         "notes": ["no projections: heads take columns of Q, K and V as they stand, and joined they are the output"],
     }
-    selection = _Selection(" ".join(example.TOKENS), "encoder", 0, chosen, example.TOKENS, example.TOKENS, query)
+    selection = _Selection(" ".join(example.TOKENS), "encoder", 0, chosen, example.TOKENS, example.TOKENS, place)
     return selection.build(inputs, kernel, run, loops=engine == "reference")
 
 
@@ -97,7 +100,7 @@ def trace(
     layer: int,
     heads: int | Sequence[int] | None = None,
     *,
-    token: str | int | None = None,
+    query: str | int | None = None,
     kind: str | None = None,
     loops: bool = False,
 ) -> Trace:
@@ -108,7 +111,7 @@ def trace(
         text: What to run it on.
         layer: Which layer.
         heads: Which heads; None = all.
-        token: The query to follow: a token, a word, or a place such as "@3" or 3; None = all, as matrices.
+        query: The query to follow: a token, a word, or a place such as "@3" or 3; None = all, as matrices.
         kind: "encoder", "decoder" or "cross"; None = the model's first.
         loops: Whether steps are computed in plain Python loops instead of NumPy's operations.
 
@@ -122,7 +125,7 @@ def trace(
     from attnscope.models.inside.around import surroundings
 
     prompt = Prompt(text) if isinstance(text, str) else text
-    reading, selection = _select(model, prompt, layer, heads, token, kind)
+    reading, selection = _select(model, prompt, layer, heads, query, kind)
     around = surroundings(model, batch_of(reading, model.info.device), selection.kind, layer)
     inputs, kernel = _inputs_of(around), read_kernel(around)
     _require_numbers(model, inputs, selection.kind, layer)
@@ -136,14 +139,14 @@ def trace_plain(
     layer: int,
     heads: int | Sequence[int] | None = None,
     *,
-    token: str | int | None = None,
+    query: str | int | None = None,
 ) -> Trace:
     """`trace` for a BERT-family encoder without torch: queries, keys and values by NumPy, the steps by plain loops.
 
     The steps are compared with the lines of NumPy, in float64 like them.
     """
     prompt = Prompt(text) if isinstance(text, str) else text
-    reading, selection = _select(cast("Model", model), prompt, layer, heads, token, None)
+    reading, selection = _select(cast("Model", model), prompt, layer, heads, query, None)
     inputs = model.inputs(reading.tokens, layer)
     run = run_of(model.info, reading.notes) | {"engine": "reference"}
     return selection.build(inputs, run_lines(inputs), run, loops=True)
@@ -154,7 +157,7 @@ def _select(
     prompt: Prompt,
     layer: int,
     heads: int | Sequence[int] | None,
-    token: str | int | None,
+    query: str | int | None,
     kind: str | None,
 ) -> tuple[Reading, _Selection]:
     """What a model reads, and what of it is traced, once it is known that the model has it."""
@@ -163,15 +166,15 @@ def _select(
     kind = model.info.choose_kind(kind)
     reading = read(model, prompt)
     queries, keys = reading.queries_and_keys(kind)
-    query = _query_of(token, queries)
-    n_numbers = len(keys) * (1 if query is not None else len(queries)) * len(traced)
+    place = _query_of(query, queries)
+    n_numbers = len(keys) * (1 if place is not None else len(queries)) * len(traced)
     if n_numbers > _MOST_NUMBERS:
         raise AttnscopeError(
             f"the scores of {len(traced)} heads on {len(queries)} queries and {len(keys)} keys are "
             f"{n_numbers:,} numbers",
             "trace one query (--query) or fewer heads (-H)",
         )
-    return reading, _Selection(prompt.text, kind, layer, traced, queries.labels, keys.labels, query)
+    return reading, _Selection(prompt.text, kind, layer, traced, queries.labels, keys.labels, place)
 
 
 def layer_inputs(
@@ -212,24 +215,57 @@ class _Selection:
     query: int | None
 
     def build(self, inputs: Inputs, kernel: Kernel, run: dict[str, Any], *, loops: bool) -> Trace:
-        """Computes the steps, and compares them with the kernel."""
+        """Compute the steps, and compare them with the kernel."""
         others = kernel.outputs.copy()
         others[list(self.heads)] = 0  # the concatenation also has the heads that are not traced
-        inputs, query = replace(inputs, H=others), self.query
-        lines = [line for head in self.heads for line in stepwise.head_lines(inputs, head, query)]
-        lines += stepwise.concatenation_lines(inputs, query)
+        inputs = replace(inputs, H=others)
+        query = self.query
+        lines = stepwise.all_lines(inputs, self.heads, query)
         values = _by_loops(lines, inputs, query) if loops else stepwise.compute(lines, inputs)
-        steps = tuple(Step(**vars(line), value=value) for line, value in zip(lines, values, strict=True))
-        if any(step.name == "weights" and np.isnan(step.value).any() for step in steps):
+        grids = self._values(lines, values)
+        if np.isnan(grids["weights"]).any():
             raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --query")
-        rotation = inputs.rotation
-        return Trace(
-            run=run, n_heads=inputs.n_heads, n_kv_heads=inputs.n_kv_heads, steps=steps,
-            inputs={name: value for name, value in inputs.names().items() if name != "np"},
-            bands=_bands(steps, inputs, self.heads, query),
-            radians_per_token=np.zeros(0) if rotation is None else rotation.radians_per_token,
-            check=check_steps(steps, kernel, inputs, self.heads, query), **vars(self),
-        )  # fmt: skip
+        for name, value in inputs.names().items():
+            if name != "np":
+                grids[f"input_{name}"] = np.asarray(value)
+        if inputs.rotation is not None:
+            grids["radians_per_token"] = inputs.rotation.radians_per_token
+        bands, scores = _bands(grids.get("scores_by_pair"), inputs, self.heads, query)
+        if bands:
+            grids["band_scores"] = np.stack(scores)
+        steps = [
+            {**vars(line), "axes": " ".join(line.axes), "head": -1 if line.head is None else line.head}
+            for line in lines
+        ]
+        traced = range(len(self.queries)) if query is None else [query]
+        known = Trace.TABLES
+        tables = {
+            "steps": Table.of(known["steps"], steps),
+            "heads": Table.of_arrays(known["heads"], head=list(self.heads)),
+            "queries": Table.of_arrays(known["queries"], token=list(self.queries)),
+            "keys": Table.of_arrays(known["keys"], token=list(self.keys)),
+            "traced": Table.of_arrays(known["traced"], query=list(traced)),
+            "bands": Table.of(known["bands"], bands),
+        }
+        about = {
+            "text": self.text, "kind": self.kind, "layer": self.layer, "n_heads": inputs.n_heads,
+            "n_kv_heads": inputs.n_kv_heads, "one_query": query is not None,
+            "check": check_steps(lines, values, kernel, inputs, query),
+        }  # fmt: skip
+        return Trace(run, {}, about, tables, grids)
+
+    def _values(self, lines: list[Line], values: list[Array]) -> dict[str, Any]:
+        """Return the values of each step, those of heads stacked, (head, …); one query keeps its axis."""
+        grids: dict[str, Any] = {}
+        for line, value in zip(lines, values, strict=True):
+            axes = HEAD_STEPS.get(line.name) or JOINT_STEPS[line.name]
+            if self.query is not None and axes[0] == "traced":
+                value = value[None]
+            if line.head is None:
+                grids[line.name] = value
+            else:
+                grids.setdefault(line.name, []).append(value)
+        return {name: np.stack(value) if isinstance(value, list) else value for name, value in grids.items()}
 
 
 def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Array]:
@@ -272,29 +308,42 @@ def _by_loops(lines: list[Line], inputs: Inputs, query: int | None) -> list[Arra
     return [v if query is None or line.name in whole else v[0] for line, v in zip(lines, in_order, strict=True)]
 
 
-def _bands(steps: tuple[Step, ...], inputs: Inputs, heads: tuple[int, ...], query: int | None) -> tuple[Band, ...]:
-    """The scores of one query by wavelength, one band per decade."""
-    if inputs.rotation is None or query is None:
-        return ()
+def _bands(
+    by_pair: Array | None, inputs: Inputs, heads: tuple[int, ...], query: int | None
+) -> tuple[list[dict[str, Any]], list[Array]]:
+    """Return bands of wavelengths, one per decade and head, and what each adds to the scores of the one query.
+
+    Args:
+        by_pair: The scores by rotary pair, (head, key, pair); None = there are no rotary positions.
+        inputs: What the steps start from.
+        heads: The heads that are traced.
+        query: The query; None = all, which have no bands.
+    """
+    bands: list[dict[str, Any]] = []
+    scores: list[Array] = []
+    if inputs.rotation is None or query is None or by_pair is None:
+        return bands, scores
     wavelengths = inputs.rotation.wavelengths
-    bands = []
-    for head in heads:
-        by_pair = next(s.value for s in steps if s.name == "scores_by_pair" and s.head == head)
-        allowed = np.ones(by_pair.shape[0], np.bool_)
+    distance = np.abs(np.arange(by_pair.shape[1]) - query)
+    for head, of_head in zip(heads, by_pair, strict=True):
+        allowed = np.ones(len(of_head), np.bool_)
         if inputs.may is not None:
             allowed = inputs.may[head if inputs.may.shape[0] > 1 else 0, query]
-        distance = np.abs(np.arange(by_pair.shape[0]) - query)
         for low, high in pairwise(EDGES):
-            in_band = (wavelengths >= low) & (wavelengths < high if high < math.inf else wavelengths >= low)
+            in_band = (wavelengths >= low) & (wavelengths < high)
+            if math.isinf(high):
+                in_band = wavelengths >= low
             if not in_band.any():
                 continue
-            scores = by_pair[:, in_band].sum(1)
-            near, far = (
-                float(scores[keys].mean() - scores[allowed].mean()) if keys.any() else math.nan
-                for keys in (allowed & (distance <= NEAR_TOKENS), allowed & (distance > NEAR_TOKENS))
-            )
-            bands.append(Band(head, low, high, int(in_band.sum()), scores, near, far))
-    return tuple(bands)
+            of_band = of_head[:, in_band].sum(1)
+            means = []
+            for keys in (allowed & (distance <= NEAR_TOKENS), allowed & (distance > NEAR_TOKENS)):
+                means.append(float(of_band[keys].mean() - of_band[allowed].mean()) if keys.any() else math.nan)
+            near, far = means
+            n_pairs = int(in_band.sum())
+            bands.append({"head": head, "low": low, "high": high, "n_pairs": n_pairs, "near": near, "far": far})
+            scores.append(of_band)
+    return bands, scores
 
 
 # Inputs -----------------------------------------------------------------------------------------------------------
@@ -383,7 +432,7 @@ def study(
     if loops and is_plain:
         from attnscope.models.own.plain import load_plain
 
-        return trace_plain(load_plain(source, "float64"), prompt, layer, options.heads, token=options.query)
+        return trace_plain(load_plain(source, "float64"), prompt, layer, options.heads, query=options.query)
     return trace(
-        loading.load(source), prompt, layer, options.heads, token=options.query, kind=options.kind, loops=loops
+        loading.load(source), prompt, layer, options.heads, query=options.query, kind=options.kind, loops=loops
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +13,18 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.errors import AttnscopeError, UsageError, amount
-from attnscope.records.teaching.trace import Step, Trace
+from attnscope.questions.trace import Trace, bands_of, heading_of, section_of
 from attnscope.report.plain_text import safe, spell_out_parts
-from attnscope.views.teaching.trace_terminal import draw_heading, draw_numbers, draw_title, name_section
+from attnscope.report.steps import draw_numbers, draw_section, draw_title
 
 ROUNDING = 0.01
 """An answer may be off by this much, or by this share of the number: two decimals are enough."""
 
 _BY_HAND = 16
 """Numbers that a step may have, and columns that a head may have, to be computed by hand."""
+
+Step = dict[str, Any]
+"""A step as `Trace.steps` has it."""
 
 _ASKED = ("dot_products", "scores", "weights", "head_output")
 _SUMS = ("dot_products", "head_output")
@@ -37,7 +42,8 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
     """
     if trace.query is None:
         raise UsageError("a quiz is about one query, and none is given", "choose one, such as --query sat")
-    questions = [step for step in trace.steps if _is_asked(trace, step)]
+    steps = trace.steps
+    questions = [step for step in steps if _is_asked(trace, step)]
     if not questions:
         raise UsageError(
             f"no step of this trace has {_BY_HAND} numbers or fewer", "choose a shorter text for pen and paper"
@@ -46,23 +52,36 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
     def show(*parts: RenderableType) -> None:
         console.print(spell_out_parts(parts, console))
 
-    show(draw_heading(trace), Text("Type the numbers of each step with spaces between. Two decimals are enough."))
-    n_right, head = 0, None
-    for number, step in enumerate(trace.steps, start=1):
-        if step.name in _HIDDEN:
+    def show_numbers(step: Step, *before: RenderableType) -> None:
+        numbers = draw_numbers(step, trace.tokens, partial(bands_of, trace, step["head"]), console)
+        show(*before, *numbers)
+
+    help = "Type the numbers of each step with spaces between. Two decimals are enough."
+    show(Text(heading_of(trace), style="bold"), Text(help))
+    n_right = n_asked = 0
+    head = None
+    for number, step in enumerate(steps, start=1):
+        if step["name"] in _HIDDEN:
             continue
-        if step.head != head:
-            head = step.head
-            show(Text(f"\n{name_section(trace, head)}", style="bold underline"))
-        if step not in questions:
-            show(*draw_title(step, number), *draw_numbers(trace, step, console))
+        if step["head"] != head:
+            head = step["head"]
+            show(draw_section(section_of(trace, head)))
+        title, formula, code = draw_title(step, number)
+        if not _is_asked(trace, step):
+            show_numbers(step, title, formula, code)
             continue
-        show(*draw_title(step, number)[:2], Text(f"    {safe(' '.join(trace.keys))}" if step.axes == ("key",) else ""))
-        answer = _read_answer(step, console, read_line, questions.index(step), len(questions))
-        is_right = answer is not None and is_close(answer, step.value)
-        n_right += is_right
-        grade = "Right." if is_right else "No answer. The numbers are:" if answer is None else "Wrong. The numbers are:"
-        show(Text(f"    {grade}", style="green" if is_right else "red"), *draw_numbers(trace, step, console))
+        labels = " ".join(trace.tokens["key"]) if step["axes"] == ["key"] else ""
+        show(title, formula, Text(f"    {safe(labels)}" if labels else ""))
+        answer = _read_answer(step, console, read_line, n_asked, len(questions))
+        n_asked += 1
+        if answer is None:
+            grade, color = "No answer. The numbers are:", "red"
+        elif is_close(answer, step["value"]):
+            grade, color = "Right.", "green"
+            n_right += 1
+        else:
+            grade, color = "Wrong. The numbers are:", "red"
+        show_numbers(step, Text(f"    {grade}", style=color))
     show(Text(f"\n{n_right} of {len(questions)} right", style="bold"))
 
 
@@ -90,8 +109,8 @@ def parse_numbers(written: str, n_numbers: int) -> NDArray[np.float64]:
 
 
 def _is_asked(trace: Trace, step: Step) -> bool:
-    columns = trace.of("keys", step.head).shape[-1] if step.name in _SUMS else 0
-    return step.name in _ASKED and max(step.value.size, columns) <= _BY_HAND
+    columns = trace.of("keys", step["head"]).shape[-1] if step["name"] in _SUMS else 0
+    return step["name"] in _ASKED and max(step["value"].size, columns) <= _BY_HAND
 
 
 def _read_answer(
@@ -109,6 +128,6 @@ def _read_answer(
         if not line.strip():
             return None
         try:
-            return parse_numbers(line, step.value.size)
+            return parse_numbers(line, step["value"].size)
         except UsageError as error:
             console.print(Text(f"    {error}"))

@@ -1,0 +1,327 @@
+"""One attention computed step by step: every number, its formula, and its line of NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, amount
+from attnscope.options import numbers_from, option, options
+from attnscope.report.blocks import Block, Grid, Report, Special
+from attnscope.report.wording import model_of, printable
+from attnscope.results.result import Result
+from attnscope.results.storage import finite, plain
+from attnscope.results.table import Array, Column, Table, count, number, text
+
+MOST_IN_JSON = 4096
+"""The most numbers of an input that JSON holds; of a larger one it has the shape."""
+
+_SCORES = ("traced", "keys")
+
+HEAD_STEPS: Mapping[str, tuple[str, ...]] = {
+    "query": ("traced", "columns"),
+    "keys": ("keys", "columns"),
+    "rotated_query": ("traced", "columns"),
+    "rotated_keys": ("keys", "columns"),
+    "values": ("keys", "value_columns"),
+    "dot_products": _SCORES,
+    "scores": _SCORES,
+    "capped_scores": _SCORES,
+    "biased_scores": _SCORES,
+    "masked_scores": _SCORES,
+    "exponentials": _SCORES,
+    "sink": ("traced", "1"),
+    "weights": _SCORES,
+    "weighted_values": ("keys", "value_columns"),
+    "head_output": ("traced", "value_columns"),
+    "scores_by_pair": ("keys", "pairs"),
+    "scores_unrotated": ("keys",),
+}
+"""The steps of a head, and what the axes of their values are."""
+
+JOINT_STEPS: Mapping[str, tuple[str, ...]] = {"joined": ("traced", "joined"), "output": ("traced", "outputs")}
+"""The steps after the heads."""
+
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "Q": ("queries", "columns of Q"),
+    "K": ("keys", "columns of K"),
+    "V": ("keys", "columns of V"),
+    "scale": (),
+    "may": ("masks", "queries", "keys"),
+    "bias": ("biases", "queries", "keys"),
+    "softcap": (),
+    "sinks": ("n_heads",),
+    "W_O": ("outputs", "joined"),
+    "b_O": ("outputs",),
+    "H": ("n_heads", "queries", "value_columns"),
+    "cos": ("positions", "columns"),
+    "sin": ("positions", "columns"),
+    "partner": ("columns",),
+    "first": ("pairs",),
+    "second": ("pairs",),
+    "unpaired": ("unpaired",),
+}
+"""What the lines start from, by the names that they use, and what the axes are."""
+
+_KINDS = {"may": "flag"} | dict.fromkeys(("partner", "first", "second", "unpaired"), "count")
+
+
+@options
+class TraceOptions:
+    """What is traced of a layer."""
+
+    target: str | None = option(
+        "What an encoder-decoder is to write.  [default: its own greedy output]",
+        default=None, panel="Text", rare=True,
+    )  # fmt: skip
+    heads: tuple[int, ...] | None = option(
+        "Heads of that layer, such as 1,8-10.", "-H", "--heads", default=None, read=numbers_from, panel="Heads"
+    )
+    query: str | None = option(
+        "Follow this query: a token, a word, or a place such as @3.  [default: all]", default=None, panel="Heads"
+    )
+    kind: str | None = option(
+        "In an encoder-decoder: encoder, decoder or cross.  [default: the first]",
+        default=None, panel="Heads", rare=True,
+    )  # fmt: skip
+
+
+def _arrays() -> Iterator[Array]:
+    """Yield what the arrays of a trace are: steps of heads, steps after them, inputs, and rotary positions."""
+    for name, axes in HEAD_STEPS.items():
+        yield Array(name, "the value after this step", axes=("heads", *axes))
+    for name, axes in JOINT_STEPS.items():
+        yield Array(name, "the value after this step", axes=axes)
+    for name, axes in INPUTS.items():
+        kind: Any = _KINDS.get(name, "number")
+        yield Array(f"input_{name}", f"what the lines call {name}", axes=axes, kind=kind)
+    yield Array("radians_per_token", "how far each rotary pair turns from token to token", axes=("pairs",))
+    yield Array("band_scores", "what a band of wavelengths adds to the score of each key", axes=("bands", "keys"))
+
+
+class Trace(Result):
+    """One attention, step by step.
+
+    Running all lines of the table `steps` in order, on copies of the inputs, gives every value again. Its `options`
+    have the text, the kind and number of the layer, how many heads it has, and the distance from the kernel (`check`).
+    """
+
+    ASCII: ClassVar[bool] = False
+    SCHEMA: ClassVar[str] = "attnscope.trace/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "steps": (
+            text("name", "such as dot_products"),
+            text("title", "what it does, for people"),
+            text("formula", "the mathematics"),
+            text("code", "the line of NumPy that computes it"),
+            text("variable", "the expression that holds the value after it"),
+            text("axes", "what the axes of the value are, with blanks between"),
+            count("head", "the head that it belongs to; -1 = all"),
+        ),
+        "heads": (count("head", "a head that is traced"),),
+        "queries": (text("token", "a token that attends"),),
+        "keys": (text("token", "a token that is attended to"),),
+        "traced": (count("query", "a query that is traced", refers_to="queries"),),
+        "bands": (
+            count("head", "the head"),
+            number("low", "shortest wavelength of the band, tokens"),
+            number("high", "longest, not included, tokens"),
+            count("n_pairs", "how many rotary pairs it has"),
+            number("near", "mean of its scores over keys at most 3 tokens away, less the mean over all keys"),
+            number("far", "the same over the keys further away"),
+        ),
+    }
+    ARRAYS: ClassVar[Sequence[Array]] = tuple(_arrays())
+
+    @property
+    def query(self) -> int | None:
+        """The place of the one query that is traced; None = all of them."""
+        return int(self.table("traced")["query"][0]) if self.options["one_query"] else None
+
+    @property
+    def tokens(self) -> dict[str, list[str]]:
+        """The labels of what axes may be: "query" and "key"."""
+        tables = {"query": "queries", "key": "keys"}
+        return {axis: [printable(token, 40) for token in self.table(name)["token"]] for axis, name in tables.items()}
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The steps in order: what the table says of each, and its value."""
+        header, *rows = self.table("steps").rows()
+        steps = [dict(zip(header, row, strict=True)) for row in rows]
+        for step in steps:
+            step["axes"] = step["axes"].split()
+            step["value"] = self._value(step)
+        return steps
+
+    def _value(self, step: Mapping[str, Any]) -> NDArray[np.float64]:
+        """Return the value of a step; of one query without its axis."""
+        value: NDArray[np.float64] = self.grids[step["name"]]
+        if step["head"] >= 0:
+            value = value[self.table("heads")["head"].tolist().index(step["head"])]
+        return value[0] if value.ndim > len(step["axes"]) else value
+
+    def of(self, name: str, head: int | None = None) -> NDArray[np.float64]:
+        """Return the value of a step by its name; of the first head that has it, or of `head`."""
+        for step in self.steps:
+            if step["name"] == name and (head is None or step["head"] == head):
+                value: NDArray[np.float64] = step["value"]
+                return value
+        known = ", ".join(dict.fromkeys(self.table("steps")["name"].tolist()))
+        raise AttnscopeError(f"there is no step {name!r}", f"the steps are: {known}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `Result` does; of inputs with more than 4096 numbers the shape alone."""
+        document = super().as_json()
+        for name, values in self.grids.items():
+            if name.startswith("input_") and values.size > MOST_IN_JSON:
+                document[name] = {"shape": list(values.shape)}
+        return document
+
+    def require_whole(self) -> None:
+        """Refuse what `Result` does, and steps that have no value with their axes."""
+        super().require_whole()
+        sizes = {"query": len(self.table("queries")), "key": len(self.table("keys"))}
+        if not isinstance(self.options.get("one_query"), bool) or not len(self.table("traced")):
+            raise ValueError("it does not say which queries are traced")
+        for name, head in zip(self.table("steps")["name"].tolist(), self.table("steps")["head"].tolist(), strict=True):
+            if name not in self.grids or (head >= 0 and head not in self.table("heads")["head"]):
+                raise ValueError(f"it has no value of the step {name[:40]!r}")
+        for step in self.steps:
+            shape = step["value"].shape
+            if len(shape) != len(step["axes"]):
+                raise ValueError("a step's value does not have its axes")
+            if any(sizes.get(axis, n) != n for axis, n in zip(step["axes"], shape, strict=True)):
+                raise ValueError("a step's value does not fit its tokens")
+
+    def to_py(self) -> str:
+        """Return a Python script that computes everything again from the `.npz` beside it."""
+        head = (
+            f"# {self.options['kind']} attention, layer {self.options['layer']}. Reads trace.npz beside this file.",
+            "from pathlib import Path",
+            "",
+            "import numpy as np",
+            "",
+            'with np.load(Path(__file__).with_name("trace.npz")) as given:',
+            '    globals().update({name[6:]: given[name] for name in given.files if name.startswith("input_")})',
+            "np.set_printoptions(precision=4, suppress=True)",
+        )
+        body = []
+        for step in self.steps:
+            variable = step["variable"]
+            body.append(f"\n# {step['title']}: {step['formula']}\n{step['code']}")
+            body.append(f"print({variable!r}, {variable}, sep='\\n')")
+        return "\n".join((*head, *body)) + "\n"
+
+    def report(self, **shown: Any) -> Report:
+        """Return the largest weights first, then every step."""
+        return Report(
+            model=model_of(self.run),
+            answer=[_answer(self), heading_of(self)],
+            blocks=list(_blocks(self)),
+            guide=[_check_line(self)],
+        )
+
+
+# What is said
+
+
+def heading_of(trace: Trace) -> str:
+    """Say which heads are traced, and for which query."""
+    about = trace.options
+    is_example = trace.run.get("model") == "worked example"
+    where = (
+        "worked example" if is_example else f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
+    )
+    grouped = "" if about["n_kv_heads"] == about["n_heads"] else f" on {about['n_kv_heads']} key/value heads"
+    query = "all queries"
+    if trace.query is not None:
+        query = f"query {trace.tokens['query'][trace.query]!r} (token {trace.query})"
+    return f"{where}: {amount(about['n_heads'], 'head')}{grouped}; {query}"
+
+
+def _answer(trace: Trace) -> str:
+    """Say where each head puts most of its attention."""
+    queries, keys = trace.tokens["query"], trace.tokens["key"]
+    said = []
+    for head, weights in zip(trace.table("heads")["head"].tolist(), trace["weights"], strict=True):
+        row, _ = np.unravel_index(int(np.nanargmax(weights)), weights.shape)
+        largest = weights[row].max()
+        names = " and ".join(keys[key] for key in np.flatnonzero(weights[row] >= largest * (1 - 1e-9)).tolist())
+        query = queries[int(trace.table("traced")["query"][row])]
+        said.append(f"head {head}: {query} → {names} {largest:.4f}")
+    more = f"; and {amount(len(said) - 3, 'more head')}" if len(said) > 3 else ""
+    return "largest weights: " + "; ".join(said[:3]) + more
+
+
+def _blocks(trace: Trace) -> Iterator[Block]:
+    heads = trace.table("heads")["head"].tolist()
+    if trace.query is not None:
+        yield Grid(
+            heading="weights",
+            values=trace["weights"][:, 0],
+            rows=[f"head {head}" for head in heads],
+            columns=trace.tokens["key"],
+            most=len(heads),
+        )
+    yield Special(view=_Steps(trace))
+
+
+def _check_line(trace: Trace) -> str:
+    """Say how far the steps are from what the model's own kernel computed."""
+    check = trace.options["check"]
+    parts = []
+    for name, what in (("weights", "weights differ"), ("outputs", "outputs differ"), ("projected", "after W_O")):
+        if isinstance(check.get(name), float):
+            parts.append(f"{what} by {'' if name == 'projected' else 'at most '}{check[name]:.1e}")
+    return f"against {printable(check.get('kernel', ''), 200)}: {', '.join(parts)}"
+
+
+def section_of(trace: Trace, head: int) -> str:
+    """Return the heading above the steps of a head, or above those of all heads."""
+    return "All heads together" if head < 0 else f"Head {head} (of heads 0 to {trace.options['n_heads'] - 1})"
+
+
+def bands_of(trace: Trace, head: int) -> tuple[Table, NDArray[np.float64]]:
+    """Return the bands of wavelengths of a head, and what each adds to the score of each key."""
+    bands = trace.table("bands")
+    is_mine = bands["head"] == head
+    scores = trace.grids.get("band_scores", np.zeros((len(bands), len(trace.table("keys")))))
+    return bands.select(is_mine), scores[is_mine]
+
+
+class _Steps:
+    """Every step with its shape, its formula, its line of NumPy and its numbers, in the terminal."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def show(self, console: Any, *, every: bool) -> Sequence[Any]:
+        """Return the lines of all steps."""
+        from attnscope.report.steps import draw_numbers, draw_section, draw_title
+
+        trace = self._trace
+        parts: list[Any] = []
+        head = None
+        for place, step in enumerate(trace.steps, start=1):
+            if step["head"] != head:
+                head = step["head"]
+                parts.append(draw_section(section_of(trace, head)))
+            parts += draw_title(step, place)
+            parts += draw_numbers(step, trace.tokens, partial(bands_of, trace, step["head"]), console)
+        return parts
+
+    def draw(self, report: Report, lettering: Any) -> Any:
+        """Draw nothing: a trace has no figures."""
+
+
+def whole_check(kernel: str, **differences: float) -> dict[str, Any]:
+    """Return the comparison with a kernel as plain JSON values: None where it gives no such numbers."""
+    known = {name: None if math.isnan(value) else float(value) for name, value in differences.items()}
+    described: dict[str, Any] = plain({"kernel": kernel, **known}, finite)
+    return described

@@ -1,1 +1,0 @@
-"""Records of what is computed by hand."""

@@ -1,1 +1,0 @@
-"""Attention by hand: numbers, splits and costs."""
