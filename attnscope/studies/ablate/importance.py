@@ -134,6 +134,6 @@ def _along_directions(outputs: Outputs, read: ReadBatch, seed: int) -> list[Tens
     for number in range(DIRECTIONS):
         # Drawn one by one from the first token on, so that a text has the same u in any batch.
         random = np.random.default_rng([seed, number]).standard_normal((n_tokens, width))
-        u = torch.fromto_numpy(random).to(hidden.device) * read.real[..., None].to(hidden.device)
+        u = torch.from_numpy(random).to(hidden.device) * read.real[..., None].to(hidden.device)
         targets.append((u / u.square().sum((1, 2), keepdim=True).sqrt() * hidden).sum())
     return targets
