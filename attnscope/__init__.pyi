@@ -11,6 +11,7 @@ from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
 from attnscope.pages import Page as Page
 from attnscope.questions.ablate import Ablation as Ablation
+from attnscope.questions.compare import Comparison as Comparison
 from attnscope.questions.patch import Patching as Patching
 from attnscope.questions.split import SplitOptions as SplitOptions
 from attnscope.questions.why import Why as Why
@@ -31,10 +32,6 @@ from attnscope.records import (
 )
 from attnscope.records.atlas.record import Atlas as Atlas
 from attnscope.records.batches import Batch as Batch
-from attnscope.records.compare.pairs import MinimalPair as MinimalPair
-from attnscope.records.compare.record import HeadComparison as HeadComparison
-from attnscope.records.compare.record import ModelComparison as ModelComparison
-from attnscope.records.compare.record import PickedHeads as PickedHeads
 from attnscope.records.heads.findings import Findings as Findings
 from attnscope.records.maps.pooled import PooledHeatmap as PooledHeatmap
 from attnscope.records.maps.rollouts import Rollout as Rollout

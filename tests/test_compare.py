@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from attnscope.records.compare.record import Comparison
+from attnscope.views.compare.summary import texts_line
 
 import attnscope
 from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records.compare.record import Comparison
 from attnscope.records.frame.pair_tables import head_name
 from attnscope.studies.compare import study
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import align, compare_heads, compare_texts
-from attnscope.views.compare.summary import texts_line
 from tests.conftest import write_tiny
 from tests.heads_helpers import after
 from tests.record_helpers import require_lossless, require_read, tokens_of

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-import attnscope
-from attnscope.records import load_record as load
 from attnscope.records.compare.pairs import MinimalPair
 from attnscope.records.compare.record import HeadComparison
 from attnscope.views.compare import figures as compare_figures
 from attnscope.views.compare.figures import pages, tree_of
 from attnscope.views.compare.maps import rows_page
 from attnscope.views.compare.summary import tokens_changed
+
+import attnscope
+from attnscope.records import load_record as load
 from tests.conftest import Run
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")

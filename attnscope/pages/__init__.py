@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
 from attnscope.pages.document import PAGE_SCHEMA, Page, assemble
@@ -21,9 +20,9 @@ from attnscope.pages.texts import (
     most_pieces,
     require_room,
 )
+from attnscope.questions.compare import Comparison
+from attnscope.questions.compare_texts import FIRST, SECOND, tokens
 from attnscope.records import AttentionMap, Heatmap, Tokens
-from attnscope.records.compare.pairs import MinimalPair
-from attnscope.records.compare.record import PickedHeads
 from attnscope.records.heads.findings import Findings
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap
 from attnscope.report.wording import label
@@ -48,11 +47,9 @@ def page_of_record(record: Any, *, findings: Findings | None = None) -> Page:
         return page_of([PageText(record)], findings=findings)
     if isinstance(record, PooledHeatmap):
         return page_of([PageText(_text_of_cells(record))], findings=findings)
-    if isinstance(record, MinimalPair):
-        first, second = (_text_of_heads(record, *text) for text in _both_texts(record))
-        return page_of([PageText(first), PageText(second)])
-    if isinstance(record, PickedHeads):
-        return page_of([PageText(_text_of_heads(record, record.tokens, record.weights))])
+    if isinstance(record, Comparison) and record.compared in ("texts", "picked"):
+        sides = (FIRST, SECOND) if record.compared == "texts" else (FIRST,)
+        return page_of([PageText(_text_of_heads(record, side)) for side in sides])
     heads = heads_of(record, findings)
     return page_of([], findings=heads.findings, heads=heads)
 
@@ -185,17 +182,18 @@ def _cell_tokens(tokens: Tokens, size: int) -> Tokens:
     return Tokens("", zeros.astype(np.int64), tuple(labels), offsets, special, None, zeros)
 
 
-def _both_texts(record: MinimalPair) -> list[tuple[Tokens, NDArray[np.float32]]]:
-    return [(record.tokens[0], record.weights), (record.tokens[1], record.other_weights)]
-
-
-def _text_of_heads(record: MinimalPair | PickedHeads, tokens: Tokens, weights: NDArray[np.float32]) -> Heatmap:
-    """Return the attention of the heads of a comparison on one of its texts, (head, query, key), as a record."""
-    layers = sorted({layer for layer, _ in record.heads})
-    heads = sorted({head for _, head in record.heads})
-    block = np.full((len(layers), len(heads), len(tokens), len(tokens)), np.nan, np.float32)
-    for (layer, head), of_head in zip(record.heads, weights, strict=True):
+def _text_of_heads(comparison: Comparison, side: str) -> Heatmap:
+    """Return the attention of the heads of a comparison on one of its texts, "first" or "second", as a record."""
+    table, weights = comparison.table("heads"), comparison.grids[f"weights:{side}"]
+    picked = tuple(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
+    layers = sorted({layer for layer, _ in picked})
+    heads = sorted({head for _, head in picked})
+    text = tokens(comparison, side)
+    block = np.full((len(layers), len(heads), len(text), len(text)), np.nan, np.float32)
+    for (layer, head), of_head in zip(picked, weights, strict=True):
         block[layers.index(layer), heads.index(head)] = of_head
     sizes = max(layers) + 1, max(heads) + 1, max(heads) + 1
-    attention = AttentionMap(record.kind, tuple(layers), tuple(heads), block, tokens, tokens, *sizes)
-    return Heatmap(tokens.text, (attention,), record.run, tuple(record.heads), record.changes)
+    kind = table["kind"].tolist()[0]
+    attention = AttentionMap(kind, tuple(layers), tuple(heads), block, text, text, *sizes)
+    changes = ("hide_special",) if comparison.hides_special else ()
+    return Heatmap(text.text, (attention,), comparison.run, picked, changes)

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.questions.compare import Comparison
+from attnscope.questions.distances import distance_line
 from attnscope.records.atlas.record import Atlas, Example
-from attnscope.records.compare.record import HeadComparison, ModelComparison
 from attnscope.records.frame import codec
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.heads.descriptions import HeadDescription, Term
@@ -91,12 +92,12 @@ def heads_of(record: Any, findings: Findings | None = None) -> Heads:
         return _heads_of_atlas(record if findings is None else _with_roles(record, findings))
     if isinstance(record, Findings):
         return _heads_of_findings(record, record.head_table())
+    if isinstance(record, Comparison):
+        return _heads_of_comparison(record)
     if isinstance(record, Result) and "heads" in record.tables:
         return _heads_of_result(record)
     if isinstance(record, Relations):
         return _heads_of_relations(record)
-    if isinstance(record, HeadComparison | ModelComparison):
-        return _heads_of_comparison(record)
     raise AttnscopeError("this record has no table of heads that a page could show", "`attnscope show` draws it")
 
 
@@ -331,36 +332,40 @@ def _column_of_relation(relation: Relation) -> dict[str, Any]:
     return describe_column(column, beside=beside, note=scored, unsettled=bool(relation.why_no_verdict))
 
 
-def _heads_of_comparison(comparison: HeadComparison | ModelComparison) -> Heads:
-    table = comparison.tables[0]
-    others = comparison.columns
-    is_self = isinstance(comparison, HeadComparison)
-    where = "" if isinstance(comparison, HeadComparison) else f"in {comparison.other_run.get('model', 'the other')} "
+def _heads_of_comparison(comparison: Comparison) -> Heads:
+    """Return each head with its nearest other one, and of two models with the distance to the head of its number."""
+    name = comparison.distance_names[0]
+    distances, others = comparison.distance(), comparison.other_head_names
+    is_self = comparison.compared == "heads"
+    where = "" if is_self else f"in {comparison.options['other_run'].get('model', 'the other')} "
+    same = dict(comparison.same_heads().tolist())
+    table = comparison.table("heads")
     heads = []
     rows: list[dict[str, tuple[float, float, float]]] = []
-    for number, (layer, head) in enumerate(comparison.heads):
-        near = _nearest_pairs(table.distances[number], number if is_self else -1)
-        shown: dict[str, Any] = {"kind": comparison.kind, "layer": layer, "head": head, "roles": []}
+    places = zip(table["kind"].tolist(), table["layer"].tolist(), table["head"].tolist(), strict=True)
+    for number, (kind, layer, head) in enumerate(places):
+        near = _nearest_pairs(distances[number], number if is_self else -1)
+        shown: dict[str, Any] = {"kind": kind, "layer": layer, "head": head, "roles": []}
         row = {"mean_distance": (float(np.mean([d for _, d in near] or [math.nan])), math.nan, math.nan)}
         if near:
             nearest, distance = near[0]
-            name = f"L{others[nearest][0]}H{others[nearest][1]}"
-            shown["words"] = f"nearest {where}is {name}, {distance:.3f} away"
-            row["nearest_distance"] = table.distance_interval(number, nearest)
+            shown["words"] = f"nearest {where}is {others[nearest]}, {distance:.3f} away"
+            row["nearest_distance"] = comparison.distance_interval(number, nearest)
         if is_self:
             shown["near"] = near[:N_NEAR]
-        elif (layer, head) in others:
-            row["same_number_distance"] = table.distance_interval(number, others.index((layer, head)))
+        elif number in same:
+            row["same_number_distance"] = comparison.distance_interval(number, same[number])
         heads.append(shown)
         rows.append(row)
+    measure = distance_line(name)
     meanings = {
-        "nearest_distance": f"{table.measure} distance to the nearest head",
-        "mean_distance": f"mean {table.measure} distance to all others",
-        "same_number_distance": f"{table.measure} distance to the head of the same number in the other model",
+        "nearest_distance": f"{measure} to the nearest head",
+        "mean_distance": f"mean {measure} to all others",
+        "same_number_distance": f"{measure} to the head of the same number in the other model",
     }
-    columns = [_distance_column(name, meaning, rows) for name, meaning in meanings.items()]
-    if isinstance(comparison, HeadComparison):
-        columns += _map_columns(comparison.arrangements[0].places)
+    columns = [_distance_column(column, meaning, rows) for column, meaning in meanings.items()]
+    if is_self:
+        columns += _map_columns(comparison[f"places:{name}"])
     more = {"grid": "layers", "rows": "distance", "quantity": "distance"}
     shown_columns = [column for column in columns if np.isfinite(column["values"]).any()]
     return Heads(comparison.run, comparison.corpus, heads, shown_columns, more=more)

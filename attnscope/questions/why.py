@@ -122,7 +122,7 @@ class Why(Result):
                 f"{self.score['rounding']:.3g}"
             )
 
-    def report(self, **shown: Any) -> Report:
+    def report(self) -> Report:
         """Return what is said of it: the score, its strongest parts, and pairs of them."""
         return Report(
             model=model_of(self.run),

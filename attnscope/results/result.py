@@ -85,11 +85,10 @@ class Result(Record):
         """Return whether its first table is empty, as after an interruption."""
         return bool(self.TABLES) and not len(self.table(next(iter(self.TABLES))))
 
-    def report(self, **shown: Any) -> Report:
+    def report(self) -> Report:
         """Return what is said of it, as blocks that the terminal, figures and pages draw.
 
-        Args:
-            shown: How it is shown, by the options that its question takes.
+        A question may take options of how it is shown.
         """
         raise NotImplementedError
 

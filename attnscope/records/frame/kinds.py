@@ -156,9 +156,8 @@ KINDS = {
             drawn_with=("measures",), others=WHICH,
         ),
         Kind(
-            "attnscope.compare", "comparison of heads", "compare.record:Comparison", "compare", "compare",
-            ("npz", *_TABLE), ("npz", "csv", "png"), "compare.terminal:show", "compare.figures:pages",
-            page="pages:page_of_record",
+            "attnscope.compare", "comparison of heads", "attnscope.questions.compare:Comparison", "compare", "compare",
+            ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
             "attnscope.relations", "record of relations", "relations.record:Relations", "relations", "relations",

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from attnscope.choice import Choice
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options, read_names
+from attnscope.questions.distances import MEASURES
 from attnscope.studies.inputs.options import refuse_file_names
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.options import TextsWanted
-
-MEASURES = ("hellinger", "jensen_shannon")
 
 
 def require_measures(measures: Sequence[str]) -> None:

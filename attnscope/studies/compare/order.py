@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.compare.record import Comparison
+from attnscope.questions.compare import Comparison
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.compare.options import CompareOrder
 from attnscope.studies.compare.study import compare, compare_models

@@ -6,27 +6,34 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from attnscope.choice import Choice
+from attnscope.core.attention.calls import Calls, iterate_rows
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import select_part
+from attnscope.core.questions.distance import LARGEST, SUMS, classical_mds, cluster_heads
+from attnscope.core.sums import RunningSums
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, batches, block_batches
 from attnscope.errors import AttnscopeError
 from attnscope.host import physical_bytes
 from attnscope.models.model import Batch, Model
-from attnscope.records.frame.pair_tables import Arrangement, HeadPlace, PairTable
+from attnscope.questions.distances import WITHOUT_SPECIAL
 from attnscope.records.maps.heatmap import divide_by_rest
 from attnscope.records.maps.tokens import Tokens
 from attnscope.studies.failures import Place
 from attnscope.studies.inputs.texts import batch_of, special_ids
 from attnscope.studies.run import Measurer, Part
 
-if TYPE_CHECKING:
-    from torch import Tensor
+Floats = NDArray[np.float64]
 
-    from attnscope.core.sums import RunningSums
+HeadPlace = tuple[int, int]
+"""Layer and head."""
 
 WEIGHTS_AT_ONCE = 2**20
 """Of how many weights, of all layers together, distances are computed at once."""
@@ -142,8 +149,6 @@ class PairMeasurer(Measurer[PairPart]):
 
     def _look(self, batch: Sequence[Chunk]) -> list[_Seen]:
         """What each model attends to on a batch."""
-        import torch
-
         tokens = [part.tokens for part in batch]
         seen: list[_Seen] = []
         for model, chosen in zip(self._models, self._chosen, strict=True):
@@ -236,9 +241,6 @@ class _Seen:
         heads: Sequence[int],
         picked: Sequence[HeadPlace] | None,
     ) -> _Seen:
-        from attnscope.core.attention.calls import Calls
-        from attnscope.core.attention.probes import Weights
-
         probe = Weights(layers) if model.info.path == "eager" else Calls(layers)
         model.run(batch, probe)
         seen: Mapping[int, Any] = next(iter(probe.maps.values()), {})
@@ -258,11 +260,6 @@ class _Seen:
         What was seen has no gradient, and none is switched off here: where two models take turns, the one that is
         left last would leave it switched off for the whole process.
         """
-        import torch
-
-        from attnscope.core.attention.calls import iterate_rows
-        from attnscope.core.attention.seam import select_part
-
         if self.maps:
             step = max(16, WEIGHTS_AT_ONCE // max(1, n * sum(each.shape[1] for each in self.maps)))
             for low in range(0, n, step):
@@ -278,8 +275,6 @@ class PairSums:
     """Exact sums over texts for all pairs of heads of one model or of two, and for all pairs of layers of one model."""
 
     def __init__(self, heads: Sequence[tuple[HeadPlace, ...]], tables: Sequence[TableName]) -> None:
-        from attnscope.core.sums import RunningSums
-
         self.heads = heads
         self.shape = (len(heads[0]), len(heads[-1]))
         self._symmetric = len(heads) == 1
@@ -312,28 +307,64 @@ class PairSums:
             between = {name: self._between[name].merge(_sums_of_text(*parts)) for name, parts in grouped.items()}
         self._sums, self._between = added, between
 
-    def table(self, name: tuple[str, bool]) -> PairTable:
-        """The table of a measure, with special tokens or without."""
-        return table_of(*name, self.shape, self._pairs, self._sums[name])
+    def distances(self, table: TableName) -> dict[str, Floats]:
+        """Return the distances of a table by the names of the arrays of a result, each (head, head).
 
-    def arrange(self, table: PairTable) -> Arrangement:
-        """Order, clusters, map and layers by a table."""
-        from attnscope.core.questions.distance import classical_mds, cluster_heads
+        A distance is the root of the mean divergence. Its interval is over texts; NaN with fewer than 2.
+        """
+        measure, _ = table
+        sums = self._sums[table]
+        low, high = _interval(measure, sums)
+        counts = sums.total("c")
+        end = 0.0 if sums.n_texts > 1 else math.nan
+        name = name_of(table)
+        return {
+            f"distance:{name}": self._fill(np.sqrt(sums.ratio()), 0.0),
+            f"distance_low:{name}": self._fill(np.sqrt(low), end),
+            f"distance_high:{name}": self._fill(np.sqrt(high), end),
+            f"distance_count:{name}": self._fill(counts, float(counts.max(initial=0.0))),
+        }
 
-        merges, order = cluster_heads(table.distances)
-        places, explained = classical_mds(table.distances)
-        sums = self._between[table.measure, table.special]
-        n = len(self.layers)
-        layers = []
-        for values in (sums.ratio(), *_interval(table.measure, sums)):
-            square = np.sqrt(values).reshape(n, n)
-            layers.append(np.where(np.isnan(square), square.T, square))
-        return Arrangement(merges, order, places, explained, *layers)
+    def _fill(self, values: Floats, diagonal: float) -> Floats:
+        """Return numbers of pairs as a matrix, (head, head); of one model, both halves of it."""
+        matrix = np.full(self.shape, diagonal)
+        matrix[self._pairs] = values
+        if self._symmetric:
+            matrix[self._pairs[::-1]] = values
+        return matrix
+
+    def arrangement(self, table: TableName, distances: Floats) -> dict[str, NDArray[Any]]:
+        """Return order, clusters, places and the distances of layers by a table, by the names of a result's arrays.
+
+        Args:
+            table: The table.
+            distances: Its distances, (head, head).
+        """
+        measure, _ = table
+        name = name_of(table)
+        merges, order = cluster_heads(distances)
+        places, explained = classical_mds(distances)
+        arrays = {
+            f"merges:{name}": merges,
+            f"order:{name}": order,
+            f"places:{name}": places,
+            f"explained:{name}": explained,
+        }
+        sums = self._between[table]
+        n_layers = len(self.layers)
+        for part, values in zip(("", "_low", "_high"), (sums.ratio(), *_interval(measure, sums)), strict=True):
+            square = np.sqrt(values).reshape(n_layers, n_layers)
+            arrays[f"layer_distance{part}:{name}"] = np.where(np.isnan(square), square.T, square)
+        return arrays
+
+
+def name_of(table: TableName) -> str:
+    """Return what a table is called in results, such as "hellinger_without_special"."""
+    measure, special = table
+    return measure if special else f"{measure}{WITHOUT_SPECIAL}"
 
 
 def _sums_of_text(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> RunningSums:
-    from attnscope.core.sums import RunningSums
-
     of_text = RunningSums(sums.shape)
     of_text.add(sums, counts)
     return of_text
@@ -347,10 +378,6 @@ def sums_of_rows(
     `rows` are weights of one model, or of two, each (head, query, key). Only the chosen queries, (query,), and keys,
     (key,), stay, and each row is divided by what is left of it. None = all, as they are.
     """
-    import torch
-
-    from attnscope.core.questions.distance import SUMS
-
     if queries is not None and keys is not None:
         rows = [divide_by_rest(weights[:, queries][:, :, keys]) for weights in rows]
     parts = [torch.from_numpy(weights) for weights in rows]
@@ -360,26 +387,8 @@ def sums_of_rows(
 
 def _interval(measure: str, sums: RunningSums) -> Iterator[NDArray[np.float64]]:
     """Low and high ends, cut to what the divergence may be."""
-    from attnscope.core.questions.distance import LARGEST
-
     for ends in sums.interval():
         yield np.clip(ends, 0.0, LARGEST[measure])  # type: ignore[index]  # one of MEASURES
-
-
-def table_of(
-    measure: str, special: bool, shape: tuple[int, int], pairs: tuple[NDArray[Any], NDArray[Any]], sums: RunningSums
-) -> PairTable:
-    """A table from sums over texts of some pairs of heads; where they are those above the diagonal, of all."""
-    values = [sums.ratio(), *_interval(measure, sums), sums.total("c")]
-    filled = []
-    end = 0.0 if sums.n_texts > 1 else math.nan
-    for value, diagonal in zip(values, (0.0, end, end, float(values[3].max(initial=0.0))), strict=True):
-        whole = np.full(shape, diagonal)
-        whole[pairs] = value
-        if len(pairs[0]) < math.prod(shape):
-            whole[pairs[::-1]] = value
-        filled.append(whole)
-    return PairTable(measure, special, *filled)
 
 
 def _all_pairs(shape: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.questions.distance import best_matching
 from attnscope.corpus import BLOCK, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
-from attnscope.records.compare.record import HeadComparison, ModelComparison
+from attnscope.questions.compare import Comparison
 from attnscope.records.heads.findings import Findings
+from attnscope.results.table import HEADS, Table, text
 from attnscope.studies.compare.options import CompareOptions
-from attnscope.studies.compare.pairs import PairMeasurer, PairPart, PairSums
+from attnscope.studies.compare.pairs import PairMeasurer, PairPart, PairSums, name_of
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, texts_of
 from attnscope.studies.run import Run, run
@@ -29,12 +34,12 @@ def compare(
     roles: Findings | None = None,
     report: Report | None = None,
     workers: Workers | None = None,
-) -> HeadComparison:
+) -> Comparison:
     """Compares all heads of a model with each other.
 
         comparison = attnscope.compare(model, "The animal didn't cross the street because it was too tired.")
-        comparison.tables[0].distances  # (head, head)
-        comparison.arrangements[0].places  # (head, 2), the map
+        comparison.distance()  # (head, head)
+        comparison["places:hellinger"]  # (head, 2), the map
 
     The distance of two heads is the root of their mean divergence over all queries of all texts: Σ divergence / Σ
     queries. Near-duplicate texts count once. Padding and batches do not change it.
@@ -64,19 +69,18 @@ def compare(
             "give one that `attnscope heads` wrote for this model",
         )
     going, sums, corpus_facts = _run((model,), corpus, options, report, (workers,) if workers else None)
-    tables = tuple(sums.table(name) for name in options.tables)
-    first_role = {(h.kind, h.layer, h.head): h.roles[0].name for h in (roles.heads if roles else ()) if h.roles}
-    kind = model.info.kinds[0]
-    return HeadComparison(
-        run=_run_of((model,), going),
-        corpus=corpus_facts,
-        kind=kind,
-        heads=sums.heads[0],
-        tables=tables,
-        arrangements=tuple(sums.arrange(table) for table in tables),
-        roles=None if roles is None else tuple(first_role.get((kind, *head), "") for head in sums.heads[0]),
-        roles_source="" if roles is None else f"{roles.run.get('model')}, {amount(roles.corpus['n_texts'], 'text')}",
-    )
+    heads = heads_table(model, sums.heads[0])
+    said = {"compared": "heads", "distances": [name_of(table) for table in options.tables]}
+    if roles is not None:
+        heads = heads.with_column(text("role", "its strongest role; empty = it has none"), _roles_of(heads, roles))
+        said["roles_source"] = f"{roles.run.get('model')}, {amount(roles.corpus['n_texts'], 'text')}"
+    arrays: dict[str, NDArray[Any]] = {}
+    for table in options.tables:
+        distances = sums.distances(table)
+        arrays |= distances | sums.arrangement(table, distances[f"distance:{name_of(table)}"])
+    layers = Table.of_arrays(Comparison.TABLES["layers"], layer=sums.layers)
+    tables = {"heads": heads, "layers": layers}
+    return Comparison(_run_of((model,), going), corpus_facts, said, tables, arrays)
 
 
 @with_plain_torch
@@ -88,7 +92,7 @@ def compare_models(
     *,
     report: Report | None = None,
     workers: tuple[Workers, Workers] | None = None,
-) -> ModelComparison:
+) -> Comparison:
     """Compares the heads of two models, or of two checkpoints of one.
 
     Distances are as in `compare`, between each head of one model and each head of the other. Heads are matched so that
@@ -105,24 +109,39 @@ def compare_models(
     Raises:
         AttnscopeError: The models cut a text into different tokens; else as `compare`.
     """
-    from attnscope.core.questions.distance import best_matching
-
     options = options or CompareOptions()
     for each in (model, other):
         require_one_kind(each)
     going, sums, corpus_facts = _run((model, other), corpus, options, report, workers)
-    tables = tuple(sums.table(name) for name in options.tables)
-    kinds = dict.fromkeys((model.info.kinds[0], other.info.kinds[0]))
-    return ModelComparison(
-        run=_run_of((model, other), going),
-        other_run=run_of(other.info),
-        corpus=corpus_facts,
-        kind=" and ".join(kinds),
-        heads=sums.heads[0],
-        other_heads=sums.heads[1],
-        tables=tables,
-        matchings=tuple(best_matching(table.distances) for table in tables),
-    )
+    ours, theirs = (heads_table(each, heads) for each, heads in zip((model, other), sums.heads, strict=True))
+    arrays: dict[str, NDArray[Any]] = {}
+    for table in options.tables:
+        name = name_of(table)
+        arrays |= sums.distances(table)
+        match = np.full(len(ours), -1)
+        rows, columns = best_matching(arrays[f"distance:{name}"]).T
+        match[rows] = columns
+        arrays[f"match:{name}"] = match
+    said = {
+        "compared": "models",
+        "distances": [name_of(table) for table in options.tables],
+        "other_run": run_of(other.info),
+    }
+    tables = {"heads": ours, "other_heads": theirs}
+    return Comparison(_run_of((model, other), going), corpus_facts, said, tables, arrays)
+
+
+def heads_table(model: Model, heads: Sequence[tuple[int, int]]) -> Table:
+    """Return a table of heads, by layer and number."""
+    layers, numbers = zip(*heads, strict=True)
+    return Table.of_arrays(HEADS, kind=[model.info.kinds[0]] * len(heads), layer=layers, head=numbers)
+
+
+def _roles_of(heads: Table, roles: Findings) -> list[str]:
+    """Return the strongest role of each head; empty = it has none."""
+    first_role = {(head.kind, head.layer, head.head): head.roles[0].name for head in roles.heads if head.roles}
+    places = zip(heads["kind"].tolist(), heads["layer"].tolist(), heads["head"].tolist(), strict=True)
+    return [first_role.get(place, "") for place in places]
 
 
 def require_one_kind(model: Model) -> None:
@@ -141,21 +160,20 @@ def _run(
     report: Report | None,
     workers: tuple[Workers, ...] | None,
 ) -> tuple[Run[PairPart], PairSums, dict[str, Any]]:
-    """Runs the models on the texts: the pass, its sums, and the record's facts of its texts."""
+    """Run the models on the texts; return what that came to, the sums of all pairs, and what is said of the texts."""
     for model in models:
         options.choice.within(model.info)
     texts = texts_of(corpus)
     make = partial(PairMeasurer, choice=options.choice, tables=options.tables)
     step = "the comparison on a later text"
     going = run(make, models, texts, PairPart(), block=BLOCK, workers=workers, report=report, step=step)
-    done = going.done
-    if not done.n_texts and not going.complete:
+    if not going.done.n_texts and not going.complete:
         raise KeyboardInterrupt
-    done.left_out.require_some_left(done.n_texts, models[0].info)
-    if done.sums is None or not done.n_tokens:
+    going.done.left_out.require_some_left(going.done.n_texts, models[0].info)
+    if going.done.sums is None or not going.done.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    corpus_facts = {**going.corpus(texts, models[0].info), "text": corpus if isinstance(corpus, str) else None}
-    return going, done.sums, corpus_facts
+    single = corpus if isinstance(corpus, str) else None
+    return going, going.done.sums, {**going.corpus(texts, models[0].info), "text": single}
 
 
 def _run_of(models: Sequence[Model], going: Run[PairPart]) -> dict[str, Any]:

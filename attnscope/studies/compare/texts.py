@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from attnscope.choice import Choice
+from attnscope.core.attention.calls import Calls, single_head
+from attnscope.core.attention.seam import attention_weights
 from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.questions.distance import Measure, row_divergences
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
+from attnscope.questions.compare import Comparison
+from attnscope.questions.distances import MEASURES
 from attnscope.records import Heatmap, Tokens
-from attnscope.records.compare.pairs import MinimalPair
-from attnscope.records.compare.record import PickedHeads
-from attnscope.records.frame.pair_tables import HeadPlace, PairTable, head_name
 from attnscope.records.maps.heatmap import divide_by_rest
-from attnscope.studies.compare.options import MEASURES, require_measures
-from attnscope.studies.compare.pairs import sums_of_rows
-from attnscope.studies.compare.study import require_one_kind
+from attnscope.results.table import Table, number
+from attnscope.results.tokens import tokens_table
+from attnscope.studies.compare.options import require_measures
+from attnscope.studies.compare.pairs import HeadPlace, name_of, sums_of_rows
+from attnscope.studies.compare.study import heads_table, require_one_kind
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.maps.study import apply_changes, outline, run_model
 
-if TYPE_CHECKING:
-    from attnscope.core.questions.distance import Measure
+Floats = NDArray[np.float64]
+
+_WHERE = {"overall": "over the tokens that both texts share", "at_query": "at the tokens that the query names"}
 
 
 @with_plain_torch
 def compare_heads(
     model: Model, text: str, pick: Sequence[HeadPlace], *, measure: str = "hellinger", hide_special: bool = False
-) -> PickedHeads:
+) -> Comparison:
     """Puts a few heads of a model side by side on a text, with their mean and the single head that they would make.
 
     The single head is softmax(scale / √n · Σ_h q_h · k_h) for n heads. It has the queries and keys of all n heads side
@@ -59,22 +65,29 @@ def compare_heads(
     attention = record.maps[0]
     for head in picked:
         if not attention.exists(*head):
-            raise AttnscopeError(f"there is no attention in {head_name(head)}", "pick other heads")
+            raise AttnscopeError(f"there is no attention in L{head[0]}H{head[1]}", "pick other heads")
     single, note = _single(model, reading, picked)
     weights = np.stack([attention.of(*head) for head in picked])
-    tokens, changes = reading.tokens, tuple[str, ...]()
+    tokens = reading.tokens
     if hide_special and (sinks := tokens.sinks(attention.kind)).any():
         keep = ~sinks
         weights, *others = (
             divide_by_rest(w[..., keep, :][..., keep]).astype(np.float32)
             for w in (weights, *([] if single is None else [single]))
         )
-        single, tokens, changes = others[0] if others else None, tokens.take(keep), ("hide_special",)
-    order = dict.fromkeys((measure, *MEASURES))
-    tables = tuple(_table(name, weights, special=not hide_special) for name in order)
+        single = others[0] if others else None
+        tokens = tokens.take(keep)
     mean = weights.mean(0, dtype=np.float64).astype(np.float32)
-    run = run_of(model.info, reading.notes)
-    return PickedHeads(run, tokens, attention.kind, picked, weights, mean, single, note, tables, changes)
+    arrays: dict[str, NDArray[Any]] = {"weights:first": weights, "mean:first": mean}
+    if single is not None:
+        arrays["single:first"] = single
+    measures = [*dict.fromkeys((measure, *MEASURES))]
+    names = [name_of((each, not hide_special)) for each in measures]
+    for each, name in zip(measures, names, strict=True):
+        arrays |= _distances(each, name, weights)
+    tables = {"heads": heads_table(model, picked), "tokens:first": tokens_table(tokens)}
+    said = {"compared": "picked", "distances": names, "single_note": note}
+    return Comparison(run_of(model.info, reading.notes), {"text": tokens.text}, said, tables, arrays)
 
 
 @with_plain_torch
@@ -86,7 +99,7 @@ def compare_texts(
     query: str | None = None,
     measure: str = "hellinger",
     hide_special: bool = False,
-) -> MinimalPair:
+) -> Comparison:
     """Ranks all heads of a model by how much their rows change from one text to another: a minimal pair.
 
     Tokens are aligned by the fewest edits (Levenshtein): tokens that are replaced, inserted or deleted. Between equal
@@ -108,8 +121,6 @@ def compare_texts(
     Raises:
         AttnscopeError: An empty text; the query names no token, or none that the other text has something for.
     """
-    from attnscope.core.questions.distance import row_divergences
-
     require_measures((measure,))
     require_one_kind(model)
     readings = [read(model, Prompt(each)) for each in (text, other)]
@@ -128,25 +139,45 @@ def compare_texts(
         np.stack([row[:, :, list(places[side])].sum(-1, dtype=np.float64) for places in keys], -1)
         for side, row in enumerate(rows)
     ]
-    divergences = {name: row_divergences(cast("Measure", name), *pooled) for name in MEASURES}
+    divergences = {name: row_divergences(cast(Measure, name), *pooled) for name in MEASURES}
     queries = () if query is None else find_pairs(query, tokens, aligned)
     notes = [note for reading in readings for note in reading.notes]
     notes += [] if query is None else _note_pooled(query, tokens, aligned[list(queries)])
-    return MinimalPair(
-        run=run_of(model.info, notes),
-        tokens=tokens,
-        kind=first.kind,
-        heads=heads,
-        weights=weights,
-        other_weights=others,
-        aligned=aligned,
-        equal=equal,
-        divergences=divergences,
-        measure=measure,
-        query=query,
-        queries=queries,
-        changes=records[0].changes,
-    )
+
+    # What is kept: the change of each head by both measures, those first by which heads are ranked.
+    measures = [*dict.fromkeys((measure, *MEASURES))]
+    names = [name_of((each, not hide_special)) for each in measures]
+    asked = np.isin(np.arange(len(aligned)), queries)
+    heads_of_both = heads_table(model, heads)
+    arrays: dict[str, NDArray[Any]] = {"weights:first": weights, "weights:second": others}
+    for each, name in zip(measures, names, strict=True):
+        arrays[f"divergence:{name}"] = divergences[each]
+        for where, rows_there in (("overall", equal), ("at_query", asked)):
+            column = number(
+                f"{name}_{where}", f"how much its rows change {_WHERE[where]}", label=where.replace("_", " ")
+            )
+            heads_of_both = heads_of_both.with_column(column, _root_mean(divergences[each][:, rows_there]))
+    tables = {
+        "heads": heads_of_both,
+        "tokens:first": tokens_table(tokens[0]),
+        "tokens:second": tokens_table(tokens[1]),
+        "aligned": Table.of_arrays(
+            Comparison.TABLES["aligned"], first=aligned[:, 0], second=aligned[:, 1], equal=equal, asked=asked
+        ),
+    }
+    said = {"compared": "texts", "distances": names, "query": query}
+    corpus = {"text": tokens[0].text, "other_text": tokens[1].text}
+    return Comparison(run_of(model.info, notes), corpus, said, tables, arrays)
+
+
+def _root_mean(divergences: Floats) -> Floats:
+    """Return the root of the mean over queries, (head,), of divergences, (head, query); NaN where none is known."""
+    known = ~np.isnan(divergences)
+    counts = known.sum(1)
+    sums = np.where(known, divergences, 0.0).sum(1)
+    unknown = np.full(len(sums), np.nan)
+    means: Floats = np.divide(sums, counts, out=unknown, where=counts > 0)
+    return np.sqrt(means)
 
 
 def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[tuple[range, range]]]:
@@ -237,11 +268,6 @@ def _note_pooled(query: str, tokens: tuple[Tokens, Tokens], pairs: NDArray[np.in
 
 def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tuple[NDArray[np.float32] | None, str]:
     """The weights of the single head, (query, key), and what they mean; or none, and why."""
-    import torch
-
-    from attnscope.core.attention.calls import Calls, single_head
-    from attnscope.core.attention.seam import attention_weights
-
     if model.info.path == "eager":
         return None, "no single head: this model's queries and keys are not at hand"
     probe = Calls([layer for layer, _ in picked])
@@ -261,9 +287,14 @@ def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tupl
     return weights, f"{rule}; of {len(picked)} of the {by_layer[picked[0][0]].n_heads} heads of layer {picked[0][0]}"
 
 
-def _table(measure: str, weights: NDArray[np.float32], *, special: bool) -> PairTable:
-    """The divergences between heads on one text; without intervals, which several texts would give."""
+def _distances(measure: str, name: str, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float64]]:
+    """Return the distances between heads on one text; without intervals, which several texts would give."""
     sums, counts = sums_of_rows(measure, [weights], None, None)
     mean = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
     unknown = np.full(sums.shape, np.nan)
-    return PairTable(measure, special, mean, unknown, unknown, counts)
+    return {
+        f"distance:{name}": np.sqrt(mean),
+        f"distance_low:{name}": unknown,
+        f"distance_high:{name}": unknown,
+        f"distance_count:{name}": counts,
+    }

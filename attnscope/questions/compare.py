@@ -1,0 +1,362 @@
+"""How alike are heads: of one model, side by side, on two texts, or of two models? Loads no torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, amount
+from attnscope.questions import compare_texts
+from attnscope.questions.compare_figures import HeadPlane, Matrix
+from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL, distance_line, guide, texts_line, three_decimals
+from attnscope.report.blocks import Block, Curves, Grid, HeadMap, Ranking, Report, Series, Special, Words
+from attnscope.report.numbers import fixed, interval
+from attnscope.report.wording import corpus_notes, label, model_of, printable
+from attnscope.results.result import Result
+from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
+from attnscope.results.tokens import TOKENS
+
+_MOST_PAIRS = 100
+"""Pairs of heads that --all prints."""
+
+
+class Comparison(Result):
+    """Distances between heads.
+
+    `options["compared"]` says what was compared:
+
+    - "heads": all heads of a model with each other. `distance:NAME` is (head, head), where NAME is a measure, with
+      `_without_special` after it where special tokens are left out. By each of them heads have an order (`order`),
+      clusters (`merges`) and places in the plane (`places`), and layers have distances (`layer_distance`).
+    - "models": the heads of two models. `match` is the other model's head that each head is matched with.
+    - "picked": a few heads on one text, `weights:first`, with their mean and the single head that they would make.
+    - "texts": every head on two texts, `weights:first` and `weights:second`. `divergence:NAME` is how much the rows of
+      the aligned tokens differ: the squared Hellinger distance, or the Jensen-Shannon divergence in nats.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.compare/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "heads": HEADS,
+        "other_heads": HEADS,
+        "layers": (count("layer", "a layer, from 0"),),
+        "tokens": TOKENS,
+        "aligned": (
+            count("first", "the token in the first text", refers_to="tokens:first"),
+            count("second", "the token in the second text that stands for it", refers_to="tokens:second"),
+            flag("equal", "whether they are the same token; else the second replaces the first"),
+            flag("asked", "whether the query names it"),
+        ),
+    }
+    ARRAYS: ClassVar[Sequence[Array]] = (
+        Array("distance", "root of the mean divergence of two heads", range=(0, 1), axes=("heads", "columns")),
+        Array("order", "heads in the order of their clusters", kind="count", refers_to="heads", axes=("heads",)),
+        Array("merges", "which clusters merge, at which distance, with how many heads", axes=("n_merges", "4")),
+        Array("places", "the heads in the plane that keeps their distances best", axes=("heads", "2")),
+        Array("explained", "the share of the variance that each axis of the plane holds", "share", axes=("2",)),
+        Array("layer_distance", "the same between the heads of two layers", range=(0, 1), axes=("layers", "layers")),
+        Array(
+            "match",
+            "the head of the other model that a head is matched with",
+            kind="count",
+            refers_to="other_heads",
+            axes=("heads",),
+        ),
+        Array("weights", "attention weights", "share", range=(0, 1), axes=("heads", "tokens", "tokens")),
+        Array("mean", "the mean of the heads", "share", range=(0, 1), axes=("tokens", "tokens")),
+        Array("single", "the weights of the single head", "share", range=(0, 1), axes=("tokens", "tokens")),
+        Array("divergence", "how much a row differs between two texts", range=(0, 1), axes=("heads", "aligned")),
+    )
+
+    @property
+    def compared(self) -> str:
+        """What was compared: "heads", "models", "picked" or "texts"."""
+        return str(self.options["compared"])
+
+    @property
+    def distance_names(self) -> list[str]:
+        """The names of its distances, such as "hellinger_without_special"; the first is that to look at first."""
+        return [str(name) for name in self.options["distances"]]
+
+    def distance(self, name: str = "") -> Floats:
+        """Return distances, (head, head), NaN where two heads were never compared.
+
+        Args:
+            name: One of `distance_names`; empty = the first.
+
+        Raises:
+            AttnscopeError: There are none of this name.
+        """
+        name = name or self.distance_names[0]
+        if name not in self.distance_names:
+            raise AttnscopeError(
+                f"there is no distance {name!r} in this record", f"it has {', '.join(self.distance_names)}"
+            )
+        distances: Floats = self.grids[f"distance:{name}"]
+        return distances
+
+    def distance_interval(self, a: int, b: int) -> tuple[float, float, float]:
+        """Return the first distance of two heads, by their rows, with the ends of its 95% interval."""
+        name = self.distance_names[0]
+        value, low, high = (float(self.grids[f"distance{part}:{name}"][a, b]) for part in ("", "_low", "_high"))
+        return value, low, high
+
+    @property
+    def hides_special(self) -> bool:
+        """Whether special tokens are left out of the first distance."""
+        return self.distance_names[0].endswith(WITHOUT_SPECIAL)
+
+    @property
+    def other_head_names(self) -> list[str]:
+        """What the heads are called that the columns of distances are of."""
+        return self.table("other_heads").head_names() if self.compared == "models" else self.head_names
+
+    def same_heads(self) -> NDArray[np.int64]:
+        """Return the heads that two models have by number: rows of `heads` and of `other_heads`, (pair, 2)."""
+        others = {name: row for row, name in enumerate(self.other_head_names)}
+        pairs = [(row, others[name]) for row, name in enumerate(self.head_names) if name in others]
+        return np.array(pairs, np.int64).reshape(-1, 2)
+
+    def moved(self) -> NDArray[np.bool_]:
+        """Return which heads are matched with a head of another number, by the first distance, (head,)."""
+        match = self.grids[f"match:{self.distance_names[0]}"]
+        others = [*self.other_head_names, ""]
+        moved = [row >= 0 and others[row] != name for row, name in zip(match.tolist(), self.head_names, strict=True)]
+        return np.array(moved, np.bool_)
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """Return the rows of a file: one per pair of heads, or of two texts one per head."""
+        if self.compared == "texts":
+            yield from self.table("heads").rows()
+            return
+        names = self.distance_names
+        parts = ["", "_low", "_high", "_count"]
+        matched = [f"{name}_matched" for name in names if self.compared == "models"]
+        yield ("a", "b", *(f"{name}{part}" for name in names for part in parts), *matched)
+        for a, b in self._pairs():
+            distances = [float(self.grids[f"distance{part}:{name}"][a, b]) for name in names for part in parts]
+            matches = [int(self.grids[f"match:{name}"][a]) == b for name in names if matched]
+            yield (self.head_names[a], self.other_head_names[b], *distances, *matches)
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        if self.compared == "models":
+            return itertools.product(range(len(self.head_names)), range(len(self.other_head_names)))
+        return itertools.combinations(range(len(self.head_names)), 2)
+
+    def require_whole(self) -> None:
+        """Refuse what `Result` does, and parts that do not fit what was compared."""
+        super().require_whole()
+        if self.compared not in _REPORTS:
+            raise ValueError(f"it compares {self.compared[:40]!r}")
+        n_rows = len(self.table("heads"))
+        n_columns = len(self.table("other_heads")) if self.compared == "models" else n_rows
+        for name in self.distance_names if self.compared != "texts" else ():
+            if name.removesuffix(WITHOUT_SPECIAL) not in MEASURES:
+                raise ValueError(f"it has a distance {name[:40]!r}")
+            for part in ("", "_low", "_high", "_count"):
+                if self.grids[f"distance{part}:{name}"].shape != (n_rows, n_columns):
+                    raise ValueError("its distances do not fit its heads")
+        if self.compared in ("picked", "texts"):
+            compare_texts.require_texts(self)
+
+    def report(self) -> Report:
+        """Return what is said of it."""
+        return _REPORTS[self.compared](self)
+
+
+# All heads of a model, and those of two
+
+
+def _heads_report(comparison: Comparison) -> Report:
+    """Return which heads are alike, which are alone, and how layers follow each other."""
+    name = comparison.distance_names[0]
+    alike, alone = _most_alike(comparison), _most_alone(comparison)
+    answer = [f"{model_of(comparison.run)}: {amount(len(comparison.head_names), 'head')} compared"]
+    if alike:
+        answer.append(f"most alike are {_pair_text(comparison, alike[0])}")
+    if alone:
+        a, b = alone[0]
+        away = f"{_name(comparison, b)}, is {_distance(comparison, a, b)} away"
+        answer.append(f"most alone is {_name(comparison, a)}: its nearest, {away}")
+    blocks: list[Block] = [
+        _ranked_pairs(comparison, alike, "most alike, by " + distance_line(name)),
+        _ranked_pairs(comparison, alone, "most alone: the head nearest to them is far", joint="; nearest "),
+        *_layer_blocks(comparison),
+        Special(printed="never", figure="matrix", view=Matrix(comparison)),
+        Special(printed="never", figure="map", view=HeadPlane(comparison)),
+    ]
+    roles = comparison.options.get("roles_source")
+    return Report(
+        model=model_of(comparison.run),
+        answer=answer,
+        blocks=blocks,
+        guide=guide(comparison),
+        source=texts_line(comparison),
+        subtitle=f"{distance_line(name)} · {texts_line(comparison)}",
+        problems=corpus_notes(comparison),
+        notes=[f"roles: {printable(roles)}"] if roles else [],
+    )
+
+
+def _models_report(comparison: Comparison) -> Report:
+    """Return which heads differ most from those of the same number, and how heads are matched."""
+    name = comparison.distance_names[0]
+    models = model_of(comparison.run), model_of(comparison.options["other_run"])
+    distances, match = comparison.distance(), comparison.grids[f"match:{name}"]
+    same = comparison.same_heads()
+    apart = np.full(len(comparison.head_names), np.nan)
+    apart[same[:, 0]] = distances[same[:, 0], same[:, 1]]
+    column = number("distance", "distance to the head of the same number in the other model")
+    parts = {}
+    for part in ("low", "high"):
+        parts[part] = np.full(len(apart), np.nan)
+        parts[part][same[:, 0]] = comparison.grids[f"distance_{part}:{name}"][same[:, 0], same[:, 1]]
+    heads = comparison.table("heads").with_column(column, apart, **parts)
+    n_moved, n_matched = int(comparison.moved().sum()), int((match >= 0).sum())
+    matches = [
+        f"{comparison.other_head_names[other]} {fixed(distances[row, other], 3)}" if other >= 0 else ""
+        for row, other in enumerate(match.tolist())
+    ]
+    order = [int(row) for row in np.argsort(-np.nan_to_num(apart, nan=-1.0), kind="stable") if np.isfinite(apart[row])]
+    answer = [
+        f"{models[0]} and {models[1]}: {n_moved} of {amount(n_matched, 'head')} match one of another number",
+    ]
+    if order:
+        first = comparison.head_names[order[0]]
+        answer.append(f"{first} differs most from the head of its number: {fixed(apart[order[0]], 3)}")
+    moved = comparison.moved()
+    return Report(
+        model=f"{models[0]} and {models[1]}",
+        answer=answer,
+        blocks=[
+            Ranking(
+                heading=f"the heads that differ most from those of the same number, by {distance_line(name)}",
+                what="head",
+                names=comparison.head_names,
+                table=heads,
+                columns=["distance", Words("best match", matches)],
+                order=order,
+            ),
+            Special(printed="never", figure="matrix", view=Matrix(comparison)),
+            HeadMap(
+                printed="with --all",
+                heading="distance to the head of the same number",
+                figure="same-heads",
+                title="distance to the head of the same number",
+                heads=heads,
+                column="distance",
+                notes=["matched with a head of another number: " + (_names(comparison, moved) or "none")],
+            ),
+        ],
+        guide=[*guide(comparison), "best match: one to one, with the least sum of distances"],
+        source=texts_line(comparison),
+        subtitle=f"{distance_line(name)} · {texts_line(comparison)}",
+        problems=corpus_notes(comparison),
+    )
+
+
+def _names(comparison: Comparison, chosen: NDArray[np.bool_]) -> str:
+    names = [name for name, is_chosen in zip(comparison.head_names, chosen.tolist(), strict=True) if is_chosen]
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def _most_alike(comparison: Comparison) -> list[tuple[int, int]]:
+    """Return the pairs of heads with the least distance."""
+    rows, columns = np.triu_indices(len(comparison.head_names), 1)
+    distances = comparison.distance()[rows, columns]
+    order = [pair for pair in np.argsort(distances, kind="stable")[:_MOST_PAIRS] if np.isfinite(distances[pair])]
+    return [(int(rows[pair]), int(columns[pair])) for pair in order]
+
+
+def _most_alone(comparison: Comparison) -> list[tuple[int, int]]:
+    """Return the heads whose most alike other head is farthest away, each with that head."""
+    distances = comparison.distance().copy()
+    np.fill_diagonal(distances, np.nan)
+    known = np.flatnonzero(np.isfinite(distances).any(1)).tolist()
+    nearest = [(head, int(np.nanargmin(distances[head]))) for head in known]
+    return sorted(nearest, key=lambda pair: (-distances[pair], pair[0]))
+
+
+def _ranked_pairs(
+    comparison: Comparison, pairs: Sequence[tuple[int, int]], heading: str, joint: str = " and "
+) -> Ranking:
+    """Return pairs of heads with their distances by every measure."""
+    columns, values = [], {}
+    rows = np.array([a for a, _ in pairs], np.int64)
+    others = np.array([b for _, b in pairs], np.int64)
+    for name in comparison.distance_names:
+        # The same with and without special tokens, in a word.
+        column = name.replace("_without_special", "_w/o_special")
+        columns.append(number(column, "distance of two heads"))
+        for part in ("", "_low", "_high"):
+            values[f"{column}{part}"] = comparison.grids[f"distance{part}:{name}"][rows, others]
+    return Ranking(
+        heading=heading,
+        what="heads",
+        noun="pair",
+        names=[f"{_name(comparison, a)}{joint}{_name(comparison, b)}" for a, b in pairs],
+        table=Table.of_arrays(columns, **values),
+        columns=[column.name for column in columns],
+        order=range(len(pairs)),
+    )
+
+
+def _layer_blocks(comparison: Comparison) -> Iterator[Block]:
+    """Return how far the heads of each layer are from those of each other layer, and of the next."""
+    name = comparison.distance_names[0]
+    layers = [f"L{layer}" for layer in comparison.table("layers")["layer"].tolist()]
+    between = comparison.interval(f"layer_distance:{name}")
+    if len(layers) > 1:
+        steps = np.stack([np.diagonal(between[..., part], 1) for part in range(3)], -1)
+        yield Curves(
+            heading="each layer to the next: the distance between all their heads",
+            printed="with --all",
+            figure="layers",
+            title="each layer to the next",
+            y="distance",
+            across="layer",
+            x=list(range(len(steps))),
+            series=[Series("", np.where(np.isfinite(steps), steps, steps[:, :1]))],
+            notes=["band: 95% interval over texts"] if np.isfinite(steps[:, 1]).any() else [],
+        )
+    yield Grid(
+        heading="layers: the distance between all their heads",
+        printed="with --all",
+        figure="layer-by-layer",
+        title="layer by layer: the distance between all pairs of their heads; on the diagonal within a layer",
+        values=between[..., 0],
+        rows=layers,
+        columns=layers,
+        most=len(layers),
+    )
+
+
+def _pair_text(comparison: Comparison, pair: tuple[int, int]) -> str:
+    a, b = pair
+    return f"{_name(comparison, a)} and {_name(comparison, b)}: {_distance(comparison, a, b)}"
+
+
+def _name(comparison: Comparison, row: int) -> str:
+    """Return what a head is called, with its role where that is known."""
+    heads = comparison.table("heads")
+    role = heads["role"][row] if "role" in heads else ""
+    return comparison.head_names[row] + (f" ({label(role)})" if role else "")
+
+
+def _distance(comparison: Comparison, a: int, b: int) -> str:
+    """Return a distance with its interval, if there is one."""
+    value, low, high = comparison.distance_interval(a, b)
+    beside = f" {interval(low, high, three_decimals)}" if np.isfinite([low, high]).all() else ""
+    return fixed(value, 3) + beside
+
+
+_REPORTS = {
+    "heads": _heads_report,
+    "models": _models_report,
+    "picked": compare_texts.picked_report,
+    "texts": compare_texts.texts_report,
+}
+"""What is said, by what was compared."""

@@ -1,0 +1,54 @@
+"""What is said of distances between heads, whatever is compared. Plain values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.report.numbers import fixed
+from attnscope.report.wording import corpus_line, hidden_tokens, printable
+
+if TYPE_CHECKING:
+    from attnscope.questions.compare import Comparison
+
+MEASURES = ("hellinger", "jensen_shannon")
+DISTANCES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
+MEANINGS = {
+    "hellinger": "distance: root of the mean squared Hellinger distance between two rows, 0 to 1",
+    "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two rows, 0 to 0.83 (√ln 2)",
+}
+WITHOUT_SPECIAL = "_without_special"
+"""How the name of a table of distances ends that leaves special tokens out."""
+
+
+def three_decimals(value: float) -> str:
+    """Return a distance with three decimals; – where it is undefined."""
+    return fixed(value, 3)
+
+
+def distance_line(name: str) -> str:
+    """Return what a distance is called, such as "Hellinger distance, without special tokens"."""
+    measure = name.removesuffix(WITHOUT_SPECIAL)
+    return DISTANCES[measure] + (", without special tokens" if measure != name else "")
+
+
+def guide(comparison: Comparison) -> list[str]:
+    """Return the meaning of the first distance, and the rows that it leaves out."""
+    name = comparison.distance_names[0]
+    lines = [MEANINGS[name.removesuffix(WITHOUT_SPECIAL)]]
+    if comparison.compared in ("heads", "models") and np.isfinite(comparison.grids[f"distance_low:{name}"]).any():
+        lines.append("in brackets: 95% interval over texts")
+    if name.endswith(WITHOUT_SPECIAL):
+        kind = comparison.table("heads")["kind"].tolist()[0]
+        lines.append(
+            f"without {hidden_tokens(kind)}: rows are divided by what is left of them (one with less than 1% left is "
+            "left out)"
+        )
+    return lines
+
+
+def texts_line(comparison: Comparison) -> str:
+    """Return the text that heads were compared on, or how many and their sources."""
+    text = comparison.corpus.get("text")
+    return f"“{printable(text, 160)}”" if isinstance(text, str) else corpus_line(comparison)
