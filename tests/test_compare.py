@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attnscope.records.compare.record import Comparison
-from attnscope.views.compare.summary import texts_line
 
 import attnscope
 from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records.frame.pair_tables import head_name
+from attnscope.questions.compare import WITHOUT_SPECIAL, Comparison
+from attnscope.questions.compare_figures import Panel
+from attnscope.questions.compare_texts import ranked, unmatched
+from attnscope.questions.distances import texts_line
+from attnscope.results.table import Floats
 from attnscope.studies.compare import study
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import compare, compare_models
@@ -47,6 +49,17 @@ def other(tmp_path_factory: pytest.TempPathFactory):
     )
 
 
+def means(found: Comparison, name: str = "") -> Floats:
+    """The mean divergences of all pairs of heads: squared distances."""
+    return found.distance(name) ** 2
+
+
+def places(found: Comparison, table: str = "heads") -> list[tuple[int, int]]:
+    """Layer and number of each head."""
+    heads = found.table(table)
+    return list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
+
+
 def mean_by_hand(model, texts: list[str], a: tuple[int, int], b: tuple[int, int], measure: str, special: bool) -> float:
     """The mean divergence of two heads, row by row, from the records of `heatmap`."""
     total, count = 0.0, 0
@@ -68,55 +81,56 @@ def mean_by_hand(model, texts: list[str], a: tuple[int, int], b: tuple[int, int]
 class TestAllHeads:
     def test_copies_of_a_text_count_once(self, tiny) -> None:
         once, often = compare(tiny, TEXTS, BOTH), compare(tiny, [*TEXTS, TEXTS[0].upper(), *TEXTS], BOTH)
-        for one, other in zip(once.tables, often.tables, strict=True):
-            for name in ("mean", "low", "high", "count"):
-                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert once.grids.keys() == often.grids.keys()
+        for name, values in once.grids.items():
+            np.testing.assert_array_equal(values, often.grids[name])
         assert often.corpus["n_copies"] == len(TEXTS) + 1
-        assert f"{len(TEXTS) + 1} copies left out" in texts_line(often.corpus)
+        assert f"{len(TEXTS) + 1} copies left out" in texts_line(often)
 
     def test_means_are_those_of_rows_one_by_one(self, tiny) -> None:
         found = compare(tiny, TEXTS, BOTH)
-        assert [t.name for t in found.tables] == [
+        assert found.distance_names == [
             "hellinger", "jensen_shannon", "hellinger_without_special", "jensen_shannon_without_special",
         ]  # fmt: skip
-        for table in found.tables:
-            for a in range(6):
-                for b in range(6):
-                    wanted = mean_by_hand(tiny, TEXTS, found.heads[a], found.heads[b], table.measure, table.special)
-                    assert table.mean[a, b] == pytest.approx(wanted, abs=KEPT), (table.name, a, b)
+        heads = places(found)
+        for name in found.distance_names:
+            measure, is_special = name.removesuffix(WITHOUT_SPECIAL), not name.endswith(WITHOUT_SPECIAL)
+            for a, b in product(range(6), repeat=2):
+                wanted = mean_by_hand(tiny, TEXTS, heads[a], heads[b], measure, is_special)
+                assert means(found, name)[a, b] == pytest.approx(wanted, abs=KEPT), (name, a, b)
 
     def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         together = compare(tiny, TEXTS, BOTH)
         monkeypatch.setattr("attnscope.studies.compare.pairs.TOKEN_BUDGET", 1)
         monkeypatch.setattr("attnscope.studies.compare.pairs.WEIGHTS_AT_ONCE", 1)
         apart = compare(tiny, TEXTS, BOTH)
-        for a, b in zip(together.tables, apart.tables, strict=True):
-            np.testing.assert_allclose(a.mean, b.mean, atol=1e-12)
-            np.testing.assert_array_equal(a.count, b.count)
+        for name in together.distance_names:
+            np.testing.assert_allclose(means(together, name), means(apart, name), atol=1e-12)
+            counts = [found[f"distance_count:{name}"] for found in (together, apart)]
+            np.testing.assert_array_equal(*counts)
 
     def test_texts_over_the_limit_are_cut_and_count_as_one_text(self, tiny) -> None:
         found = compare(tiny, ["the cat " * 40, "a cat"])
         assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
-        assert found.tables[0].count[0, 1] == found.corpus["n_tokens"]
+        assert found["distance_count:hellinger"][0, 1] == found.corpus["n_tokens"]
 
     def test_intervals_and_counts(self, tiny) -> None:
         found = compare(tiny, TEXTS)
-        table = found.tables[0]
         above = np.triu_indices(6, 1)
-        assert (table.low[above] <= table.mean[above]).all()
-        assert (table.mean[above] <= table.high[above]).all()
-        assert (table.low >= 0).all()
-        most = {"hellinger": 1.0, "jensen_shannon": np.log(2)}
-        for few in (*found.tables, *compare(tiny, TEXTS[:2]).tables):  # t of one degree of freedom reaches far
-            assert (few.high <= most[few.measure]).all()
-        assert not table.mean.diagonal().any()
+        low, high = (found[f"distance_{part}:hellinger"] for part in ("low", "high"))
+        assert (low[above] <= found.distance()[above]).all()
+        assert (found.distance()[above] <= high[above]).all()
+        assert (low >= 0).all()
+        for few in (found, compare(tiny, TEXTS[:2])):  # t of one degree of freedom reaches far
+            assert (few["distance_high:hellinger"] <= 1).all()
+        assert not found.distance().diagonal().any()
         one = compare(tiny, TEXTS[0])
-        assert np.isnan(one.tables[0].low).all()
+        assert np.isnan(one["distance_low:hellinger"]).all()
         assert one.corpus["text"] == TEXTS[0]
 
     def test_twice_the_texts_give_the_same_means(self, tiny) -> None:
         once, twice = compare(tiny, TEXTS), compare(tiny, [*TEXTS, *TEXTS])
-        np.testing.assert_allclose(once.tables[0].mean, twice.tables[0].mean, rtol=1e-12)
+        np.testing.assert_allclose(means(once), means(twice), rtol=1e-12)
 
     def test_the_dense_road_gives_the_same(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         by_calls = compare(tiny, TEXTS, BOTH)
@@ -125,24 +139,24 @@ class TestAllHeads:
         monkeypatch.setattr(tiny, "info", replace(tiny.info, path="eager"))
         dense = compare(tiny, TEXTS, BOTH)
         assert "memory grows" in dense.run["notes"][-1]
-        for a, b in zip(by_calls.tables, dense.tables, strict=True):
-            np.testing.assert_allclose(a.mean, b.mean, atol=KEPT)
+        for name in dense.distance_names:
+            np.testing.assert_allclose(means(by_calls, name), means(dense, name), atol=KEPT)
 
     def test_a_decoder_without_special_tokens_has_the_same_both_ways(self) -> None:
         model = attnscope.load("own-causal")
         found = compare(model, TIRED)
         if not model.tokenizer.encode(TIRED).special.any():
-            np.testing.assert_array_equal(found.tables[0].mean, found.tables[1].mean)
+            np.testing.assert_array_equal(*(found.distance(name) for name in found.distance_names))
 
     def test_chosen_layers_and_heads_alone(self, tiny) -> None:
         whole = compare(tiny, TEXTS)
         found = compare(tiny, TEXTS, CompareOptions(choice=Choice(layers=(1,), heads=(0, 2))))
-        assert found.heads == ((1, 0), (1, 2))
-        assert found.tables[0].mean[0, 1] == pytest.approx(whole.tables[0].mean[3, 5], abs=1e-12)
+        assert places(found) == [(1, 0), (1, 2)]
+        assert means(found)[0, 1] == pytest.approx(means(whole)[3, 5], abs=1e-12)
 
     def test_layers_are_means_over_their_pairs(self, tiny) -> None:
         found = compare(tiny, TEXTS)
-        mean, layers = found.tables[0].mean, found.arrangements[0].layers
+        mean, layers = means(found), found["layer_distance:hellinger"]
         assert layers[0, 1] == layers[1, 0] == pytest.approx(math.sqrt(mean[:3, 3:].mean()), rel=1e-6)
         within = mean[:3, :3][np.triu_indices(3, 1)].mean()
         assert layers[0, 0] == pytest.approx(math.sqrt(within), rel=1e-6)
@@ -150,31 +164,31 @@ class TestAllHeads:
     def test_the_first_token_of_a_decoder_is_hidden_with_special_ones(self) -> None:
         model = attnscope.load("own-causal", dtype="float64")
         found = compare(model, TEXTS[:2])
-        for table in found.tables:
-            by_hand = mean_by_hand(model, TEXTS[:2], found.heads[0], found.heads[1], table.measure, table.special)
-            assert table.mean[0, 1] == pytest.approx(by_hand, rel=1e-5), table.special
-        picked = compare_heads(model, TEXTS[0], found.heads[:2], hide_special=True)
+        heads = places(found)
+        for name in found.distance_names:
+            by_hand = mean_by_hand(model, TEXTS[:2], *heads[:2], "hellinger", not name.endswith(WITHOUT_SPECIAL))
+            assert means(found, name)[0, 1] == pytest.approx(by_hand, rel=1e-5), name
+        picked = compare_heads(model, TEXTS[0], heads[:2], hide_special=True)
         hidden = attnscope.heatmap(model, TEXTS[0], hide_special=True)
-        np.testing.assert_allclose(picked.weights[1], hidden.of(*found.heads[1]), atol=1e-6)
+        np.testing.assert_allclose(picked["weights:first"][1], hidden.of(*heads[1]), atol=1e-6)
 
     def test_hiding_special_tokens_puts_those_tables_first(self, tiny) -> None:
         found = compare(tiny, TEXTS, CompareOptions(hide_special=True))
-        assert [t.special for t in found.tables] == [False, True]
+        assert found.distance_names == ["hellinger_without_special", "hellinger"] and found.hides_special
 
     def test_most_alike_and_most_alone(self, tiny) -> None:
         found = compare(tiny, TEXTS)
-        table = found.tables[0]
-        (a, b), *_ = found.most_alike(table)
-        assert table.mean[a, b] == table.mean[np.triu_indices(6, 1)].min()
-        (head, nearest), *_ = found.most_alone(table)
-        others = [table.mean[h, [o for o in range(6) if o != h]].min() for h in range(6)]
-        assert table.mean[head, nearest] == max(others)
+        alike, alone = found.report().blocks[:2]
+        distances = found.distance()
+        assert alike.table["hellinger"][0] == distances[np.triu_indices(6, 1)].min()
+        others = [distances[head, [other for other in range(6) if other != head]].min() for head in range(6)]
+        assert alone.table["hellinger"][0] == max(others)
 
     def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("attnscope.studies.compare.pairs.TOKEN_BUDGET", 1)
         found = compare(tiny, TEXTS, report=after(0))
         assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
-        np.testing.assert_allclose(found.tables[0].mean, compare(tiny, "b").tables[0].mean, atol=1e-12)
+        np.testing.assert_allclose(means(found), means(compare(tiny, TEXTS[1])), atol=1e-12)
 
     def test_the_model_can_be_studied_further(self, tiny) -> None:
         compare(tiny, TEXTS)
@@ -183,8 +197,7 @@ class TestAllHeads:
 
     def test_one_head_is_a_record_too(self, tiny) -> None:
         found = compare(tiny, TEXTS, CompareOptions(choice=Choice(layers=(0,), heads=(1,))))
-        assert found.most_alike(found.tables[0]) == []
-        assert found.most_alone(found.tables[0]) == []
+        assert not any(len(block.order) for block in found.report().blocks[:2])
 
     def test_roles_come_from_a_record_of_the_same_model(self, minilm) -> None:
         texts = [TIRED, WIDE, "The cat sat on the mat."]
@@ -192,8 +205,7 @@ class TestAllHeads:
             minilm, attnscope.Corpus([str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")])
         )
         found = compare(minilm, texts, roles=roles)
-        assert found.roles is not None
-        assert found.roles[2] == "previous_token"
+        assert found["heads"]["role"][2] == "previous_token"
         with pytest.raises(AttnscopeError, match="is of minilm, not of own"):
             compare(attnscope.load("own"), texts, roles=roles)
 
@@ -212,19 +224,19 @@ class TestAllHeads:
 class TestModels:
     def test_a_model_matches_itself(self, tiny) -> None:
         found = compare_models(tiny, tiny, TEXTS, BOTH)
-        assert found.count_moved() == 0
+        assert found.moved().sum() == 0
         # A row's own products are summed in the same order, so nothing is left but rounding.
-        assert found.tables[0].distances.diagonal().max() < 1e-7
+        assert found.distance().diagonal().max() < 1e-7
 
     def test_distances_are_those_between_rows(self, tiny, other) -> None:
         found = compare_models(tiny, other, TEXTS[1])
-        assert found.tables[0].mean.shape == (6, 15)
+        assert found.distance().shape == (6, 15)
         ours, theirs = attnscope.heatmap(tiny, TEXTS[1]), attnscope.heatmap(other, TEXTS[1])
         p, q = ours.of(1, 2).astype(float), theirs.of(2, 4).astype(float)
         wanted = ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(-1).mean() / 2
-        assert found.tables[0].mean[5, 14] == pytest.approx(wanted, abs=KEPT)
-        assert len(found.matchings[0]) == 6
-        assert len(found.same()) == 6
+        assert means(found)[5, 14] == pytest.approx(wanted, abs=KEPT)
+        assert (found["match:hellinger"] >= 0).sum() == 6
+        assert len(found.same_heads()) == 6
 
     def test_permuted_heads_are_found_again(self, tiny, tmp_path: Path) -> None:
         import copy
@@ -239,10 +251,11 @@ class TestModels:
                     parameter.copy_(parts)
             layer.out_proj.weight.copy_(layer.out_proj.weight.view(15, 3, 5)[:, order].reshape(15, 15))
         found = compare_models(tiny, swapped, TEXTS)
-        matched = {found.heads[a]: found.other_heads[b] for a, b in found.matchings[0]}
+        others = places(found, "other_heads")
+        matched = dict(zip(places(found), [others[row] for row in found["match:hellinger"]], strict=True))
         assert [matched[0, h] for h in range(3)] == [(0, 1), (0, 2), (0, 0)]
         assert [matched[1, h] for h in range(3)] == [(1, 0), (1, 1), (1, 2)]
-        assert found.count_moved() == 3
+        assert found.moved().sum() == 3
 
     def test_other_tokens_of_a_text_are_refused(self, tiny, minilm) -> None:
         with pytest.raises(AttnscopeError, match="split the same text into different tokens: .* … and .* …") as caught:
@@ -250,42 +263,52 @@ class TestModels:
         assert "share a tokenizer" in str(caught.value.hint)
 
 
+def panels_of(found: Comparison, figure: str) -> list[Panel]:
+    """The maps side by side of a figure."""
+    (block,) = found.report().figures()[figure]
+    return list(block.view.panels)  # type: ignore[attr-defined]  # a figure of maps
+
+
 class TestPickedHeads:
     def test_the_mean_and_the_single_head(self, minilm) -> None:
         found = compare_heads(minilm, TIRED, [(3, h) for h in range(12)])
-        np.testing.assert_allclose(found.mean, found.weights.mean(0), atol=1e-6)
-        assert "one head of full width" in found.single_note
-        assert found.single is not None
-        np.testing.assert_allclose(found.single.sum(-1), 1, atol=1e-5)
-        assert np.abs(found.single - found.mean).max() > 0.5
+        np.testing.assert_allclose(found["mean:first"], found["weights:first"].mean(0), atol=1e-6)
+        assert "one head of full width" in found.options["single_note"]
+        np.testing.assert_allclose(found["single:first"].sum(-1), 1, atol=1e-5)
+        assert np.abs(found["single:first"] - found["mean:first"]).max() > 0.5
 
     def test_the_single_head_of_different_layers_says_so(self, minilm) -> None:
-        assert "of different layers" in compare_heads(minilm, TIRED, [(3, 1), (5, 11)]).single_note
-        assert "of 2 of the 12 heads" in compare_heads(minilm, TIRED, [(3, 1), (3, 2)]).single_note
+        assert "of different layers" in compare_heads(minilm, TIRED, [(3, 1), (5, 11)]).options["single_note"]
+        assert "of 2 of the 12 heads" in compare_heads(minilm, TIRED, [(3, 1), (3, 2)]).options["single_note"]
 
     def test_without_queries_and_keys_there_is_none(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         from dataclasses import replace
 
         monkeypatch.setattr(tiny, "info", replace(tiny.info, path="eager"))
         found = compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
-        assert found.single is None
-        assert "not at hand" in found.single_note
-        assert [name for name, _ in found.maps()] == ["L0H0", "L1H1", "mean"]
+        assert "single:first" not in found.grids
+        assert "not at hand" in found.options["single_note"]
+        assert [panel.title for panel in panels_of(found, "picked")] == ["L0H0", "L1H1", "mean"]
 
     def test_differences(self, tiny) -> None:
         two = compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
-        (name, values), (single, _) = two.differences()
-        assert (name, single) == ("L0H0 − L1H1", "single head − mean")
-        np.testing.assert_array_equal(values, two.weights[0] - two.weights[1])
+        difference, single = panels_of(two, "differences")
+        assert (difference.title, single.title) == ("L0H0 − L1H1", "single head − mean")
+        weights = two["weights:first"]
+        np.testing.assert_array_equal(difference.values, weights[0] - weights[1])
         three = compare_heads(tiny, "the cat", [(0, 0), (1, 1), (0, 2)])
-        assert [name for name, _ in three.differences()][:3] == ["L0H0 − mean", "L1H1 − mean", "L0H2 − mean"]
+        assert [panel.title for panel in panels_of(three, "differences")][:3] == [
+            "L0H0 − mean",
+            "L1H1 − mean",
+            "L0H2 − mean",
+        ]
 
     def test_hidden_special_tokens_leave_rows_of_one(self, minilm) -> None:
         found = compare_heads(minilm, TIRED, [(3, 1), (3, 2)], hide_special=True)
         wanted = attnscope.heatmap(minilm, TIRED, pick=[(3, 1)], hide_special=True)
-        np.testing.assert_array_equal(found.weights[0], wanted.of(3, 1))
-        assert found.tokens.labels == wanted.tokens
-        assert not found.tables[0].special
+        np.testing.assert_array_equal(found["weights:first"][0], wanted.of(3, 1))
+        assert tuple(found["tokens:first"]["token"]) == wanted.tokens
+        assert found.hides_special
 
     @pytest.mark.parametrize("pick", [[], [(0, 0)], [(0, 0), (0, 0)]])
     def test_fewer_than_two_heads_are_refused(self, tiny, pick: list[tuple[int, int]]) -> None:
@@ -300,32 +323,32 @@ class TestPickedHeads:
 class TestMinimalPairs:
     def test_tired_and_wide_at_it(self, minilm) -> None:
         found = compare_texts(minilm, TIRED, WIDE, query="it")
-        names = [head_name(found.heads[head]) for head in found.ranked()]
+        names = [found.head_names[head] for head in ranked(found)]
         assert "L3H1" in names[:5]
         head, it, animal = names.index("L3H1"), 10, 2
         assert head == 0
-        place = found.heads.index((3, 1))
-        assert found.weights[place, it, animal] == pytest.approx(0.68, abs=0.005)
-        assert found.other_weights[place, it, animal] == pytest.approx(0.28, abs=0.005)
+        place = found.head_names.index("L3H1")
+        assert found["weights:first"][place, it, animal] == pytest.approx(0.68, abs=0.005)
+        assert found["weights:second"][place, it, animal] == pytest.approx(0.28, abs=0.005)
 
     def test_change_is_the_root_of_the_mean_divergence(self, minilm) -> None:
         found = compare_texts(minilm, TIRED, WIDE, query="it", measure="jensen_shannon")
-        head = found.heads.index((3, 1))
-        p, q = found.weights[head].astype(float), found.other_weights[head].astype(float)
+        head = found.head_names.index("L3H1")
+        p, q = (found[f"weights:{side}"][head].astype(float) for side in ("first", "second"))
         h2 = ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(-1) / 2
         equal = [i for i in range(16) if i != 13]
-        assert found.overall("hellinger")[head] == pytest.approx(math.sqrt(h2[equal].mean()), abs=1e-9)
-        assert found.at_query("hellinger")[head] == pytest.approx(math.sqrt(h2[10]), abs=1e-9)
+        assert found["heads"]["hellinger_overall"][head] == pytest.approx(math.sqrt(h2[equal].mean()), abs=1e-9)
+        assert found["heads"]["hellinger_at_query"][head] == pytest.approx(math.sqrt(h2[10]), abs=1e-9)
 
     def test_the_same_text_twice_changes_nothing(self, tiny) -> None:
         found = compare_texts(tiny, "the cat", "the cat")
-        assert found.equal.all()
-        assert not found.overall().any()
+        assert found["aligned"]["equal"].all()
+        assert not found["heads"]["hellinger_overall"].any()
 
     def test_texts_with_nothing_in_common_still_have_their_special_tokens(self, tiny) -> None:
         found = compare_texts(tiny, "a b c", "x y")
-        assert found.equal.sum() == 2
-        assert found.unmatched() == ((1, 2, 3), (1, 2))
+        assert found["aligned"]["equal"].sum() == 2
+        assert unmatched(found) == ([1, 2, 3], [1, 2])
 
     def test_a_query_of_one_text_alone_is_refused(self, tiny) -> None:
         with pytest.raises(AttnscopeError, match="one of the texts alone"):
@@ -334,8 +357,9 @@ class TestMinimalPairs:
             compare_texts(tiny, "the cat", "the cat a", query="dog")
 
     def test_a_replaced_token_can_be_asked_for_by_either_name(self, minilm) -> None:
-        ours, theirs = (compare_texts(minilm, TIRED, WIDE, query=name).queries for name in ("tired", "wide"))
-        assert ours == theirs == (13,)
+        for name in ("tired", "wide"):
+            aligned = compare_texts(minilm, TIRED, WIDE, query=name)["aligned"]
+            assert aligned["first"][aligned["asked"]].tolist() == [13]
 
 
 class TestAlignment:
@@ -411,7 +435,7 @@ def test_a_record_comes_back_without_loss(record: Comparison, tmp_path: Path) ->
     rows = list(csv.reader(record.to_csv().splitlines()))
     assert len({len(row) for row in rows}) == 1 and len(rows) > 1
     arrays = record.arrays()
-    for name in [name for name, array in arrays.items() if array.shape[0] > 1 and not name.endswith("matching")]:
+    for name in [name for name, array in arrays.items() if array.shape[0] > 1 and not name.startswith("merges")]:
         cut = arrays | {name: arrays[name][:1]}
         with pytest.raises((AttnscopeError, ValueError)):
             require_read(type(record), record.describe(), cut)

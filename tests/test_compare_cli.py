@@ -6,15 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attnscope.records.compare.pairs import MinimalPair
-from attnscope.records.compare.record import HeadComparison
-from attnscope.views.compare import figures as compare_figures
-from attnscope.views.compare.figures import pages, tree_of
-from attnscope.views.compare.maps import rows_page
-from attnscope.views.compare.summary import tokens_changed
 
 import attnscope
+from attnscope.questions.compare_figures import tree_of
 from attnscope.records import load_record as load
+from attnscope.report.figures import pages
 from tests.conftest import Run
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
@@ -27,8 +23,7 @@ def test_all_heads_as_tables_and_files(run: Run, tmp_path: Path) -> None:
     assert (status, err) == (0, "")
     assert "most alike, by Hellinger distance" in out
     assert "most alone" in out
-    assert "to the next" in out
-    names = ["compare.npz", "compare.csv", "matrix.png", "map.png", "layers.png"]
+    names = ["compare.npz", "compare.csv", "layer-by-layer.png", "matrix.png", "map.png"]
     assert out.splitlines()[-5:] == [f"out/{name}" for name in names]
 
 
@@ -36,14 +31,15 @@ def test_one_json_document(run: Run) -> None:
     status, out, _ = run("compare", "-m", "own", TIRED, "--json", "--measures", "jensen-shannon,hellinger", "-q")
     document = json.loads(out)
     assert status == 0
-    assert (document["schema"], document["shape"], document["files"]) == ("attnscope.compare/1", "heads", [])
-    assert [table["name"] for table in document["tables"]][:2] == ["jensen_shannon", "hellinger"]
+    options = document["options"]
+    assert (document["schema"], options["compared"], document["files"]) == ("attnscope.compare/2", "heads", [])
+    assert options["distances"][:2] == ["jensen_shannon", "hellinger"]
     assert document["run"]["model"] == "own"
-    assert document["hellinger.low"][0][1] is None
+    assert document["distance_low:hellinger"][0][1] is None
 
 
 def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
-    status, out, err = run("compare", TIRED, "--with", WIDE, "--query", "it", "-o", "out")
+    status, out, err = run("compare", TIRED, "--with", WIDE, "--query", "it", "-o", "out", "--all")
     assert (status, err) == (0, "")
     assert "−tired  +wide" in out
     first = next(line for line in out.splitlines() if line.startswith("L3H1"))
@@ -51,7 +47,8 @@ def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
     ranked = [line.split()[0] for line in out.splitlines() if line.startswith("L") and "→" in line]
     assert "L3H1" in ranked[:5]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "compare.npz", "compare.csv", "change.png", "differences.png", "maps.png", "query-010.png",
+        "compare.npz", "compare.csv", "change.png", "change-overall.png", "differences.png", "maps.png",
+        "query-010.png",
     }  # fmt: skip
 
 
@@ -65,7 +62,7 @@ def test_texts_between_which_nothing_changes_are_drawn(run: Run, tmp_path: Path)
 def test_names_that_change_places_keep_their_weights(run: Run) -> None:
     """What stands where the other name stood is compared with it; a token without a partner has a dash, not a 0."""
     texts = "Tom met Ann and he left.", "Ann met Tom and he left."
-    status, out, _ = run("compare", texts[0], "--with", texts[1], "--query", "he")
+    status, out, _ = run("compare", texts[0], "--with", texts[1], "--query", "he", "--all")
     assert status == 0
     assert "−tom  +ann" in out
     assert "−ann  +tom" in out
@@ -88,9 +85,8 @@ def test_a_query_that_stands_twice_is_said_to_be_pooled(run: Run) -> None:
 
 def test_the_figure_shows_what_it_attends_to_in_both_texts(run: Run) -> None:
     run("compare", TIRED, "--with", WIDE, "--query", "it", "-o", "out", "-f", "npz")
-    found = load("out/compare.npz")
-    assert isinstance(found, MinimalPair)
-    page = rows_page(found, found.queries[0])
+    drawn = dict(pages(load("out/compare.npz")))
+    page = drawn["query-010"]
     texts = {(round(t.get_position()[1]), t.get_text()): t for t in page.axes.texts}
     heads = [text for _, text in texts if text.startswith("L3H1 · ")]
     assert heads == ["L3H1 · 0.341"]
@@ -129,7 +125,7 @@ def test_two_models(run: Run) -> None:
         (["a", "--pick", "L0H0"], "nothing to compare"),
         (["a", "-o", "out", "--format", "gif"], "there is no format 'gif'"),
         (["a", "-f", "npz, Text"], "there is no format 'text': compare prints its tables to the terminal anyway"),
-        (["a", "--record", "h.npz", "--with-model", "own"], "--heads-record tells the roles"),
+        (["a", "--record", "h.npz", "--with-model", "own"], "--record tells the roles"),
     ],
 )
 def test_wrong_usage_is_one_line_and_a_hint(run: Run, arguments: list[str], said: str) -> None:
@@ -170,7 +166,6 @@ def test_roles_colour_the_map(run: Run) -> None:
     assert (status, err) == (0, "")
     assert "(previous token)" in out
     found = load("out/compare.npz")
-    assert isinstance(found, HeadComparison)
     written = [text.get_text() for name, page in pages(found) if name == "map" for text in page.axes.texts]  # type: ignore[attr-defined]
     assert any(text.startswith("previous token (") for text in written)
 
@@ -178,19 +173,20 @@ def test_roles_colour_the_map(run: Run) -> None:
 class TestTree:
     def test_branches_stand_over_their_heads(self) -> None:
         merges = np.array([[0, 2, 1.0, 2], [1, 3, 4.0, 3]])
-        tree = tree_of(merges, np.array([1, 0, 2]))
-        assert tree.top == 4.0
-        assert tree.branches[0] == ((1.5, 0.0), (1.5, 1.0), (2.5, 1.0), (2.5, 0.0))
-        assert tree.branches[1] == ((0.5, 0.0), (0.5, 4.0), (2.0, 4.0), (2.0, 1.0))
+        branches, highest = tree_of(merges, np.array([1, 0, 2]))
+        assert highest == 4.0
+        assert branches[0] == ((1.5, 0.0), (1.5, 1.0), (2.5, 1.0), (2.5, 0.0))
+        assert branches[1] == ((0.5, 0.0), (0.5, 4.0), (2.0, 4.0), (2.0, 1.0))
 
     def test_one_head_has_none(self) -> None:
-        assert tree_of(np.zeros((0, 4)), np.array([0])).branches == ()
+        assert tree_of(np.zeros((0, 4)), np.array([0]))[0] == []
 
 
-def test_changed_tokens_are_told_stretch_by_stretch() -> None:
-    model = attnscope.load("minilm")
-    found = attnscope.compare_texts(model, "the cat sat on the mat", "the big cat sat under the mat there")
-    assert tokens_changed(found) == [("", "big"), ("on", "under"), ("", "there")]
+def test_changed_tokens_are_told_stretch_by_stretch(run: Run) -> None:
+    other = "the big cat sat under the mat there"
+    _, out, _ = run("compare", "the cat sat on the mat", "--with", other, "--all", "-q")
+    lines = [line for line in out.splitlines() if line.startswith(("+", "−"))]
+    assert lines == ["+big", "−on  +under", "+there"]
 
 
 def test_hostile_records_are_drawn(tmp_path: Path) -> None:
@@ -199,7 +195,7 @@ def test_hostile_records_are_drawn(tmp_path: Path) -> None:
     for name, page in pages(found):
         assert page.pixels().size, name
     one = attnscope.compare(model, "cat", attnscope.CompareOptions(choice=_one_head()))
-    for name, page in compare_figures.pages(one):
+    for name, page in pages(one):
         assert page.pixels().size, name
 
 

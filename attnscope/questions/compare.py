@@ -309,7 +309,7 @@ def _layer_blocks(comparison: Comparison) -> Iterator[Block]:
     name = comparison.distance_names[0]
     layers = [f"L{layer}" for layer in comparison.table("layers")["layer"].tolist()]
     between = comparison.interval(f"layer_distance:{name}")
-    if len(layers) > 1:
+    if len(layers) > 2:
         steps = np.stack([np.diagonal(between[..., part], 1) for part in range(3)], -1)
         yield Curves(
             heading="each layer to the next: the distance between all their heads",
@@ -322,15 +322,18 @@ def _layer_blocks(comparison: Comparison) -> Iterator[Block]:
             series=[Series("", np.where(np.isfinite(steps), steps, steps[:, :1]))],
             notes=["band: 95% interval over texts"] if np.isfinite(steps[:, 1]).any() else [],
         )
+    if not np.isfinite(between).any():
+        return
     yield Grid(
         heading="layers: the distance between all their heads",
         printed="with --all",
         figure="layer-by-layer",
-        title="layer by layer: the distance between all pairs of their heads; on the diagonal within a layer",
+        title="distances between the heads of two layers",
         values=between[..., 0],
         rows=layers,
         columns=layers,
         most=len(layers),
+        notes=["on the diagonal: between the heads within a layer"],
     )
 
 

@@ -211,7 +211,8 @@ def _texts_blocks(comparison: Comparison, order: list[int], column: str, where: 
     )
     yield Note(heading="what differs", printed="with --all", lines=list(_changed_tokens(comparison)))
     for each in columns:
-        yield HeadMap(printed="never", figure="change", title="what changes", heads=heads, column=each)
+        figure = "change" if each == column else "change-overall"
+        yield HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=each)
     yield from _map_figures(comparison, order)
     for pair in np.flatnonzero(comparison.table("aligned")["asked"]).tolist():
         yield _rows_figure(comparison, pair)
@@ -238,18 +239,10 @@ def _map_figures(comparison: Comparison, order: list[int]) -> Iterator[Block]:
     view = Panels("what changes: the heads that change most", panels, notes, meaning)
     yield Special(printed="never", figure="differences", view=view)
     head, name = order[0], names[order[0]]
-    panels = [
-        Panel(
-            f"{name}: first text", comparison.grids["weights:first"][head], first, first, rows[FIRST][marked].tolist()
-        ),
-        Panel(
-            f"{name}: second text",
-            comparison.grids["weights:second"][head],
-            second,
-            second,
-            rows[SECOND][marked].tolist(),
-        ),
-    ]
+    panels = []
+    for side, text in ((FIRST, first), (SECOND, second)):
+        weights = comparison.grids[f"weights:{side}"][head]
+        panels.append(Panel(f"{name}: {side} text", weights, text, text, rows[side][marked].tolist()))
     yield Special(printed="never", figure="maps", view=Panels(f"what changes: {name}", panels, [_AXES]))
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnscope.errors import amount
 from attnscope.report.numbers import fixed
 from attnscope.report.wording import corpus_line, hidden_tokens, printable
 
@@ -51,4 +52,7 @@ def guide(comparison: Comparison) -> list[str]:
 def texts_line(comparison: Comparison) -> str:
     """Return the text that heads were compared on, or how many and their sources."""
     text = comparison.corpus.get("text")
-    return f"“{printable(text, 160)}”" if isinstance(text, str) else corpus_line(comparison)
+    if isinstance(text, str):
+        return f"“{printable(text, 160)}”"
+    n_copies = comparison.corpus.get("n_copies", 0)
+    return corpus_line(comparison) + (f" ({amount(n_copies, 'copy', 'copies')} left out)" if n_copies else "")

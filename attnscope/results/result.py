@@ -70,7 +70,8 @@ class Result(Record):
         """Return an array with the ends of its 95% intervals along a last axis, (..., 3); NaN where there are none."""
         values = self.grids[name]
         unknown = np.full(values.shape, np.nan)
-        ends = [self.grids.get(f"{name}_{part}", unknown) for part in ("low", "high")]
+        base, colon, kind = name.partition(":")
+        ends = [self.grids.get(f"{base}_{part}{colon}{kind}", unknown) for part in ("low", "high")]
         return np.stack([values, *ends], -1)
 
     @property
