@@ -315,7 +315,7 @@ def write(
         return []
     own = OwnFiles(kind.named_files, bool(kind.figures))
     with replace_together(out, own) as staged:
-        data = [record.save(staged / kind.file(name)) for name in saved]
+        data = [record.save(staged / kind.file(name), every=bool(options.get("every"))) for name in saved]
         data += [kind.view("page")(record).save(staged / kind.file(name)) for name in pages]
         drawn: list[Path] = []
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attnscope.views.heads.summary import role_notes
 
 import attnscope
 from attnscope.core import catalogue
@@ -16,7 +17,6 @@ from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import FEWEST_TEXTS
 from attnscope.studies.heads.study import heads
-from attnscope.views.heads.summary import role_notes
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, VOCABULARY, write_tokenizer
 from tests.heads_helpers import head_of, names_of, require_same, study_tallies, words

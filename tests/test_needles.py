@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attnscope.views.heads.questions_terminal import needle_notes
 
 import attnscope
 from attnscope import NeedleOptions, retrieval_heads
@@ -23,7 +24,6 @@ from attnscope.models.model import Batch, Model
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.needles import _change_of_share, _share_of_tokens
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.views.heads.questions_terminal import needle_notes
 from examples.decoder import decoder, wrap
 from tests.conftest import Run
 from tests.needle_helpers import (

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from attnscope.views.heads.summary import role_notes
 
 from attnscope.core.catalogue import MEASURES, OFFSETS
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
@@ -14,7 +15,6 @@ from attnscope.studies.heads.options import HeadsOptions, read_thresholds
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, judge
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
-from attnscope.views.heads.summary import role_notes
 from tests.heads_helpers import names_of
 
 NAMES = (

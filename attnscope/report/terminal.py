@@ -58,14 +58,10 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
         if block.printed == "with --all" and not every:
             left_out.append(block.heading)
             continue
-        drawn = _DRAWN[type(block)](block, console, every)
-        if not drawn:
-            continue
-        if parts:
+        drawn = render_block(block, console, every=every)
+        if drawn and parts:
             parts.append(Text())
-        if block.heading:
-            parts.append(Text(block.heading, style="bold"))
-        parts += [*drawn, *dim_lines(block.notes)]
+        parts += drawn
 
     # How to read them, and what else there is.
     below = [*report.guide, report.source, *(report.notes if every else []), *report.problems]
@@ -73,6 +69,14 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
     if named:
         below.append(f"--all also prints: {named}")
     return spell_out_parts([*parts, Text(), *dim_lines(below)], console)
+
+
+def render_block(block: Block, console: Console, *, every: bool = False) -> list[RenderableType]:
+    """Return a block for rich to print, under its heading; nothing where the terminal has nothing of it."""
+    drawn = _DRAWN[type(block)](block, console, every)
+    if drawn and block.heading:
+        drawn = [Text(block.heading, style="bold"), *drawn]
+    return [*drawn, *dim_lines(block.notes)] if drawn else []
 
 
 def _head_map(block: HeadMap, console: Console, every: bool) -> list[RenderableType]:
@@ -150,7 +154,7 @@ def _words(column: Words, drop: int, console: Console) -> TextColumn:
     """Return a column of words."""
     return TextColumn(
         column.title,
-        lambda row: spell_out(printable(column.texts[row]), console),
+        lambda row: spell_out(printable(column.texts[row], 1000), console),
         wraps=column.wraps,
         least=12 if column.wraps else 1,
         drop=drop,

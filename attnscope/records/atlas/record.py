@@ -268,9 +268,9 @@ class Atlas(StudyRecord):
         """One row per head, as `Findings.rows`."""
         return self.findings.rows()
 
-    def to_csv(self) -> str:
+    def to_csv(self, *, every: bool = False) -> str:
         """The table as CSV, as `Findings.to_csv`."""
-        return self.findings.to_csv()
+        return self.findings.to_csv(every=every)
 
     def require_whole(self) -> None:
         """Refuses arrays that do not fit each other."""

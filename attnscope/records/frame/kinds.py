@@ -151,7 +151,7 @@ KINDS = {
         ),
         Kind(
             "attnscope.heads", "record of heads", "heads.findings:Findings", "heads", "heads", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "heads.terminal:show", "heads.figures:pages",
+            ("npz", "csv", "png"), "attnscope.questions.heads:show", "heads.figures:pages",
             page="pages:page_of_record", shown_with=("measures", "sort", "every", "among"),
             drawn_with=("measures",), others=WHICH,
         ),

@@ -115,8 +115,12 @@ class Record:
         """The table of a record that is one, its header first."""
         raise NotImplementedError
 
-    def to_csv(self) -> str:
-        """The table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty."""
+    def to_csv(self, *, every: bool = False) -> str:
+        """The table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty.
+
+        Args:
+            every: Whether columns that few need are there too.
+        """
         return csv_text(self.rows())
 
     def to_npz(self) -> bytes:
@@ -127,8 +131,8 @@ class Record:
         save(file, allow_pickle=False, record=described, **self.arrays())
         return file.getvalue()
 
-    def content(self, ending: str) -> bytes:
-        """What a file of an ending such as "npz" holds.
+    def content(self, ending: str, *, every: bool = False) -> bytes:
+        """What a file of an ending such as "npz" holds; `every` is that of `to_csv`.
 
         Raises:
             AttnscopeError: Records of this kind are not saved so.
@@ -140,17 +144,22 @@ class Record:
         if ending == "json":
             # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
             return self.to_json(ascii_only=self.ASCII).encode("utf-8", "backslashreplace")
-        content: str | bytes = getattr(self, f"to_{ending}")()
+        how = {"every": every} if ending == "csv" else {}
+        content: str | bytes = getattr(self, f"to_{ending}")(**how)
         return content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, every: bool = False) -> Path:
         """Writes the record, whole or not at all; the ending says how, and `.npz` is without loss.
+
+        Args:
+            path: Where to.
+            every: Whether a CSV has the columns that few need, too.
 
         Raises:
             AttnscopeError: Records of this kind are not saved so, or the file cannot be written.
         """
         path = Path(path)
-        return write_whole(path, self.content(path.suffix.removeprefix(".")))
+        return write_whole(path, self.content(path.suffix.removeprefix("."), every=every))
 
     @property
     def usual_scale(self) -> str:

@@ -19,6 +19,8 @@ from attnscope.records.frame.record import StudyRecord
 from attnscope.records.heads.descriptions import Descriptions, HeadDescription
 from attnscope.records.heads.needles import Needles
 from attnscope.results.storage import csv_text
+from attnscope.results.table import HEADS, Table
+from attnscope.results.table import Column as TableColumn
 
 PICTURES = "pictures"
 RECORDINGS = "recordings"
@@ -26,6 +28,13 @@ NEEDLES = "needles"
 """What `corpus["of"]` says of texts that are pictures, whose tokens are patches or words about them; recordings; or
 needles in haystacks."""
 
+
+FIRST = (
+    *("kind", "layer", "head", "roles", "role_value", "role_value_low", "role_value_high", "role_value_uniform"),
+    *("description", "active_explained", "active_explained_low", "active_explained_high", "active_nats"),
+    *("resting_share", "entropy_nats", "previous_token", "next_token", "same_token", "induction", "first_token"),
+)
+"""The columns that people use first, which a CSV has."""
 
 MUCH_OF_A_SUM = 1 / 3
 """A note says so if one text holds more than this part of what a measure adds up."""
@@ -186,6 +195,37 @@ class Findings(StudyRecord):
         columns = (*self._role_columns(), *measures, *self._effect_columns(), *self._description_columns())
         return HeadTable(tuple(head.address for head in self.heads), columns)
 
+    def table(self, name: str = "heads") -> Table:
+        """Return the numbers and words of every head as a table, as `Result.table` does.
+
+        Raises:
+            KeyError: There is no such table.
+        """
+        if name != "heads":
+            raise KeyError(f"findings have no table {name!r}: there is heads")
+        found = self.head_table()
+        flat = found.flat()
+        columns = {column.name: column for column in HEADS}
+        values: dict[str, NDArray[Any]] = {name: np.array(flat[name]) for name in columns}
+        for column in found.columns:
+            if not column.in_files:
+                continue
+            shown = TableColumn(column.name, column.what, column.unit, column.range, label=column.label)
+            if isinstance(column.values, np.ndarray):
+                values[column.name] = column.values
+                for part, numbers in column.parts.items():
+                    values[f"{column.name}_{'baseline' if part == 'uniform' else part}"] = numbers
+            else:
+                shown = replace(shown, kind="flag" if column.name == "tentative" else "text")
+                texts = [" + ".join(cell) if isinstance(cell, list) else cell for cell in column.values]
+                values[column.name] = np.array(texts, np.bool_ if shown.kind == "flag" else np.str_)
+            columns[column.name] = shown
+        return Table(columns, values)
+
+    def __getitem__(self, name: str) -> Table:
+        """Return a table by name: `findings["heads"]["entropy_nats"]` is an array."""
+        return self.table(name)
+
     def _effect_columns(self) -> Iterator[Column]:
         for name in dict.fromkeys(name for head in self.heads for name in head.effects):
             facts = _recorded(self.options, "quantities", name)
@@ -203,6 +243,11 @@ class Findings(StudyRecord):
     def _role_columns(self) -> Iterator[Column]:
         yield Column("roles", [self._in_order(role.name for role in head.roles) for head in self.heads])
         yield Column("tentative", [any(role.tentative for role in head.roles) for head in self.heads])
+        firsts = [head.roles[0] if head.roles else None for head in self.heads]
+        parts = {"low": read_numbers(firsts, "low"), "high": read_numbers(firsts, "high")}
+        parts["uniform"] = read_numbers(firsts, "baseline")
+        what = "value of the measure that the first of its roles rests on; its baseline beside it"
+        yield Column("role_value", read_numbers(firsts, "value"), parts, what)
         resting = np.array([head.resting_share for head in self.heads], np.float64)
         what = "share of its attention on sinks: special tokens and the first"
         yield Column("resting_share", resting, what=what, unit="share", range=(0, 1), label="sink share")
@@ -325,9 +370,15 @@ class Findings(StudyRecord):
         """
         return self.head_table().rows()
 
-    def to_csv(self) -> str:
-        """The table as CSV: several roles have a + between them, in the catalogue's order; none are "unclassified"."""
+    def to_csv(self, *, every: bool = False) -> str:
+        """The table as CSV: several roles have a + between them, in the catalogue's order; none are "unclassified".
+
+        Args:
+            every: Whether it has all columns; else those of `FIRST`. Pictures, recordings and needles have all.
+        """
         flat = self.head_table().flat()
+        if not every and self.descriptions is not None:
+            flat = {name: flat[name] for name in FIRST if name in flat}
         flat["roles"] = ["+".join(names) or "unclassified" for names in flat["roles"]]
         return csv_text([list(flat), *zip(*flat.values(), strict=True)])
 

@@ -25,9 +25,9 @@ from attnscope.corpus import (
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
+from attnscope.questions.heads import require_measures
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
-from attnscope.records.heads.order import require_measures
 from attnscope.results.completion import settle_corpus
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.failures import add_steps

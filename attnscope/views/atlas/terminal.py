@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
+from attnscope.questions.heads import description_notes, measures_block, parse_measures, sort_heads
 from attnscope.records.atlas.record import FURTHEST, OUTSIDE_SINKS, Atlas, ExampleFacts, Side
 from attnscope.records.heads.findings import Findings, Head
-from attnscope.records.heads.order import sort_heads
 from attnscope.report.plain_text import cut, dim_lines
 from attnscope.report.table import TextColumn, TextTable
+from attnscope.report.terminal import render_block
 from attnscope.report.wording import corpus_line, corpus_notes, full_name, label, printable
-from attnscope.views.heads.summary import description_notes
-from attnscope.views.heads.terminal import measure_table
 
 _MOST_SHOWN = 160
 """Heads that are listed where none are chosen."""
@@ -39,11 +37,11 @@ def show(
 ) -> RenderableType:
     """What each head does, where it looks, which tokens stand out, and its best example.
 
-    `measures`, separated by commas, are shown too; `sort` is as of `records.heads.order`. A head that is picked alone
+    `measures`, separated by commas, are shown too; `sort` is as of `questions.heads`. A head that is picked alone
     has everything, over several lines.
     """
     findings = atlas.findings
-    heads = sort_heads(atlas, sort)
+    heads = [atlas.heads[row] for row in sort_heads(atlas, sort)]
     whole = len(heads) == 1
     parts: list[RenderableType] = [table(atlas, heads if whole else heads[:_MOST_SHOWN], whole=whole)]
     if not whole and len(heads) > _MOST_SHOWN:
@@ -52,8 +50,8 @@ def show(
     notes = _notes(atlas, whole=whole, has_page=has_page)
     parts += dim_lines([*notes, corpus_line(findings), *corpus_notes(findings)])
     if measures:
-        names = [name.strip() for name in measures.split(",")]
-        parts.append(measure_table(replace(findings, heads=tuple(heads)), names))
+        block = measures_block(findings, parse_measures(findings, measures), sort)
+        parts += render_block(block, console, every=True)
     return Group(*parts)
 
 

@@ -14,11 +14,11 @@ from attnscope.drawing.inks import blend, ink_on
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import Page
 from attnscope.errors import amount
+from attnscope.questions.heads import description_notes
 from attnscope.records.heads.descriptions import LITTLE, HeadDescription, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.report.numbers import percent
 from attnscope.report.wording import corpus_line, model_of, printable
-from attnscope.views.heads.summary import description_notes
 
 _CARD_PX, _PAPER_CARD_PX, _WIDEST_CARD_PX = 128, 110, 220
 """Width of a card, on paper at least, and how wide it is where there are few heads."""

@@ -30,13 +30,13 @@ from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.page import HeadGrid, Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError, amount
+from attnscope.questions import heads as heads_summary
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.report.numbers import number
+from attnscope.report.role_marks import Mark
 from attnscope.report.wording import corpus_line, corpus_notes, label, model_of, printable
 from attnscope.views.describe.figures import cards_page, texts_of
-from attnscope.views.heads import summary as heads_summary
 from attnscope.views.heads.needles_figure import needles_drawing
-from attnscope.views.heads.summary import Mark
 
 _EMPTY, _TRACK, _RESTING = "#f3f3f3", "#ffffff", "#7d7d7d"
 _FOOTER_GAP_PX = 26
@@ -226,7 +226,9 @@ def _cell(
     fill = blend(0.35, "#ffffff", mark.color) if strongest.tentative else mark.color
     fits = int((width * 0.93 - _glyph_px(box, lettering.paper) * 1.1) / (_further_px(box) + 2))
     fits = max(0 if lettering.paper.fixed else 1, fits)
-    further: list[tuple[str, Mark | None]] = [(marks[role.name].letter(role), marks[role.name]) for role in others]
+    further: list[tuple[str, Mark | None]] = [
+        (marks[role.name].letter(tentative=role.tentative), marks[role.name]) for role in others
+    ]
     if len(further) > fits:
         further = [*further[: fits - 1], ("+", None)] if fits else []
     value = number(strongest.value)
@@ -236,7 +238,7 @@ def _cell(
         box=box,
         fill=fill,
         ink=ink_on(fill),
-        glyph=mark.letter(strongest),
+        glyph=mark.letter(tentative=strongest.tentative),
         value=value,
         active=strongest.active_share is not None,
         further=tuple(further),
@@ -359,7 +361,13 @@ def _atlas_notes(findings: Findings, *, numbers: bool = True) -> list[str]:
         notes.append(
             f"a role is given where its value is above threshold and baseline at a false discovery rate of {level:g}"
         )
-    return [*notes, *heads_summary.role_notes(findings), *corpus_notes(findings)]
+    return [*notes, *_said(findings), *corpus_notes(findings)]
+
+
+def _said(findings: Findings) -> list[str]:
+    """What a figure says of roles: what the terminal answers beside the counts, and its notes."""
+    lines = (heads_summary.idle_line(findings), heads_summary.evidence_line(findings))
+    return [*filter(None, lines), *heads_summary.role_notes(findings)]
 
 
 def _texts(findings: Findings) -> list[str]:
@@ -369,5 +377,5 @@ def _texts(findings: Findings) -> list[str]:
     for name in findings.measure_names:
         texts += [name, findings.measure_facts(name).what, findings.measure_facts(name).unit]
     texts += [mark.glyph + mark.glyph.lower() for mark in marks.values()]
-    texts += [model_of(findings.run), corpus_line(findings), *findings.kinds, *heads_summary.role_notes(findings)]
+    texts += [model_of(findings.run), corpus_line(findings), *findings.kinds, *_said(findings)]
     return [printable(text, 400) for text in (*texts, *texts_of(findings))]

@@ -24,11 +24,11 @@ from attnscope.drawing.plots import (
     write_foot,
 )
 from attnscope.errors import amount
+from attnscope.questions.heads import name_removed, needle_notes
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.records.heads.needles import Needles
 from attnscope.report.numbers import number
 from attnscope.report.wording import corpus_line, model_of, printable
-from attnscope.views.heads.questions_terminal import name_removed, needle_notes
 
 _MOST = 5
 
