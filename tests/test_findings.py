@@ -123,7 +123,9 @@ def test_csv_has_a_row_a_head_and_five_columns_a_measure() -> None:
 
 
 def test_csv_of_nothing_has_a_header() -> None:
-    assert Findings({}, {}, {}, ()).to_csv() == "kind,layer,head,roles,tentative,resting_share\n"
+    assert Findings({}, {}, {}, ()).to_csv() == (
+        "kind,layer,head,roles,tentative,role_value,role_value_low,role_value_high,role_value_uniform,resting_share\n"
+    )
 
 
 def test_a_grid_has_nan_where_there_is_no_such_head() -> None:
@@ -176,9 +178,9 @@ def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
 
 
 def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:
+    from attnscope.questions.heads import idle_line
     from attnscope.records.ablation import Effect
     from attnscope.records.heads.findings import Findings, Head
-    from attnscope.views.heads.summary import idle_line
 
     role = Role("previous_token", "previous_token", 0.9, 0.8, 1.0, 0.1, 0.4, 0.0, 0.0, tentative=False)
     small, large = Effect(0.005, 0.004, 0.006, 9.0), Effect(0.005, -0.001, 0.011, 9.0)
@@ -208,5 +210,5 @@ def test_roles_of_a_table_stand_in_the_order_of_the_record_whichever_is_stronges
         == same.head_table().flat()["roles"]
         == [["previous_token", "local", "a_new_one"]]
     )
-    assert found.to_csv() == same.to_csv() and "previous_token+local+a_new_one" in found.to_csv()
+    assert "previous_token+local+a_new_one" in found.to_csv() and "previous_token+local+a_new_one" in same.to_csv()
     assert [one.name for one in found.heads[0].roles] == ["local", "previous_token", "a_new_one"]

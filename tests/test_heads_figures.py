@@ -13,8 +13,8 @@ from attnscope.drawing.lettering import lettering_for
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.records.heads.findings import Estimate, Findings, Head
+from attnscope.report.role_marks import MARKS
 from attnscope.views.heads import figures as heads_figures
-from attnscope.views.heads import summary as heads_summary
 from tests.findings_helpers import MEASURES, NAN, ROLES, UNDEFINED, fake_findings, head, of, page_of, role, written
 
 
@@ -106,9 +106,9 @@ class TestAtlas:
             "L",
             "0.91",
             True,
-            heads_summary.MARKS["local"].color,
+            MARKS["local"].color,
         )
-        assert cell.further == (("R", heads_summary.MARKS["rare"]), ("k", heads_summary.MARKS["sink"]))
+        assert cell.further == (("R", MARKS["rare"]), ("k", MARKS["sink"]))
         assert cell.resting == 0.5
         assert (empty.glyph, empty.value, empty.further) == ("·", "", ())
 
@@ -121,7 +121,7 @@ class TestAtlas:
     def test_tentative_cells_are_pale_with_a_small_letter(self) -> None:
         (cell,) = self.layout(of(head(0, 0, role("local", tentative=True)))).cells
         assert cell.glyph == "l"
-        assert cell.fill != heads_summary.MARKS["local"].color
+        assert cell.fill != MARKS["local"].color
 
     def test_the_legend_has_the_roles_that_occur(self) -> None:
         findings = fake_findings(4, 4, roles=("local", "induction"))

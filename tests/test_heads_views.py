@@ -10,20 +10,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from attnscope.drawing import head_maps as measure_figures
 from attnscope.drawing import inks
 from attnscope.errors import AttnscopeError
+from attnscope.questions import heads as heads_question
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
 from attnscope.report.numbers import interval, number, percent
+from attnscope.report.role_marks import MARKS
 from attnscope.report.wording import corpus_line, title_of
 from attnscope.studies.heads.rules import RULES
 from attnscope.views.heads import figures as heads_figures
-from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads import terminal as heads_terminal
-from tests.findings_helpers import MEASURES, NAN, ROLES, UNDEFINED, fake_findings, head, of, page_of, role, written
+from tests.findings_helpers import (
+    NAN,
+    ROLES,
+    UNDEFINED,
+    described_findings,
+    fake_findings,
+    head,
+    of,
+    page_of,
+    role,
+    written,
+)
 
 HOSTILE = ("[red]x[/red]", "[/]", "a\nb\x1b[31m", "$x^2_{", "[link=file:///etc]y")
 
@@ -37,6 +48,21 @@ def shown(
     with_width = Console(file=held, width=width, _environ={}, **settings)
     with_width.print(drawing(findings, with_width))
     return held.getvalue()
+
+
+def grid(findings: Findings, console: Console) -> RenderableType:
+    """The first role of each head, as --all prints it."""
+    return Group(*heads_question.RoleGrid(findings).show(console, every=True))
+
+
+def whole(findings: Findings, console: Console) -> RenderableType:
+    """All that --all prints."""
+    return heads_question.show(findings, console, every=True)
+
+
+def measures(*names: str) -> Callable[[Findings, Console], RenderableType]:
+    """What --measures prints."""
+    return lambda findings, console: heads_question.show(findings, console, measures=",".join(names))
 
 
 def plain(text: str) -> str:
@@ -61,29 +87,29 @@ def undefined(findings: Findings) -> Findings:
 
 class TestMarks:
     def test_every_known_role_has_its_own_letter_and_colour(self) -> None:
-        assert set(heads_summary.MARKS) == {*RULES, *ROLES}
-        marks = list(heads_summary.MARKS.values())
+        assert set(MARKS) == {*RULES, *ROLES}
+        marks = list(MARKS.values())
         assert len({mark.glyph for mark in marks}) == len({mark.color.upper() for mark in marks}) == len(marks)
 
     def test_unknown_roles_get_letters_and_colours_of_their_own(self) -> None:
         names = [f"relation_{number}" for number in range(37)]
         findings = of(head(0, 0, *(role(name) for name in (*ROLES, *names))))
-        marks = heads_summary.marks_of(findings)
+        marks = heads_question.marks_of(findings)
         assert set(marks) == {*ROLES, *names}
         assert len({mark.glyph for mark in marks.values()}) == len(marks)
         assert len({mark.color.upper() for mark in marks.values()}) == len(marks)
 
     def test_every_letter_has_a_small_one_for_tentative_roles(self) -> None:
-        marks = heads_summary.marks_of(of(head(0, 0, *(role(f"r{number}") for number in range(90)))))
-        letters = [mark.letter(role("x", tentative=True)) for mark in marks.values()]
+        marks = heads_question.marks_of(of(head(0, 0, *(role(f"r{number}") for number in range(90)))))
+        letters = [mark.letter(tentative=True) for mark in marks.values()]
         assert all(len(letter) == 1 and letter.islower() for letter in letters)
 
     def test_a_role_keeps_its_mark_whatever_else_occurs(self) -> None:
         alone, among = of(head(0, 0, role("rare"))), fake_findings(6, 12)
-        assert heads_summary.marks_of(alone)["rare"] == heads_summary.marks_of(among)["rare"]
+        assert heads_question.marks_of(alone)["rare"] == heads_question.marks_of(among)["rare"]
 
     def test_letters_come_from_the_name_where_they_are_free(self) -> None:
-        marks = heads_summary.marks_of(of(head(0, 0, role("coreference"), role("dobj"))))
+        marks = heads_question.marks_of(of(head(0, 0, role("coreference"), role("dobj"))))
         assert (marks["coreference"].glyph, marks["dobj"].glyph) == ("C", "O")
 
     def test_known_roles_can_be_told_apart_without_one_kind_of_cone(self) -> None:
@@ -102,11 +128,11 @@ class TestMarks:
             linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
             return [to_lab @ np.cbrt(to_cones @ np.clip(np.array(vision) @ linear, 0, 1)) for vision in visions]
 
-        colors = [seen(mark.color) for mark in heads_summary.MARKS.values()]
+        colors = [seen(mark.color) for mark in MARKS.values()]
         for one, other in itertools.combinations(colors, 2):
             assert min(np.linalg.norm(a - b) for a, b in zip(one, other, strict=True)) > 0.07
 
-    @pytest.mark.parametrize("color", [mark.color for mark in heads_summary.MARKS.values()])
+    @pytest.mark.parametrize("color", [mark.color for mark in MARKS.values()])
     def test_letters_can_be_read_on_their_colour(self, color: str) -> None:
         def luminance(color: str) -> float:
             parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
@@ -143,7 +169,7 @@ class TestGrid:
             head(1, 0, role("local", tentative=True)),
             head(1, 2, role("dobj")),
         )
-        lines = [line.rstrip() for line in shown(heads_terminal.grid, findings).splitlines()]
+        lines = [line.rstrip() for line in shown(grid, findings).splitlines()]
         assert lines[:3] == ["    0   1   2", "L0  P+  ·", "L1  l       O"]
         legend = "\n".join(lines[3:])
         assert "P  previous token 1" in legend
@@ -154,7 +180,7 @@ class TestGrid:
         assert "small letter = tentative" in legend
 
     def test_no_hints_at_what_does_not_occur(self) -> None:
-        text = shown(heads_terminal.grid, of(head(0, 0, role("local"))))
+        text = shown(grid, of(head(0, 0, role("local"))))
         assert "tentative" not in text
         assert "unclassified" not in text
         assert "more" not in text
@@ -163,10 +189,10 @@ class TestGrid:
     @pytest.mark.parametrize("n_heads", [1, 9, 12, 32, 64])
     def test_every_head_is_there_at_any_width(self, width: int, n_heads: int) -> None:
         findings = fake_findings(3, n_heads, share_without=0)
-        lines = shown(heads_terminal.grid, findings, width).splitlines()
+        lines = shown(grid, findings, width).splitlines()
         assert all(len(line) <= width for line in lines)
         rows = [line[3:] for line in lines if line.startswith("L1 ")]
-        marks = heads_summary.marks_of(findings)
+        marks = heads_question.marks_of(findings)
         wanted = [marks[one.roles[0].name].glyph for one in findings.heads if one.layer == 1]
         assert [letter for row in rows for letter in row if letter not in " +"] == wanted
         if (width, n_heads) in ((80, 12), (80, 32)):
@@ -175,16 +201,16 @@ class TestGrid:
     @pytest.mark.parametrize("n_heads", [12, 32])
     def test_numbers_stand_over_their_heads(self, n_heads: int) -> None:
         findings = fake_findings(1, n_heads, share_without=0)
-        numbers, row = shown(heads_terminal.grid, findings).splitlines()[:2]
+        numbers, row = shown(grid, findings).splitlines()[:2]
         places = [at for at, letter in enumerate(row[3:], 3) if letter.isalpha()]
         for found in re.finditer(r"\d+", numbers):
             assert abs(found.start() - places[int(found[0])]) <= 1
 
     def test_without_colours_nothing_but_text(self) -> None:
         findings = fake_findings(6, 12)
-        bare = shown(heads_terminal.grid, findings)
+        bare = shown(grid, findings)
         assert "\x1b" not in bare
-        coloured = shown(heads_terminal.grid, findings, color_system="truecolor", force_terminal=True)
+        coloured = shown(grid, findings, color_system="truecolor", force_terminal=True)
         assert "\x1b[1;38;2;255;255;255;48;2;0;114;178m P" in coloured
         assert plain(coloured) == bare
 
@@ -193,23 +219,79 @@ class TestGrid:
         console = Console(
             file=held, width=80, force_terminal=True, color_system="truecolor", _environ={"NO_COLOR": "1"}
         )
-        console.print(heads_terminal.grid(fake_findings(2, 5), console))
+        console.print(grid(fake_findings(2, 5), console))
         assert not re.search(r"\x1b\[[0-9;]*(38|48);", held.getvalue())
 
     def test_kinds_stand_one_under_the_other(self) -> None:
-        text = shown(heads_terminal.grid, fake_findings(2, 4, kinds=("encoder", "decoder", "cross")))
+        text = shown(grid, fake_findings(2, 4, kinds=("encoder", "decoder", "cross")))
         places = [text.index(f"{kind} attention") for kind in ("encoder", "decoder", "cross")]
         assert places == sorted(places)
         assert text.count("L1 ") == 3
-        assert "attention" not in shown(heads_terminal.grid, fake_findings(2, 4))
+        assert "attention" not in shown(grid, fake_findings(2, 4))
 
 
-class TestTable:
+class TestAnswer:
+    def test_heads_are_counted_once_by_their_first_role(self) -> None:
+        findings = of(
+            *(head(0, number, role("first_token")) for number in range(3)),
+            head(1, 0, role("local"), role("first_token")),
+            head(1, 1),
+            run={"model": "tiny"},
+        )
+        lines = shown(heads_question.show, findings, 200).splitlines()
+        assert lines[0] == "tiny: 3 of 5 heads rest mostly on sinks, 1 looks next door, 1 has no role"
+
+    def test_nothing_found_is_said(self) -> None:
+        lines = shown(heads_question.show, of(head(0, 0), head(0, 1))).splitlines()
+        assert lines[0] == "model: none of its 2 heads has a role"
+
+    def test_the_first_ten_lines_answer(self) -> None:
+        text = shown(heads_question.show, described_findings(6, 12))
+        first = text.splitlines()[:10]
+        assert "of 72 heads" in first[0] and all(len(line) <= 80 for line in text.splitlines())
+        assert sum(bool(re.match(r"L\dH\d+ ", line)) for line in first) >= 5
+        assert len(text.splitlines()) < 30
+
+    def test_a_line_joins_role_and_description(self) -> None:
+        findings = described_findings(1, 2)
+        one = replace(findings.heads[0], roles=(role("local", 0.91, low=0.9, high=0.93),))
+        text = shown(heads_question.show, replace(findings, heads=(one,)), 120)
+        row = next(line for line in text.splitlines() if line.startswith("L0H0"))
+        assert row.split()[:3] == ["L0H0", "local:", "[CLS]"]
+        assert row.rstrip().endswith("0.91 [0.90, 0.93]  10% [5, 14]")
+
+    def test_the_heads_with_most_to_say_come_first_and_ten_of_them(self) -> None:
+        findings = described_findings(3, 5)
+        named = re.findall(r"^L\dH\d", shown(heads_question.show, findings), re.MULTILINE)
+        assert named == [one.name for one in findings.heads[:4:-1]]
+        assert "… 5 more with --all" in shown(heads_question.show, findings)
+
+    def test_without_descriptions_the_largest_values_come_first(self) -> None:
+        findings = of(head(0, 0, role("local", 0.7)), head(0, 1, role("rare", 0.9)), head(0, 2, role("sink", 1.0)))
+        named = re.findall(r"^L\dH\d", shown(heads_question.show, findings), re.MULTILINE)
+        assert named == ["L0H1", "L0H0", "L0H2"]
+
+    def test_an_order_shows_the_number_that_it_goes_by(self) -> None:
+        findings = described_findings(2, 3)
+        text = shown(lambda f, console: heads_question.show(f, console, sort="entropy"), findings)
+        rows = [line.split() for line in text.splitlines() if re.match(r"L\dH\d", line)]
+        values = [float(row[1]) for row in rows]
+        assert "entropy nats" in text and len(rows) == 6 and values == sorted(values)
+
+    def test_what_comes_next_is_named(self) -> None:
+        findings = replace(described_findings(1, 2), corpus={"sources": ["a.txt"]})
+        assert "attnscope atlas --file a.txt" in shown(heads_question.show, findings, 200)
+        decoder = tuple(replace(one, kind="decoder", roles=()) for one in findings.heads)
+        assert "heads --probe repeat" in shown(heads_question.show, replace(findings, heads=decoder), 200)
+
+
+class TestEvidence:
     def test_a_row_says_all_that_is_known(self) -> None:
         local = role("local", 0.91, low=0.9, high=0.93, baseline=0.2, q=0.0123, active_share=0.37)
         findings = of(head(3, 11, local, role("rare", 0.5)), head(0, 0))
-        row = next(line for line in shown(heads_terminal.table, findings).splitlines() if " L  local" in line)
-        assert row.split() == ["L", "local", "L3H11", "50%", "0.91", "[0.90,", "0.93]", "0.20", "0.012", "37%", "R"]
+        row = next(line for line in shown(whole, findings, 120).splitlines() if line.startswith("local "))
+        assert row.split()[:5] == ["local", "L3H11", "0.910", "[0.900,", "0.930]"]
+        assert row.split()[5] == "0.012" and row.split()[-3:] == ["0.200", "50%", "37%"]
 
     def test_heads_stand_under_each_of_their_roles_the_largest_value_first(self) -> None:
         findings = of(
@@ -217,60 +299,36 @@ class TestTable:
             head(0, 1, role("rare", 0.9), role("local", 0.8)),
             head(0, 2, role("local", NAN)),
         )
-        lines = shown(heads_terminal.table, findings).splitlines()
-        named = [found[0] for line in lines[1:5] if (found := re.search(r"L\dH\d", line))]
+        text = shown(whole, findings)
+        lines = text[text.index("the evidence") :].splitlines()
+        named = [found[0] for line in lines if (found := re.search(r"L\dH\d", line))]
         assert named == ["L0H1", "L0H0", "L0H2", "L0H1"]
 
-    def test_what_has_no_role_is_counted_and_named(self) -> None:
-        findings = of(*(head(0, number) for number in range(30)), head(1, 0, role("rare")))
-        text = " ".join(shown(heads_terminal.table, findings).split())
-        assert "unclassified: 30 of 31 heads: L0H0, L0H1," in text
-        assert "L0H23 and 6 more" in text
-
-    def test_nothing_found_is_said(self) -> None:
-        text = shown(heads_terminal.table, of(head(0, 0), head(0, 1)))
-        assert text.splitlines() == ["unclassified: 2 of 2 heads: L0H0, L0H1"]
-
-    def test_long_lists_are_cut_and_say_so(self) -> None:
-        findings = of(*(head(0, number, role("sink")) for number in range(50)))
-        text = shown(heads_terminal.table, findings)
-        assert text.count("L0H") == 20
-        assert "and 30 more" in text
-
-    @pytest.mark.parametrize("width", [30, 50, 65, 80, 99, 100, 120])
-    def test_it_fits_and_no_number_is_cut(self, width: int) -> None:
+    @pytest.mark.parametrize("width", [50, 65, 80, 99, 100, 120])
+    def test_it_fits_and_every_head_is_there(self, width: int) -> None:
         findings = fake_findings(6, 12)
-        text = shown(heads_terminal.table, findings, width)
+        text = shown(whole, findings, width)
         assert all(len(line) <= width for line in text.splitlines())
-        assert "…" not in text
-        header = text.split("\n")[0].split()
-        for name in ("value", "baseline", "share", "also", "otherwise"):  # each is whole, or named below
-            assert name in header or name in text.split("not shown in")[1].split(";")[0]
-        for one in findings.heads:
-            for given in one.roles[:1]:
-                assert number(given.value) in text
+        assert {*re.findall(r"\bL\d+H\d+\b", text)} == {one.name for one in findings.heads}
 
-    def test_only_columns_that_are_shown_are_explained_and_the_effect_always_is(self) -> None:
-        findings = fake_findings(6, 12)
+    def test_what_changes_without_a_head_is_a_column(self) -> None:
+        findings = fake_findings(2, 3, share_without=0)
         heads = tuple(replace(one, effects={"zero_l2": Effect(0.25, 0.2, 0.3, 9.0)}) for one in findings.heads)
         causal = {"quantity": "l2", "what": "change of the hidden states", "nothing_below": 0.01}
         findings = replace(findings, heads=heads, options={**findings.options, "causal": causal})
-        for width in (60, 80, 200):
-            text = " ".join(shown(heads_terminal.table, findings, width).split())
-            assert " 0.250" in text
-            assert "effect: change of the hidden states without the head" in text
-            assert ("otherwise: if a head" in text) == (width == 200)
+        text = shown(heads_question.show, findings, 120)
+        assert "0.250" in text and "6 heads with a role, and each does something" in text
 
     def test_tentative_roles_are_said_in_a_line(self) -> None:
-        text = " ".join(shown(heads_terminal.table, fake_findings(2, 5, tentative=True)).split())
-        assert text.count("tentative (small letter): a role that rests on its value alone") == 1
+        text = " ".join(shown(whole, fake_findings(2, 5, tentative=True)).split())
+        assert text.count("tentative (small letter): a role") == 1
         assert "nan" not in text
 
     def test_notes_tell_of_the_texts_and_the_control(self) -> None:
         findings = fake_findings(2, 5, control=True)
         problems = {"complete": False, "problems": [{"source": "x", "line": 3, "reason": "?"}]}
         findings = replace(findings, corpus=dict(findings.corpus) | problems)
-        text = " ".join(shown(heads_terminal.table, findings).split())
+        text = " ".join(shown(heads_question.show, findings).split())
         assert "812 texts, 41,234 tokens: alice.txt" in text
         assert re.search(r"untrained control \(random weights, same texts\), 10 heads: \d+ diffuse", text)
         assert "stopped early" in text
@@ -278,38 +336,39 @@ class TestTable:
         more = dict(findings.corpus) | {
             "problems": [*problems["problems"], {"source": "y", "line": None, "reason": ""}]
         }
-        text = " ".join(shown(heads_terminal.table, replace(findings, corpus=more)).split())
+        text = " ".join(shown(heads_question.show, replace(findings, corpus=more)).split())
         assert "left out: 2 parts of the texts; first x, line 3: ?" in text
 
 
-class TestMeasureTable:
-    def test_one_measure_comes_with_interval_and_uniform(self) -> None:
-        text = shown(lambda findings, _: heads_terminal.measure_table(findings, ["local"]), of(head(2, 3)))
-        assert text.splitlines()[0].split() == ["head", "local", "95%", "interval", "uniform"]
-        assert text.splitlines()[1].split() == ["L2H3", "0.50", "[0.40,", "0.60]", "0.20"]
-
-    @pytest.mark.parametrize("width", [24, 40, 80, 300])
-    def test_many_measures_go_on_below(self, width: int) -> None:
-        findings = fake_findings(2, 3)
-        text = shown(lambda f, _: heads_terminal.measure_table(f, list(MEASURES)), findings, width)
-        assert all(len(line) <= width for line in text.splitlines())
-        tables = text.count("L1H2")
-        assert (tables == 1) == (width == 300)
-        for name in MEASURES:
-            assert number(findings.heads[0].measures[name].value) in text
+class TestMeasures:
+    def test_a_measure_comes_with_its_interval(self) -> None:
+        text = shown(measures("local"), of(head(2, 3)))
+        assert re.search(r"L2H3 +0\.500 +\[0\.400, 0\.600\]", text)
 
     def test_units_and_meanings_are_said(self) -> None:
         findings = fake_findings(1, 1)
-        text = shown(lambda f, _: heads_terminal.measure_table(f, ["entropy_nats"]), findings)
-        assert "entropy_nats: entropy of the attention weights" in text
-        assert title_of(findings, "entropy_nats") == "entropy_nats"
+        assert "entropy_nats: entropy of the attention weights" in shown(measures("entropy_nats"), findings)
         options = {"measures": {"rarity": {"unit": "nats"}, "local": {"unit": "share"}}}
+        assert title_of(findings, "entropy_nats") == "entropy_nats"
         assert title_of(replace(findings, options=options), "rarity") == "rarity (nats)"
         assert title_of(replace(findings, options=options), "local") == "local"
 
     def test_a_typo_is_told_what_was_meant(self) -> None:
         with pytest.raises(AttnscopeError, match="did you mean induction"):
-            heads_terminal.measure_table(fake_findings(1, 1), ["inductoin"])
+            shown(measures("inductoin"), fake_findings(1, 1))
+
+    def test_columns_are_arrays(self) -> None:
+        findings = fake_findings(2, 3)
+        values = [one.measures["local"].value for one in findings.heads]
+        np.testing.assert_array_equal(findings["heads"]["local"], values)
+        baselines = [one.measures["local"].uniform for one in findings.heads]
+        np.testing.assert_array_equal(findings["heads"].part("local", "baseline"), baselines)
+
+    def test_a_csv_of_described_heads_has_the_twenty_columns_that_people_use_first(self, tmp_path: Path) -> None:
+        findings = described_findings(1, 2)
+        paths = [findings.save(tmp_path / name, every=every) for name, every in (("a.csv", False), ("b.csv", True))]
+        few_columns, all_columns = (path.read_text("utf-8").splitlines()[0].split(",") for path in paths)
+        assert len(few_columns) <= 20 < len(all_columns) and {*few_columns} < {*all_columns}
 
 
 class TestHostileNames:
@@ -323,10 +382,11 @@ class TestHostileNames:
 
     def test_they_never_reach_markup_or_the_terminal(self, findings: Findings) -> None:
         for drawing in (
-            heads_terminal.grid,
-            heads_terminal.table,
-            lambda f, _: heads_terminal.measure_table(f, HOSTILE[:2]),
-            lambda f, _: heads_terminal.measure_table(f, HOSTILE),
+            grid,
+            whole,
+            lambda f, console: heads_question.render(
+                heads_question.Report("", [], [heads_question.measures_block(f, HOSTILE[:2])]), console
+            ),
         ):
             text = shown(drawing, findings, 200)
             assert "\x1b" not in text
@@ -353,9 +413,9 @@ class TestUndefined:
     def test_the_terminal_has_dashes(self, width: int) -> None:
         findings = undefined(fake_findings(2, 5))
         for drawing in (
-            heads_terminal.grid,
-            heads_terminal.table,
-            lambda f, _: heads_terminal.measure_table(f, ["local"]),
+            grid,
+            whole,
+            measures("local"),
         ):
             text = shown(drawing, findings, width)
             assert "nan" not in text.lower()
@@ -379,5 +439,4 @@ class TestNoHeads:
             of().draw(tmp_path)
 
     def test_no_heads_print_nothing_odd(self) -> None:
-        assert shown(heads_terminal.grid, of()).strip() == ""
-        assert "0 of 0 heads" in shown(heads_terminal.table, of())
+        assert shown(heads_question.show, of()).splitlines()[0] == "model: none of its 0 heads has a role"

@@ -37,7 +37,7 @@ PROGRAMS = {
     "names for the shell": (
         "from attnscope.cli.build import complete_measures; assert complete_measures('entr')", HEAVY | {"numpy"},
     ),
-    "tables of heads": ("import attnscope.views.heads.terminal", HEAVY),
+    "tables of heads": ("import attnscope.questions.heads", HEAVY),
     "the process that draws": ("import attnscope.views.maps.process", HEAVY),
 }  # fmt: skip
 """A program, and the modules that it does not need."""

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from attnscope.views.heads.questions_terminal import needle_notes
 
 import attnscope
 from attnscope import NeedleOptions, retrieval_heads
@@ -21,6 +20,7 @@ from attnscope.core.sums import RunningSums
 from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
+from attnscope.questions.heads import needle_notes
 from attnscope.records.heads.findings import Findings
 from attnscope.studies.heads.needles import _change_of_share, _share_of_tokens
 from attnscope.studies.inputs.options import LoadOptions

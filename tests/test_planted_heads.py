@@ -16,16 +16,14 @@ from attnscope.core.catalogue import OFFSETS
 from attnscope.core.facts import TextFacts
 from attnscope.core.measures import Measured, measures_of_weights
 from attnscope.corpus import CorpusText
+from attnscope.questions import heads as heads_question
 from attnscope.records.heads.findings import Head
-from attnscope.report.numbers import number
 from attnscope.report.wording import label
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import judge as judge_tallies
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
-from attnscope.views.heads import summary as heads_summary
-from attnscope.views.heads import terminal as heads_terminal
 from benchmarks.known.families import Scores, build, writer_of_the_token_before
 from tests.findings_helpers import fake_findings
 from tests.heads_helpers import study_tallies
@@ -238,7 +236,7 @@ def test_induction_heads_that_rest_nearly_always_are_named() -> None:
 def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
     findings = fake_findings(6, 12)
     rests = next(head for head in findings.heads if [role.name for role in head.roles] == ["first_token"])
-    found = heads_summary.nearest_role(findings, rests)
+    found = heads_question.nearest_role(findings, rests)
     assert found is not None
     # The strongest by its part of the threshold, of all that are above uniform attention's value.
     parts = {}
@@ -249,9 +247,9 @@ def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
             parts[name] = active.value / facts.threshold
     assert found.role == max(parts, key=lambda name: parts[name])
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(heads_terminal.table(findings, console))
+    console.print(heads_question.show(findings, console, every=True))
     text = console.export_text()
-    assert f"{label(found.role)} {number(found.value)} of " in text
+    assert f"for a role: {label(found.role)} 1" in " ".join(text.split())
     assert "1 head is only a sink; strongest pattern outside sinks" in " ".join(text.split())
     named = replace(rests, roles=(*rests.roles, replace(rests.roles[0], name="local")))
-    assert heads_summary.nearest_role(findings, named) is None
+    assert heads_question.nearest_role(findings, named) is None

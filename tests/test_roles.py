@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from attnscope.views.heads.summary import role_notes
 
 from attnscope.core.catalogue import MEASURES, OFFSETS
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.errors import UsageError
+from attnscope.questions.heads import role_notes
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds

@@ -29,8 +29,8 @@ from attnscope.report.wording import corpus_line, corpus_notes, full_name, label
 from attnscope.results.table import Table
 from attnscope.results.table import number as number_column
 
-SORTS = {"layer": "", "explained": "active_explained", "entropy": "entropy_nats"}
-"""Orders of heads, and the column that each goes by: the best described or the sharpest first."""
+SORTS = ("layer", "explained", "entropy")
+"""Orders of heads: as in the model, the best described, or the sharpest first."""
 
 SINKS = ("first_token", "outlier_token", "sink", "delimiter")
 """Roles of heads that rest: their attention goes where it does nothing."""
@@ -102,7 +102,7 @@ def report(
         blocks += [_measures_of_one(findings, head, among or findings) for head in findings.heads]
     elif measures:
         blocks.append(measures_block(findings, parse_measures(findings, measures), sort))
-    notes = [] if findings.of_senses else [*role_notes(findings), *description_notes(findings)]
+    notes = [nearest_roles_line(findings), carried_line(findings), *description_notes(findings)]
     return Report(
         model=model_of(findings.run),
         answer=_answer(findings),
@@ -110,7 +110,7 @@ def report(
         guide=_guide(findings),
         source=corpus_line(findings),
         problems=corpus_notes(findings),
-        notes=notes,
+        notes=[note for note in notes if note],
     )
 
 
@@ -138,10 +138,8 @@ def _answer(findings: Findings) -> list[str]:
         parts.append(f"{n}{of} {singular if n == 1 else verb} {rest}")
     said_of_all = ", ".join(parts) or f"none of its {amount(len(heads), 'head')} has a role"
     answer = [f"{model_of(findings.run)}: {said_of_all}"]
-    answer += [line for line in (evidence_line(findings), idle_line(findings)) if line]
-    if findings.control:
-        answer.append(_control_line(findings.control))
-    return answer
+    further = (evidence_line(findings), idle_line(findings), _control_line(findings.control))
+    return [*answer, *filter(None, further)]
 
 
 def _guide(findings: Findings) -> list[str]:
@@ -182,8 +180,8 @@ def _blocks(findings: Findings, sort: str | None, *, is_chosen: bool) -> Iterato
     columns = [*([effect] if effect else []), *columns]
     whole = Words("what it does", [line.whole for line in lines], wraps=True)
     short: list[str | Words] = [Words("what it does", [line.short for line in lines])]
-    if sort == "entropy" and SORTS[sort] in table:
-        short.insert(0, SORTS[sort])
+    if sort == "entropy" and "entropy_nats" in table:
+        short.insert(0, "entropy_nats")
     if is_chosen:
         yield Ranking(what="head", names=names, table=table, columns=[whole, *columns], order=order, most=len(order))
     else:
@@ -350,13 +348,16 @@ def require_sort(sort: str | None) -> None:
 def sort_heads(record: Any, sort: str | None = None) -> list[int]:
     """Return the places of the heads of findings or an atlas in an order; None = as in the model."""
     require_sort(sort)
-    table = record.head_table()
-    values = table.numbers().get(SORTS.get(sort or "", ""))
-    rows = list(range(len(table.heads)))
-    if values is None:
-        return rows
-    sign = -1 if sort == "explained" else 1
-    return sorted(rows, key=lambda row: sign * values[row] if math.isfinite(values[row]) else math.inf)
+    rows = list(range(len(record.heads)))
+    values = [math.nan for _ in rows]
+    if sort == "entropy":
+        values = [head.estimate("entropy_nats").value for head in record.heads]
+    elif sort == "explained" and record.descriptions is not None:
+        described = record.descriptions.by_head
+        values = [
+            -described[head.address].main.explained if head.address in described else math.nan for head in record.heads
+        ]
+    return sorted(rows, key=lambda row: values[row] if math.isfinite(values[row]) else math.inf)
 
 
 def require_measures(measures: str | None, known: Sequence[str]) -> None:
@@ -686,8 +687,15 @@ def _is_only_sink(head: Head) -> bool:
 
 
 def role_notes(findings: Findings) -> list[str]:
-    """Return what few readers of roles need to know: one sentence each."""
-    return [line for line in (nearest_roles_line(findings), carried_line(findings)) if line]
+    """Return what a reader of roles must know beside them: one sentence each."""
+    lines = (
+        idle_line(findings),
+        nearest_roles_line(findings),
+        evidence_line(findings),
+        carried_line(findings),
+        _control_line(findings.control),
+    )
+    return [line for line in lines if line]
 
 
 def nearest_roles_line(findings: Findings) -> str:
@@ -703,6 +711,8 @@ def nearest_roles_line(findings: Findings) -> str:
 
 
 def _control_line(heads: Sequence[Head]) -> str:
+    if not heads:
+        return ""
     roles = [f"{n} {label(name)}" for name, n in _count_roles(heads).most_common()]
     n_none = len(unclassified(heads))
     roles += [f"{n_none} unclassified"] if n_none else []

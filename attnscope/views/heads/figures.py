@@ -361,13 +361,7 @@ def _atlas_notes(findings: Findings, *, numbers: bool = True) -> list[str]:
         notes.append(
             f"a role is given where its value is above threshold and baseline at a false discovery rate of {level:g}"
         )
-    return [*notes, *_said(findings), *corpus_notes(findings)]
-
-
-def _said(findings: Findings) -> list[str]:
-    """What a figure says of roles: what the terminal answers beside the counts, and its notes."""
-    lines = (heads_summary.idle_line(findings), heads_summary.evidence_line(findings))
-    return [*filter(None, lines), *heads_summary.role_notes(findings)]
+    return [*notes, *heads_summary.role_notes(findings), *corpus_notes(findings)]
 
 
 def _texts(findings: Findings) -> list[str]:
@@ -377,5 +371,5 @@ def _texts(findings: Findings) -> list[str]:
     for name in findings.measure_names:
         texts += [name, findings.measure_facts(name).what, findings.measure_facts(name).unit]
     texts += [mark.glyph + mark.glyph.lower() for mark in marks.values()]
-    texts += [model_of(findings.run), corpus_line(findings), *findings.kinds, *_said(findings)]
+    texts += [model_of(findings.run), corpus_line(findings), *findings.kinds, *heads_summary.role_notes(findings)]
     return [printable(text, 400) for text in (*texts, *texts_of(findings))]
