@@ -22,13 +22,13 @@ from attnscope.pages.texts import (
 )
 from attnscope.questions.compare import Comparison
 from attnscope.questions.compare_texts import FIRST, SECOND, tokens
+from attnscope.questions.heads import marks_of
 from attnscope.records import AttentionMap, Heatmap, Tokens
 from attnscope.records.heads.findings import Findings
 from attnscope.records.maps.pooled import PooledHeatmap, PooledMap
 from attnscope.report.wording import label
 from attnscope.results.storage import finite
 from attnscope.version import VERSION
-from attnscope.views.heads.summary import marks_of
 
 __all__ = ["PAGE_SCHEMA", "Page", "PageText", "head_to_open", "page_of", "page_of_record", "require_room"]
 

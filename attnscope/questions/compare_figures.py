@@ -21,9 +21,9 @@ from attnscope.errors import amount
 from attnscope.questions.distances import distance_line
 from attnscope.report.blocks import Report
 from attnscope.report.numbers import digits
+from attnscope.report.role_marks import UNCLASSIFIED, Mark, marks_for
 from attnscope.report.wording import label
 from attnscope.results.table import Floats
-from attnscope.views.heads.summary import UNCLASSIFIED, Mark, marks_for
 from attnscope.views.maps.figures import axis_of
 
 if TYPE_CHECKING:

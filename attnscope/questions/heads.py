@@ -259,6 +259,8 @@ def describe_head(head: Head, described: HeadDescription | None) -> Line:
         # The distance is the role itself.
         phrase = " ".join(re.split(r"; (?:then|equally) ", phrase)[1:])
         parts = _PARTS.split(phrase) if phrase else []
+    if roles and phrase.startswith(f"the {roles[0]}"):
+        roles = []  # the phrase says it
     room = MOST_LETTERS - (len(roles[0]) + 2 if roles else 0)
     return Line(whole, ": ".join(filter(None, [*roles[:1], _fit(parts, room)])))
 
