@@ -171,13 +171,13 @@ def _blocks(findings: Findings, sort: str | None, *, is_chosen: bool) -> Iterato
     order = sort_heads(findings, sort)
     described = {} if findings.descriptions is None else findings.descriptions.by_head
     lines = [describe_head(head, described.get(head.address)) for head in findings.heads]
-    columns: list[str | Words] = [
+    said = [
         Words("value [95%]", [_value(head) for head in findings.heads]),
         Words("KL explained", [_explained(described.get(head.address)) for head in findings.heads]),
     ]
-    columns = [column for column in columns if any(column.texts)]
     effect = _effect_column(findings)
-    columns = [*([effect] if effect else []), *columns]
+    columns: list[str | Words] = [effect] if effect else []
+    columns += [words for words in said if any(words.texts)]
     whole = Words("what it does", [line.whole for line in lines], wraps=True)
     short: list[str | Words] = [Words("what it does", [line.short for line in lines])]
     if sort == "entropy" and "entropy_nats" in table:
@@ -448,8 +448,8 @@ def _senses_blocks(findings: Findings) -> Iterator[Block]:
     for name in names:
         known = [head for head in findings.heads if math.isfinite(head.estimate(name).value)]
         if known:
-            ends = [end(known, key=lambda head: head.estimate(name).value) for end in (min, max)]
-            rows.append((name, *ends))
+            known.sort(key=lambda head: head.estimate(name).value)
+            rows.append((name, known[0], known[-1]))
     cells = [
         {"uniform": most.estimate(name).uniform, "least": least.estimate(name), "largest": most.estimate(name)}
         for name, least, most in rows

@@ -299,7 +299,7 @@ class Rows:
                 self.gates[column.gate][self.row_of], self.levels_of(column.gated, head), outside
             )
             return levels
-        of_keys = self.features[column.key_feature]
+        of_keys: NDArray[np.uint8] = self.features[column.key_feature]
         if column.keys is not None:
             of_keys = column.keys[self.key_types]
         if column.queries is not None:
@@ -308,8 +308,9 @@ class Rows:
             of_rows = column.rows[self.index]
         else:
             return of_keys
-        first_of_row: NDArray[np.uint8] = of_rows * np.uint8(column.n_key_levels)
-        return first_of_row[self.row_of] + of_keys
+        first_of_row = (of_rows * np.uint8(column.n_key_levels))[self.row_of]
+        levels_of_both: NDArray[np.uint8] = np.add(first_of_row, of_keys, dtype=np.uint8)
+        return levels_of_both
 
     def by_entry(self, feature: int, head: int) -> Floats:
         """Return the values of a feature, (entry,)."""

@@ -33,7 +33,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.questions import heads as heads_summary
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.report.numbers import number
-from attnscope.report.role_marks import Mark
+from attnscope.report.role_marks import UNCLASSIFIED, Mark
 from attnscope.report.wording import corpus_line, corpus_notes, label, model_of, printable
 from attnscope.views.describe.figures import cards_page, texts_of
 from attnscope.views.heads.needles_figure import needles_drawing
@@ -220,7 +220,7 @@ def _cell(
     width, height = size[0] - 3, size[1] - 3
     box = (*grid.corner(head.layer, head.head, (layout.MARGIN_PX + LEFT_PX, top), size), width, height)
     if not head.roles:
-        return Cell(box, _EMPTY, FAINT, heads_summary.UNCLASSIFIED, "", False, (), head.resting_share)
+        return Cell(box, _EMPTY, FAINT, UNCLASSIFIED, "", False, (), head.resting_share)
     strongest, *others = head.roles
     mark = marks[strongest.name]
     fill = blend(0.35, "#ffffff", mark.color) if strongest.tentative else mark.color
@@ -267,7 +267,7 @@ def _draw_cells(page: Page, cells: Sequence[Cell]) -> None:
     for cell in cells:
         x, y, width, height = cell.box
         pad, glyph_px, small = width * 0.07, _glyph_px(cell.box, page.paper), _further_px(cell.box)
-        if cell.glyph == heads_summary.UNCLASSIFIED:
+        if cell.glyph == UNCLASSIFIED:
             numbers.append(Number(x + width / 2, y + height * 0.42, cell.glyph, glyph_px * 1.4, cell.ink))
         else:
             alone = width < 2 * glyph_px
@@ -308,7 +308,7 @@ def _legend(
     counts = heads_summary.counts(findings, marks)
     entries = [_entry(findings, count, marks[count.role], wide - 70, lettering) for count in counts]
     if n_none := len(heads_summary.unclassified(findings.heads)):
-        nothing = Mark(heads_summary.UNCLASSIFIED, _EMPTY)
+        nothing = Mark(UNCLASSIFIED, _EMPTY)
         entries.append(Entry(nothing, "unclassified", amount(n_none, "head"), ("no role passed its test",)))
     per_column = -(-len(entries) // columns)
     corners = []
