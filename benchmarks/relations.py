@@ -17,8 +17,10 @@ import torch
 import attnscope
 from attnscope.annotated import AnnotatedCorpus
 from attnscope.core.attention.seam import attend
+from attnscope.questions.relations import Relations, best_heads, expressed_by
+from attnscope.report.numbers import interval
+from attnscope.report.numbers import number as written
 from attnscope.studies.relations.study import relations
-from attnscope.views.relations.summary import row
 
 ASKED = ("nsubj", "obj", "det", "case", "amod", "aux", "advmod", "compound")
 
@@ -66,8 +68,8 @@ def main() -> None:
         print(markdown(found))
     margins = {}
     for label in ASKED:
-        one = found[f"{label}→parent"]
-        margins[label] = round(float(one.accuracy[one.best]) - one.baseline, 3)
+        row = found.row(f"{label}→parent")
+        margins[label] = round(float(found.at_best("accuracy")[row] - found["relations"]["baseline"][row]), 3)
     middle = {name: statistics.median(seconds) for name, seconds in times.items()}
     ratios = {
         f"{name}_over_plain": round(
@@ -77,24 +79,27 @@ def main() -> None:
     }
     print(json.dumps({
         "benchmark": "relations", "texts": len(texts), "tokens": found.corpus["n_tokens"],
-        "relations": len(found.relations), "threads": options.threads,
+        "relations": len(found["relations"]), "threads": options.threads,
         **{f"{name}_s": round(seconds, 3) for name, seconds in middle.items()}, **ratios,
         "accuracy_over_best_rule": margins, "ten_points_or_more": sum(margin >= 0.1 for margin in margins.values()),
     }, ensure_ascii=False))  # fmt: skip
 
 
-def markdown(found) -> str:
+def markdown(found: Relations) -> str:
     lines = [
         "| relation | head | accuracy | 95% interval | best simple rule | n | expressed |",
         "|---|---|---:|---|---|---:|---|",
     ]
-    for one in found.ranked:
-        if one.found.any() or one.name.split("→")[0] in ASKED:
-            cells = row(one)
-            rule = f"{cells.baseline} ({cells.rule})"
+    table = found.table("relations")
+    heads, verdicts = best_heads(found), expressed_by(found)
+    accuracy, low, high = (found.at_best(f"accuracy{end}") for end in ("", "_low", "_high"))
+    for row in found.ranked:
+        name = table["relation"][row]
+        if found["found"][row].any() or name.split("→")[0] in ASKED:
+            rule = f"{written(table['baseline'][row])} ({table['rule'][row]})"
             lines.append(
-                f"| {cells.name} | {cells.head} | {cells.accuracy} | {cells.interval} | {rule} | {cells.n} | "
-                f"{cells.verdict} |"
+                f"| {name} | {heads[row]} | {written(accuracy[row])} | {interval(low[row], high[row])} | {rule} | "
+                f"{table['n_scored'][row]:,} | {verdicts[row]} |"
             )
     return "\n".join(lines)
 

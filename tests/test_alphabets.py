@@ -63,7 +63,7 @@ def test_studies_read_texts_of_one_alphabet(made: tuple[str, Path], engine: str)
     first, last = (model.tokenizer.encode(texts[0]).offsets[place].tolist() for place in (1, -2))
     links = (Link("end→begin", (1,), (0,)),)
     annotated = [AnnotatedText(texts[0], ((first[0], first[1]), (last[0], last[1])), links, "texts", 1)]
-    assert attnscope.relations(model, annotated)["end→begin"].n == 1
+    assert attnscope.relations(model, annotated)["relations"]["n"].tolist() == [1]
 
 
 def test_the_example_is_one_that_the_tokenizer_keeps(made: tuple[str, Path]) -> None:

@@ -20,7 +20,6 @@ from attnscope.records import load_record as load
 from attnscope.records.frame.record import Record
 from attnscope.views.heads import figures as heads_figures
 from attnscope.views.maps.figures import Painter, sheets_of
-from attnscope.views.relations import figures as relations_figures
 from tests.conftest import Run
 from tests.findings_helpers import described_findings, fake_findings
 from tests.made_records import MADE
@@ -325,15 +324,15 @@ def test_a_record_without_figures_has_no_sizes(made: Path) -> None:
 
 def test_an_example_is_cut_around_its_links_where_paper_is_narrow() -> None:
     from attnscope.drawing.lettering import lettering_for
-    from attnscope.records.relations.record import Example, ExampleLink
+    from attnscope.questions.relations_drawing import Example, Link, cut_to_fit
 
-    words = tuple(f"word{n:02d}" for n in range(40))
-    links = (ExampleLink((20,), (23,), 23, True, 0.9), ExampleLink((21,), (2,), 39, False, 0.5))
-    example = Example("a→b", 0, 0, "f", 1, words, (True,) * 40, links)
+    words = [f"word{n:02d}" for n in range(40)]
+    links = [Link([20], [23], 23, True, 0.9), Link([21], [2], 39, False, 0.5)]
+    example = Example("L0H0", words, [True] * 40, links, False, False)
     lettering = lettering_for([], Style(width="column").paper)
-    cut = relations_figures.cut_to_fit(example, lettering, 400)
+    cut = cut_to_fit(example, lettering, 400)
     assert cut.cut_before and cut.cut_after and 3 < len(cut.words) < 12
-    assert [(cut.words[link.source[0]], cut.words[link.looked]) for link in cut.links] == [("word20", "word23")]
+    assert [(cut.words[link.looking[0]], cut.words[link.looked]) for link in cut.links] == [("word20", "word23")]
 
 
 def test_the_row_that_is_framed_has_its_label_where_others_have_none(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """What counts as evidence for a relation: copies, sources, attention that is NaN, ties, little weight."""
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,12 @@ import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.annotated.texts import merge_equal
 from attnscope.errors import AttnscopeError
-from attnscope.records import load_record as load
-from attnscope.records.relations.record import Relation, Relations
-from attnscope.studies.relations.evidence import RULES, Cell, Lots, Tally, judge
+from attnscope.questions.relations import Relations, expressed_by
+from attnscope.studies.relations.evidence import RULES, Cell, Lots, Tally
 from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans
-from attnscope.views.relations.summary import row
 from tests.conftest import SAMPLES, write_tokenizer
+from tests.relation_helpers import Relation, every_relation, judged
 from tests.test_heads import VOCABULARY
 from tests.test_relations import LETTERS, followers, own_heads
 
@@ -64,9 +62,9 @@ def test_copies_of_a_text_are_one(sharp: Any) -> None:
         model = sharp(seed)
         once, often = relations(model, few), relations(model, copies)
         assert once.to_csv() == often.to_csv()
-        assert not any(one.found.any() for one in often.relations)
+        assert not any(one.found.any() for one in every_relation(often))
         assert (often.corpus["n_texts"], often.corpus["n_copies"]) == (240, 228)
-        assert often["any→any"].left_out == {"texts that were there before": 228}
+        assert Relation(often, "any→any").left_out == {"texts that were there before": 228}
         assert any("228 texts are copies of others" in note for note in often.run["notes"])
 
 
@@ -85,7 +83,7 @@ def test_links_of_one_text_may_be_on_several_lines(own: Any) -> None:
 
 def test_a_source_is_in_one_half(own: Any) -> None:
     texts = [replace(text, document=f"file {n // 5}") for n, text in enumerate(followers(60))]
-    found = relations(own, texts)["again→next"]
+    found = Relation(relations(own, texts), "again→next")
     assert (found.halves, found.n_sources, found.n_texts) == ("sources", 12, 60)
     lots = Lots()
     halves = [lots.deal(text.document) for text in texts]
@@ -103,13 +101,13 @@ def test_chunks_of_a_file_are_in_one_half(own: Any, tmp_path: Path) -> None:
         source = "".join(f"{name} = {place}\nprint({name})\n" for place, name in enumerate(names))
         (tmp_path / f"{number}.py").write_text(source, "utf-8")
     options = RelationsOptions(chunk=64)
-    found = relations(own, AnnotatedCorpus([str(tmp_path / "*.py")]), options)["closing→opening"]
+    found = Relation(relations(own, AnnotatedCorpus([str(tmp_path / "*.py")]), options), "closing→opening")
     assert (found.halves, found.n_sources) == ("sources", 6)
     assert found.n_texts > 30
     one = relations(own, str(tmp_path / "0.py"), options)
-    assert (one["closing→opening"].halves, one["closing→opening"].n_sources) == ("texts", 1)
+    assert (Relation(one, "closing→opening").halves, Relation(one, "closing→opening").n_sources) == ("texts", 1)
     told = [note for note in one.run["notes"] if "Too few sources" in note]
-    assert bool(told) == any(not relation.why_no_verdict for relation in one.relations)
+    assert bool(told) == any(not relation.no_verdict for relation in every_relation(one))
 
 
 def test_sentences_know_their_document(tmp_path: Path) -> None:
@@ -157,16 +155,15 @@ def test_a_text_with_nan_is_left_out_and_told(own: Any, dense: bool) -> None:
     if dense:
         model.info = replace(own.info, path="eager")
     found = relations(model, texts)  # type: ignore[arg-type]
-    assert found["again→next"].n == len(good)
-    assert np.isfinite(found["again→next"].accuracy).all()
-    assert found["again→next"].accuracy[own_place()] == 1
-    (problem,) = found.corpus["problems"]
+    assert Relation(found, "again→next").n == len(good)
+    assert np.isfinite(Relation(found, "again→next").accuracy).all()
+    assert Relation(found, "again→next").accuracy[own_place()] == 1
+    problem = found.corpus["problems"][0]
     first = next(text for text in texts if text not in good)
     assert (problem["source"], problem["line"]) == ("made up", first.line)
-    assert f"{60 - len(good)} texts" in problem["reason"]
-    assert "NaN) in layer 1 in float32" in problem["reason"]
+    assert "layer 1 computes NaN or infinity in float32" in problem["reason"]
     assert found.corpus["n_not_finite"] == 60 - len(good)
-    with pytest.raises(AttnscopeError, match="NaN.*in layer 1 in float32"):
+    with pytest.raises(AttnscopeError, match="layer 1 computes NaN or infinity in float32"):
         relations(model, [text for text in texts if text not in good])  # type: ignore[arg-type]
 
 
@@ -191,58 +188,36 @@ def tally_of_heads(shares: list[float], mass: float = 0.5, n: int = 60, links: i
 
 
 def test_heads_that_cannot_be_told_apart_are_tied() -> None:
-    (one,) = judge({"x": tally_of_heads([0.800, 0.795, 0.6, 0.792])})
-    assert one.best == (0, 0)
-    assert one.ties == ((0, 1), (0, 3))
-    assert row(one).verdict == "yes; tied with L0H1, L0H3; also L0H2"
-    (alone,) = judge({"x": tally_of_heads([0.9, 0.6])})
-    assert alone.ties == ()
-    (nothing,) = judge({"x": tally_of_heads([0.0, 0.0])})
-    assert nothing.ties == ()
+    found = judged({"x": tally_of_heads([0.800, 0.795, 0.6, 0.792])})
+    (one,) = every_relation(found)
+    assert (one.best, one.ties) == ((0, 0), "L0H1 L0H3")
+    assert expressed_by(found) == ["yes; tied with L0H1, L0H3; also L0H2"]
+    for shares in ([0.9, 0.6], [0.0, 0.0]):
+        (alone,) = every_relation(judged({"x": tally_of_heads(shares)}))
+        assert alone.ties == ""
 
 
 def test_a_relation_with_little_weight_is_told_as_such() -> None:
-    (weak,) = judge({"x": tally_of_heads([0.9, 0.0], mass=0.01)})
-    assert weak.best_found
-    assert weak.weak
-    assert row(weak).verdict == "weakly"
-    record = Relations({"model": "m"}, {}, {"margin": 0.1}, "encoder", (weak,))
-    assert not record.roles()
-    (strong,) = judge({"x": tally_of_heads([0.9, 0.0])})
-    assert not strong.weak
-    assert list(replace(record, relations=(strong,)).roles()) == [(0, 0)]
+    weak = judged({"x": tally_of_heads([0.9, 0.0], mass=0.01)})
+    assert weak.verdicts == expressed_by(weak) == ["weakly"]
+    assert not weak.roles()
+    strong = judged({"x": tally_of_heads([0.9, 0.0])})
+    assert strong.verdicts == ["yes"] and list(strong.roles()) == [(0, 0)]
 
 
 def test_intervals_stay_within_0_and_1() -> None:
-    (one,) = judge({"x": tally_of_heads([1.0, 0.0, 0.97], n=20)})
+    (one,) = every_relation(judged({"x": tally_of_heads([1.0, 0.0, 0.97], n=20)}))
     assert (one.low >= 0).all()
     assert (one.high <= 1).all()
     assert one.low[0, 0] < 0.9  # ten texts that are all right do not make it certain
     assert one.high[0, 1] > 0.1
 
 
-def test_a_record_of_version_0_1_still_loads(own: Any, tmp_path: Path) -> None:
-    path = relations(own, followers(20)).save(tmp_path / "a.npz")
-    with np.load(path) as archive:
-        arrays = dict(archive)
-    document = json.loads(arrays["record"].tobytes())
-    for one in document["relations"]:
-        for name in ("n_sources", "halves", "ties"):
-            del one[name]
-    arrays["record"] = np.frombuffer(json.dumps(document).encode(), np.uint8)
-    held = io.BytesIO()
-    np.savez(held, **arrays)
-    (tmp_path / "old.npz").write_bytes(held.getvalue())
-    old, new = load(tmp_path / "old.npz"), load(path)
-    assert old.to_csv() == new.to_csv()
-    assert old.relations[0].ties == ()
-
-
 # By simulation ---------------------------------------------------------------------------------------------------
 
 
 def expressed(found: Relations) -> list[Relation]:
-    return [one for one in found.relations if one.found.any()]
+    return [one for one in every_relation(found) if one.found.any()]
 
 
 @pytest.mark.slow
@@ -260,7 +235,7 @@ def test_shuffled_labels_and_copies_give_random_heads_nothing(sharp: Any) -> Non
         ]
         for given in (texts, shuffled, [text for text in letters(12, seed, 6, 1) for _ in range(20)], trees * 5):
             found = relations(sharp(seed), given)
-            n_judged += sum(not one.why_no_verdict for one in found.relations)
+            n_judged += sum(not one.no_verdict for one in every_relation(found))
             n_found += len(expressed(found))
     assert n_judged > 100
     assert n_found <= 0.05 * n_judged
@@ -282,7 +257,7 @@ def test_a_planted_head_is_found_in_few_texts() -> None:
             cells.append((Cell("x", (by_source, by_text), 2, rules, first), values))
         tally = Tally()
         tally.add(cells)
-        (one,) = judge({"x": tally})
+        (one,) = every_relation(judged({"x": tally}))
         n_found += bool(one.found[0, 0])
         n_false += int(one.found[0, 1:].sum())
     assert n_found >= 90

@@ -16,12 +16,13 @@ from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.questions.relations import Links, links_of_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
+from attnscope.questions.relations import expressed_by, word_numbers
 from attnscope.records import load_record as load
 from attnscope.studies.relations.evidence import RULES, pair_rule_hits
 from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans
-from attnscope.views.relations.summary import explanation, row
 from tests.conftest import Run
+from tests.relation_helpers import Relation
 from tests.test_relations_core import by_loops, facts_of, require
 
 ENGLISH = [
@@ -98,36 +99,39 @@ def pairs(n: int, seed: int = 0) -> list[AnnotatedText]:
 
 def test_the_aligning_head_is_found(marian: Any, tmp_path: Path) -> None:
     found = relations(marian, pairs(40), RelationsOptions(n_examples=2))
-    assert found.kind == "cross"
-    aligned = found["aligned"]
+    assert found.table("heads")["kind"][0] == "cross"
+    aligned = Relation(found, "aligned")
     assert aligned.best == (0, 1)
     assert aligned.best_found
     assert aligned.accuracy[0, 1] > 0.95
     assert aligned.mass[0, 1] > 0.8
     assert aligned.accuracy.shape == (2, 2)
     assert aligned.found.sum() == 1
-    assert not found["random"].found.any()
-    assert "diagonal" in explanation(found)
-    assert row(aligned).verdict == "yes"
-    example = found.examples[0]
-    between = example.words.index("⇠")
-    assert all(link.source[0] < between < link.targets[0] for link in example.links)
-    assert FRENCH.index(example.words[example.links[0].source[0]]) == ENGLISH.index(
-        example.words[example.links[0].targets[0]]
-    )
-    assert all(link.looked in link.targets for link in example.links if link.right)
+    assert not Relation(found, "random").found.any()
+    assert "diagonal" in " ".join(found.report().guide)
+    assert expressed_by(found)[found.row("aligned")] == "yes"
+    words = found["examples"]["words"][0].split("\n")
+    between = words.index("⇠")
+    links = found.table("links").select(found["links"]["example"] == 0)
+    for looking, targets, looked, right in zip(
+        *(links[name].tolist() for name in ("looking", "targets", "looked", "right")), strict=True
+    ):
+        (own,), allowed = word_numbers(looking), word_numbers(targets)
+        assert own < between < allowed[0]
+        assert FRENCH.index(words[own]) == ENGLISH.index(words[allowed[0]])
+        assert right == (looked in allowed)
     again = load(found.save(tmp_path / "a.npz"))
-    assert (again.kind, again.to_csv()) == ("cross", found.to_csv())
+    assert again.to_csv() == found.to_csv()
 
 
 def test_numbers_are_those_of_dense_weights(marian: Any) -> None:
     """Mass of each head on the targets, pair by pair: rows of decoder tokens, columns of the text's."""
     texts = pairs(12)
-    found = relations(marian, texts)["aligned"]
-    eager = relations(Eager(marian), texts)["aligned"]  # type: ignore[arg-type]
+    found = Relation(relations(marian, texts), "aligned")
+    eager = Relation(relations(Eager(marian), texts), "aligned")  # type: ignore[arg-type]
     np.testing.assert_allclose(eager.mass, found.mass, atol=1e-6)
     one = texts[0]
-    several = relations(marian, [one, *texts[1:3]])["aligned"]  # three texts: one or two are scored
+    several = Relation(relations(marian, [one, *texts[1:3]]), "aligned")  # three texts: one or two are scored
     mass = {}
     for text in texts[:3]:
         maps: dict[int, Any] = {}
@@ -195,7 +199,7 @@ def test_a_simple_rule_takes_its_part(marian: Any) -> None:
         for text in pairs(40)
     ]  # fmt: skip
     texts = [replace(text, target_words=tuple(word_spans(text.target or ""))) for text in texts]
-    one = relations(marian, texts)["aligned"]
+    one = Relation(relations(marian, texts), "aligned")
     assert (one.rule, one.baseline) == ("same place", 1.0)
     assert one.accuracy[0, 1] > 0.95
     assert not one.found.any()
@@ -241,16 +245,16 @@ def test_what_cannot_be_is_refused_or_left_out(marian: Any) -> None:
     notes = " ".join(found.run["notes"])
     assert "texts with a target among others without" in notes
     assert "longer than the model takes" in notes
-    assert found["aligned"].n_texts == 30
+    assert Relation(found, "aligned").n_texts == 30
 
 
 def test_the_encoder_of_an_encoder_decoder(marian: Any) -> None:
     texts = [replace(text, target=None, links=tuple(Link("next", (n,), (n + 1,)) for n in range(4)))
              for text in pairs(20)]  # fmt: skip
     found = relations(marian, texts)
-    assert found.kind == "encoder"
-    assert found["next"].accuracy.shape == (1, 2)
-    assert found["next"].baseline == 1
+    assert found.table("heads")["kind"][0] == "encoder"
+    assert Relation(found, "next").accuracy.shape == (1, 2)
+    assert Relation(found, "next").baseline == 1
 
 
 def test_on_the_command_line(folder: Path, run: Run, tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from transformers import GenerationConfig
 
 import attnscope
 from attnscope.core.attention.seam import AttentionCall
-from attnscope.records.relations.record import Relations
+from attnscope.questions.relations import Relations
+from attnscope.results.table import Table
 from attnscope.studies.relations import evidence, word_errors
 from attnscope.studies.relations import sounds as relation_sounds
 from attnscope.studies.relations.sounds import NAME, sound_relations
 from attnscope.studies.relations.word_errors import WordErrors
 from tests.conftest import Run
+from tests.relation_helpers import Relation
 from tests.senses_helpers import WORDS, speech, write_whisper
 
 FRAME_S = 0.02
@@ -80,16 +82,18 @@ def test_a_planted_head_is_found_among_random_ones(
 ) -> None:
     plant(monkeypatch, timed)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
-    one = found[NAME]
-    assert (found.kind, found.corpus["of"], found.corpus["n_texts"]) == ("cross", "recordings", 26)
+    one = Relation(found, NAME)
+    assert (found["heads"]["kind"][0], found.corpus["of"], found.corpus["n_texts"]) == ("cross", "recordings", 26)
     assert one.best == (1, 2) and one.best_found and one.found.sum() == 1
     assert 0.8 < one.accuracy[1, 2] < 1 and one.mass[1, 2] > 0.8
     assert one.rule.startswith("diagonal") and 0.2 < one.baseline < 0.7
     assert one.accuracy[0].max() < one.baseline
-    assert found.run["notes"] == ["Heads that listen to the words: attnscope heatmap --audio … --words --pick L1H2"]
     assert found.alignment_heads == found.as_json()["alignment_heads"] == [[1, 2]]
     saved = found.save(tmp_path / "relations.npz")
-    (line,) = [line for line in run("show", saved).out.splitlines() if line.startswith('"alignment_heads"')]
+    out = run("show", saved).out
+    assert out.startswith("L1H2 follows the words: ")
+    assert "attnscope heatmap --audio FILE --words --pick L1H2\n" in out
+    (line,) = [line for line in out.splitlines() if line.startswith('"alignment_heads"')]
     (tmp_path / "generation_config.json").write_text("{" + line + "}")
     assert GenerationConfig.from_pretrained(tmp_path).alignment_heads == [[1, 2]]
     assert json.loads(run("show", saved, "--json").out)["alignment_heads"] == [[1, 2]]
@@ -100,38 +104,38 @@ def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
 ) -> None:
     plant(monkeypatch, timed, misses=0)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
-    times = found.word_times
-    assert times is not None and [(each.by, each.n_heads) for each in times.lists] == [
+    times = found.table("word_times")
+    assert list(zip(times["by"].tolist(), times["n_heads"].tolist(), strict=True)) == [
         ("best", 1), ("random", 1), ("upper half", 3), ("even spacing", 0),
     ]  # fmt: skip
-    assert (times.n_recordings, times.n_words) == (26, found[NAME].n - 26)  # every path begins with the recording
-    best, random, upper, even = times.lists
-    assert best.median.value < 1e-9 and best.mean < 0.25 * FRAME_S
-    assert random.median.low > 0.1 > 10 * best.mean
-    assert best.change.value <= 0 == upper.change.value and even.change.low > 0
+    # Every path begins with the recording: its first word is not scored.
+    assert found.options["word_times"] == {"n_recordings": 26, "n_words": Relation(found, NAME).n - 26}
+    best, random, upper, even = range(4)
+    assert times["median"][best] < 1e-9 and times["mean"][best] < 0.25 * FRAME_S
+    assert times["median_low"][random] > 0.1 > 10 * times["mean"][best]
+    assert times["change"][best] <= 0 == times["change"][upper] and times["change_low"][even] > 0
     errors = []
     for line in timed.read_text().splitlines():
         words = json.loads(line)["words"]
         errors.append(np.mean([abs(n / len(words) * 1.7 - word["start"]) for n, word in enumerate(words) if n]))
-    assert even.mean == pytest.approx(np.mean(errors), abs=1e-6)
-    assert even.median.value == pytest.approx(np.median(errors), abs=1e-6)
+    assert times["mean"][even] == pytest.approx(np.mean(errors), abs=1e-6)
+    assert times["median"][even] == pytest.approx(np.median(errors), abs=1e-6)
 
     back = attnscope.load_record(found.save(tmp_path / "relations.npz"))
-    assert isinstance(back, Relations) and back.word_times == times
-    shown = run("show", "relations.npz").out
-    assert "word times by" in shown and "best head" in shown and "upper half (3)" in shown
+    assert isinstance(back, Relations) and list(back.table("word_times").rows()) == list(times.rows())
+    shown = run("show", "relations.npz", "--all").out
+    assert "word times by" in shown and "best 1 head" in shown and "upper half (3)" in shown
     told = json.loads(run("show", "relations.npz", "--json").out)
-    assert told["word_times"]["lists"][0]["median"]["value"] == best.median.value
+    assert told["word_times"][0]["median"] == times["median"][best]
 
 
 def test_no_recording_is_timed_by_heads_that_it_chose(
     folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch, timed, rival=True)
-    times = sound_relations(attnscope.load(folder, check=False), [str(timed)]).word_times
-    assert times is not None
+    times = sound_relations(attnscope.load(folder, check=False), [str(timed)]).table("word_times")
     # One half chooses the rival, which knows nothing of the other half; timed where it was chosen it would be exact.
-    assert times.lists[0].by == "best" and times.lists[0].mean > 0.05
+    assert times["by"][0] == "best" and times["mean"][0] > 0.05
 
 
 def test_shuffled_times_destroy_the_word_times(folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +152,8 @@ def test_shuffled_times_destroy_the_word_times(folder: Path, timed: Path, monkey
         add(half, maps, rows, [other[at % len(other)]["start"] for at in range(1, len(rows) + 1)], *others)
 
     monkeypatch.setattr(errors, "add", add_shuffled)
-    times = sound_relations(model, [str(timed)]).word_times
-    assert times is not None
-    best, random, *_ = times.lists
-    assert best.median.low > 0.1 and best.median.value > 0.5 * random.median.value
+    times: Table = sound_relations(model, [str(timed)]).table("word_times")
+    assert times["median_low"][0] > 0.1 and times["median"][0] > 0.5 * times["median"][1]
 
 
 def test_copies_of_recordings_count_once(folder: Path, timed: Path, run: Run) -> None:
@@ -178,7 +180,7 @@ def test_recordings_of_one_document_are_in_one_half(folder: Path, timed: Path, m
             "\n".join(json.dumps(line | {"document": f"speaker {n % n_speakers}"}) for n, line in enumerate(lines))
         )
         found = sound_relations(model, [str(timed)])
-        halves[n_speakers] = found[NAME].halves, found.run["notes"][1:]
+        halves[n_speakers] = Relation(found, NAME).halves, found.run["notes"]
     assert halves[26] == halves[13] == ("sources", [])
     by, (note,) = halves[1]
     assert by == "texts" and note.startswith("Too few sources to keep each in one half")
@@ -186,9 +188,9 @@ def test_recordings_of_one_document_are_in_one_half(folder: Path, timed: Path, m
 
 def test_no_time_of_a_word_moves_the_interval_of_the_median() -> None:
     errors = np.arange(1.0, 21)
-    median = word_errors._median(errors)
+    median = word_errors.median(errors)
     assert (median.value, median.low, median.high) == (10.5, 6.0, 15.0)  # Conover 1999: 20 values, 95.9%
-    few = word_errors._median(errors[:5])
+    few = word_errors.median(errors[:5])
     assert few.value == 3 and np.isnan(few.low)
 
 
@@ -214,11 +216,12 @@ def test_random_heads_and_other_lines(folder: Path, timed: Path, run: Run) -> No
     assert status == 1  # not all could be read
     told = json.loads(out)
     (one,) = told["relations"]
-    assert one["name"] == NAME and not np.array(one["found"]).any()
+    assert one["relation"] == NAME and not np.array(told["found"]).any()
     assert told["alignment_heads"] == []
-    assert one["left_out"] == {"words that the recording or the transcript does not reach": 1}
+    (left_out,) = told["left_out"]
+    assert (left_out["reason"], left_out["n"]) == ("words that the recording or the transcript does not reach", 1)
     assert [problem["line"] for problem in told["corpus"]["problems"]] == [27, 28, 29, 30, 31, 32]
-    assert "No head listens to the words surely enough" in told["run"]["notes"][0]
+    assert run("relations", "timed.jsonl", "-m", str(folder), "--no-check").out.startswith("No head follows the words")
     assert run("relations", "timed.jsonl", "-m", str(folder), "--only", "obj")[0] == 2
     status, _, err = run("relations", "timed.jsonl", "-m", "own")
     assert status == 1 and "takes texts, not recordings" in err

@@ -15,13 +15,14 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
-from attnscope.records.relations.record import Relations
-from attnscope.studies.relations.evidence import OFFSETS, RULES, Cell, Lots, Tally, judge, like_words, rule_hits
+from attnscope.questions.relations import Relations
+from attnscope.studies.relations.evidence import OFFSETS, RULES, Cell, Lots, Tally, like_words, rule_hits
 from attnscope.studies.relations.options import RelationsOptions
 from attnscope.studies.relations.study import relations
 from attnscope.text import word_spans
 from tests.conftest import SAMPLES, write_tiny
 from tests.record_helpers import require_lossless
+from tests.relation_helpers import Relation, every_relation, judged
 from tests.test_heads import random_model
 
 LETTERS = "bcdefghijklmnopqrstuvw"
@@ -53,7 +54,7 @@ def followers(n: int, seed: int = 0) -> list[AnnotatedText]:
 
 def test_a_head_that_is_made_for_a_relation_is_found(own: Any) -> None:
     found = relations(own, followers(60))
-    again = found["again→next"]
+    again = Relation(found, "again→next")
     (induction,) = [place for place, known in own_heads().items() if "induction" in known]
     assert again.best == induction
     assert again.best_found
@@ -61,7 +62,7 @@ def test_a_head_that_is_made_for_a_relation_is_found(own: Any) -> None:
     assert again.mass[induction] > 0.99
     assert again.n == 60
     assert again.n_scored == 30
-    assert not found["any→any"].found.any()
+    assert not Relation(found, "any→any").found.any()
     assert [role.name for role in found.roles()[induction]] == ["again→next"]
 
 
@@ -80,7 +81,7 @@ def test_a_simple_rule_takes_its_part(own: Any) -> None:
         texts.append(AnnotatedText(text.text, text.words, links, "made up", 1))
     found = relations(own, texts)
     for name, rule in (("back", "offset −1"), ("same", "same word before")):
-        one = found[name]
+        one = Relation(found, name)
         assert (one.rule, one.baseline) == (rule, 1.0)
         assert one.accuracy[one.best] == 1
         assert not one.found.any()
@@ -88,15 +89,14 @@ def test_a_simple_rule_takes_its_part(own: Any) -> None:
 
 def test_minilm_expresses_dependencies(minilm: Any) -> None:
     found = relations(minilm, str(SAMPLES / "dependencies.conllu"), RelationsOptions(n_examples=2))
-    expressed = {one.name for one in found.relations if one.found.any()}
+    expressed = {one.relation for one in every_relation(found) if one.found.any()}
     assert "parent→punct" in expressed
-    assert found["amod→parent"].baseline == 1  # the noun follows at once: no head can do better
-    assert not found["compound→parent"].found.any()
-    assert found["compound→parent"].why_no_verdict == "fewer than 20 examples"
-    (left_out,) = found["advmod→parent"].left_out.items()
+    assert Relation(found, "amod→parent").baseline == 1  # the noun follows at once: no head can do better
+    assert not Relation(found, "compound→parent").found.any()
+    assert Relation(found, "compound→parent").no_verdict == "fewer than 20 examples"
+    (left_out,) = Relation(found, "advmod→parent").left_out.items()
     assert left_out == ("words that the tokens do not tell apart", 1)  # n't
-    assert found.examples
-    assert any(link.right for link in found.examples[0].links)
+    assert len(found["examples"]) and found["links"]["right"].any()
 
 
 def test_the_pronoun_head(minilm: Any) -> None:
@@ -108,7 +108,7 @@ def test_the_pronoun_head(minilm: Any) -> None:
     from attnscope.annotated import spans
 
     found = relations(minilm, [spans.parse(line, "a", 1) for line in lines])  # type: ignore[misc]
-    one = found["it"]
+    one = Relation(found, "it")
     masses = sorted((one.accuracy[3, 1], one.choice[3, 1]))
     assert masses == [0, 1]  # L3H1 looks at the animal, tired or wide
     assert not one.found.any()
@@ -122,7 +122,7 @@ def test_all_numbers_by_plain_loops(own: Any) -> None:
     texts = followers(30, seed=1)
     found = relations(own, texts)
     for name in ("again→next", "any→any"):
-        one = found[name]
+        one = Relation(found, name)
         by_half: dict[int, list[Any]] = {0: [], 1: []}
         lots = Lots()
         for text in texts:
@@ -192,30 +192,30 @@ def tally_of(
 
 def test_a_verdict_needs_examples_texts_and_ten_points() -> None:
     good = [(2, 2)] * 40
-    (one,) = judge({"x": tally_of(good, rules=20)})
+    (one,) = every_relation(judged({"x": tally_of(good, rules=20)}))
     assert (one.n, one.n_scored, one.baseline) == (80, 40, 0.5)
     assert one.found.all()
     assert one.p[0, 0] == pytest.approx(binom.sf(39, 40, 0.5))  # no spread at all: links, not texts, are what counts
     assert one.low[0, 0] < 1 == one.high[0, 0]
-    (few,) = judge({"x": tally_of([(1, 1)] * 19)})
-    assert few.why_no_verdict == "fewer than 20 examples"
+    (few,) = every_relation(judged({"x": tally_of([(1, 1)] * 19)}))
+    assert few.no_verdict == "fewer than 20 examples"
     assert math.isnan(few.p[0, 0])
-    (texts,) = judge({"x": tally_of([(5, 5)] * 18)})
-    assert texts.why_no_verdict == "fewer than 10 texts to score on"
+    (texts,) = every_relation(judged({"x": tally_of([(5, 5)] * 18)}))
+    assert texts.no_verdict == "fewer than 10 texts to score on"
     # 75% of 200 against 70%: above it at 5%, but not by ten points.
-    (near,) = judge({"x": tally_of([(3, 4)] * 500, rules=700)})
+    (near,) = every_relation(judged({"x": tally_of([(3, 4)] * 500, rules=700)}))
     assert near.q[0, 0] < 0.01
     assert not near.found.any()
-    (nothing,) = judge({"x": tally_of(good, rules=80)})
+    (nothing,) = every_relation(judged({"x": tally_of(good, rules=80)}))
     assert not nothing.found.any()
 
 
 def test_the_false_discovery_rate_is_over_heads_and_relations() -> None:
     chance = np.random.default_rng(0)
     just = [(int(chance.random() < 0.75), 1) for _ in range(60)]
-    alone = judge({"x": tally_of(just, rules=17)})[0]
+    alone = every_relation(judged({"x": tally_of(just, rules=17)}))[0]
     beside = {f"y{i}": tally_of([(0, 1)] * 60, rules=17) for i in range(30)}
-    among = next(one for one in judge({"x": tally_of(just, rules=17)} | beside) if one.name == "x")
+    among = Relation(judged({"x": tally_of(just, rules=17)} | beside), "x")
     assert among.p[0, 0] == alone.p[0, 0]
     assert among.q[0, 0] == pytest.approx(31 * alone.q[0, 0])
 
@@ -238,8 +238,8 @@ def test_random_weights_express_nothing(kind: str, seeds: range, tmp_path: Path)
     ]
     for seed in seeds:
         found = relations(random_model(tmp_path / kind, kind, seed), texts)
-        assert sum(not one.why_no_verdict for one in found.relations) >= 6
-        assert not any(one.found.any() for one in found.relations), seed
+        assert sum(not one.no_verdict for one in every_relation(found)) >= 6
+        assert not any(one.found.any() for one in every_relation(found)), seed
 
 
 # How it runs -----------------------------------------------------------------------------------------------------
@@ -255,9 +255,9 @@ def test_batches_and_blocks_change_nothing_but_rounding(own: Any, monkeypatch: p
     monkeypatch.setattr("attnscope.studies.relations.study.BLOCK", 7)
     apart = relations(own, texts)
     for name in ("again→next", "any→any"):
-        assert whole[name].baseline == apart[name].baseline
-        np.testing.assert_allclose(whole[name].mass, apart[name].mass, atol=1e-6)
-        np.testing.assert_allclose(whole[name].accuracy, apart[name].accuracy, atol=0.11)
+        assert Relation(whole, name).baseline == Relation(apart, name).baseline
+        np.testing.assert_allclose(Relation(whole, name).mass, Relation(apart, name).mass, atol=1e-6)
+        np.testing.assert_allclose(Relation(whole, name).accuracy, Relation(apart, name).accuracy, atol=0.11)
 
 
 def test_an_interruption_keeps_what_was_found(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,22 +282,22 @@ def test_long_texts_are_cut_and_links_beyond_are_counted(tmp_path: Path) -> None
     text = AnnotatedText(" ".join(letters), tuple(words), links, "x", 1)
     found = relations(model, [text])
     assert found.corpus["n_chunked"] == 1
-    assert found["near"].n == 58 - 2 * 2  # three chunks: two links at each of two cuts
-    assert found["near"].left_out == {"source and target in different chunks": 4}
-    assert found["near"].n_texts == 3
-    assert "far" not in {one.name for one in found.relations}
+    assert Relation(found, "near").n == 58 - 2 * 2  # three chunks: two links at each of two cuts
+    assert Relation(found, "near").left_out == {"source and target in different chunks": 4}
+    assert Relation(found, "near").n_texts == 3
+    assert "far" not in {one.relation for one in every_relation(found)}
     assert any("different chunks" in note for note in found.run["notes"])
     assert any("cut into chunks" in note for note in found.run["notes"])
     overlapping = relations(model, [text], RelationsOptions(stride=20))
-    assert overlapping["near"].n == 58
+    assert Relation(overlapping, "near").n == 58
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_of_decoders_only_what_they_can_see_is_asked(kind: str, tmp_path: Path) -> None:
     model = random_model(tmp_path / kind, kind, 0)
     found = relations(model, SAMPLES.joinpath("dependencies.conllu").as_posix())
-    assert found.kind == "decoder"
-    det = {one.name: one for one in found.relations}
+    assert found.table("heads")["kind"][0] == "decoder"
+    det = {one.relation: one for one in every_relation(found)}
     assert "det→parent" not in det  # a determiner stands before its noun
     assert det["parent→det"].n > 30
     note = next(note for note in found.run["notes"] if "causality" in note)
@@ -316,7 +316,7 @@ def test_the_dense_road_gives_the_same(tmp_path: Path, monkeypatch: pytest.Monke
         tokenizer, run = model.tokenizer, model.run
 
     other = relations(Eager(), texts)  # type: ignore[arg-type]
-    for a, b in zip(one.relations, other.relations, strict=True):
+    for a, b in zip(every_relation(one), every_relation(other), strict=True):
         np.testing.assert_allclose(a.mass, b.mass, atol=1e-6)
         np.testing.assert_allclose(a.accuracy, b.accuracy, atol=1e-12)
 
@@ -334,7 +334,7 @@ def test_what_cannot_be_studied_is_refused(own: Any) -> None:
 def test_only_some_relations(own: Any) -> None:
     for only in ("again", "again→next"):
         found = relations(own, followers(4), RelationsOptions(only=(only,)))
-        assert [one.name for one in found.relations] == ["again→next"]
+        assert [one.relation for one in every_relation(found)] == ["again→next"]
 
 
 # Records ---------------------------------------------------------------------------------------------------------
@@ -343,5 +343,5 @@ def test_only_some_relations(own: Any) -> None:
 def test_a_record_comes_back_as_it_was(own: Any, tmp_path: Path) -> None:
     found = relations(own, followers(40), RelationsOptions(n_examples=2))
     require_lossless(found, tmp_path)
-    assert found.examples
+    assert len(found["examples"])
     assert len(found.to_csv().splitlines()) == 1 + 2 * 14

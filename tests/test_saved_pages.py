@@ -121,9 +121,12 @@ def test_records_about_heads_are_tables_of_heads(show: Show, records: Path, name
             one = next(one for one in told["heads"] if (one["layer"], one["head"]) == (layer, head))
             assert float(row["zero_l2"]) == pytest.approx(one["effects"]["zero_l2"]["value"], rel=1e-6)
         elif name == "relations":
-            for relation in told["relations"]:
-                value = relation["accuracy"][layer][head]
-                shown = row[relation["name"].replace(":", "_")]
+            place = next(
+                place for place, one in enumerate(told["heads"]) if (one["layer"], one["head"]) == (layer, head)
+            )
+            for relation, accuracy in zip(told["relations"], told["accuracy"], strict=True):
+                value = accuracy[place]
+                shown = row[relation["relation"].replace(":", "_")]
                 assert (float(shown) if shown else None) == pytest.approx(value, rel=1e-6)
         else:
             mine = np.sqrt(np.maximum(told["hellinger.mean"][told["heads"].index(f"L{layer}H{head}")], 0))
@@ -139,17 +142,18 @@ def named(label: str) -> str:
 def test_relations_have_a_grid_of_relations_and_heads(show: Show, records: Path) -> None:
     opened = show(load(records / "relations" / "relations.npz"))
     opened.settle("numbers")
-    told = json.loads((records / "relations" / "relations.json").read_text("utf-8"))["relations"]
+    document = json.loads((records / "relations" / "relations.json").read_text("utf-8"))
+    told = document["relations"]
     table = opened.table()
-    assert [row[0] for row in table[1:]] == [named(one["name"]) for one in told]
-    for row, one in zip(table[1:], told, strict=True):
+    assert [row[0] for row in table[1:]] == [named(one["relation"]) for one in told]
+    for row, accuracy in zip(table[1:], document["accuracy"], strict=True):
         shown = [float(x) if x else None for x in row[1:]]
-        assert shown == pytest.approx([x for layer in one["accuracy"] for x in layer], rel=1e-6, nan_ok=True)
+        assert shown == pytest.approx(accuracy, rel=1e-6, nan_ok=True)
     at = next(at for at, one in enumerate(told) if one["n_scored"] > 5)
     opened.hover(at, 9)
-    value, low, high = (told[at][name][1][2] for name in ("accuracy", "low", "high"))
+    value, low, high = (document[name][at][9] for name in ("accuracy", "accuracy_low", "accuracy_high"))
     said = opened.text("#readout")
-    assert said.startswith(f"L1H2 {named(told[at]['name'])} {value:.2f} [{low:.2f}, {high:.2f}]"), said
+    assert said.startswith(f"L1H2 {named(told[at]['relation'])} {value:.2f} [{low:.2f}, {high:.2f}]"), said
     assert f"{told[at]['n_scored']} links scored" in said
     left, _, cell, _, _, box = opened.place()
     opened.page.mouse.click(box["x"] + left / 2, box["y"] + float(opened.place()[1]) + (at + 0.5) * cell)

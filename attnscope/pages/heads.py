@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.questions.compare import Comparison
 from attnscope.questions.distances import distance_line
+from attnscope.questions.relations import Relations
 from attnscope.records.atlas.record import Atlas, Example
 from attnscope.records.frame import codec
 from attnscope.records.frame.head_table import Column, HeadTable
 from attnscope.records.heads.descriptions import HeadDescription, Term
 from attnscope.records.heads.findings import Findings
-from attnscope.records.relations.record import Relation, Relations
+from attnscope.report.numbers import number as written
 from attnscope.report.numbers import percent
 from attnscope.report.wording import label
 from attnscope.results.result import Result
@@ -94,10 +95,10 @@ def heads_of(record: Any, findings: Findings | None = None) -> Heads:
         return _heads_of_findings(record, record.head_table())
     if isinstance(record, Comparison):
         return _heads_of_comparison(record)
-    if isinstance(record, Result) and "heads" in record.tables:
-        return _heads_of_result(record)
     if isinstance(record, Relations):
         return _heads_of_relations(record)
+    if isinstance(record, Result) and "heads" in record.tables:
+        return _heads_of_result(record)
     raise AttnscopeError("this record has no table of heads that a page could show", "`attnscope show` draws it")
 
 
@@ -292,44 +293,44 @@ def _nearest(distances: NDArray[np.floating[Any]], own: int) -> list[tuple[int, 
 # Relations and comparisons
 
 
-def _heads_of_relations(relations: Relations) -> Heads:
-    n_layers, n_heads = relations.relations[0].accuracy.shape
+def _heads_of_relations(result: Relations) -> Heads:
+    names = result.table("relations")["relation"]
     heads = []
-    for layer in range(n_layers):
-        for head in range(n_heads):
-            names = [one.name for one in relations.relations if one.found[layer, head]]
-            words = f"expresses {', '.join(names)}" if names else ""
-            heads.append({"kind": relations.kind, "layer": layer, "head": head, "roles": [], "words": words})
+    for place, (kind, layer, head) in enumerate(list(result.table("heads").rows())[1:]):
+        expressed = names[result["found"][:, place]].tolist()
+        words = f"expresses {', '.join(expressed)}" if expressed else ""
+        heads.append({"kind": kind, "layer": layer, "head": head, "roles": [], "words": words})
     more = {
         "grid": "measures",
         "rows": "relation",
         "baseline": "baseline",
         "quantity": "accuracy; after each name its n and its baseline; grey: too few for a verdict",
     }
-    columns = [_column_of_relation(relation) for relation in relations.relations]
-    return Heads(relations.run, relations.corpus, heads, columns, more=more)
+    columns = [_column_of_relation(result, row) for row in range(len(names))]
+    return Heads(result.run, result.corpus, heads, columns, more=more)
 
 
-def _column_of_relation(relation: Relation) -> dict[str, Any]:
-    verdict = f"; no verdict: {relation.why_no_verdict}" if relation.why_no_verdict else ""
-    scored = f"{relation.n_scored} links scored{verdict}"
+def _column_of_relation(result: Relations, row: int) -> dict[str, Any]:
+    names = ("relation", "no_verdict", "n_scored", "baseline", "rule")
+    relation, no_verdict, n_scored, baseline, rule = (result.table("relations")[name][row].item() for name in names)
+    scored = f"{n_scored} links scored" + (f"; no verdict: {no_verdict}" if no_verdict else "")
+    accuracy = result["accuracy"][row]
     column = Column(
-        relation.name.replace(":", "_").replace(" ", "_"),
-        relation.accuracy.ravel(),
+        relation.replace(":", "_").replace(" ", "_"),
+        accuracy,
         {
-            "low": relation.low.ravel(),
-            "high": relation.high.ravel(),
-            "uniform": np.full(relation.accuracy.size, relation.baseline),
+            "low": result["accuracy_low"][row],
+            "high": result["accuracy_high"][row],
+            "uniform": np.full(accuracy.size, baseline),
         },
-        f"accuracy of {relation.name}; baseline: {relation.rule or 'none'}; {scored}",
+        f"accuracy of {relation}; baseline: {rule or 'none'}; {scored}",
         "share",
         (0, 1),
         kind="measure",
-        label=label(relation.name),
+        label=label(relation),
     )
-    baseline = f"{relation.baseline:.2f}" if math.isfinite(relation.baseline) else "–"
-    beside = f" · n {relation.n_scored} · {baseline}"
-    return describe_column(column, beside=beside, note=scored, unsettled=bool(relation.why_no_verdict))
+    beside = f" · n {n_scored} · {written(baseline)}"
+    return describe_column(column, beside=beside, note=scored, unsettled=bool(no_verdict))
 
 
 def _heads_of_comparison(comparison: Comparison) -> Heads:

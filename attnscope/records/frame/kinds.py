@@ -160,9 +160,9 @@ KINDS = {
             ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
-            "attnscope.relations", "record of relations", "relations.record:Relations", "relations", "relations",
-            ("npz", *_TABLE), ("npz", "csv", "png"), "relations.terminal:show", "relations.figures:pages",
-            page="pages:page_of_record",
+            "attnscope.relations", "result on relations", "attnscope.questions.relations:Relations", "relations",
+            "relations", ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, page="pages:page_of_record",
+            shown_with=("every",),
         ),
         Kind(
             "attnscope.ablate", "result of an ablation", "attnscope.questions.ablate:Ablation", "ablate", "ablation",

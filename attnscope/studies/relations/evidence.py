@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,8 @@ from scipy.special import bdtrc
 from attnscope.annotated import AnnotatedText, Link
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.sums import RunningSums
-from attnscope.records.relations.record import LEAST_MASS, Relation
+from attnscope.questions.relations import LEAST_MASS, Relations
+from attnscope.results.table import Table
 
 LEVEL = 0.05
 """The false discovery rate over heads x relations (Benjamini & Hochberg 1995)."""
@@ -218,30 +220,26 @@ class Tally:
         parts: By the half by sources and the half by texts, so that halves of either kind can be had of them.
         sources: Sources in each half by sources.
         left_out: Links that could not be measured, by reason.
+        there: Which heads there are, (layer, head); empty before any text.
     """
 
     def __init__(self) -> None:
         self.parts: dict[tuple[int, int], Part] = {}
         self.sources = [0, 0]
         self.left_out: Counter[str] = Counter()
-        self._there: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
+        self.there: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
 
     @property
     def n(self) -> int:
         """Links of both halves."""
         return sum(part.links for part in self.parts.values())
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Layers and heads."""
-        return self._there.shape[0], self._there.shape[1]
-
     def merge(self, other: "Tally") -> "Tally":
         """The sums over the texts of both; neither is changed."""
         total = Tally()
         total.sources = [mine + more for mine, more in zip(self.sources, other.sources, strict=True)]
         total.left_out = self.left_out + other.left_out
-        total._there = self._there if self._there.size else other._there
+        total.there = self.there if self.there.size else other.there
         for halves in sorted({*self.parts, *other.parts}):
             total.parts[halves] = self.parts.get(halves, Part()).merge(other.parts.get(halves, Part()))
         return total
@@ -252,13 +250,13 @@ class Tally:
         for cell, values in sums:
             by_halves[cell.halves].append((cell, values))
             self.sources[cell.halves[0]] += cell.first
-            if not self._there.size:
-                self._there = np.asarray(~np.isnan(values).all(-1))
+            if not self.there.size:
+                self.there = np.asarray(~np.isnan(values).all(-1))
         for halves, cells in by_halves.items():
             stacked = np.stack([values for _, values in cells])
             counts = np.array([cell.n for cell, _ in cells], np.float64)[:, None, None, None]
             running = RunningSums(stacked.shape[1:])
-            running.add(np.where(self._there[..., None], stacked, 0.0), np.broadcast_to(counts, stacked.shape))
+            running.add(np.where(self.there[..., None], stacked, 0.0), np.broadcast_to(counts, stacked.shape))
             part = Part(
                 sum(cell.n for cell, _ in cells), len(cells), np.sum([cell.rules for cell, _ in cells], 0), running
             )
@@ -276,7 +274,7 @@ class Tally:
 
     def only_there(self, values: Floats) -> Floats:
         """Values by (layer, head), NaN where there is no such head."""
-        return np.where(self._there, values, np.nan)
+        return np.where(self.there, values, np.nan)
 
 
 @dataclass(frozen=True)
@@ -288,82 +286,102 @@ class Halves:
     by: str
 
 
-def judge(tallies: Mapping[str, Tally]) -> tuple[Relation, ...]:
-    """The relations with their evidence, the most frequent first; those without any measured link are left out."""
+def judge(tallies: Mapping[str, Tally], kind: str) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
+    """Return the tables and arrays of `Relations` with the evidence; relations without any measured link are left out.
+
+    Args:
+        tallies: By relation.
+        kind: The kind of attention.
+    """
     names = sorted((name for name, tally in tallies.items() if tally.n), key=lambda name: (-tallies[name].n, name))
-    measured = [_Measured(name, tallies[name]) for name in names]
-    if not measured:
-        return ()
-    q = benjamini_hochberg(np.stack([relation.p for relation in measured]))
-    return tuple(relation.conclude(of_relation) for relation, of_relation in zip(measured, q, strict=True))
+    measured = [_Measured(tallies[name]) for name in names]
+    there = np.logical_or.reduce([relation.tally.there for relation in measured] or [np.zeros((0, 0), np.bool_)])
+    places = [{"kind": kind, "layer": layer, "head": head} for layer, head in np.argwhere(there).tolist()]
+    head_names = [f"L{place['layer']}H{place['head']}" for place in places]
+
+    def stack(name: str) -> Floats:
+        return np.array([getattr(relation, name)[there] for relation in measured]).reshape(len(measured), len(places))
+
+    grids: dict[str, NDArray[Any]] = {name: stack(name) for name in ("choice", "accuracy", "mass", "p")}
+    grids |= {"accuracy_low": stack("low"), "accuracy_high": stack("high")}
+    grids["q"] = benjamini_hochberg(grids["p"])
+    baselines = np.array([relation.baseline for relation in measured])
+    with np.errstate(invalid="ignore"):
+        is_above = grids["accuracy_low"] >= baselines[:, None] + MARGIN
+        grids["found"] = is_above & (grids["q"] <= LEVEL)
+    rows, left_out = [], []
+    for row, (name, relation) in enumerate(zip(names, measured, strict=True)):
+        choice, found = grids["choice"][row], grids["found"][row]
+        best = -1 if np.isnan(choice).all() else int(np.nanargmax(choice))
+        ties = relation.ties(choice, found, best, relation.spread[there]) if best >= 0 and found[best] else []
+        rows.append({**relation.facts(), "relation": name, "best": best, "ties": " ".join(head_names[t] for t in ties)})
+        left_out += [{"relation": row, "reason": why, "n": n} for why, n in relation.tally.left_out.items()]
+    tables = {"relations": rows, "heads": places, "left_out": left_out}
+    return {name: Table.of(Relations.TABLES[name], cells) for name, cells in tables.items()}, grids
 
 
 class _Measured:
-    """One relation before the false discovery rate of all is known."""
+    """One relation before the false discovery rate of all is known.
 
-    def __init__(self, name: str, tally: Tally) -> None:
-        self.name, self.tally = name, tally
+    Attributes:
+        accuracy: Accuracy of heads on the half that is scored, (layer, head); NaN = there is no such head. `low` and
+            `high` are the ends of its interval, `mass` the mean weight on targets, and `p` the p-value.
+        choice: Accuracy on the half that chooses; `spread`: its standard error.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
         self.halves = tally.halve()
         scored, n = self.halves.scored_on, self.halves.scored_on.links
-        best = int(scored.rules.argmax())
-        self.rule, self.baseline = (RULES[best], float(scored.rules[best] / n)) if n else ("", math.nan)
-        self.why_not = ""
+        best_rule = int(scored.rules.argmax())
+        self.rule = RULES[best_rule] if n else ""
+        self.baseline = float(scored.rules[best_rule] / n) if n else math.nan
+        self.no_verdict = ""
         if tally.n < FEWEST_LINKS:
-            self.why_not = f"fewer than {FEWEST_LINKS} examples"
+            self.no_verdict = f"fewer than {FEWEST_LINKS} examples"
         elif scored.texts < FEWEST_TEXTS:
-            self.why_not = f"fewer than {FEWEST_TEXTS} texts to score on"
-        self.accuracy, self.mass, self.low, self.high, self.p = np.full((5, *tally.shape), np.nan)
+            self.no_verdict = f"fewer than {FEWEST_TEXTS} texts to score on"
+        self.accuracy, self.mass, self.low, self.high, self.p = np.full((5, *tally.there.shape), np.nan)
+        self.choice, self.spread = np.full((2, *tally.there.shape), np.nan)
+        if self.halves.chosen_on.sums is not None:
+            self.choice = tally.only_there(self.halves.chosen_on.sums.ratio()[..., 0])
+            self.spread = self.halves.chosen_on.sums.standard_error()[..., 0]
         sums = scored.sums
         if sums is None:
             return
         self.accuracy, self.mass = (tally.only_there(part) for part in np.moveaxis(sums.ratio(), -1, 0))
         self.low, self.high = (tally.only_there(end[..., 0]) for end in sums.share_interval(hits=True))
-        if not self.why_not:  # the larger p counts, of that over texts and that over links
+        if not self.no_verdict:  # the larger p counts, of that over texts and that over links
             over_texts = sums.p_above(np.array([self.baseline, np.nan]))[..., 0]
             hits = np.floor(sums.total("s")[..., 0] + 1e-9)
             over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, self.baseline))
             self.p = tally.only_there(np.maximum(over_texts, over_links))
 
-    def _ties(self, choice: Floats, expressing: NDArray[np.bool_]) -> tuple[tuple[int, int], ...]:
-        """Further heads that express the relation about as well as the chosen one: see `Relation.ties`."""
-        n, sums = self.halves.chosen_on.links, self.halves.chosen_on.sums
-        if sums is None or np.isnan(choice).all():
-            return ()
-        best = np.unravel_index(int(np.nanargmax(choice)), choice.shape)
+    def facts(self) -> dict[str, Any]:
+        """Return what the table of relations says of it, apart from its heads."""
+        return {
+            "n": self.tally.n,
+            "n_texts": self.halves.chosen_on.texts + self.halves.scored_on.texts,
+            "n_scored": self.halves.scored_on.links,
+            "n_texts_scored": self.halves.scored_on.texts,
+            "rule": self.rule,
+            "baseline": self.baseline,
+            "no_verdict": self.no_verdict,
+            "n_sources": sum(self.tally.sources),
+            "halves": self.halves.by,
+        }
+
+    def ties(self, choice: Floats, found: NDArray[np.bool_], best: int, spread: Floats) -> list[int]:
+        """Return further heads that express the relation about as well as the best one, the most accurate first.
+
+        Their accuracy on the half that chooses is no farther from the best one's than its standard error, or than TIED.
+        """
+        n = self.halves.chosen_on.links
         # With one link more of either kind: of few links all may be right.
         share = (float(choice[best]) * n + 1) / (n + 2)
-        spread = float(sums.standard_error()[..., 0][best])
-        error = max(math.sqrt(share * (1 - share) / n), TIED, *(() if math.isnan(spread) else (spread,)))
+        error = np.nanmax([math.sqrt(share * (1 - share) / n), TIED, spread[best]])
         with np.errstate(invalid="ignore"):
-            near = expressing & expressing[best] & (choice >= choice[best] - error)
+            near = found & (choice >= choice[best] - error)
         near[best] = False
-        return tuple(sorted(((int(a), int(b)) for a, b in np.argwhere(near)), key=lambda head: -choice[head]))
-
-    def conclude(self, q: Floats) -> Relation:
-        tally, halves = self.tally, self.halves
-        with np.errstate(invalid="ignore"):
-            expressing = (self.low >= self.baseline + MARGIN) & (q <= LEVEL)
-        chosen_on = halves.chosen_on.sums
-        choice = np.full(tally.shape, np.nan) if chosen_on is None else tally.only_there(chosen_on.ratio()[..., 0])
-        return Relation(
-            name=self.name,
-            n=tally.n,
-            n_texts=halves.chosen_on.texts + halves.scored_on.texts,
-            n_scored=halves.scored_on.links,
-            n_texts_scored=halves.scored_on.texts,
-            left_out=dict(tally.left_out),
-            rule=self.rule,
-            baseline=self.baseline,
-            why_no_verdict=self.why_not,
-            choice=choice,
-            accuracy=self.accuracy,
-            low=self.low,
-            high=self.high,
-            mass=self.mass,
-            p=self.p,
-            q=q,
-            found=expressing,
-            n_sources=sum(tally.sources),
-            halves=halves.by,
-            ties=self._ties(choice, expressing) if expressing.any() else (),
-        )
+        tied: list[int] = sorted(np.flatnonzero(near).tolist(), key=lambda head: -choice[head])
+        return tied

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed, PlacedLink
 from attnscope.annotated.texts import Span
 from attnscope.models.model import Model
-from attnscope.records.relations.record import Example, ExampleLink, Relation
-from attnscope.studies.relations.sums import batch_of_placed
+from attnscope.questions.relations import written_numbers
+from attnscope.studies.relations.links import batch_of_placed
+
+Place = tuple[int, int]
+"""Layer and head."""
 
 MOST_WORDS = 24
 """Words of an example; of longer texts the part around a link is shown, and longer pairs are not."""
@@ -19,44 +22,57 @@ BETWEEN = "⇠"
 """Stands between the words of a target and those of the text that they look at."""
 
 
-def example_of(model: Model, kind: str, relation: Relation, text: AnnotatedText, part: Placed) -> Example | None:
-    """What the best head of a relation does on a text; None where no link of it fits on a line."""
+def example_of(
+    model: Model, kind: str, relation: str, best: Place, text: AnnotatedText, part: Placed
+) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """Return what the best head of a relation does on a text: the row of the example, and those of its links.
+
+    None where no link of it fits on a line. The rows lack the numbers of the relation and of the example.
+    """
     import torch
 
     from attnscope.core.attention.probes import Weights
     from attnscope.core.attention.seam import Kind
     from attnscope.core.questions.relations import word_weights
 
-    links = [link for link in part.links if link.link.relation == relation.name]
+    # The links whose words are shown.
+    links = [link for link in part.links if link.link.relation == relation]
     excerpt = _excerpt_of(text, links)
     links = [link for link in links if all(word in excerpt.looking for word in link.link.source)]
     links = [link for link in links if all(word in excerpt.looked_at for word in link.link.targets)]
-    if not links or relation.best is None:
+    if not links:
         return None
-    layer, head = relation.best
+
+    # Where the head looks.
+    layer, head = best
     probe = Weights([layer], [head], [cast(Kind, kind)])
     with torch.no_grad():
         model.run(batch_of_placed([part], model.info.device), probe)
     (maps,) = probe.maps.values()
-    weights, units = maps[layer][0], torch.from_numpy(part.unit)
-    results = []
+    units = torch.from_numpy(part.unit)
+    rows = []
     for link in links:
         tokens, own = torch.tensor(link.tokens), torch.tensor(link.own, dtype=torch.int64)
-        of_units = word_weights(weights, units, tokens, own)[0]
-        unit = int(of_units.argmax())
-        results.append(
-            ExampleLink(
-                tuple(excerpt.looking[word] for word in link.link.source),
-                tuple(excerpt.looked_at[word] for word in link.link.targets),
-                excerpt.looked_at.get(int(part.word[unit]), -1),
-                unit in link.targets and float(of_units[unit]) > 0,
-                float(of_units[unit]),
-            )
+        weights = word_weights(maps[layer][0], units, tokens, own)[0]
+        unit = int(weights.argmax())
+        rows.append(
+            {
+                "looking": written_numbers(excerpt.looking[word] for word in link.link.source),
+                "targets": written_numbers(excerpt.looked_at[word] for word in link.link.targets),
+                "looked": excerpt.looked_at.get(int(part.word[unit]), -1),
+                "right": unit in link.targets and float(weights[unit]) > 0,
+                "weight": float(weights[unit]),
+            }
         )
-    return Example(
-        relation.name, layer, head, text.source, text.line + excerpt.lines_before, excerpt.words, excerpt.spaced,
-        tuple(results), excerpt.cut_before, excerpt.cut_after,
-    )  # fmt: skip
+    example = {
+        "source": text.source,
+        "line": text.line + excerpt.lines_before,
+        "words": "\n".join(excerpt.words),
+        "spaced": written_numbers(map(int, excerpt.spaced)),
+        "cut_before": excerpt.cut_before,
+        "cut_after": excerpt.cut_after,
+    }
+    return example, rows
 
 
 @dataclass(frozen=True)

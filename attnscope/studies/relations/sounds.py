@@ -17,10 +17,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +29,9 @@ from attnscope.annotated.alignment import pieces_of
 from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
+from attnscope.questions.relations import LEAST_MASS, Relations
 from attnscope.records.maps.sounds import Sound
-from attnscope.records.relations.record import LEAST_MASS, Relation, Relations
-from attnscope.records.relations.word_times import WordTimes
+from attnscope.results.table import Table
 from attnscope.senses.recordings import Recording, read_recording
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.options import LoadOptions
@@ -40,12 +40,17 @@ from attnscope.studies.inputs.reading import Reading, Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.study import run_probe
 from attnscope.studies.relations.evidence import ALONG, RULES, THRESHOLDS, Cell, Lots, Tally, judge
-from attnscope.studies.relations.evidence import Part as EvidencePart
 from attnscope.studies.relations.options import RelationsOptions
 from attnscope.studies.relations.study import note_mixed_halves
 from attnscope.studies.relations.word_errors import WordErrors, sizes_of
 
 NAME = "word→sound"
+
+MOST_KEPT = 2**28
+"""Bytes of attention that are kept from hearing the recordings to timing their words."""
+
+Words = tuple[tuple[str, float, float], ...]
+"""Each word, and when it begins and ends, in seconds."""
 CUT = "words that the recording or the transcript does not reach"
 UNALIGNED = "words that the tokens do not tell apart"
 
@@ -55,7 +60,7 @@ class Spoken:
     """A recording and when each of its words is spoken, in seconds."""
 
     audio: str
-    words: tuple[tuple[str, float, float], ...]
+    words: Words
     source: str
     line: int
     document: str | None = None
@@ -117,18 +122,21 @@ def study_recordings(
 
 
 def sound_relations(model: Model, files: Sequence[str], report: Report | None = None) -> Relations:
-    """Measures which heads of a speech model's cross-attention listen to each word as it is written.
+    """Measure which heads of a speech model's cross-attention listen to each word as it is written.
 
-    record = attnscope.studies.relations.sounds.sound_relations(attnscope.load("./whisper-tiny"), ["timed.jsonl"])
-    record["word→sound"].best    # for: attnscope heatmap --audio speech.wav --words --pick L3H1
+        result = sound_relations(attnscope.load("./whisper-tiny"), ["timed.jsonl"])
+        result.alignment_heads    # as in Whisper's generation_config.json
+
+    After an interruption (KeyboardInterrupt), the result covers the recordings up to there, and says so.
+
+    Raises:
+        AttnscopeError: There is no recording with word times.
     """
     problems: list[Problem] = []
     tally, lots, complete = Tally(), Lots(), True
-    seen: set[tuple[str, tuple[tuple[str, float, float], ...]]] = set()
-    n_copies = 0
-    studied: list[tuple[Spoken, tuple[int, int]]] = []
-    results: tuple[Relation, ...] = ()
-    word_times, n_tokens = None, 0
+    seen: set[tuple[str, Words]] = set()
+    heard: list[_Heard] = []
+    n_copies = n_tokens = n_bytes = 0
     try:
         for spoken in read_spoken(files, problems):
             try:
@@ -138,44 +146,55 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
                     n_copies += 1
                     continue
                 seen.add((sound_digest, spoken.words))
-                cell = _measure(model, spoken, recording, lots, tally, spoken.document or sound_digest)
+                listened = _listen(model, spoken, recording, tally.left_out)
+                by_source, by_text, first = lots.deal(spoken.document or sound_digest)
+                cell = Cell(NAME, (by_source, by_text), len(listened.rows), _rule_hits(listened), first)
+                tally.add([(cell, _hits(listened))])
             except _LeftOutError as error:
                 problems.append(Problem(spoken.source, spoken.line, str(error)))
                 continue
-            studied.append((spoken, cell.halves))
+            # Of many recordings the last ones are heard again to time their words.
+            n_bytes += sum(weights.nbytes for weights in listened.maps.values())
+            heard.append(_Heard(spoken, cell.halves, listened if n_bytes <= MOST_KEPT else None))
             n_tokens += cell.n
             if report is not None:
-                report(Progress(len(studied), n_tokens, None))
-        results = judge({NAME: tally})
-        word_times = _time_words(model, studied, tally, results, report)
+                report(Progress(len(heard), n_tokens, None))
     except KeyboardInterrupt:
         complete = False
-        results = results or judge({NAME: tally})
     if complete and not tally.n:
         why = f": {problems[0]}" if problems else ""
         raise AttnscopeError(f"there is no recording with word times{why}", "give JSON lines with audio and words")
+    tables, grids = judge({NAME: tally}, "cross")
     corpus = {
-        "sources": list(files), "unit": None, "of": "recordings", "n_texts": len(studied), "n_tokens": n_tokens,
-        "n_chunked": 0, "n_copies": n_copies, "n_not_finite": 0, "sha256": "", "complete": complete,
+        "sources": list(files),
+        "unit": None,
+        "of": "recordings",
+        "n_texts": len(heard),
+        "n_tokens": n_tokens,
+        "n_chunked": 0,
+        "n_copies": n_copies,
+        "n_not_finite": 0,
+        "sha256": "",
+        "complete": complete,
         "problems": [asdict(problem) for problem in problems],
-    }  # fmt: skip
-    notes = [_advise(results), *note_mixed_halves(results)] if results else []
-    return Relations(run_of(model.info, notes), corpus, dict(THRESHOLDS), "cross", results, word_times=word_times)
+    }
+    result = Relations(run_of(model.info, note_mixed_halves(tables["relations"])), corpus, THRESHOLDS, tables, grids)
+    if not complete or not result.alignment_heads:
+        return result
+
+    # How well the heads that follow the words time them.
+    errors = WordErrors(_rank_heads(tally), sizes_of(len(result.alignment_heads)))
+    try:
+        _time_words(model, heard, errors, 0 if tally.halve().by == "sources" else 1, report)
+    except KeyboardInterrupt:
+        return replace(result, corpus={**corpus, "complete": False})
+    times = Table.of(Relations.TABLES["word_times"], errors.rows())
+    known = {"n_recordings": errors.n_recordings, "n_words": errors.n_words}
+    return replace(result, tables={**tables, "word_times": times}, options={**THRESHOLDS, "word_times": known})
 
 
 class _LeftOutError(Exception):
     """A recording cannot be studied; the message says why."""
-
-
-def _advise(results: Sequence[Relation]) -> str:
-    """Which heads to time words by."""
-    (relation,) = results
-    if not relation.found.any():
-        return "No head listens to the words surely enough to time them by."
-    heads = [relation.best] if relation.best is not None and relation.best_found else []
-    heads += [head for head in relation.others_found() if relation.mass[head] >= LEAST_MASS]
-    named = ",".join(f"L{layer}H{head}" for layer, head in heads[:8])
-    return f"Heads that listen to the words: attnscope heatmap --audio … --words --pick {named}"
 
 
 def _recording(spoken: Spoken) -> Recording:
@@ -195,98 +214,128 @@ def _read(model: Model, spoken: Spoken, recording: Recording) -> tuple[Reading, 
     return reading, reading.sound
 
 
-def _measure(model: Model, spoken: Spoken, recording: Recording, lots: Lots, tally: Tally, source: str) -> Cell:
-    """Adds what the heads reach on one recording to the tally; returns its words, and the halves that it is in."""
-    import torch
+@dataclass(frozen=True, eq=False)
+class _Listened:
+    """What heads listen to as they write the words of a recording.
 
-    from attnscope.core.attention.probes import probe_by_kind
-    from attnscope.core.questions.relations import LinkFacts, Links
+    Attributes:
+        maps: Layer -> weights, (head, row, frame): the rows that write the transcript, on frames with sound.
+        rows: For each word that can be aligned the rows that write it.
+        frames: The frames in which it is spoken, and the one after them.
+        numbers: Its number in the recording.
+        spoken: All words.
+        frame_s: How long a frame lasts.
+    """
 
-    reading, sound = _read(model, spoken, recording)
-    rows, spans, numbers = _align_words(spoken, reading, sound, tally)
-    if not rows:
-        raise _LeftOutError("none of its words could be placed")
-    n_frames = len(sound.envelope)
-    units = np.full((1, round(sound.window_seconds / sound.seconds_per_frame)), -1, np.int64)
-    units[0, :n_frames] = np.arange(n_frames)
-    pieces = [(row, token) for row, tokens in enumerate(rows) for token in tokens]
-    targets = [(row, frame) for row, span in enumerate(spans) for frame in range(*span)]
+    maps: Mapping[int, NDArray[np.float32]]
+    rows: list[list[int]]
+    frames: list[tuple[int, int]]
+    numbers: list[int]
+    spoken: Spoken
+    frame_s: float
 
-    def tensor(values: Any, *shape: int) -> Any:
-        return torch.tensor(values, dtype=torch.int64, device=model.info.device).view(*shape)
-
-    facts = LinkFacts(
-        torch.from_numpy(units).to(model.info.device), tensor([0] * len(rows), -1), tensor(pieces, -1, 2),
-        tensor([], -1, 2), tensor(range(len(rows)), -1), tensor(targets, -1, 2), tensor([0] * len(rows), -1), 1,
-    )  # fmt: skip
-    probe = Links(facts)
-    run_probe(model, reading, probe_by_kind({"cross": probe}))
-    by_layer: dict[int, NDArray[np.float64]] = {
-        layer: torch.stack([sums.hits[0], sums.mass[0]], -1).cpu().double().numpy()
-        for layer, sums in probe.sums["cross"].items()
-    }
-    if broken_rows({"cross": {layer: heads[None] for layer, heads in by_layer.items()}}):
-        raise _LeftOutError(f"attention is not finite (NaN) in {model.info.dtype}")
-    values = np.full((len(by_layer), max(map(len, by_layer.values())), 2), np.nan)
-    for row, layer in enumerate(sorted(by_layer)):
-        values[row, : len(by_layer[layer])] = by_layer[layer]
-    by_source, by_text, first = lots.deal(source)
-    hits = np.zeros(len(RULES), np.int64)
-    for step in ALONG:
-        for number, span in zip(numbers, spans, strict=True):
-            frame = int((number + step + 0.5) / len(spoken.words) * n_frames)
-            hits[RULES.index("diagonal") + step] += span[0] <= frame < span[1]
-    cell = Cell(NAME, (by_source, by_text), len(rows), hits, first)
-    tally.add([(cell, values)])
-    return cell
+    @property
+    def n_frames(self) -> int:
+        """How many frames have sound."""
+        n_frames: int = next(iter(self.maps.values())).shape[2]
+        return n_frames
 
 
-def _time_words(
-    model: Model, studied: Sequence[tuple[Spoken, tuple[int, int]]], tally: Tally, results: Sequence[Relation],
-    report: Report | None,
-) -> WordTimes | None:  # fmt: skip
-    """How well the listening heads time words, each half of the recordings by those best on the other half."""
+@dataclass(frozen=True, eq=False)
+class _Heard:
+    """A recording that was studied, the halves that it is in, and what was listened to, if that is kept."""
+
+    spoken: Spoken
+    halves: tuple[int, int]
+    listened: _Listened | None
+
+
+def _listen(model: Model, spoken: Spoken, recording: Recording, left_out: Counter[str]) -> _Listened:
+    """Run the model on a recording and its transcript."""
     from attnscope.core.attention.probes import Part
 
-    n_listed = sum(int((relation.found & (relation.mass >= LEAST_MASS)).sum()) for relation in results)
-    if not n_listed:
-        return None
-    halves = tally.halve()
-    axis = 0 if halves.by == "sources" else 1
-    errors = WordErrors([_rank_heads(tally, part) for part in (halves.scored_on, halves.chosen_on)], sizes_of(n_listed))
-    n_words = 0
-    for number, (spoken, by) in enumerate(studied, 1):
-        reading, sound = _read(model, spoken, _recording(spoken))
-        rows, _, numbers = _align_words(spoken, reading, sound, Tally())
-        assert reading.target is not None
-        written = np.flatnonzero(~reading.target.special)
-        first, n_frames = max(int(written[0]) - 1, 0), len(sound.envelope)
+    reading, sound = _read(model, spoken, recording)
+    rows, frames, numbers = _align_words(spoken, reading, sound, left_out)
+    if not rows:
+        raise _LeftOutError("none of its words could be placed")
+    assert reading.target is not None
+    written = np.flatnonzero(~reading.target.special)
+    first = max(int(written[0]) - 1, 0)
+    probe = Part(slice(first, int(written[-1]) + 1), slice(0, len(sound.envelope)), kinds=["cross"])
+    run_probe(model, reading, probe)
+    maps = {layer: weights[0].numpy() for layer, weights in probe.maps["cross"].items()}
+    if broken_rows({"cross": {layer: weights[None] for layer, weights in maps.items()}}):
+        raise _LeftOutError(f"attention is not finite (NaN) in {model.info.dtype}")
+    in_maps = [[row - first for row in of_word] for of_word in rows]
+    return _Listened(maps, in_maps, frames, numbers, spoken, sound.seconds_per_frame)
+
+
+def _hits(listened: _Listened) -> NDArray[np.float64]:
+    """Return on how many words each head is right, and its mass there, (layer, head, 2); NaN = no such head.
+
+    A word's row is the mean of the rows that write it. If several frames share its largest weight, a frame of the word
+    counts as its share of them.
+    """
+    n_heads = max(map(len, listened.maps.values()))
+    sums = np.full((len(listened.maps), n_heads, 2), np.nan)
+    for row, (_, weights) in enumerate(sorted(listened.maps.items())):
+        sums[row, : len(weights)] = 0
+        for rows, (first, last) in zip(listened.rows, listened.frames, strict=True):
+            word = weights[:, rows].mean(1, dtype=np.float64).astype(np.float32)  # (head, frame)
+            is_largest = (word == word.max(1, keepdims=True)) & (word > 0)
+            sums[row, : len(weights), 0] += is_largest[:, first:last].sum(1) / np.maximum(is_largest.sum(1), 1)
+            sums[row, : len(weights), 1] += word[:, first:last].sum(1, dtype=np.float64)
+    return sums
+
+
+def _rule_hits(listened: _Listened) -> NDArray[np.int64]:
+    """Return for how many words each simple rule is right, (rule,)."""
+    hits = np.zeros(len(RULES), np.int64)
+    n_words = len(listened.spoken.words)
+    for number, (first, last) in zip(listened.numbers, listened.frames, strict=True):
+        for step in ALONG:
+            frame = int((number + step + 0.5) / n_words * listened.n_frames)
+            hits[RULES.index("diagonal") + step] += first <= frame < last
+    return hits
+
+
+def _time_words(model: Model, heard: Sequence[_Heard], errors: WordErrors, axis: int, report: Report | None) -> None:
+    """Add the errors of word times on each recording, by the heads that are best on the half that it is not in.
+
+    `axis` says which of the two halves of a recording counts: that by sources, or that by texts.
+    """
+    for number, each in enumerate(heard, 1):
+        listened = each.listened or _listen(model, each.spoken, _recording(each.spoken), Counter())
         # Every path begins with the recording, so the first word says nothing of the heads.
-        timed = [(tokens[0] - first, word) for tokens, word in zip(rows, numbers, strict=True) if word > 0]
-        if not timed or n_frames == 0:
+        timed = [(rows[0], word) for rows, word in zip(listened.rows, listened.numbers, strict=True) if word > 0]
+        if not timed or not listened.n_frames:
             continue
-        probe = Part(slice(first, int(written[-1]) + 1), slice(0, n_frames), kinds=["cross"])
-        run_probe(model, reading, probe)
-        maps = {layer: weights[0].numpy() for layer, weights in probe.maps["cross"].items()}
-        starts_s = [spoken.words[word][1] for _, word in timed]
-        even_s = [word / len(spoken.words) * n_frames * sound.seconds_per_frame for _, word in timed]
-        errors.add(by[axis], maps, [row for row, _ in timed], starts_s, even_s, sound.seconds_per_frame)
-        n_words += len(timed)
+        words = each.spoken.words
+        starts_s = [words[word][1] for _, word in timed]
+        even_s = [word / len(words) * listened.n_frames * listened.frame_s for _, word in timed]
+        errors.add(each.halves[axis], listened.maps, [row for row, _ in timed], starts_s, even_s, listened.frame_s)
         if report is not None:
-            report(Progress(number, n_words, number / len(studied), "word times"))
-    return errors.word_times()
+            report(Progress(number, errors.n_words, number / len(heard), "word times"))
 
 
-def _rank_heads(tally: Tally, part: EvidencePart) -> list[tuple[int, int]]:
-    """All heads by their accuracy on a half, the best first; heads that give the words little weight come last."""
-    assert part.sums is not None
-    accuracy, mass = (tally.only_there(values) for values in np.moveaxis(part.sums.ratio(), -1, 0))
-    heads = [(int(layer), int(head)) for layer, head in np.argwhere(np.isfinite(accuracy))]
-    return sorted(heads, key=lambda head: (bool(mass[head] < LEAST_MASS), -accuracy[head]))
+def _rank_heads(tally: Tally) -> list[list[tuple[int, int]]]:
+    """Return for each half of the recordings all heads, those first that are most accurate on the other half.
+
+    Heads that give the words little weight come last.
+    """
+    halves = tally.halve()
+    ranked = []
+    for part in (halves.scored_on, halves.chosen_on):
+        assert part.sums is not None
+        accuracy, mass = (tally.only_there(values) for values in np.moveaxis(part.sums.ratio(), -1, 0))
+        heads = [(int(layer), int(head)) for layer, head in np.argwhere(np.isfinite(accuracy))]
+        is_weak = mass < LEAST_MASS
+        ranked.append(sorted(heads, key=lambda head: (bool(is_weak[head]), -accuracy[head])))
+    return ranked
 
 
 def _align_words(
-    spoken: Spoken, reading: Reading, sound: Sound, tally: Tally
+    spoken: Spoken, reading: Reading, sound: Sound, left_out: Counter[str]
 ) -> tuple[list[list[int]], list[tuple[int, int]], list[int]]:
     """For each word that can be aligned: the rows that write it, the frames in which it is spoken, and its number."""
     assert reading.target is not None
@@ -302,9 +351,9 @@ def _align_words(
         first = int(begin / sound.seconds_per_frame + 1e-6)
         last = max(first + 1, int(np.ceil(end / sound.seconds_per_frame - 1e-6)))
         if not tokens or last > len(sound.envelope) + 1:
-            tally.left_out[CUT] += 1
+            left_out[CUT] += 1
         elif tokens[0] < 1 or any(owners.count(token) > 1 for token in tokens):
-            tally.left_out[UNALIGNED] += 1
+            left_out[UNALIGNED] += 1
         elif first < len(sound.envelope):
             rows.append([token - 1 for token in tokens])
             frames.append((first, min(last, len(sound.envelope))))

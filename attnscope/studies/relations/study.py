@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TOKEN_BUDGET, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model, example_tokens
-from attnscope.records.relations.record import Example, Relation, Relations
+from attnscope.questions.relations import Relations
+from attnscope.results.table import Table
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report
@@ -29,8 +31,8 @@ from attnscope.studies.relations.evidence import (
     judge,
     rules_of,
 )
+from attnscope.studies.relations.links import LinkBlock, LinkMeasurer, LinkPart, LinkText, Piece
 from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
-from attnscope.studies.relations.sums import LinkBlock, LinkMeasurer, LinkPart, LinkText, Piece
 from attnscope.studies.run import Run, run_blocks
 from attnscope.studies.workers import Workers
 
@@ -84,12 +86,12 @@ def relations(
     study = _Study(model, options)
     going = study.run(corpus, report, workers)
     done, complete = going.done, going.complete
-    results = judge(done.tallies)
-    mixed = note_mixed_halves(results)
+    tables, grids = judge(done.tallies, study.kind)
     done.left_out.require_some_left(done.n_texts, model.info)
-    if complete and not going.lost and not results:
+    if complete and not going.lost and not len(tables["relations"]):
         raise AttnscopeError(*_explain_nothing(done, options))
     files = corpus if isinstance(corpus, AnnotatedCorpus) else None
+    problems = [] if files is None else [asdict(problem) for problem in files.problems]
     corpus_facts = {
         "sources": ["texts"] if files is None else list(files.sources),
         "unit": None if files is None else files.unit,
@@ -99,17 +101,15 @@ def relations(
         "n_copies": done.n_copies,
         "n_not_finite": done.left_out.n,
         "sha256": "" if files is None else files.sha256,
-        "problems": [
-            *([] if files is None else map(asdict, files.problems)),
-            *going.problems(model.info),
-        ],
+        "problems": [*problems, *going.problems(model.info)],
         "complete": complete,
     }
     option_facts = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
-    examples = study.examples(results) if options.n_examples else ()
-    about = run_of(model.info, [*_notes(done, mixed), *going.notes])
-    about |= {"failures": going.failures} if going.failures else {}
-    return Relations(about, corpus_facts, option_facts, study.kind, results, examples)
+    about = run_of(model.info, [*_notes(done, note_mixed_halves(tables["relations"])), *going.notes])
+    if going.failures:
+        about["failures"] = going.failures
+    result = Relations(about, corpus_facts, option_facts, tables, grids)
+    return replace(result, tables={**tables, **study.examples(result)}) if options.n_examples else result
 
 
 def _require_measurable(model: Model, options: RelationsOptions) -> None:
@@ -166,9 +166,10 @@ def _notes(done: LinkPart, mixed: Sequence[str]) -> list[str]:
     return notes
 
 
-def note_mixed_halves(results: Sequence[Relation]) -> list[str]:
-    """A note where too few sources let texts of one source into both halves; else nothing."""
-    mixed = [relation.name for relation in results if relation.halves == "texts" and not relation.why_no_verdict]
+def note_mixed_halves(relations: Table) -> list[str]:
+    """Return a note where too few sources let texts of one source into both halves; else nothing."""
+    is_mixed = (relations["halves"] == "texts") & (relations["no_verdict"] == "")
+    mixed = relations["relation"][is_mixed].tolist()
     if not mixed:
         return []
     named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
@@ -288,16 +289,26 @@ class _Study:
         aligned, left_out = place_links(text, parts, tokens, causal=self.kind == "decoder")
         return [replace(part, target=self._start) for part in aligned], left_out
 
-    def examples(self, results: Sequence[Relation]) -> tuple[Example, ...]:
-        """Texts of the scored half with what the best head does on them, for relations that a head expresses."""
+    def examples(self, result: Relations) -> dict[str, Table]:
+        """Return texts of the scored half with what the best head does on them, for relations that a head expresses."""
         from attnscope.studies.relations.examples import example_of
 
-        examples = []
-        for relation in sorted(results, key=lambda relation: -relation.n):
-            if relation.best_found or (self.options.only is not None and relation.best is not None):
-                for piece in self._examples[relation.name, relation.halves]:
-                    examples.append(example_of(self.model, self.kind, relation, piece.text, piece.placed))
-        return tuple(example for example in examples if example is not None)
+        relations, heads = result.table("relations"), result.table("heads")
+        examples: list[dict[str, Any]] = []
+        links: list[dict[str, Any]] = []
+        for row in range(len(relations)):
+            best = int(relations["best"][row])
+            if best < 0 or not (result["found"][row, best] or self.options.only is not None):
+                continue
+            place = int(heads["layer"][best]), int(heads["head"][best])
+            name = str(relations["relation"][row])
+            for piece in self._examples[name, str(relations["halves"][row])]:
+                made = example_of(self.model, self.kind, name, place, piece.text, piece.placed)
+                if made is not None:
+                    links += [{**link, "example": len(examples)} for link in made[1]]
+                    examples.append({**made[0], "relation": row})
+        rows = {"examples": examples, "links": links}
+        return {name: Table.of(Relations.TABLES[name], cells) for name, cells in rows.items()}
 
 
 def _leave_out_all(text: AnnotatedText, reason: str) -> dict[str, dict[str, int]]:

@@ -1,0 +1,447 @@
+"""Relations: which heads link X to Y. Its columns, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from attnscope.errors import amount
+from attnscope.records.heads.findings import RECORDINGS, Role
+from attnscope.report.blocks import Block, Note, Ranking, Report, Special, Words
+from attnscope.report.numbers import UNDEFINED, fixed, number
+from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
+from attnscope.results.result import Result
+from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, share, text
+from attnscope.results.table import number as numbers
+
+LEAST_MASS = 0.1
+"""With less of its attention on the targets, in the mean, a head expresses a relation weakly: it looks elsewhere."""
+
+BEST, UPPER, RANDOM, EVEN = "best", "upper half", "random", "even spacing"
+"""How the heads that time words are chosen; even spacing needs none."""
+
+ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
+MASS = share("mass", "mean weight on the targets")
+BASELINE = share("baseline", "accuracy of the best simple rule; NaN without links")
+N_SCORED = count("n_scored", "links of the half that is scored", short="n", range=(0, None))
+
+_BY_HEAD = ("relations", "heads")
+
+
+class Relations(Result):
+    """Which heads of a model express which relations, the most frequent relations first.
+
+    Of every two texts that hold a relation, one goes to each of two halves, at random. One half chooses the head; the
+    other half scores it, and the best simple rule is chosen there, in the rule's favour. The table `heads` and the
+    arrays list all heads.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.relations/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "relations": (
+            text("relation", "such as nsubj→parent: from the dependent to its parent"),
+            count("n", "links that were measured, in both halves", range=(0, None)),
+            count("n_texts", "texts that hold them", range=(0, None)),
+            N_SCORED,
+            count("n_texts_scored", "texts of that half", range=(0, None)),
+            text("rule", "the best simple rule, such as offset +1"),
+            BASELINE,
+            text("no_verdict", "why there is none, such as fewer than 20 examples; empty = there is one"),
+            count("best", "the head that does best on the half that chooses it; -1 = none", refers_to="heads"),
+            text("ties", "further heads that express it, and did as well on the half that chooses, as names"),
+            count("n_sources", "sources that the texts are of, such as files or documents", range=(0, None)),
+            text("halves", "what was dealt to halves: sources, or texts where there are too few sources"),
+        ),
+        "heads": HEADS,
+        "left_out": (
+            count("relation", "the relation", refers_to="relations"),
+            text("reason", "why links could not be measured"),
+            count("n", "how many"),
+        ),
+        "word_times": (
+            text("by", f"how the heads are chosen: {BEST}, {UPPER}, {RANDOM} or {EVEN}"),
+            count("n_heads", "how many heads", range=(0, None)),
+            numbers("median", "median error over recordings", "s", range=(0, None), short="median error"),
+            numbers("mean", "mean error over recordings", "s", range=(0, None), short="mean error"),
+            numbers("change", "median difference to the error of the upper half", "s", short="to upper half"),
+        ),
+        "examples": (
+            count("relation", "the relation", refers_to="relations"),
+            text("source", "the file"),
+            count("line", "the line in it that the text begins on"),
+            text("words", "the words, one a line"),
+            text("spaced", "1 or 0 for each word: whether a space stands before it"),
+            flag("cut_before", "whether the text has words before these"),
+            flag("cut_after", "whether it has words after these"),
+        ),
+        "links": (
+            count("example", "the example", refers_to="examples"),
+            text("looking", "the words that look, by their numbers"),
+            text("targets", "the words of which any is right, by their numbers"),
+            count("looked", "the word with the largest weight; -1 = one that is not shown", range=(-1, None)),
+            flag("right", "whether it is a target"),
+            share("weight", "how much attention it gets"),
+        ),
+    }
+    ARRAYS: ClassVar[Sequence[Array]] = (
+        Array("choice", "accuracy on the half that chooses the head", "share", (0, 1), axes=_BY_HEAD),
+        Array("accuracy", "accuracy on the other half", "share", (0, 1), axes=_BY_HEAD),
+        Array("mass", "mean weight on the targets, on the other half", "share", (0, 1), axes=_BY_HEAD),
+        Array("p", "one-sided p-value against the baseline; NaN without a verdict", range=(0, 1), axes=_BY_HEAD),
+        Array("q", "the same after Benjamini-Hochberg over heads x relations", range=(0, 1), axes=_BY_HEAD),
+        Array("found", "whether the head expresses the relation", kind="flag", axes=_BY_HEAD),
+    )
+
+    def row(self, relation: str) -> int:
+        """Return the row of a relation in its table and in the arrays.
+
+        Raises:
+            KeyError: There is no such relation.
+        """
+        names: list[str] = self.table("relations")["relation"].tolist()
+        if relation not in names:
+            raise KeyError(relation)
+        return names.index(relation)
+
+    def at_best(self, name: str) -> Floats:
+        """Return an array at the best head of each relation, (relation,); NaN where there is none."""
+        best = self.table("relations")["best"]
+        if not len(self.table("heads")):
+            return np.full(len(best), np.nan)
+        values = self.grids[name].astype(np.float64)[np.arange(len(best)), best]
+        return np.where(best < 0, np.nan, values)
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Return for each relation whether its best head expresses it.
+
+        "yes"; "weakly", with little weight; "others", as only other heads do; "no"; or "none", as there is no verdict.
+        """
+        best_does = self.at_best("found") == 1
+        cases = [
+            self.table("relations")["no_verdict"] != "",
+            best_does & (self.at_best("mass") < LEAST_MASS),
+            best_does,
+            self["found"].any(1),
+        ]
+        verdicts: list[str] = np.select(cases, ["none", "weakly", "yes", "others"], "no").tolist()
+        return verdicts
+
+    @property
+    def ranked(self) -> list[int]:
+        """Return first the relations that a head expresses, by how far it is above the baseline; then the rest."""
+        group = {"yes": 0, "weakly": 0, "others": 1, "no": 2, "none": 3}
+        groups = [group[verdict] for verdict in self.verdicts]
+        above = self.at_best("accuracy_low") - self.table("relations")["baseline"]
+        order: list[int] = np.lexsort((-np.nan_to_num(above, nan=-np.inf), groups)).tolist()
+        return order
+
+    @property
+    def is_of_recordings(self) -> bool:
+        """Whether the texts are transcripts of recordings."""
+        return self.corpus.get("of") == RECORDINGS
+
+    @property
+    def alignment_heads(self) -> list[list[int]] | None:
+        """Return [layer, head] of each head that follows the words; None if the texts are no recordings.
+
+        Heads that express the relation weakly are left out. The form is that of Whisper's generation_config.json, from
+        which transformers, CTranslate2 and faster-whisper read the heads that time words.
+
+        Source: transformers 5, models/whisper/generation_whisper.py.
+        """
+        if not self.is_of_recordings:
+            return None
+        follows = (self["found"] & (self["mass"] >= LEAST_MASS)).any(0)
+        heads = self.table("heads").select(follows)
+        return [list(place) for place in zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)]
+
+    def roles(self) -> dict[tuple[int, int], list[Role]]:
+        """Return the relations that heads express, as roles by (layer, head), the furthest above its baseline first.
+
+        Those that they express weakly are not among them: what a head is for gets some of its attention.
+        """
+        relations = self.table("relations")
+        heads = self.table("heads")
+        margin = float(self.options.get("margin", 0.0))
+        by_head: dict[tuple[int, int], list[Role]] = {}
+        for row, head in np.argwhere(self["found"] & (self["mass"] >= LEAST_MASS)).tolist():
+            name = str(relations["relation"][row])
+            baseline = float(relations["baseline"][row])
+            role = Role(
+                name=name,
+                measure=f"accuracy on {name}",
+                value=float(self["accuracy"][row, head]),
+                low=float(self["accuracy_low"][row, head]),
+                high=float(self["accuracy_high"][row, head]),
+                baseline=baseline,
+                threshold=baseline + margin,
+                p=float(self["p"][row, head]),
+                q=float(self["q"][row, head]),
+                tentative=False,
+            )
+            by_head.setdefault((int(heads["layer"][head]), int(heads["head"][head])), []).append(role)
+        for roles in by_head.values():
+            roles.sort(key=lambda role: role.baseline - role.value)
+        return by_head
+
+    def describe(self) -> dict[str, Any]:
+        """Return all but values, with the list of heads that time words."""
+        heads = self.alignment_heads
+        return super().describe() | ({} if heads is None else {"alignment_heads": heads})
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """Yield one row per relation and head, the header first."""
+        measured = ("choice", "accuracy", "accuracy_low", "accuracy_high", "mass", "p", "q")
+        facts = ("baseline", "rule", "n", "n_scored", "no_verdict")
+        yield ("relation", "layer", "head", "best", "found", *measured, *facts)
+        relations = self.table("relations")
+        _, *places = self.table("heads").rows()
+        for row, name in enumerate(relations["relation"].tolist()):
+            about = [relations[fact][row].item() for fact in facts]
+            for head, (_, layer, head_number) in enumerate(places):
+                values = [self[part][row, head].item() for part in measured]
+                is_best = head == relations["best"][row]
+                yield (name, layer, head_number, bool(is_best), bool(self["found"][row, head]), *values, *about)
+
+    def report(self, **shown: Any) -> Report:
+        """Return the heads that express relations first; of recordings those to time words by."""
+        answer = [_count_line(self)]
+        blocks = [_ranking(self)]
+        if self.is_of_recordings and len(self.table("relations")):
+            answer = _answer_on_words(self)
+            blocks = [*_heads_to_paste(self), *_word_times(self), *blocks]
+        return Report(
+            model=model_of(self.run),
+            answer=answer,
+            blocks=[*blocks, *_figures(self)],
+            guide=_guide(self),
+            source=corpus_line(self),
+            subtitle=f"{_count_line(self)} · {corpus_line(self)}",
+            problems=corpus_notes(self),
+            notes=_notes(self),
+        )
+
+
+# What is shown
+
+
+def listed(result: Relations) -> list[int]:
+    """Return the relations that have a row: one example is none, unless no relation has more."""
+    several = (result.table("relations")["n_scored"] > 1) | result["found"].any(1)
+    return [row for row in result.ranked if several[row]] or result.ranked
+
+
+def best_heads(result: Relations) -> list[str]:
+    """Return the name of the best head of each relation."""
+    names = [*result.table("heads").head_names(), UNDEFINED]
+    return [names[head] for head in result.table("relations")["best"].tolist()]
+
+
+def _ranking(result: Relations) -> Block:
+    relations = result.table("relations")
+    table = Table.of_arrays(
+        (ACCURACY, BASELINE, N_SCORED, MASS),
+        accuracy=result.at_best("accuracy"),
+        accuracy_low=result.at_best("accuracy_low"),
+        accuracy_high=result.at_best("accuracy_high"),
+        baseline=relations["baseline"],
+        n_scored=relations["n_scored"],
+        mass=result.at_best("mass"),
+    )
+    return Ranking(
+        what="relation",
+        names=relations["relation"].tolist(),
+        table=table,
+        columns=[
+            Words("head", best_heads(result)),
+            "accuracy",
+            "baseline",
+            Words("expressed", expressed_by(result), wraps=True),
+            "n_scored",
+            "mass",
+            Words("rule", relations["rule"].tolist()),
+        ],
+        order=listed(result),
+        most=5,
+    )
+
+
+def expressed_by(result: Relations) -> list[str]:
+    """Return for each relation its verdict, and which other heads express it."""
+    names = result.table("heads").head_names()
+    accuracy = np.nan_to_num(result["accuracy"], nan=-1.0)
+    told = []
+    for row, verdict in enumerate(result.verdicts):
+        ties = result.table("relations")["ties"][row].split()
+        order = np.argsort(-accuracy[row], kind="stable")
+        best = result.table("relations")["best"][row]
+        others = [names[head] for head in order if result["found"][row, head] and head != best]
+        others = [name for name in others if name not in ties]
+        sentence = {"none": "too few", "others": f"only {_few(others)}"}.get(verdict, verdict)
+        if verdict in ("yes", "weakly"):
+            sentence += f"; tied with {_few(ties)}" if ties else ""
+            sentence += f"; also {_few(others)}" if others else ""
+        told.append(sentence)
+    return told
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (", …" if len(names) > 2 else "")
+
+
+def _figures(result: Relations) -> Iterator[Block]:
+    """Draw the map of relations and heads, and the examples of each relation."""
+    from attnscope.questions.relations_drawing import Examples, RelationMap
+
+    yield Special(figure="relations", printed="never", view=RelationMap(result))
+    examples = result.table("examples")
+    for row in dict.fromkeys(examples["relation"].tolist()):
+        name = str(result.table("relations")["relation"][row])
+        yield Special(figure=_stem(name), heading=name, view=Examples(result, row))
+
+
+def _stem(relation: str) -> str:
+    """Return the name of the figure of a relation's examples."""
+    origin, _, goal = relation.partition("→")
+    named = re.sub(r"[^A-Za-z0-9]+", "-", f"{origin} to {goal}" if goal else origin).strip("-").lower()
+    return f"examples-{named[:60] or 'unnamed'}"
+
+
+# Recordings
+
+
+def _answer_on_words(result: Relations) -> list[str]:
+    """Say which head follows the words, and how well those that do time them."""
+    verdict = result.verdicts[0]
+    if verdict not in ("yes", "others"):
+        why = result.table("relations")["no_verdict"][0]
+        return [f"No head follows the words surely enough to time them by{f': {why}' if why else ''}"]
+    accuracy, low, high = (result.at_best(f"accuracy{end}")[0] for end in ("", "_low", "_high"))
+    baseline = result.table("relations")["baseline"][0]
+    rule = printable(result.table("relations")["rule"][0])
+    head = best_heads(result)[0]
+    if verdict == "others":
+        return [f"{head} was chosen, but {expressed_by(result)[0]} follows the words surely"]
+    answer = [
+        f"{head} follows the words: {accuracy:.0%} of them right [{number(low)}, {number(high)}]; by {rule} "
+        f"{number(baseline)}"
+    ]
+    times = result.table("word_times")
+    n_heads = len(result.alignment_heads or ())
+    errors = {by: fixed(error, 3) for by, error in zip(times["by"].tolist(), times["median"].tolist(), strict=True)}
+    if errors:
+        row = int(np.flatnonzero((times["by"] == BEST) & (times["n_heads"] == n_heads))[0])
+        which = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
+        answer.append(
+            f"{which} words within {fixed(times['median'][row], 3)} s; the upper half within {errors[UPPER]} s, even "
+            f"spacing {errors[EVEN]} s"
+        )
+    return answer
+
+
+def _heads_to_paste(result: Relations) -> Iterator[Block]:
+    """Write the heads that follow the words in the forms in which they are used."""
+    heads = result.alignment_heads
+    if not heads:
+        return
+    names = ",".join(f"L{layer}H{head}" for layer, head in heads)
+    yield Note(
+        lines=[f'"alignment_heads": {json.dumps(heads)}', f"attnscope heatmap --audio FILE --words --pick {names}"],
+        notes=["paste the first line into the model's generation_config.json; or time words by the second"],
+    )
+
+
+def _word_times(result: Relations) -> Iterator[Block]:
+    """Compare lists of heads by how well they time words."""
+    times = result.table("word_times")
+    if not len(times):
+        return
+    names = []
+    for by, n in zip(times["by"].tolist(), times["n_heads"].tolist(), strict=True):
+        plural = "s" if n > 1 else ""
+        forms = {BEST: f"best {n} head{plural}", RANDOM: f"{n} random head{plural}", UPPER: f"{UPPER} ({n})"}
+        names.append(forms.get(by, by))
+    known = result.options.get("word_times", {})
+    yield Ranking(
+        heading="word times",
+        printed="with --all",
+        what="word times by",
+        names=names,
+        table=times,
+        columns=["median", "mean", "change"],
+        order=range(len(times)),
+        most=len(times),
+        notes=[
+            f"error: seconds between the start that the heads tell and the known one; mean of "
+            f"{amount(known.get('n_words', 0), 'word')}, then over {amount(known.get('n_recordings', 0), 'recording')}",
+            "best: the best heads of one half of the recordings, timed on the other half, both ways round",
+            "upper half: all heads of the decoder's upper half, Whisper's default; to it: 95% interval of the median "
+            "difference; even spacing: all words of a recording last equally long",
+        ],
+    )
+
+
+# What is said
+
+
+def _count_line(result: Relations) -> str:
+    """Say how many relations some head expresses."""
+    verdicts = result.verdicts
+    n_found = sum(verdict in ("yes", "weakly", "others") for verdict in verdicts)
+    n_without = verdicts.count("none")
+    n_judged = len(verdicts) - n_without
+    if not n_judged and n_without:
+        several = f"none of {n_without} relations has" if n_without > 1 else "the one relation does not have"
+        return f"{several} enough examples for a verdict"
+    beside = f"; {n_without} more have too few examples for a verdict" if n_without else ""
+    return f"{n_found} of {n_judged} relations are expressed by some head{beside}"
+
+
+def _guide(result: Relations) -> list[str]:
+    """Say how to read the numbers."""
+    margin = result.options.get("margin")
+    above = f"{round(100 * margin)} points above it" if isinstance(margin, float) else "above it"
+    rules = "a fixed offset in words, or the same word"
+    if "cross" in result.table("heads")["kind"]:
+        rules = "the same place or an offset in words, the diagonal, or the same word"
+    return [
+        "accuracy: how often a word's largest weight is on the right word; one half of the texts chooses the head, the "
+        "other half scores it",
+        f"baseline: the best simple rule there ({rules}); expressed: the interval's lower end is {above}",
+    ]
+
+
+def _notes(result: Relations) -> list[str]:
+    """Say what few need to know."""
+    options = result.options
+    notes = ["n: links of the half that is scored; mass: mean weight on the targets"]
+    if "none" in result.verdicts and None not in (options.get("fewest_links"), options.get("fewest_texts")):
+        notes.append(
+            f"too few: fewer than {options['fewest_links']} links in both halves together, or than "
+            f"{options['fewest_texts']} texts in the half that is scored"
+        )
+    if any(result.table("relations")["ties"].tolist()):
+        notes.append("tied with: heads that were as accurate on the half that chose the head")
+    if "weakly" in result.verdicts:
+        notes.append(f"weakly: with less than {LEAST_MASS:g} of its attention on the targets")
+    rows = {*listed(result)}
+    names = [printable(result.table("relations")["relation"][row], 40) for row in result.ranked if row not in rows]
+    if names:
+        few = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        notes.append(f"without a row, as there is one example at most: {amount(len(names), 'relation')} ({few})")
+    return notes
+
+
+def word_numbers(numbers: str) -> list[int]:
+    """Return the numbers of words that a column of `links` holds."""
+    return [int(number) for number in numbers.split()]
+
+
+def written_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers of words as a column of `links` holds them."""
+    return " ".join(map(str, numbers))

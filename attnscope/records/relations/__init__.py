@@ -1,1 +1,0 @@
-"""Records of which heads express which links."""
