@@ -11,7 +11,7 @@
     found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence
 
     alike = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
-    alike.tables[0].distances  # (head, head)
+    alike.distance()  # (head, head)
     attnscope.trace_example("cat").of("weights", 0)  # the worked example, number by number
     attnscope.cost("gpt3", 2048).value("kv_cache_own_float16")  # bytes
     links = attnscope.relations(model, "sample_texts/dependencies.conllu")

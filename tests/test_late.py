@@ -182,7 +182,7 @@ def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, m
     monkeypatch.setattr(PairMeasurer, "batches", usual)
     alone = compare(attnscope.load("own"), TEXTS[:2])
     saved = load_record(tmp_path / "out" / "compare.npz")
-    np.testing.assert_allclose(saved.tables[0].distances, alone.tables[0].distances, atol=1e-9)
+    np.testing.assert_allclose(saved.distance(), alone.distance(), atol=1e-9)
 
 
 @pytest.mark.usefixtures("worker_here")
