@@ -1,19 +1,26 @@
 """The pages that the program itself is the source of: `python -m docs.generate` writes them anew.
 
-`measures.md` is the catalogue of measures and the rules of roles, `commands.md` is what `--help` says, and
+`tables.md` has the tables of each result, `measures.md` is the catalogue of measures and the rules of roles,
+`commands.md` is what `--help` says, and
 `architectures.md` is what `python -m tests.hf_tally --json docs/architectures.json` found; `known-answers.md` is what
 `python -m benchmarks.known` found. A test fails where a page is
 not what this would write.
 """
 
+import importlib
+import inspect
 import json
 import math
 import os
+import pkgutil
 import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from attnscope import questions
+from attnscope.results.result import Result
 
 if TYPE_CHECKING:
     from attnscope.core.catalogue import Measure
@@ -411,7 +418,45 @@ def known_answers_page() -> str:
     return render(json.loads((FOLDER / "known-answers.json").read_text("utf-8")))
 
 
+def tables_page() -> str:
+    """Return the tables and arrays of each question's result, by their declarations."""
+    sections = [
+        "# What results hold",
+        "<!-- written by docs/generate.py -->",
+        "Each question declares the tables and arrays of its result. Files, the terminal, figures and pages read these "
+        "columns: see [file formats](formats.md). A measured number may have its 95% interval in `NAME_low` and "
+        "`NAME_high`, its value under uniform attention in `NAME_baseline`, and over how many queries or texts it is "
+        "in `NAME_count`. Tables and arrays of one kind of attention, one text or one measure have it after a colon.",
+    ]
+    for module in pkgutil.iter_modules(questions.__path__, "attnscope.questions."):
+        for result in vars(importlib.import_module(module.name)).values():
+            is_own = isinstance(result, type) and issubclass(result, Result) and result.__module__ == module.name
+            if is_own:
+                sections += _describe_result(result)
+    return "\n\n".join(sections) + "\n"
+
+
+def _describe_result(result: "type[Result]") -> list[str]:
+    """Return the section of a result."""
+    name = result.SCHEMA.partition("/")[0].removeprefix("attnscope.")
+    parts = [f"## {name}", f"Schema `{result.SCHEMA}`. {inspect.cleandoc(result.__doc__ or '')}"]
+    for table, columns in result.TABLES.items():
+        rows = [f"| `{table}` | type, unit | what |", "|---|---|---|"]
+        for column in columns:
+            unit = ", ".join(filter(None, (column.kind, column.unit)))
+            rows.append(f"| `{column.name}` | {unit} | {column.meaning or column.title} |")
+        parts.append("\n".join(rows))
+    if result.ARRAYS:
+        rows = ["| array | axes, unit | what |", "|---|---|---|"]
+        for array in result.ARRAYS:
+            unit = ", ".join(filter(None, (" × ".join(array.axes), array.unit)))
+            rows.append(f"| `{array.name}` | {unit} | {array.meaning or array.title} |")
+        parts.append("\n".join(rows))
+    return parts
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "tables.md": tables_page,
     "measures.md": measures_page,
     "commands.md": commands_page,
     "architectures.md": architectures_page,
