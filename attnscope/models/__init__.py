@@ -75,7 +75,8 @@ def load(
     """
     require_known(engine, dtype)
     if device == "all":
-        device, device_map = "cpu", "auto"
+        device = "cpu"
+        device_map = "auto"
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
@@ -106,7 +107,8 @@ def load(
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
         engine = "hf"
-    on_cpu, precise = device in ("cpu", "auto"), dtype in ("float32", "float64")
+    on_cpu = device in ("cpu", "auto")
+    precise = dtype in ("float32", "float64")
     if engine == "numpy" and not (on_cpu and precise):
         excess = " and ".join(name for name, fits in (("--device", on_cpu), ("--dtype", precise)) if not fits)
         raise UsageError(
@@ -159,7 +161,10 @@ def configuration(source: Source) -> dict[str, Any]:
 
 
 def open_tokenizer(source: Source) -> Tokenizer | None:
-    """The tokenizer of a folder that the native engine runs, without torch; None where it comes with the model."""
+    """Return the tokenizer of a folder that the native engine runs, without torch.
+
+    None where it comes with the model.
+    """
     if source.folder is None or _why_not_native(source) is not None:
         return None
     from attnscope.models.tokenizer import FastTokenizer
@@ -195,7 +200,8 @@ def describe(
     from attnscope.models.own.checkpoint import Checkpoint
     from attnscope.models.tokenizer import FastTokenizer
 
-    config, sha256 = read_config(source), verify(source)
+    config = read_config(source)
+    sha256 = verify(source)
     shape = Encoder.of(config)
     info = native_info(source, config, sha256=sha256, engine="numpy" if engine == "numpy" else "native")
     with ExitStack() as stack:

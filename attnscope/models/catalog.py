@@ -330,7 +330,10 @@ def _installed_folder(record: Known) -> Path | None:
 
 
 def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
-    """The snapshot of a Hub model that holds its config.json: from the cache, else downloaded without the rest."""
+    """Return the snapshot of a Hub model that holds its config.json.
+
+    From the cache, else downloaded without the rest.
+    """
     with contextlib.suppress(OSError, ValueError):
         cached = find_snapshot(repo_id, revision)
         if (cached / "config.json").is_file():

@@ -18,7 +18,10 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
 
 
 def _find_stem(where: str, names: Collection[str], allow_pickle: bool) -> tuple[str, bool]:
-    """What the files of weights are called, and whether they are shards with an index; refused where there are none."""
+    """Return what the files of weights are called, and whether they are shards with an index.
+
+    Refused where there are none.
+    """
     for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
         if stem in names or f"{stem}.index.json" in names:
             return stem, stem not in names
@@ -116,7 +119,10 @@ def cached_ids() -> list[str]:
 
 
 def cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN) -> Path | None:
-    """The snapshot of a Hub model in the cache, if it is complete. Reads the documented layout: the API takes 0.6 s."""
+    """Return the snapshot of a Hub model in the cache, if it is complete.
+
+    Reads the documented layout: the API takes 0.6 s.
+    """
     with contextlib.suppress(OSError, ValueError, AttnscopeError):
         folder = find_snapshot(repo_id, revision)
         require_model(folder, allow_pickle)

@@ -66,7 +66,10 @@ class ModelInfo:
     heads: tuple[tuple[str, str], ...] = ()
 
     def choose_kind(self, kind: str | None) -> str:
-        """A kind of attention that is asked for, None = the first; an AttnscopeError refuses one that it has not."""
+        """Return a kind of attention that is asked for, None = the first.
+
+        An AttnscopeError refuses one that it has not.
+        """
         if kind is not None and kind not in self.kinds:
             raise AttnscopeError(f"{self.name} has no {kind} attention", f"it has: {', '.join(self.kinds)}")
         return kind or self.kinds[0]

@@ -46,7 +46,10 @@ class Tokenizer(Protocol):
         """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""
 
     def ordinary_ids(self) -> list[int]:
-        """The numbers of all tokens that stand for text: no special or unused ones. Empty where they are not known."""
+        """Return the numbers of all tokens that stand for text: no special or unused ones.
+
+        Empty where they are not known.
+        """
 
     def spell(self, number: int) -> str:
         """Return the text of an ordinary token."""
@@ -149,7 +152,8 @@ class Rerun:
         from attnscope.core.attention.seam import are_numbers, attend
         from attnscope.models.inside.tape import Tape
 
-        self._forward, self._batch = forward, batch
+        self._forward = forward
+        self._batch = batch
         self._tape = Tape(blocks)
         self._block_of: dict[Place, int] = {}
         self.are_numbers: dict[Kind, dict[int, Tensor]] = {}
@@ -429,7 +433,8 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
 
     A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary.
     """
-    reads_any, refusal = False, None
+    reads_any = False
+    refusal = None
     for text in _candidates(tokenizer):
         try:
             tokens = tokenizer.encode(text)

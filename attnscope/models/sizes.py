@@ -91,11 +91,21 @@ def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> S
         sizes["d_head"] = _divide(d_model, n_heads)
     return Sizes(
         name=f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}",
-        source="the options given", kind="decoder",
-        d_model=d_model, n_layers=n_layers, n_heads=n_heads,
-        **({"n_kv_heads": n_heads, "d_ff": 4 * d_model, "d_embedding": d_model,
-            "unembedding": "tied" if sizes.get("vocab_size") else ""} | sizes),
-    )  # fmt: skip
+        source="the options given",
+        kind="decoder",
+        d_model=d_model,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        **(
+            {
+                "n_kv_heads": n_heads,
+                "d_ff": 4 * d_model,
+                "d_embedding": d_model,
+                "unembedding": "tied" if sizes.get("vocab_size") else "",
+            }
+            | sizes
+        ),
+    )
 
 
 def _divide(d_model: int, n_heads: int) -> int:
@@ -114,7 +124,8 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
     changes = {name: value for name, value in others.items() if value is not None and value != getattr(sizes, name)}
     if not changes:
         return sizes
-    d_model, n_heads = changes.get("d_model", sizes.d_model), changes.get("n_heads", sizes.n_heads)
+    d_model = changes.get("d_model", sizes.d_model)
+    n_heads = changes.get("n_heads", sizes.n_heads)
     if "d_head" not in changes and ("d_model" in changes or "n_heads" in changes):
         changes["d_head"] = _divide(d_model, n_heads)
     if "n_heads" in changes and sizes.n_kv_heads == sizes.n_heads:
@@ -142,41 +153,85 @@ def attention_biases(sizes: Sizes) -> int:
 
 def _bert(config: Config, name: str, source: str) -> Sizes:
     encoder = Encoder.of(dict(config))
-    width, heads = encoder.hidden_size, encoder.num_attention_heads
+    width = encoder.hidden_size
+    heads = encoder.num_attention_heads
     return Sizes(
-        name=name, source=source, kind="encoder", d_model=width, n_layers=encoder.num_hidden_layers, n_heads=heads,
-        n_kv_heads=heads, d_head=width // heads, d_ff=encoder.intermediate_size, vocab_size=encoder.vocab_size,
-        max_tokens=encoder.max_tokens, qkv_bias=True, o_bias=True, ff_bias=True, d_embedding=encoder.embedding_size,
+        name=name,
+        source=source,
+        kind="encoder",
+        d_model=width,
+        n_layers=encoder.num_hidden_layers,
+        n_heads=heads,
+        n_kv_heads=heads,
+        d_head=width // heads,
+        d_ff=encoder.intermediate_size,
+        vocab_size=encoder.vocab_size,
+        max_tokens=encoder.max_tokens,
+        qkv_bias=True,
+        o_bias=True,
+        ff_bias=True,
+        d_embedding=encoder.embedding_size,
         n_positions=encoder.max_position_embeddings,
-        n_segments=encoder.type_vocab_size if encoder.layout.segment else 0, norm_vectors=4, norm_vectors_outside=2,
+        n_segments=encoder.type_vocab_size if encoder.layout.segment else 0,
+        norm_vectors=4,
+        norm_vectors_outside=2,
         pooler=config["model_type"] not in ("distilbert", "electra"),
-    )  # fmt: skip
+    )
 
 
 def _gpt2(config: Config, name: str, source: str) -> Sizes:
-    width, heads = int(config.get("n_embd", 768)), int(config.get("n_head", 12))
+    width = int(config.get("n_embd", 768))
+    heads = int(config.get("n_head", 12))
     positions = int(config.get("n_positions", 1024))
     return Sizes(
-        name=name, source=source, kind="decoder", d_model=width, n_layers=int(config.get("n_layer", 12)),
-        n_heads=heads, n_kv_heads=heads, d_head=width // heads, d_ff=int(config.get("n_inner") or 4 * width),
-        vocab_size=int(config.get("vocab_size", 50257)), max_tokens=positions, qkv_bias=True, o_bias=True,
-        ff_bias=True, d_embedding=width, n_positions=positions, norm_vectors=4, norm_vectors_outside=2,
+        name=name,
+        source=source,
+        kind="decoder",
+        d_model=width,
+        n_layers=int(config.get("n_layer", 12)),
+        n_heads=heads,
+        n_kv_heads=heads,
+        d_head=width // heads,
+        d_ff=int(config.get("n_inner") or 4 * width),
+        vocab_size=int(config.get("vocab_size", 50257)),
+        max_tokens=positions,
+        qkv_bias=True,
+        o_bias=True,
+        ff_bias=True,
+        d_embedding=width,
+        n_positions=positions,
+        norm_vectors=4,
+        norm_vectors_outside=2,
         unembedding="tied" if config.get("tie_word_embeddings", True) else "own",
-    )  # fmt: skip
+    )
 
 
 def _llama(config: Config, name: str, source: str) -> Sizes:
-    width, heads, family = int(config["hidden_size"]), int(config["num_attention_heads"]), config["model_type"]
+    width = int(config["hidden_size"])
+    heads = int(config["num_attention_heads"])
+    family = config["model_type"]
     with_bias = bool(config.get("attention_bias", False)) if family == "llama" else family == "qwen2"
     return Sizes(
-        name=name, source=source, kind="decoder", d_model=width, n_layers=int(config["num_hidden_layers"]),
-        n_heads=heads, n_kv_heads=int(config.get("num_key_value_heads") or heads),
-        d_head=int(config.get("head_dim") or width // heads), d_ff=int(config["intermediate_size"]), ff_matrices=3,
-        vocab_size=int(config["vocab_size"]), max_tokens=config.get("max_position_embeddings"), qkv_bias=with_bias,
+        name=name,
+        source=source,
+        kind="decoder",
+        d_model=width,
+        n_layers=int(config["num_hidden_layers"]),
+        n_heads=heads,
+        n_kv_heads=int(config.get("num_key_value_heads") or heads),
+        d_head=int(config.get("head_dim") or width // heads),
+        d_ff=int(config["intermediate_size"]),
+        ff_matrices=3,
+        vocab_size=int(config["vocab_size"]),
+        max_tokens=config.get("max_position_embeddings"),
+        qkv_bias=with_bias,
         o_bias=with_bias and family == "llama",
-        ff_bias=bool(config.get("mlp_bias", False)) and family == "llama", d_embedding=width, norm_vectors=2,
-        norm_vectors_outside=1, unembedding="tied" if config.get("tie_word_embeddings", False) else "own",
-    )  # fmt: skip
+        ff_bias=bool(config.get("mlp_bias", False)) and family == "llama",
+        d_embedding=width,
+        norm_vectors=2,
+        norm_vectors_outside=1,
+        unembedding="tied" if config.get("tie_word_embeddings", False) else "own",
+    )
 
 
 def _t5(config: Config, name: str, source: str) -> Sizes:
@@ -184,13 +239,24 @@ def _t5(config: Config, name: str, source: str) -> Sizes:
     layers = int(config.get("num_layers", 6))
     gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
     return Sizes(
-        name=name, source=source, kind="encoder-decoder", d_model=int(config.get("d_model", 512)), n_layers=layers,
-        n_decoder_layers=int(config.get("num_decoder_layers") or layers), n_heads=heads, n_kv_heads=heads,
-        d_head=int(config.get("d_kv", 64)), d_ff=int(config.get("d_ff", 2048)), ff_matrices=3 if gated else 2,
-        vocab_size=int(config.get("vocab_size", 32128)), d_embedding=int(config.get("d_model", 512)), norm_vectors=2,
-        norm_vectors_outside=2, relative_buckets=int(config.get("relative_attention_num_buckets", 32)),
+        name=name,
+        source=source,
+        kind="encoder-decoder",
+        d_model=int(config.get("d_model", 512)),
+        n_layers=layers,
+        n_decoder_layers=int(config.get("num_decoder_layers") or layers),
+        n_heads=heads,
+        n_kv_heads=heads,
+        d_head=int(config.get("d_kv", 64)),
+        d_ff=int(config.get("d_ff", 2048)),
+        ff_matrices=3 if gated else 2,
+        vocab_size=int(config.get("vocab_size", 32128)),
+        d_embedding=int(config.get("d_model", 512)),
+        norm_vectors=2,
+        norm_vectors_outside=2,
+        relative_buckets=int(config.get("relative_attention_num_buckets", 32)),
         unembedding="tied" if config.get("tie_word_embeddings", True) else "own",
-    )  # fmt: skip
+    )
 
 
 _FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
@@ -226,7 +292,8 @@ def _build_to_count(config: Config, name: str, source: str) -> Sizes:
             "give its sizes as options, such as --d-model",
         ) from None
     text = transformers_config.get_text_config()
-    heads, width = int(text.num_attention_heads), int(text.hidden_size)
+    heads = int(text.num_attention_heads)
+    width = int(text.hidden_size)
     modules = {path: module for path, module in model.named_modules() if type(module).__name__.endswith("Attention")}
     outer = [m for path, m in modules.items() if not any(path.startswith(f"{other}.") for other in modules)]
     n_weights = sum(parameter.numel() for module in outer for parameter in module.parameters() if parameter.ndim == 2)
@@ -234,18 +301,22 @@ def _build_to_count(config: Config, name: str, source: str) -> Sizes:
     writes = looks_back or any("CausalLM" in str(kind) for kind in config.get("architectures") or ())
     is_both = transformers_config.is_encoder_decoder
     sizes = Sizes(
-        name=name, source=source,
-        kind="encoder-decoder" if is_both else "decoder" if writes else "encoder", d_model=width,
-        n_layers=int(text.num_hidden_layers), n_heads=heads,
+        name=name,
+        source=source,
+        kind="encoder-decoder" if is_both else "decoder" if writes else "encoder",
+        d_model=width,
+        n_layers=int(text.num_hidden_layers),
+        n_heads=heads,
         n_kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
         d_head=int(getattr(text, "head_dim", None) or width // heads),
         d_ff=int(getattr(text, "intermediate_size", None) or 4 * width),
         # All such models of transformers have this name for it.
         ff_matrices=3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2,
         n_decoder_layers=int(getattr(text, "decoder_layers", 0) or 0) if is_both else 0,
-        max_tokens=getattr(text, "max_position_embeddings", None), d_embedding=width,
+        max_tokens=getattr(text, "max_position_embeddings", None),
+        d_embedding=width,
         counted=sum(parameter.numel() for parameter in model.parameters()),
-    )  # fmt: skip
+    )
     if outer and n_weights != attention_weights(sizes) * sizes.n_attentions:
         note = (
             f"its modules named Attention hold {n_weights:,} weights: this architecture ({family}) is not just W_Q, "
@@ -276,21 +347,32 @@ PRESETS: dict[str, Sizes] = {
     ),
     "llama-2-7b": _llama(
         {
-            "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
-            "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "num_attention_heads": 32,
+            "num_hidden_layers": 32,
+            "intermediate_size": 11008,
+            "vocab_size": 32000,
+            "max_position_embeddings": 4096,
         },
         "llama-2-7b",
         "Touvron et al. 2023 (Llama 2), table 1; config.json of meta-llama/Llama-2-7b-hf",
     ),
     "llama-2-70b": _llama(
         {
-            "model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8,
-            "num_hidden_layers": 80, "intermediate_size": 28672, "vocab_size": 32000, "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "hidden_size": 8192,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 80,
+            "intermediate_size": 28672,
+            "vocab_size": 32000,
+            "max_position_embeddings": 4096,
         },
         "llama-2-70b",
         "Touvron et al. 2023 (Llama 2), table 1 and section 2.2; config.json of meta-llama/Llama-2-70b-hf",
     ),
-}  # fmt: skip
+}
 """Published models by a short name."""
 
 

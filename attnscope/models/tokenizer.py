@@ -44,7 +44,10 @@ class FastTokenizer:
         return number
 
     def ordinary_ids(self) -> list[int]:
-        """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
+        """Return the numbers of all tokens that stand for text, in order.
+
+        No special ones, none that are kept unused.
+        """
         added = {number for number, token in self.backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self.backend.get_vocab().items()
         return sorted(number for piece, number in vocabulary if number not in added and not piece.startswith("[unused"))
@@ -156,7 +159,9 @@ def _from_vocabulary(path: Path, settings: dict[str, Any]) -> tokenizers.Tokeniz
         value = settings.get(role, default)
         return str(value["content"] if isinstance(value, dict) else value)
 
-    unknown, cls, sep = token("unk_token", "[UNK]"), token("cls_token", "[CLS]"), token("sep_token", "[SEP]")
+    unknown = token("unk_token", "[UNK]")
+    cls = token("cls_token", "[CLS]")
+    sep = token("sep_token", "[SEP]")
     vocabulary = {line.rstrip("\r\n"): i for i, line in enumerate(path.read_text("utf-8").split("\n")) if line}
     absent = [piece for piece in (unknown, cls, sep) if piece not in vocabulary]
     if absent:

@@ -44,7 +44,8 @@ def merge(model: PreTrainedModel, folder: Path, *, allow_pickle: bool) -> Adapte
         kind = _require_merging(config, folder.name)
         target, fitted, left = _fit(model, weights, folder)
         # Heads of its task are not loaded, so that nothing is to be saved beside them.
-        config.task_type, config.inference_mode = None, True
+        config.task_type = None
+        config.inference_mode = True
         parts = {name.rpartition(".")[2] for name, _ in target.named_modules()}
         config.modules_to_save = [name for name in config.modules_to_save or () if name in parts] or None
         adapted = PeftModel(target, config, autocast_adapter_dtype=False)
@@ -126,7 +127,7 @@ def _read(folder: Path, *, allow_pickle: bool) -> tuple[Path, dict[str, Tensor]]
 def _fit(
     model: PreTrainedModel, weights: dict[str, Tensor], folder: Path
 ) -> tuple[PreTrainedModel, dict[str, Tensor], list[str]]:
-    """The part of a model that an adapter is of, its weights by that part's names, and heads that are not loaded."""
+    """Return the part that an adapter is of, its weights by that part's names, and heads that are not loaded."""
     base: PreTrainedModel = model.base_model if isinstance(model.base_model, PreTrainedModel) else model
     names = [name.removeprefix(_PREFIX) for name in weights]
     for target in (model, base):

@@ -52,7 +52,8 @@ def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool],
                 return None
             end = len(folded[:start].rstrip())
             spans[waiting] = (origin[place], origin[end - 1] + 1)
-            place, waiting = start, None
+            place = start
+            waiting = None
         elif not folded.startswith(bare, place):
             return None
         spans.append((origin[place], origin[place + len(bare) - 1] + 1))
@@ -68,7 +69,8 @@ def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool],
 
 def _fold(text: str) -> tuple[str, list[int]]:
     """Return a text without case and accents, and the place in it that each character came from."""
-    folded, origin = [], []
+    folded = []
+    origin = []
     for i, char in enumerate(text):
         for part in unicodedata.normalize("NFKD", char).casefold():
             if not unicodedata.combining(part):

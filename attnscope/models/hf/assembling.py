@@ -98,9 +98,14 @@ def _inner_model(wrapper: Any) -> str:
 
 
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
-    """A Model of a transformers model, once its attention has been surveyed; of two towers the one that reads text."""
-    base, name = base_of(raw.model), raw.name
-    words, eyes = text_tower(base), picture_tower(base)
+    """Return a Model of a transformers model, once its attention has been surveyed.
+
+    Of two towers the one that reads text.
+    """
+    base = base_of(raw.model)
+    name = raw.name
+    words = text_tower(base)
+    eyes = picture_tower(base)
 
     def part(model: PreTrainedModel, tokenizer: HuggingFaceTokenizer | NumbersTokenizer, note: str) -> RawModel:
         return replace(raw, model=model, tokenizer=tokenizer, notes=(*raw.notes, note))

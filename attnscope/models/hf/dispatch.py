@@ -34,7 +34,8 @@ def loading_options(device_map: DeviceMap) -> dict[str, Any]:
     return {"device_map": mapped, "offload_folder": str(_make_offload_folder())}
 
 
-_OFFLOADED, _LOCK = "attnscope-offload-", ".lock"
+_OFFLOADED = "attnscope-offload-"
+_LOCK = ".lock"
 
 
 def _make_offload_folder() -> Path:

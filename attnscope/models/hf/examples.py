@@ -93,7 +93,8 @@ def _text_examples(
     ids = torch.tensor(plain)[choices]
     real = torch.arange(lengths[0])[None] < torch.tensor(lengths)[:, None]
     ids[~real] = pad_id(model)
-    ids, real = ids.to(input_device(model)), real.to(input_device(model))
+    ids = ids.to(input_device(model))
+    real = real.to(input_device(model))
     names = (f"{prefix}input_ids", f"{prefix}attention_mask")
     padded = Example({**dict(zip(names, (ids, real.long()), strict=True)), **causal_types(model, ids)}, real)
     alone = ids[1:, : lengths[1]]
@@ -101,7 +102,7 @@ def _text_examples(
 
 
 def is_paligemma(model: PreTrainedModel) -> bool:
-    """Whether it is PaliGemma, whose prompt is photos, then a text without a template, and sees all of itself."""
+    """Return whether it is PaliGemma, whose prompt is photos and a text without a template, and sees all of itself."""
     return model.config.model_type == "paligemma"
 
 
@@ -148,8 +149,13 @@ def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
     if accepts(model, "returns_to_go"):  # Decision Transformer: what it did, what that brought, and when
         times = torch.arange(values.shape[1], device=values.device).expand(len(values), -1)
         actions = values[..., :1].expand(-1, -1, model.config.act_dim)
-        return {"actions": actions, "rewards": values[..., :1], "returns_to_go": values[..., 1:2], "timesteps": times,
-                "attention_mask": whole}  # fmt: skip
+        return {
+            "actions": actions,
+            "rewards": values[..., :1],
+            "returns_to_go": values[..., 1:2],
+            "timesteps": times,
+            "attention_mask": whole,
+        }
     return {"input_features_mask": whole} if accepts(model, "input_features_mask") else {}
 
 

@@ -142,7 +142,8 @@ def configured_layers(config: Any, kind: Kind) -> int | None:
         side = "encoder" if kind == "encoder" else "decoder"
         inner = getattr(config, side, None)
         if inner is not None and hasattr(inner, "to_dict"):
-            config, names = inner, _ALL_LAYERS[:1]
+            config = inner
+            names = _ALL_LAYERS[:1]
         else:
             names = [name.format(side) for name in _SIDE_LAYERS]
     else:
@@ -269,7 +270,8 @@ def reaches(config: Any) -> list[int]:
 
 def full_up_to(config: Any) -> int | None:
     """Return the tokens up to which BigBird attends in full, and sparsely beyond; None for other models."""
-    blocks, chance = getattr(config, "block_size", None), getattr(config, "num_random_blocks", None)
+    blocks = getattr(config, "block_size", None)
+    chance = getattr(config, "num_random_blocks", None)
     return (5 + 2 * chance) * blocks if isinstance(blocks, int) and isinstance(chance, int) else None
 
 

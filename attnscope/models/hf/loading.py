@@ -81,9 +81,11 @@ def load_huggingface(
     if gguf is None:
         files = weight_files(source.folder, allow_pickle=allow_pickle)
         require_real(path for path in files if path.suffix == ".safetensors")
-        pickled, sha256 = not any(path.suffix == ".safetensors" for path in files), verify(source)
+        pickled = not any(path.suffix == ".safetensors" for path in files)
+        sha256 = verify(source)
     else:
-        pickled, sha256 = False, file_sha256(source.folder / gguf)
+        pickled = False
+        sha256 = file_sha256(source.folder / gguf)
         options["gguf_file"] = gguf
     with silence():
         opened = _open_tokenizer(source.folder, options)
@@ -119,7 +121,7 @@ def load_huggingface(
 def _readers(
     source: Source, folder: Path, base: PreTrainedModel, tokenizer: HuggingFaceTokenizer | None, options: dict[str, Any]
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
-    """What makes what a model reads of texts, and of pictures or sound (None = it needs nothing, or has none)."""
+    """Return what makes a model's input of texts, and of pictures or sound (None = it needs or has nothing)."""
     has_decoder = accepts(base, "decoder_input_ids")
     if sees_pictures(base):
         return wordless(source.name, base), open_image_processor(folder, options)
@@ -354,7 +356,10 @@ def head_of(key: str, model: PreTrainedModel) -> str:
 
 
 def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], shapes: _Shapes, name: str) -> list[str]:
-    """What the files hold beyond the model; refused where a part of the base model that is there would use it."""
+    """Return what the files hold beyond the model.
+
+    Refused where a part of the base model that is there would use it.
+    """
     buffers = {key for key, _ in model.named_buffers()}
     extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
     extras = [key for key in extras if not _is_mask(shapes.get(key))]
@@ -370,7 +375,10 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], shapes:
 
 
 def notes_on_unsaved(model: PreTrainedModel, shapes: _Shapes) -> list[str]:
-    """Which parameters of the base model are not in the files, nor expected there: they are made anew at each load."""
+    """Return which parameters of the base model are not in the files, nor expected there.
+
+    They are made anew at each load.
+    """
     patterns = [*(model._keys_to_ignore_on_load_missing or ()), *(model._keys_to_ignore_on_save or ())]
     if not shapes or not patterns:
         return []
@@ -399,7 +407,7 @@ def _name_in_base(key: str, model: PreTrainedModel) -> str:
 
 
 def _belongs_inside(name: str, model: PreTrainedModel) -> bool:
-    """Whether a weight's name leads into a part that the base model has, but for layers that only predict ahead."""
+    """Return whether a weight belongs to a part that the base model has; layers that only predict ahead do not."""
     part: Any = model.base_model._modules.get(name.partition(".")[0])
     if part is None or name.startswith("pooler."):
         return False

@@ -97,7 +97,7 @@ class HuggingFaceModel(Model):
 
     @property
     def at_seam(self) -> bool:
-        """Whether its attention passes the seam."""
+        """Return whether its attention passes the seam."""
         return self.survey.path == "seam"
 
     @cached_property
@@ -107,14 +107,14 @@ class HuggingFaceModel(Model):
 
     @cached_property
     def eyes(self) -> HuggingFaceEyes | None:
-        """What of it sees pictures."""
+        """Return what of it sees pictures."""
         if self._open_eyes is not None:
             return self._open_eyes().eyes
         return HuggingFaceEyes(self, self._processor) if sees_pictures(self.base) else None
 
     @cached_property
     def viewer(self) -> VisionLanguageReader | None:
-        """What of it reads pictures and words."""
+        """Return what of it reads pictures and words."""
         if self._open_viewer is not None:
             return self._open_viewer().viewer
         reader = cross_reader(self.base) if self.survey.beside else None
@@ -125,20 +125,24 @@ class HuggingFaceModel(Model):
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
-        """What of it hears recordings, or says why that is not supported."""
+        """Return what of it hears recordings, or says why that is not supported."""
         if not takes_recordings(self.base) and (reads_text(self.base) or sees_pictures(self.base)):
             return None
         return HuggingFaceEars(self, self._processor)
 
     @cached_property
     def loss(self) -> Loss | None:
-        """What its language-model head predicts; None without one that does."""
+        """Return what its language-model head predicts; None without one that does."""
         return loss_of(self.model, self.info.kinds) if self.at_seam else None
 
     @cached_property
     def resumes(self) -> bool:
-        """Whether what `rerun` gives from a layer on is what a whole forward gives; tried once, remembered if so."""
-        base, plan = self.base, self.survey.plan
+        """Return whether what `rerun` gives from a layer on is what a whole forward gives.
+
+        Tried once, remembered if so.
+        """
+        base = self.base
+        plan = self.survey.plan
         if not self.at_seam:
             return False
         if self._memory is not None and self._memory.resumes:
@@ -314,7 +318,8 @@ class HuggingFaceModel(Model):
         require_numbers(self.info, ids, vocab_size(self.base))
 
     def _run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
-        inputs, survey = self._forward_inputs(inputs), self.survey
+        inputs = self._forward_inputs(inputs)
+        survey = self.survey
         if not self.at_seam:
             return self._hidden(run_for_weights(self.base, inputs, survey.layers, self.info.name, probe))
         beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
@@ -399,8 +404,10 @@ def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
     nothing.
     """
     suits: dict[Loss, bool] = {
-        "masked": kinds == ("encoder",), "causal": kinds == ("decoder",), "target": "cross" in kinds,
-    }  # fmt: skip
+        "masked": kinds == ("encoder",),
+        "causal": kinds == ("decoder",),
+        "target": "cross" in kinds,
+    }
     name = type(model).__name__
     untyped: Any = model
     for loss, names in _LOSSES:
@@ -451,7 +458,10 @@ def run_with_logits(
 
 
 def blocks_by_layer(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int], nn.Module]:
-    """The block of each attention whose hidden states are its keys'; a block that holds several such is nobody's."""
+    """Return the block of each attention whose hidden states are its keys'.
+
+    A block that holds several such is nobody's.
+    """
     blocks: dict[tuple[Kind, int], nn.Module] = {}
     n_attentions: Counter[nn.Module] = Counter()
     for module, places in plan.items():

@@ -52,21 +52,27 @@ def reads_pictures(base: PreTrainedModel) -> bool:
 
 
 def hears(base: PreTrainedModel) -> bool:
-    """Whether a model listens as Whisper does: to a window of fixed length, by an encoder that a decoder reads."""
+    """Return whether a model listens as Whisper does.
+
+    To a window of fixed length, by an encoder that a decoder reads.
+    """
     encoder = getattr(base, "encoder", None)
     convolves = hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
     return base.main_input_name == "input_features" and bool(base.config.is_encoder_decoder) and convolves
 
 
 def listens(base: PreTrainedModel) -> bool:
-    """Whether a model is an encoder of sound whose tokens are frames in time: wav2vec 2.0, HuBERT, WavLM, w2v-BERT."""
+    """Return whether a model is an encoder of sound whose tokens are frames in time.
+
+    Wav2vec 2.0, HuBERT, WavLM, w2v-BERT.
+    """
     takes = "input_values" if hasattr(base.config, "conv_stride") else "input_features"
     frames = hasattr(base.config, "conv_stride") or hasattr(base.config, "feature_projection_input_dim")
     return frames and base.main_input_name == takes and not base.config.is_encoder_decoder
 
 
 def sees_sound(base: PreTrainedModel) -> bool:
-    """Whether a model cuts the spectrogram of a recording into patches, as the audio spectrogram transformer does."""
+    """Return whether a model cuts the spectrogram of a recording into patches, as AST does."""
     strides = hasattr(base.config, "frequency_stride") and hasattr(base.config, "time_stride")
     return base.main_input_name == "input_values" and strides
 
@@ -88,7 +94,10 @@ def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
 
 
 def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
-    """What reads the text where another part sees pictures and neither attends to the other (CLIP); else None."""
+    """Return what reads the text where another part sees pictures and neither attends to the other (CLIP).
+
+    Else None.
+    """
     tower = getattr(base, "text_model", None)
     if not isinstance(tower, PreTrainedModel) or picture_tower(base) is None:
         return None
@@ -96,7 +105,9 @@ def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
-    """What sees pictures: beside a text tower, or before a decoder that writes of them (TrOCR); None = there is none.
+    """Return what sees pictures: beside a text tower, or before a decoder that writes of them (TrOCR).
+
+    None = there is none.
 
     Models whose language model reads pictures among its tokens (LLaVA) are no such.
     """
@@ -164,16 +175,20 @@ def load_errors(what: str, folder: Path) -> Iterator[None]:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether it was raised in a probe or elsewhere outside of transformers: then it is not the model's own code.
+    """Return whether it was raised in a probe or elsewhere outside of transformers.
+
+    Then it is not the model's own code.
 
     What torch raises is of who called it; that a model was called with what it does not take is of the model.
     """
-    name, function = "", ""
+    name = ""
+    function = ""
     trace = error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] != "torch":
-            name, function = module, trace.tb_frame.f_code.co_name
+            name = module
+            function = trace.tb_frame.f_code.co_name
         trace = trace.tb_next
     return not name.startswith("transformers") and (name.partition(".")[0] != "attnscope" or function not in _CALLERS)
 
@@ -190,7 +205,8 @@ def silence() -> Iterator[None]:
     """Keep transformers from writing to the terminal. Its switches are global, so one load at a time."""
     with _loading, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+        verbosity = transformers_logging.get_verbosity()
+        bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.set_verbosity(logging.CRITICAL + 1)
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:

@@ -237,14 +237,17 @@ def compare(
 def _require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
     """Raise a RoundingError where what both have differs by more than is allowed, at real positions."""
     for name in [name for name in ours if name in theirs]:
-        own, other = ours[name], theirs[name]
+        own = ours[name]
+        other = theirs[name]
         if own.shape != other.shape:
             shapes = f"{tuple(own.transpose(1, 2).shape)}, by eager {tuple(other.transpose(1, 2).shape)}"
             raise AttnscopeError(f"self-check: {name} is {shapes}")
-        own, other = own.float(), other.float()
+        own = own.float()
+        other = other.float()
         real = example.real_rows(name)
         if real is not None and own.shape[:2] == real.shape:
-            own, other = own[real], other[real]
+            own = own[real]
+            other = other[real]
         if name in _STATES:
             what = "hidden states"
             difference = _difference_of_states(own, other)

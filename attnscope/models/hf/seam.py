@@ -109,7 +109,10 @@ class _Run:
         return self.probe(call)
 
     def passes(self, module: nn.Module) -> bool:
-        """Whether a module's attention is none of the plan's, and may be: that of what makes tokens of pictures."""
+        """Return whether a module's attention is none of the plan's, and may be.
+
+        That of what makes tokens of pictures.
+        """
         return self.beside and module not in (self.plan or {})
 
     def place(self, module: nn.Module) -> Place:
@@ -354,7 +357,8 @@ def _rule(request: Mapping[str, Any]) -> Light | None:
     parts = _parts(request.get("mask_function", causal_mask_function))
     if parts is None or (parts != [bidirectional_mask_function] and request["q_length"] != request["kv_length"]):
         return None
-    is_causal, window = False, None
+    is_causal = False
+    window = None
     for part in parts:
         if part is causal_mask_function:
             is_causal = True

@@ -51,12 +51,19 @@ class HuggingFaceTokenizer:
 
     @property
     def prefix_ids(self) -> list[int]:
-        """What it puts before a transcript, the start token first; empty for tokenizers that are not of speech."""
+        """Return what it puts before a transcript, the start token first.
+
+        Empty for tokenizers that are not of speech.
+        """
         return [int(number) for number in getattr(self.backend, "prefix_tokens", None) or ()]
 
     def ordinary_ids(self) -> list[int]:
-        """The numbers of all tokens that stand for text, in order: no special ones, none that are kept unused."""
-        special, vocabulary = set(self.backend.all_special_ids), self.backend.get_vocab().items()
+        """Return the numbers of all tokens that stand for text, in order.
+
+        No special ones, none that are kept unused.
+        """
+        special = set(self.backend.all_special_ids)
+        vocabulary = self.backend.get_vocab().items()
         return sorted(number for piece, number in vocabulary if number not in special and "unused" not in piece)
 
     def spell(self, number: int) -> str:
@@ -130,7 +137,9 @@ class HuggingFaceTokenizer:
         The model itself wrote those after the first `n_given`.
         """
         ids = [int(number) for number in ids]
-        text, spans, has_spans = "", [(0, 0)] * len(ids), True
+        text = ""
+        spans = [(0, 0)] * len(ids)
+        has_spans = True
         breaks = [i for i in range(len(ids)) if i in elsewhere]  # written tokens go on where the prompt ended
         for start, stop in itertools.pairwise([0, *breaks, len(ids)]):
             start += start in elsewhere
@@ -147,10 +156,12 @@ class HuggingFaceTokenizer:
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
         """Tokens of a text and of what a model wrote after it; `n_given` says where that begins."""
-        before, written = tokens.ids.tolist(), [int(number) for number in written]
+        before = tokens.ids.tolist()
+        written = [int(number) for number in written]
         whole, spans = self._decode([*before, *written])
         head, _ = self._decode(before)
-        text, offsets = tokens.text, None
+        text = tokens.text
+        offsets = None
         if whole.startswith(head):
             text += whole[len(head) :]
             if spans is not None and tokens.words is not None:
@@ -168,7 +179,9 @@ class HuggingFaceTokenizer:
         return build_tokens(text, ids=ids, pieces=pieces, offsets=spans, special=special, style=self._style, **more)
 
     def _decode(self, ids: list[int]) -> tuple[str, Spans | None]:
-        """The text of token numbers, and where each stands in it: what a token adds to the text of those before it.
+        """Return the text of token numbers, and where each stands in it.
+
+        What a token adds to the text of those before it.
 
         A token that ends within a character adds nothing; the one that completes it adds it. Nor does one add anything
         that the tokenizer does not know.
@@ -190,7 +203,8 @@ class HuggingFaceTokenizer:
 
     def _encode_slow(self, text: str, pair: str | None, *, add_special_tokens: bool) -> Tokens:
         ids = list(self._call(text, pair, add_special_tokens)["input_ids"])
-        special, pieces = self._special(ids), self._pieces(ids)
+        special = self._special(ids)
+        pieces = self._pieces(ids)
         segments = [0] * len(ids)
         if pair is not None:
             segments = self._slow_segments(text, pair, ids, special)
@@ -243,7 +257,8 @@ class HuggingFaceTokenizer:
             return {}
         try:
             encoded = self.backend("a", "b", verbose=False)
-            types, tokens = encoded["token_type_ids"], self.encode("a", "b")
+            types = encoded["token_type_ids"]
+            tokens = self.encode("a", "b")
         except (AttnscopeError, ValueError, NotImplementedError, KeyError):
             return {}
         return {
@@ -284,7 +299,8 @@ def _limit_sizes() -> Iterator[None]:
     """Within it, templates that Jinja compiles make nothing huge by `*` and `**`; else it raises RuntimeError."""
     from jinja2.sandbox import SandboxedEnvironment
 
-    plain, intercepted = SandboxedEnvironment.call_binop, SandboxedEnvironment.intercepted_binops
+    plain = SandboxedEnvironment.call_binop
+    intercepted = SandboxedEnvironment.intercepted_binops
 
     def compute(self: Any, context: Any, operator: str, left: Any, right: Any) -> Any:
         if _size_made(operator, left, right) > MOST_MADE:
@@ -292,11 +308,13 @@ def _limit_sizes() -> Iterator[None]:
         return plain(self, context, operator, left, right)
 
     changed: Any = SandboxedEnvironment
-    changed.call_binop, changed.intercepted_binops = compute, intercepted | {"*", "**"}
+    changed.call_binop = compute
+    changed.intercepted_binops = intercepted | {"*", "**"}
     try:
         yield
     finally:
-        changed.call_binop, changed.intercepted_binops = plain, intercepted
+        changed.call_binop = plain
+        changed.intercepted_binops = intercepted
 
 
 def _size_made(operator: str, left: Any, right: Any) -> int:

@@ -45,7 +45,9 @@ class _Attention:
 def head_slices(
     model: PreTrainedModel, base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
 ) -> list[Slice]:
-    """The weights of heads: rows of W_Q, W_K and W_V with their biases, and what of W_O reads the heads' outputs.
+    """Return the weights of heads.
+
+    Rows of W_Q, W_K and W_V with their biases, and what of W_O reads the heads' outputs.
 
     Weights are named as the model with its head names them. Where queries are grouped, rows of W_K and W_V only of
     groups that are given whole. Refused where layers share weights, or a head has none of its own.
@@ -167,7 +169,8 @@ def _members(kv_head: int, group: int) -> range:
 
 def _rows(module: nn.Module, features: Sequence[int], role: str, name: str) -> list[Slice]:
     """Return what makes these features: rows of a Linear's weight, columns of a Conv1D's, and of the bias."""
-    weight, bias = _weight(module), getattr(module, "bias", None)
+    weight = _weight(module)
+    bias = getattr(module, "bias", None)
     slices = [Slice(f"{name}.weight", 1 if is_transposed(module) else 0, tuple(features), role, weight)]
     if isinstance(bias, Tensor):
         slices.append(Slice(f"{name}.bias", 0, tuple(features), role, bias))

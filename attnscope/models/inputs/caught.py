@@ -57,7 +57,8 @@ class _Catch(TorchFunctionMode):
     def __init__(self, do: Callable[[str, AttentionCall, Callable[[], Tensor]], Tensor], softmaxes: list[str]) -> None:
         super().__init__()
         self.running: list[str] = []
-        self._do, self._softmaxes = do, softmaxes
+        self._do = do
+        self._softmaxes = softmaxes
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -111,9 +112,16 @@ class _Catch(TorchFunctionMode):
             mask, bias = (each if each is None else each.expand(full).flatten(0, -4) for each in (mask, bias))
         try:
             call = AttentionCall(
-                0, "encoder", as_heads(query), as_heads(key), as_heads(value),
-                query.shape[-1] ** -0.5 if scale is None else float(scale), mask, is_causal, bias,
-            )  # fmt: skip
+                0,
+                "encoder",
+                as_heads(query),
+                as_heads(key),
+                as_heads(value),
+                query.shape[-1] ** -0.5 if scale is None else float(scale),
+                mask,
+                is_causal,
+                bias,
+            )
         except (ValueError, TypeError, RuntimeError) as error:
             raise AttnscopeError(
                 f"{self._path or 'the module'} attends in a form that is not known: {error}"
@@ -173,7 +181,8 @@ class CaughtModule:
         counts = dict.fromkeys(self.plan, 0)
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
-            number, places = counts.get(path, 0), self.plan.get(path, [])
+            number = counts.get(path, 0)
+            places = self.plan.get(path, [])
             if number >= len(places):
                 raise AttnscopeError(
                     f"{path or 'the module'} computes more attention on these inputs than when it was loaded",
@@ -204,8 +213,11 @@ class CaughtModule:
                     theirs = own().reshape(output.shape)
                 _require_equal(
                     f"self-check: attention {len(seen.calls)}, of {path or 'the module'}, gives another output than "
-                    "softmax weights times values", output, theirs, 1,
-                )  # fmt: skip
+                    "softmax weights times values",
+                    output,
+                    theirs,
+                    1,
+                )
             n_queries, n_keys = weights.shape[2:]
             hides = n_queries == n_keys > 1 and not bool(weights.triu(1).any())
             seen.calls.append(SeenCall(path, (len(weights), n_queries, n_keys), (call.n_heads, call.n_kv_heads), hides))
@@ -273,5 +285,10 @@ def _require_equal(what: str, own: Tensor, other: Tensor, n_calls: int) -> None:
     allowed = _TIMES * max(torch.finfo(other.dtype).eps, torch.finfo(torch.float32).eps) * (1 + n_calls) ** 0.5
     largest = max(float(other.abs().max()) if other.numel() else 0.0, 1e-30)
     difference = float((own.float() - other.float()).abs().max()) / largest if other.numel() else 0.0
-    require_rounding(what, difference, allowed, "what is shown could be wrong, so nothing is; a module must not drop "
-                     "weights or draw random numbers in eval mode")  # fmt: skip
+    require_rounding(
+        what,
+        difference,
+        allowed,
+        "what is shown could be wrong, so nothing is; a module must not drop "
+        "weights or draw random numbers in eval mode",
+    )

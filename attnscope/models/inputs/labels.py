@@ -65,7 +65,10 @@ class Sample:
 
 
 def read_samples(module: nn.Module, inputs: Any) -> list[Sample]:
-    """What `inputs` means: a tensor, a tuple by position, a mapping by name; a list of these = several passes."""
+    """Return what `inputs` means: a tensor, a tuple by position, a mapping by name.
+
+    A list of these = several passes.
+    """
     samples = []
     for number, value in enumerate(inputs if isinstance(inputs, list) else [inputs]):
         which = f"inputs[{number}]" if isinstance(inputs, list) else "inputs"

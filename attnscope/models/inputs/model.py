@@ -52,12 +52,16 @@ class InputsModel(Model):
         places: Sequence[Place],
         paths: Mapping[int, str],
     ) -> None:
-        self.network, self.info, self.paths = network, info, paths
+        self.network = network
+        self.info = info
+        self.paths = paths
         self._refusal = (
             f"{info.name} came with its inputs, and no more is known of it than its attention",
             "ask what attention and ablation answer: heatmap, heads, compare, ablate, page",
         )
-        self._run, self._samples, self._shown = run, samples, frozenset(places)
+        self._run = run
+        self._samples = samples
+        self._shown = frozenset(places)
         self._sizes = [self._measure(sample) for sample in samples]
         self.tokenizer = LabelTokenizer(name_positions(labels, self._sizes))
         self.texts = self.tokenizer.texts
@@ -222,7 +226,8 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
     if not isinstance(model, nn.Module):
         raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
     names = {"name": type(model).__name__, "source": "memory"}
-    samples, n_labels = read_samples(model, inputs), n_named(labels)
+    samples = read_samples(model, inputs)
+    n_labels = n_named(labels)
     share_lock([model])
     device = device_of(model)
     samples = [sample.map(lambda tensor: tensor.to(device)) for sample in samples]
@@ -264,9 +269,15 @@ def _open_huggingface(
 
 
 def _open_module(
-    model: nn.Module, samples: Sequence[Sample], labels: Labels | None, n_labels: int | None, *, name: str, source: str,
+    model: nn.Module,
+    samples: Sequence[Sample],
+    labels: Labels | None,
+    n_labels: int | None,
+    *,
+    name: str,
+    source: str,
     check: bool,
-) -> InputsModel:  # fmt: skip
+) -> InputsModel:
     """Any module, by the attention functions of torch that it calls."""
     compiled = [path for path, part in model.named_modules() if _is_compiled(part)]
     if compiled:
@@ -279,8 +290,9 @@ def _open_module(
         raise AttnscopeError(
             f"{name} calls neither scaled_dot_product_attention nor nn.MultiheadAttention{by_hand}",
             "matmul and softmax by hand cannot be seen: call torch.nn.functional.scaled_dot_product_attention there"
-            if by_hand else "its attention, if it has any, is no softmax, which attnscope cannot show",
-        )  # fmt: skip
+            if by_hand
+            else "its attention, if it has any, is no softmax, which attnscope cannot show",
+        )
     shape = _choose([call.shape for call in seen.calls], n_labels, name=name)
     chosen = [call for call in seen.calls if call.shape == shape]
     kind: Kind = "decoder" if all(call.hides_later for call in chosen) else "encoder"
@@ -301,14 +313,21 @@ def _open_module(
         output = first_output(caught.run(samples[0], attend), type(model).__name__)
     first = next(model.parameters(), torch.zeros(()))
     info = ModelInfo(
-        name=name, source=source, architecture=type(model).__name__, engine="torch", kinds=(kind,),
-        n_layers=(len(chosen),), n_heads=(max(call.n_heads[0] for call in chosen),),
+        name=name,
+        source=source,
+        architecture=type(model).__name__,
+        engine="torch",
+        kinds=(kind,),
+        n_layers=(len(chosen),),
+        n_heads=(max(call.n_heads[0] for call in chosen),),
         n_kv_heads=(max(call.n_heads[1] for call in chosen),),
         d_model=output.shape[-1],
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        dtype=name_dtype(first.dtype), device=str(caught.device), checked=check,
+        dtype=name_dtype(first.dtype),
+        device=str(caught.device),
+        checked=check,
         notes=(*notes, *_notes(shapes, places)),
-    )  # fmt: skip
+    )
 
     def run(sample: Sample, probe: Probe) -> Tensor:
         with _its_own_errors(name):
@@ -324,7 +343,10 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _choose(shapes: Sequence[Shape], n_labels: int | None, *, name: str) -> Shape:
-    """Which attention is shown: self-attention over as many positions as have labels, else what most layers have."""
+    """Return which attention is shown.
+
+    Self-attention over as many positions as have labels, else what most layers have.
+    """
     square = [shape for shape in shapes if shape[1] == shape[2] and n_labels in (None, shape[1])]
     if not square:
         message = f"{name} has attention of {_list(sorted(set(shapes)))}"

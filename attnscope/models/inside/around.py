@@ -82,7 +82,8 @@ def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundi
     elif weight is None:
         notes.append("W_O cannot be shown: it is quantised, or an adapter adds to it")
     else:
-        weight, bias = weight.detach(), getattr(projection, "bias", None)
+        weight = weight.detach()
+        bias = getattr(projection, "bias", None)
         bias = None if bias is None else bias.detach()
         attended = next(iter(watch.projections.results.values()))
         attended = attended[0] if attended.ndim == 3 else attended
@@ -98,12 +99,16 @@ class _Watch:
         self.projections = OutputWatch()
         self.turns: list[_Turn] = []
         self.turning = TurnWatch()
-        self._kind, self._layer = kind, layer
+        self._kind = kind
+        self._layer = layer
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        output, turns = attend(call), self.turning.take()
+        output = attend(call)
+        turns = self.turning.take()
         if (call.kind, call.layer) == (self._kind, self._layer):
-            self.call, self.output, self.turns = call, output, turns
+            self.call = call
+            self.output = output
+            self.turns = turns
             self.projections.expect((call.kind, call.layer), output)
         else:
             self.projections.give_up()  # the next attention began: W_O is not to be found any more
@@ -118,7 +123,8 @@ class TurnWatch:
 
     def take(self) -> list[_Turn]:
         """Return what was turned since it was last asked."""
-        taken, self._since = self._since, []
+        taken = self._since
+        self._since = []
         return taken
 
     def bare(self, call: AttentionCall) -> tuple[Tensor, Tensor, Turned]:
@@ -133,7 +139,10 @@ class TurnWatch:
         return (call.query, call.key, "after") if match is None else (*match.before, "before")
 
     def rotation(self, call: AttentionCall) -> Rotation | None:
-        """How the attention that is computed now turns queries and keys, read off the first text; None = unknown."""
+        """Return how the attention that is computed now turns queries and keys, read off the first text.
+
+        None = unknown.
+        """
         return _rotation(call, self.take())[0]
 
     @contextlib.contextmanager
@@ -173,7 +182,8 @@ class TurnWatch:
     def _note(self, function: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
         if len(inputs) < 2 or not isinstance(result, tuple) or len(result) < 2:
             return
-        before, after = (inputs[0], inputs[1]), (result[0], result[1])
+        before = (inputs[0], inputs[1])
+        after = (result[0], result[1])
         if all(isinstance(x, Tensor) and x.ndim == 4 for x in (*before, *after)):
             self._since.append(_Turn(function, inputs[2:], named, before, after))
 
@@ -181,9 +191,7 @@ class TurnWatch:
 # Rotary positions -------------------------------------------------------------------------------------------------
 
 
-def _rotation(
-    call: AttentionCall, turns: list[_Turn]
-) -> tuple[Rotation | None, tuple[Tensor, Tensor] | None, str]:  # fmt: skip
+def _rotation(call: AttentionCall, turns: list[_Turn]) -> tuple[Rotation | None, tuple[Tensor, Tensor] | None, str]:
     """How queries and keys were turned before they reached the seam, themselves before it, and why that is not known.
 
     Read off the first text.
@@ -232,9 +240,7 @@ def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
     return None
 
 
-def _learn_rotation(
-    turn: _Turn, heads_axis: int, n_tokens: int, columns: slice, d_head: int
-) -> Rotation | None:  # fmt: skip
+def _learn_rotation(turn: _Turn, heads_axis: int, n_tokens: int, columns: slice, d_head: int) -> Rotation | None:
     """Learn a rotation from what the model's own function does to each column alone; None if it is not by pairs."""
     width = columns.stop - columns.start
     like = turn.before[0]
@@ -252,13 +258,15 @@ def _learn_rotation(
     if (partner[partner] != own).any():
         return None
     pairs = np.array([(i, p) for i, p in enumerate(partner) if i < p], np.int64).reshape(-1, 2)
-    cos, sin = np.ones((n_tokens, d_head)), np.zeros((n_tokens, d_head))
+    cos = np.ones((n_tokens, d_head))
+    sin = np.zeros((n_tokens, d_head))
     cos[:, columns] = matrix[:, own, own]
     sin[:, columns] = np.where(partner == own, 0.0, matrix[:, own, partner])
     whole = np.arange(d_head)
     whole[columns] = partner + columns.start
     first, second = pairs.T
-    c, s = matrix[:, first, first], matrix[:, first, second]
+    c = matrix[:, first, first]
+    s = matrix[:, first, second]
     # From the first place to the next; a scaling of cos and sin cancels in the quotient.
     step = np.arctan2(s[1] * c[0] - c[1] * s[0], c[1] * c[0] + s[1] * s[0]) if n_tokens > 1 else np.nan
     speed = np.abs(np.broadcast_to(step, len(pairs)))

@@ -22,7 +22,10 @@ from attnscope.models.inside.projections import OutputWatch, hidden_input, hooks
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_batch
 
-TOKENS, POSITIONS, SEGMENTS, EMBEDDED = "tokens", "positions", "segments", "embeddings"
+TOKENS = "tokens"
+POSITIONS = "positions"
+SEGMENTS = "segments"
+EMBEDDED = "embeddings"
 """What embeddings are called; EMBEDDED is what enters the stream where no embedding is a module."""
 
 
@@ -54,9 +57,11 @@ class Leaves:
     def tensors(self) -> list[Tensor]:
         """All leaves."""
         return [
-            *self.heads.values(), *(leaf for _, leaf in self.networks), *(leaf for _, leaf in self.embedded),
+            *self.heads.values(),
+            *(leaf for _, leaf in self.networks),
+            *(leaf for _, leaf in self.embedded),
             *(bias.leaf for bias in self.biases),
-        ]  # fmt: skip
+        ]
 
 
 class LinearRuns:
@@ -69,8 +74,10 @@ class LinearRuns:
         require_gradients(model)
         self._model = model
         roots = list(model.modules())
-        modules, blocks = modules_of(roots), model.blocks()
-        inside, linear = set(modules_of(blocks.values())), linear_maps(roots)
+        modules = modules_of(roots)
+        blocks = model.blocks()
+        inside = set(modules_of(blocks.values()))
+        linear = linear_maps(roots)
         outputs, attentions = self._watch_once()
         within = set(modules_of(attentions))
         self._projections = {m for m in linear if m in within and m not in outputs}
@@ -92,7 +99,8 @@ class LinearRuns:
 
     def _watch_once(self) -> tuple[set[nn.Module], set[nn.Module]]:
         """Return the output projections, and the innermost modules that run around each attention."""
-        model, watch = self._model, OutputWatch()
+        model = self._model
+        watch = OutputWatch()
         modules = [module for module in modules_of(model.modules()) if not is_leaf(module)]
         around: list[nn.Module] = []
         attentions: set[nn.Module] = set()

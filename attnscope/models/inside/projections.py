@@ -40,7 +40,8 @@ class OutputWatch:
             return
         place, output = self._last
         if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
-            self.modules[place], self.results[place] = module, result
+            self.modules[place] = module
+            self.results[place] = result
             self._last = None
 
 
@@ -66,7 +67,7 @@ def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether it is transformers' linear map with a transposed weight (GPT-2), whose class is not imported for it."""
+    """Return whether it is transformers' linear map with a transposed weight (GPT-2), told by its name."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
 
@@ -128,7 +129,8 @@ def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: boo
 
     Meanwhile this thread has its turn with the model. Modules that other threads run on their own are ignored.
     """
-    mine, watched = threading.get_ident(), list(modules)
+    mine = threading.get_ident()
+    watched = list(modules)
 
     def look_at_mine(*values: Any) -> Any:
         return look(*values) if threading.get_ident() == mine else None

@@ -21,7 +21,8 @@ from attnscope.models.model import Batch, Model
 _MOST_NUMBERS = 2**22
 """Of slopes that are followed at once: 16 MiB for each part of the model."""
 
-PROJECTION_BIAS, OTHER_BIASES = "projection bias", "other biases"
+PROJECTION_BIAS = "projection bias"
+OTHER_BIASES = "other biases"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class ScoreRuns:
                 + (": its own modules compute attention, and give its weights alone" * (info.path == "eager")),
                 "leave out --engine" if info.engine == "numpy" else "choose a model that runs here through the seam",
             )
-        self._model, self._runs = model, LinearRuns(model)
+        self._model = model
+        self._runs = LinearRuns(model)
 
     def trace(self, batch: Batch, places: Collection[Place]) -> "TracedScores":
         """Run a batch, and keeps the paths to the queries and keys of some attentions."""
@@ -80,7 +82,9 @@ class TracedScores:
     kinds: tuple[str, ...]
 
     def along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:
-        """What each part adds to sums Σ output · slope, each (sum, row), float64; without parts that reach no output.
+        """Return what each part adds to sums Σ output · slope, each (sum, row), float64.
+
+        Without parts that reach no output.
 
         Args:
             output: Queries or keys of a call, (row, head, token, d_head).

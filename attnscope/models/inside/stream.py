@@ -249,12 +249,15 @@ def _attention(
     norms: dict[nn.Module | None, Norm | None],
 ) -> Attention:
     """Return what is known of one layer's attention."""
-    call, kind = look.calls[layer], look.model.info.kinds[0]
+    call = look.calls[layer]
+    kind = look.model.info.kinds[0]
     place: Place = (kind, layer)  # type: ignore[assignment]
     notes: list[str] = []
     block = look.blocks.get(place)
-    entered, source = None if block is None else look.entered.get(block), look.inputs.get(layer)
-    norm, is_known = None, entered is not None and source is not None
+    entered = None if block is None else look.entered.get(block)
+    source = look.inputs.get(layer)
+    norm = None
+    is_known = entered is not None and source is not None
     if entered is not None and source is not None and not _same(source, entered):
         norm = _norm_of(look.norm_between(entered, source), norms)
         is_known = norm is not None
@@ -387,7 +390,8 @@ def measure_norm(module: nn.Module) -> Norm | None:
     weight = next(iter(module.parameters()), None)
     if weight is None or weight.ndim != 1:
         return None
-    dtype, n = weight.dtype, len(weight)
+    dtype = weight.dtype
+    n = len(weight)
     # Without a mean, of length 1, and nowhere small: divided by, it keeps what is left of the norm's precision.
     z = torch.ones(n, dtype=torch.float64)
     z[1::2] = -1
@@ -401,8 +405,10 @@ def measure_norm(module: nn.Module) -> Norm | None:
         output: Tensor = module((64 * x).to(weight.device, dtype)[None, None])
         return output[0, 0].double().cpu()
 
-    up, down = norm(z), norm(-z)
-    gain, bias = (up - down) / (2 * z), (up + down) / 2
+    up = norm(z)
+    down = norm(-z)
+    gain = (up - down) / (2 * z)
+    bias = (up + down) / 2
     size = float(up.abs().max()) or 1.0
     tries = [
         (max(float((norm(x) - candidate.apply(x)).abs().max()) for x in others), candidate)

@@ -90,7 +90,10 @@ class Checkpoint:
             return torch_file.get_tensor(name).float().numpy()
 
     def _find(self, name: str) -> str:
-        """The name in the file; checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
+        """Return the name in the file.
+
+        Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta.
+        """
         name = self._prefix + name
         elder = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         return elder if name not in self._files_by_tensor and elder in self._files_by_tensor else name

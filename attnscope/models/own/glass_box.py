@@ -88,7 +88,9 @@ SHARPNESS = 16.0
 
 D_CODE = 64
 D_PLACE = sum(MODULI)
-N_LAYERS, N_HEADS, D_HEAD = 2, 7, 168
+N_LAYERS = 2
+N_HEADS = 7
+D_HEAD = 168
 D_MODEL = N_HEADS * D_HEAD
 
 PLACE = slice(0, D_PLACE)
@@ -141,20 +143,25 @@ def _match(codes: slice) -> tuple[Array, Array]:
     """Look for the query's token in a slot of the keys, anywhere but at the query itself."""
     query, key = _blank()
     n = len(MODULI)
-    token, place, constant = slice(D_CODE), slice(D_CODE, D_CODE + D_PLACE), D_CODE + D_PLACE
+    token = slice(D_CODE)
+    place = slice(D_CODE, D_CODE + D_PLACE)
+    constant = D_CODE + D_PLACE
     query[token, TOKEN] = 4 * n / D_CODE * np.eye(D_CODE)
     key[token, codes] = np.eye(D_CODE)
     query[place, PLACE] = -2 * np.eye(D_PLACE)
     key[place, PLACE] = np.eye(D_PLACE)
     query[constant, ONE] = 1
-    key[constant, ONE], key[constant, REST_FLAG] = -(2 * n + 1), 2 * n + 1
+    key[constant, ONE] = -(2 * n + 1)
+    key[constant, REST_FLAG] = 2 * n + 1
     return query, key
 
 
 def _punctuation() -> tuple[Array, Array]:
     query, key = _blank()
     query[0, ONE] = 1
-    key[0, ONE], key[0, REST_FLAG], key[0, PUNCTUATION_FLAG] = -1, 1, 2
+    key[0, ONE] = -1
+    key[0, REST_FLAG] = 1
+    key[0, PUNCTUATION_FLAG] = 2
     return query, key
 
 
@@ -250,7 +257,9 @@ def _heads_by_place(name: str) -> dict[tuple[int, int], Head]:
 
 
 def place_codes(places: NDArray[np.int64]) -> Array:
-    """The codes of places in a text, (…, 98), 0 or 1: for each modulus, the remainder as one of that many numbers.
+    """Return the codes of places in a text, (…, 98), 0 or 1.
+
+    For each modulus, the remainder as one of that many numbers.
 
     Codes of places nearer than 34,782 to each other share at most 2 of their 3 ones. Negative places count backwards.
     """
@@ -259,7 +268,9 @@ def place_codes(places: NDArray[np.int64]) -> Array:
 
 
 def token_codes(ids: NDArray[np.int64]) -> Array:
-    """The codes of tokens, (…, 64): for each number below 2**22 a codeword of the Reed-Muller code RM(2, 6), as signs.
+    """Return the codes of tokens, (…, 64).
+
+    For each number below 2**22 a codeword of the Reed-Muller code RM(2, 6), as signs.
 
     All 0 for special tokens. Dot products of different codes are at most 32.
     """
@@ -346,7 +357,8 @@ class OwnModel(LayeredModel):
 
     def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
         super().__init__(info, OwnTokenizer(), layers, layers, "out_proj.weight", VOCABULARY)
-        self._attentions, self._variant = layers, variant
+        self._attentions = layers
+        self._variant = variant
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
         """See models.model.Model; padding may be on either side, and segments are passed over.

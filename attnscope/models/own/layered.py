@@ -38,8 +38,12 @@ class LayeredModel(Model):
         output: str,
         n_numbers: int,
     ) -> None:
-        self.info, self.tokenizer = info, tokenizer
-        self._roots, self._layers, self._output, self._n_numbers = roots, layers, output, n_numbers
+        self.info = info
+        self.tokenizer = tokenizer
+        self._roots = roots
+        self._layers = layers
+        self._output = output
+        self._n_numbers = n_numbers
         share_lock(roots)
 
     def _require(self, batch: Batch) -> Batch:

@@ -151,7 +151,9 @@ class Encoder:
     def tensors(self) -> dict[str, tuple[str, Shape]]:
         """Every tensor: our name for it -> its name in the file (without prefix) and its shape."""
         plan: dict[str, tuple[str, Shape]] = {}
-        layout, width, inner = self.layout, self.hidden_size, self.intermediate_size
+        layout = self.layout
+        width = self.hidden_size
+        inner = self.intermediate_size
 
         def add(ours: str, theirs: str, *shape: int, has_bias: bool = True) -> None:
             plan[f"{ours}.weight"] = (f"{theirs}.weight", shape)
@@ -166,7 +168,8 @@ class Encoder:
         if self.embedding_size != width:
             add("projection", layout.projection, width, self.embedding_size)
         for i in range(self.num_hidden_layers):
-            ours, theirs = f"layers.{i}.", layout.layer.format(i)
+            ours = f"layers.{i}."
+            theirs = layout.layer.format(i)
             for part, name in (("q", layout.query), ("k", layout.key), ("v", layout.value), ("out", layout.output)):
                 add(f"{ours}attention.{part}_proj", theirs + name, width, width)
             add(f"{ours}attention_norm", theirs + layout.attention_norm, width)

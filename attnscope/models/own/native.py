@@ -41,7 +41,8 @@ class NativeModel(LayeredModel):
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
         layers = list(network.layers)
         super().__init__(info, tokenizer, [network], layers, "attention.out_proj.weight", encoder.vocab_size)
-        self._encoder, self._network = encoder, network
+        self._encoder = encoder
+        self._network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """See models.model.Model; segments are passed over where the family knows none (DistilBERT, RoBERTa)."""
@@ -121,7 +122,9 @@ class _Network(nn.Module):
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
-        width, embedding, eps = encoder.hidden_size, encoder.embedding_size, encoder.layer_norm_eps
+        width = encoder.hidden_size
+        embedding = encoder.embedding_size
+        eps = encoder.layer_norm_eps
         self.word = _embedding(encoder.vocab_size, embedding)
         self.position = _embedding(encoder.max_position_embeddings, embedding)
         self.segment = _embedding(encoder.type_vocab_size, embedding) if encoder.layout.segment else None
@@ -159,10 +162,14 @@ class _Layer(nn.Module):
 
     def __init__(self, encoder: Encoder, number: int) -> None:
         super().__init__()
-        width, inner, eps = encoder.hidden_size, encoder.intermediate_size, encoder.layer_norm_eps
+        width = encoder.hidden_size
+        inner = encoder.intermediate_size
+        eps = encoder.layer_norm_eps
         self.attention = MultiHeadAttention(width, encoder.num_attention_heads, layer=number)
-        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
-        self.attention_norm, self.norm = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+        self.attention_norm = nn.LayerNorm(width, eps)
+        self.norm = nn.LayerNorm(width, eps)
         self._activation = _ACTIVATIONS[ACTIVATIONS[encoder.hidden_act]]
 
     def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:

@@ -54,11 +54,13 @@ class PlainEncoder(Model):
         """Return what the heads attend to on a text; see Model."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
-        weights, full = {}, {}
+        weights = {}
+        full = {}
         for number in range(max(layers, default=-1) + 1):
             attention = _attend(self._inputs(hidden, number))
             if number in layers:
-                weights[number], full[number] = attention.weights, attention.full
+                weights[number] = attention.weights
+                full[number] = attention.full
             if number < max(layers):
                 hidden = self._finish(hidden, attention.output, number)
         return Maps(weights, full)
@@ -71,7 +73,8 @@ class PlainEncoder(Model):
         return self._inputs(hidden, layer)
 
     def _embed(self, tokens: Tokens) -> Array:
-        w, encoder = self._weights, self._encoder
+        w = self._weights
+        encoder = self._encoder
         ids = tokens.ids.astype(np.int64)
         require_numbers(self.info, ids, encoder.vocab_size)
         hidden = w["word.weight"][ids]
@@ -94,12 +97,19 @@ class PlainEncoder(Model):
         return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
 
     def _inputs(self, hidden: Array, number: int) -> Inputs:
-        n_heads, name = self._encoder.num_attention_heads, f"layers.{number}.attention"
+        n_heads = self._encoder.num_attention_heads
+        name = f"layers.{number}.attention"
         q, k, v = (self._linear(hidden, f"{name}.{part}_proj") for part in "qkv")
         return Inputs(
-            Q=q, K=k, V=v, n_heads=n_heads, n_kv_heads=n_heads, scale=(q.shape[1] // n_heads) ** -0.5,
-            W_O=self._weights[f"{name}.out_proj.weight"], b_O=self._weights[f"{name}.out_proj.bias"],
-        )  # fmt: skip
+            Q=q,
+            K=k,
+            V=v,
+            n_heads=n_heads,
+            n_kv_heads=n_heads,
+            scale=(q.shape[1] // n_heads) ** -0.5,
+            W_O=self._weights[f"{name}.out_proj.weight"],
+            b_O=self._weights[f"{name}.out_proj.bias"],
+        )
 
     def _linear(self, rows: Array, name: str) -> Array:
         result: Array = rows @ self._weights[f"{name}.weight"].T
@@ -151,7 +161,10 @@ def load_plain(source: Source, dtype: str = "float32") -> PlainEncoder:
 
 
 def _erf(x: Array) -> Array:
-    """The error function; in float32 by Abramowitz and Stegun 7.1.26, whose error of 1.5e-7 is near the precision."""
+    """Return the error function.
+
+    In float32 by Abramowitz and Stegun 7.1.26, whose error of 1.5e-7 is near the precision.
+    """
     if x.dtype == np.float64:
         return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), np.float64)
     t = 1 / (1 + np.float32(0.3275911) * np.abs(x))

@@ -46,7 +46,8 @@ def survey_cross_attention(
         }
         numbers = tuple(int(re.fullmatch(pattern, name)[1]) for name in named)  # type: ignore[index]
         if numbers:
-            layers[kind], modules[kind] = numbers, list(named.values())
+            layers[kind] = numbers
+            modules[kind] = list(named.values())
             plan |= {module: [(kind, layer)] for layer, module in zip(numbers, named.values(), strict=True)}
     stacks = {kind: patterns[kind].partition(r"(\d+)")[0] for kind in layers}
     heads = {kind: [_heads_of(base, module) for module in of_kind] for kind, of_kind in modules.items()}
@@ -106,7 +107,10 @@ def compare_cross_attention(
 
 
 def result_of(output: Any) -> Tensor:
-    """What a model computes of words and a picture: scores of the vocabulary, or hidden states without a head."""
+    """Return what a model computes of words and a picture.
+
+    Scores of the vocabulary, or hidden states without a head.
+    """
     result = getattr(output, "logits", None)
     result = hidden_states(output) if result is None else result
     assert isinstance(result, Tensor)

@@ -50,7 +50,10 @@ class CrossAttentionReader(VisionLanguageReader):
 
     @classmethod
     def fits(cls, base: PreTrainedModel) -> bool:
-        """Whether a model of this type has such attention. Of BLIP that answers questions the decoder reads those."""
+        """Return whether a model of this type has such attention.
+
+        Of BLIP that answers questions the decoder reads those.
+        """
         names = (name for name, _ in base.named_modules())
         return any(re.fullmatch(cls.modules["cross"], name) for name in names) and not hasattr(base, "text_encoder")
 
@@ -113,10 +116,12 @@ class CrossAttentionReader(VisionLanguageReader):
     def _name_tokens(
         self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        ids, hidden = inputs[self.ids_name][0].tolist(), self._filling(output)
+        ids = inputs[self.ids_name][0].tolist()
+        hidden = self._filling(output)
         stand_ins = self._stand_ins(ids)
         words = self.model.vocabulary.encode_among(ids, dict.fromkeys(stand_ins, "picture"), n_given)
-        keys, first = self._keys(output, photos, labels), max(stand_ins, default=-1) + 1
+        keys = self._keys(output, photos, labels)
+        first = max(stand_ins, default=-1) + 1
         layers = self.model.survey.layers
         return words, {
             "cross": AttentionAxes(words, keys, layers["cross"], first, hidden if hidden.any() else None),
@@ -151,7 +156,8 @@ class MllamaReader(CrossAttentionReader):
         """Tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
         config = self._base.config.vision_config
         side = config.image_size // config.patch_size
-        each, n_tiles = side * side + 1, output.pixels.shape[2]
+        each = side * side + 1
+        n_tiles = output.pixels.shape[2]
         panes = []
         for number, which in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
             down, across = config.supported_aspect_ratios[which - 1]
@@ -175,7 +181,8 @@ class MllamaReader(CrossAttentionReader):
 
     def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
         """Return what is written sees what the last token of the prompt does."""
-        longer, seen = super()._extend(inputs, ids), inputs["cross_attention_mask"]
+        longer = super()._extend(inputs, ids)
+        seen = inputs["cross_attention_mask"]
         more = len(ids) - seen.shape[1]
         longer["cross_attention_mask"] = torch.cat([seen, seen[:, -1:].expand(-1, more, -1, -1)], 1)
         return longer
@@ -228,8 +235,10 @@ class QFormerReader(CrossAttentionReader):
     def _name_tokens(
         self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        ids, layers = inputs[self.ids_name][0].tolist(), self.model.survey.layers
-        at, keys = self._stand_ins(ids), self._keys(output, photos, labels)
+        ids = inputs[self.ids_name][0].tolist()
+        layers = self.model.survey.layers
+        at = self._stand_ins(ids)
+        keys = self._keys(output, photos, labels)
         named = {place: f"Q{number}" for number, place in enumerate(at)}
         words = self.model.vocabulary.encode_among(ids, named, n_given)
         read: list[str] = []
@@ -320,7 +329,8 @@ class EncoderDecoderReader(CaptionReader):
 
     def _ids_of(self, text: str) -> list[int]:
         """Return the token that a decoder starts with, then the text, without its end."""
-        backend, start = self._backend, self._writer.start_id()
+        backend = self._backend
+        start = self._writer.start_id()
         ids = [int(number) for number in backend(text, verbose=False)["input_ids"]]
         special = set(backend.all_special_ids)
         while ids and ids[-1] in special:
@@ -342,6 +352,9 @@ CROSS_READERS: dict[str, type[CrossAttentionReader]] = {
 
 
 def cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
-    """What reads pictures and words in a model with cross-attention to pictures; None = it has none that is known."""
+    """Return what reads pictures and words in a model with cross-attention to pictures.
+
+    None = it has none that is known.
+    """
     reader = CROSS_READERS.get(base.config.model_type)
     return reader if reader is not None and reader.fits(base) else None

@@ -49,10 +49,15 @@ class HuggingFaceEars:
 
     def _hear_window(self, recording: Recording, seconds: float) -> SensoryInput:
         """Pad or cuts a recording to the window that a model listens for."""
-        base, rate, hop = self._base, int(self._extractor.sampling_rate), int(self._extractor.hop_length)
+        base = self._base
+        rate = int(self._extractor.sampling_rate)
+        hop = int(self._extractor.hop_length)
         stride = int(base.encoder.conv1.stride[0]) * int(base.encoder.conv2.stride[0])
-        n_frames, each = int(base.config.max_source_positions), stride * hop
-        window, notes, samples = n_frames * each / rate, [*recording.notes], recording.samples
+        n_frames = int(base.config.max_source_positions)
+        each = stride * hop
+        window = n_frames * each / rate
+        notes = [*recording.notes]
+        samples = recording.samples
         if len(samples) > n_frames * each:
             samples = samples[: n_frames * each]
             source = recording.source
@@ -67,7 +72,9 @@ class HuggingFaceEars:
 
     def _hear_frames(self, recording: Recording) -> SensoryInput:
         """All of a recording, in frames."""
-        base, rate, samples = self._base, int(self._extractor.sampling_rate), recording.samples
+        base = self._base
+        rate = int(self._extractor.sampling_rate)
+        samples = recording.samples
         values = self._extract(samples)
         n = values.shape[1]
         if hasattr(base.config, "conv_stride"):
@@ -96,7 +103,8 @@ class HuggingFaceEars:
         """Return what a model looks at that sees sound: time across, pitch down, the lowest at the top."""
         config = self._base.config
         values = self._extract(recording.samples, (1, config.max_length, config.num_mel_bins))
-        high, wide = config.frequency_stride, config.time_stride
+        high = config.frequency_stride
+        wide = config.time_stride
         rows = (config.num_mel_bins - config.patch_size) // high + 1
         columns = (config.max_length - config.patch_size) // wide + 1
         levels = values[0].T.float().numpy()
@@ -108,15 +116,16 @@ class HuggingFaceEars:
         if config.patch_size > min(high, wide):
             side = config.patch_size
             notes.append(f"patches of {side} overlap: each is drawn as the {high} x {wide} where it begins")
-        tokens, inputs = (
-            patch_tokens(picture.grid, tokens_before(self._base), recording.source),
-            {"input_values": values},
-        )
+        tokens = patch_tokens(picture.grid, tokens_before(self._base), recording.source)
+        inputs = {"input_values": values}
         self._model.expect(inputs, whole_grid(len(tokens)))
         return SensoryInput(inputs, tokens, picture, notes=tuple(notes))
 
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
-        """What the feature extractor makes of samples; refused where it has not the shape that the model takes."""
+        """Return what the feature extractor makes of samples.
+
+        Refused where it has not the shape that the model takes.
+        """
         with as_failure(f"the feature extractor of {self._name}"):
             features = self._extractor(samples, sampling_rate=int(self._extractor.sampling_rate), return_tensors="pt")
             values: Tensor = features[self._base.main_input_name].to(self._base.dtype)
@@ -148,6 +157,7 @@ def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
     bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
     weights = filters.sum(0)
     hertz = np.divide(bins @ filters, weights, out=np.zeros(len(weights)), where=weights > 0)
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     levels = np.rint(255 * (values - low) / ((high - low) or 1.0)).astype(np.uint8)
     return Spectrogram(levels, tuple(np.maximum.accumulate(hertz).tolist()), 40 * (high - low))

@@ -80,7 +80,8 @@ def one_grid(output: PhotoPrompt, high: int, wide: int, before: int = 0) -> list
     """One picture a photo, whose tokens are its patches, row by row, after some that stand for no place."""
     if len(output.pixels) != len(output.sizes):
         raise Unplaced(f"its processor makes {len(output.pixels)} pictures of {len(output.sizes)} photos")
-    rows, columns = output.pixels.shape[2] // high, output.pixels.shape[3] // wide
+    rows = output.pixels.shape[2] // high
+    columns = output.pixels.shape[3] // wide
     each = rows * columns + before
     if not rows or not columns or each * len(output.pixels) != output.n_tokens:
         patches = f"{len(output.pixels)} x {rows} x {columns} patches"
@@ -123,12 +124,15 @@ def _llava_next(output: PhotoPrompt) -> list[Pane]:
     from transformers.models.llava_next import modeling_llava_next as code
 
     grid_shape: Any = code.get_anyres_image_grid_shape
-    config, model = output.base.config, output.base
-    size, patch = config.vision_config.image_size, config.vision_config.patch_size
+    config = output.base.config
+    model = output.base
+    size = config.vision_config.image_size
+    patch = config.vision_config.patch_size
     side = size // patch
     if config.vision_feature_select_strategy != "default" and tokens_before(model.vision_tower):
         raise Unplaced("it keeps the CLS token of each tile among its patches")
-    panes, first = [], 0
+    panes = []
+    first = 0
     for number, (pixels, photo) in enumerate(zip(output.pixels, output.inputs["image_sizes"], strict=True)):
         down, across = grid_shape(photo, config.image_grid_pinpoints, size)
         n_tiles = 1 + down * across
@@ -145,8 +149,12 @@ def _llava_next(output: PhotoPrompt) -> list[Pane]:
         if not (fine >= 0).any():  # of a narrow photo it keeps what is small alone
             panes.append(Pane(number, False, pixels[0], small))
             continue
-        rows, columns = np.flatnonzero((fine >= 0).any(1)), np.flatnonzero((fine >= 0).any(0))
-        top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+        rows = np.flatnonzero((fine >= 0).any(1))
+        columns = np.flatnonzero((fine >= 0).any(0))
+        top = rows[0]
+        bottom = rows[-1] + 1
+        left = columns[0]
+        right = columns[-1] + 1
         whole = join_tiles(pixels[1:n_tiles], down, across)
         pixels_kept = whole[:, top * patch : bottom * patch, left * patch : right * patch]
         panes += [Pane(number, False, pixels_kept, fine[top:bottom, left:right]), Pane(number, True, pixels[0], small)]
@@ -154,15 +162,18 @@ def _llava_next(output: PhotoPrompt) -> list[Pane]:
 
 
 def _idefics3(output: PhotoPrompt) -> list[Pane]:
-    config, images = output.base.config, output.processor.image_processor
+    config = output.base.config
+    images = output.processor.image_processor
     cell = config.vision_config.patch_size * config.scale_factor
     info = images([list(output.images)], return_row_col_info=True, return_tensors="pt")
-    rows, columns = info["rows"][0], info["cols"][0]
+    rows = info["rows"][0]
+    columns = info["cols"][0]
     return _tiles(output, output.pixels[0], cell, list(zip(rows, columns, strict=True)))
 
 
 def _internvl(output: PhotoPrompt) -> list[Pane]:
-    config, images = output.base.config, output.processor.image_processor
+    config = output.base.config
+    images = output.processor.image_processor
     canvas = importlib.import_module(type(images).__module__).get_optimal_tiled_canvas
     size = (images.size["height"], images.size["width"])
     high, _ = _height_width(config.vision_config.patch_size)
@@ -173,8 +184,10 @@ def _internvl(output: PhotoPrompt) -> list[Pane]:
 
 def _tiles(output: PhotoPrompt, tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> list[Pane]:
     """Photos cut into rows and columns of tiles, row by row, then all of it in one tile; (0, 0) = that alone."""
-    high, wide = tiles.shape[2] // cell, tiles.shape[3] // cell
-    panes, tile = [], 0
+    high = tiles.shape[2] // cell
+    wide = tiles.shape[3] // cell
+    panes = []
+    tile = 0
     for number, (down, across) in enumerate(shapes):
         n = down * across
         if tile + n + 1 > len(tiles):
@@ -194,8 +207,12 @@ def _tiles(output: PhotoPrompt, tiles: Tensor, cell: int, shapes: Sequence[tuple
 def _qwen(output: PhotoPrompt) -> list[Pane]:
     """Patches come in order of the blocks that are merged; their numbers are put back into rows."""
     images = output.processor.image_processor
-    merge, patch, frames = images.merge_size, images.patch_size, images.temporal_patch_size
-    panes, row, first = [], 0, 0
+    merge = images.merge_size
+    patch = images.patch_size
+    frames = images.temporal_patch_size
+    panes = []
+    row = 0
+    first = 0
     for number, grid in enumerate(output.inputs["image_grid_thw"]):
         time, rows, columns = (int(n) for n in grid)
         if time != 1:
@@ -203,9 +220,11 @@ def _qwen(output: PhotoPrompt) -> list[Pane]:
         patches = output.pixels[row : row + rows * columns]
         blocks = patches.view(rows // merge, columns // merge, merge, merge, 3, frames, patch, patch)[..., 0, :, :]
         whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
-        down, across = rows // merge, columns // merge
+        down = rows // merge
+        across = columns // merge
         panes.append(Pane(number, False, whole, np.arange(down * across).reshape(down, across) + first))
-        row, first = row + rows * columns, first + down * across
+        row = row + rows * columns
+        first = first + down * across
     return _require_all(panes, first, output)
 
 
@@ -251,7 +270,7 @@ _LEAST_SIDE = 16
 
 
 def slopes(height: int, width: int) -> NDArray[np.uint8]:
-    """A photo whose red says how far to the right a pixel is, whose green how far down, and whose blue is full."""
+    """Return a photo whose red says how far right a pixel is, whose green how far down, and whose blue is full."""
     y, x = np.mgrid[:height, :width]
     shades = (255 * x / max(1, width - 1), 255 * y / max(1, height - 1), np.full_like(x, 255))
     picture: NDArray[np.uint8] = np.rint(np.stack(shades, -1)).astype(np.uint8)
@@ -259,7 +278,9 @@ def slopes(height: int, width: int) -> NDArray[np.uint8]:
 
 
 def area_of(picture: NDArray[np.uint8], height: int, width: int) -> tuple[float, float, float, float] | None:
-    """What of a photo a picture covers, from what became of its slopes: left, top, right and lower edge, in pixels.
+    """Return what of a photo a picture covers, from what became of its slopes.
+
+    Left, top, right and lower edge, in pixels.
 
     `shown` are the slopes of the photo's size, as the processor made them and they were put together again. None for
     photos of a few pixels. A picture that is not the photo in one piece is refused: it would be shaded in wrong places.

@@ -43,7 +43,7 @@ def holds_processor(folder: Path) -> bool:
 
 
 def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
-    """The image processor of a folder, by Pillow, so that what a model sees does not depend on what is installed."""
+    """Return the image processor of a folder, by Pillow, so that nothing depends on what is installed."""
     if not holds_processor(folder):
         raise AttnscopeError(
             f"{folder} holds no image processor",
@@ -114,7 +114,8 @@ class HuggingFaceEyes:
             )
         with as_failure(f"the image processor of {self._name}", f" on {photo.source}"):
             features = self._processor(images=photo.image, return_tensors="pt")
-        pixels, shapes = features.get("pixel_values"), features.get("spatial_shapes")
+        pixels = features.get("pixel_values")
+        shapes = features.get("spatial_shapes")
         if isinstance(pixels, Tensor) and shapes is not None:
             seen = self._see_patches(pixels, shapes, photo)
         else:
@@ -139,7 +140,8 @@ class HuggingFaceEyes:
                 "models that see one picture as one grid of patches are supported",
             )
         high, wide = patch_size(self._base, self._name)
-        rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
+        rows = pixels.shape[2] // high
+        columns = pixels.shape[3] // wide
         if not rows or not columns:
             message = f"{self._name} sees {photo.source} smaller than one of its patches"
             raise AttnscopeError(message, "give another photo")
@@ -200,7 +202,10 @@ def whole_grid(n_tokens: int, *failure: tuple[str, str]) -> WholeView:
 
 
 def hides_patches(base: PreTrainedModel) -> bool:
-    """Whether an autoencoder hides patches by chance. Hiera has the setting too, and its plain model hides none."""
+    """Return whether an autoencoder hides patches by chance.
+
+    Hiera has the setting too, and its plain model hides none.
+    """
     own = any(hasattr(module, "is_mae") for module in base.modules())
     return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise") and not own
 
@@ -209,7 +214,8 @@ def show_all_patches(base: PreTrainedModel) -> list[str]:
     """Switch off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; says so in a note."""
     if not hides_patches(base):
         return []
-    hidden, base.config.mask_ratio = base.config.mask_ratio, 0.0
+    hidden = base.config.mask_ratio
+    base.config.mask_ratio = 0.0
     return [f"In training it sees {1 - hidden:.0%} of the patches, drawn at random; here it sees all, in order."]
 
 

@@ -188,7 +188,8 @@ class VisionLanguageReader:
             return np.ascontiguousarray(undo_normalisation(processor, pane.pixels[None]))
 
         names = [photo.source for photo in photos]
-        pictures, labels = [], dict[int, str]()
+        pictures = []
+        labels = dict[int, str]()
         for number, (pane, guide) in enumerate(zip(panes, guides, strict=True)):
             photo = photos[pane.photo]
             cells = np.where(pane.places >= 0, at[pane.places], -1).astype(np.int32)

@@ -71,7 +71,9 @@ class HuggingFaceWriter:
         return self._tokenizer.encode_target(text, self.start_id(), self._end_ids())
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
-        """What the decoder reads as it answers a text by its own greedy output: the start token, then what was written.
+        """Return what the decoder reads as it answers a text by its own greedy output.
+
+        The start token, then what was written.
 
         Written with the model's own settings (forced and suppressed tokens …) but without sampling and beams.
         """
@@ -89,7 +91,9 @@ class HuggingFaceWriter:
         return self._tokenizer.extend(self._tokenizer.encode_ids(written[:1]), written[1:])
 
     def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
-        """What the decoder reads as it writes what it heard, by plain greedy search: no token is suppressed or forced.
+        """Return what the decoder reads as it writes what it heard, by plain greedy search.
+
+        No token is suppressed or forced.
 
         Begins with what the tokenizer puts before a transcript (language, task, no times).
         """
@@ -126,7 +130,8 @@ class HuggingFaceWriter:
 
         `predict` gives scores of the vocabulary after all numbers so far, (1, token, vocabulary).
         """
-        ends, limit = self._end_ids(), self._shown.info.max_tokens
+        ends = self._end_ids()
+        limit = self._shown.info.max_tokens
         written: list[int] = []
         for _ in range(n if limit is None else min(n, limit - len(before))):
             token = int(predict([*before, *written])[0, -1].argmax())
@@ -137,7 +142,9 @@ class HuggingFaceWriter:
 
     def _require_head(self, *, is_encoder_decoder: bool) -> None:
         """Refuse models that cannot write, or not in this way."""
-        model, base, name = self._model, self._base, self._shown.info.name
+        model = self._model
+        base = self._base
+        name = self._shown.info.name
         if is_encoder_decoder and not base.config.is_encoder_decoder:
             raise AttnscopeError(f"{name} has no encoder", "leave out the target")
         if base.config.is_encoder_decoder and not is_encoder_decoder:
