@@ -11,8 +11,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.alignment import align
-from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
+from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, align
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.records.frame.codec import describe
 from attnscope.results.storage import plain

@@ -15,7 +15,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, allowed, attend, attention_weights, select_heads
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, require_rounding
-from attnscope.models.inside.score_parts import Part, ScoreRuns, TracedScores
+from attnscope.models.inside.linear_runs import Part, ScoreRuns, TracedScores
 from attnscope.models.model import Batch, Model
 from attnscope.questions.why import Why
 from attnscope.records import Tokens

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line
-from attnscope.models.hf.alignment import Spans, align
 from attnscope.models.model import BareTokenizer
 from attnscope.models.tokenizer import style_of, tokens_of, unreadable
 from attnscope.records import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable
+
+Spans = list[tuple[int, int]]
 
 
 class HuggingFaceTokenizer:
@@ -271,50 +273,49 @@ class HuggingFaceTokenizer:
 MOST_STEPS = 1_000_000
 """Lines of Python that a chat template may run, as Jinja compiles it: it is a program, and may never end."""
 
-
-@contextlib.contextmanager
-def _limit_steps() -> Iterator[None]:
-    """Within it, this thread runs MOST_STEPS lines of Python at most; else it raises RuntimeError."""
-    left = itertools.count(MOST_STEPS, -1)
-
-    def step(_: Any, event: str, __: Any) -> Any:
-        if event == "line" and next(left) <= 0:
-            raise RuntimeError(f"it does not end within {MOST_STEPS:,} steps")
-        return step
-
-    before = sys.gettrace()
-    sys.settrace(step)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
 MOST_MADE = 10_000_000
 """Characters, items or bits that one product or power in a chat template may make: no step would end it."""
 
+_limiting = threading.RLock()
+"""Held while Jinja's own class is changed. Threads at once would leave it changed, or lift each other's limit."""
+
 
 @contextlib.contextmanager
-def _limit_sizes() -> Iterator[None]:
-    """Within it, templates that Jinja compiles make nothing huge by `*` and `**`; else it raises RuntimeError."""
+def limit_template() -> Iterator[None]:
+    """Within it, a chat template can neither run for ever nor fill the memory: else it raises RuntimeError.
+
+    This thread runs MOST_STEPS lines of Python at most, and templates make nothing huge by `*` and `**`. Threads take
+    turns.
+    """
     from jinja2.sandbox import SandboxedEnvironment
 
-    plain = SandboxedEnvironment.call_binop
-    intercepted = SandboxedEnvironment.intercepted_binops
+    sandbox: Any = SandboxedEnvironment
+    n_left = itertools.count(MOST_STEPS, -1)
 
-    def compute(self: Any, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if _size_made(operator, left, right) > MOST_MADE:
-            raise RuntimeError(f"it makes something of more than {MOST_MADE:,} characters, items or bits")
-        return plain(self, context, operator, left, right)
+    def step(_: Any, event: str, __: Any) -> Any:
+        if event == "line" and next(n_left) <= 0:
+            raise RuntimeError(f"it does not end within {MOST_STEPS:,} steps")
+        return step
 
-    changed: Any = SandboxedEnvironment
-    changed.call_binop = compute
-    changed.intercepted_binops = intercepted | {"*", "**"}
-    try:
-        yield
-    finally:
-        changed.call_binop = plain
-        changed.intercepted_binops = intercepted
+    with _limiting:
+        tracing = sys.gettrace()
+        plain = sandbox.call_binop
+        intercepted = sandbox.intercepted_binops
+
+        def compute(self: Any, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if _size_made(operator, left, right) > MOST_MADE:
+                raise RuntimeError(f"it makes something of more than {MOST_MADE:,} characters, items or bits")
+            return plain(self, context, operator, left, right)
+
+        sandbox.call_binop = compute
+        sandbox.intercepted_binops = intercepted | {"*", "**"}
+        sys.settrace(step)
+        try:
+            yield
+        finally:
+            sys.settrace(tracing)
+            sandbox.call_binop = plain
+            sandbox.intercepted_binops = intercepted
 
 
 def _size_made(operator: str, left: Any, right: Any) -> int:
@@ -323,17 +324,6 @@ def _size_made(operator: str, left: Any, right: Any) -> int:
         return left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
     many, times = (right, left) if isinstance(left, int) else (left, right)
     return len(many) * max(0, times) if isinstance(times, int) and hasattr(many, "__len__") else 0
-
-
-_limiting = threading.RLock()
-"""Held while Jinja's own class is changed. Threads at once would leave it changed, or lift each other's limit."""
-
-
-@contextlib.contextmanager
-def limit_template() -> Iterator[None]:
-    """Within it, a chat template can neither run for ever nor fill the memory. Threads take turns."""
-    with _limiting, _limit_sizes(), _limit_steps():
-        yield
 
 
 class NumbersTokenizer(BareTokenizer):
@@ -403,3 +393,86 @@ def _style(backend: Any) -> Style:
     if style == "bytes" or hasattr(backend, "byte_decoder"):
         return "bytes"
     return "sentencepiece" if hasattr(backend, "sp_model") else style
+
+
+# Where pieces stand in their text -----------------------------------------------------------------------------------
+
+
+def align(text: str, pieces: Sequence[str], special: Sequence[bool], unknown: str | None) -> Spans | None:
+    """(first, last + 1) of each piece in the text, (0, 0) for special ones; None if they cannot be found.
+
+    Each piece is sought where the one before it ended, white space passed over: as it is, then without marks of word
+    pieces and spaces, compared without case and accents. An unknown piece takes the text up to the next known one.
+    """
+    spans = _align_bytes(text, pieces, special)
+    return spans if spans is not None else _align_characters(text, pieces, special, unknown)
+
+
+def _align_bytes(text: str, pieces: Sequence[str], special: Sequence[bool]) -> Spans | None:
+    """For vocabularies of single bytes (ByT5): piece i is byte i."""
+    own = [piece for piece, added in zip(pieces, special, strict=True) if not added]
+    if not own or not all(len(piece) == 1 and ord(piece) < 256 for piece in own):
+        return None
+    if bytes(map(ord, own)) != text.encode():
+        return None
+    places = iter([i for i, char in enumerate(text) for _ in char.encode()])
+    return [(0, 0) if added else (place := next(places), place + 1) for added in special]
+
+
+def _align_characters(text: str, pieces: Sequence[str], special: Sequence[bool], unknown: str | None) -> Spans | None:
+    folded, origin = _fold(text)
+    place = 0
+    spans: Spans = []
+    waiting: int | None = None
+    for i, (piece, added) in enumerate(zip(pieces, special, strict=True)):
+        if not added and piece == unknown:
+            if waiting is not None:
+                return None
+            waiting = i
+        if added or piece == unknown:
+            spans.append((0, 0))
+            continue
+        bare = _fold(_strip_marks(piece))[0].strip()
+        while place < len(folded) and folded[place].isspace():
+            place += 1
+        if not bare:
+            spans.append((0, 0))
+            continue
+        if waiting is not None:
+            start = folded.find(bare, place + 1)
+            if start < 0:
+                return None
+            end = len(folded[:start].rstrip())
+            spans[waiting] = (origin[place], origin[end - 1] + 1)
+            place = start
+            waiting = None
+        elif not folded.startswith(bare, place):
+            return None
+        spans.append((origin[place], origin[place + len(bare) - 1] + 1))
+        place += len(bare)
+    rest = folded[place:].strip()
+    if waiting is not None and rest:
+        start = place + (len(folded[place:]) - len(folded[place:].lstrip()))
+        spans[waiting] = (origin[start], origin[start + len(rest) - 1] + 1)
+    elif rest:
+        return None
+    return spans
+
+
+def _fold(text: str) -> tuple[str, list[int]]:
+    """Return a text without case and accents, and the place in it that each character came from."""
+    folded = []
+    origin = []
+    for i, char in enumerate(text):
+        for part in unicodedata.normalize("NFKD", char).casefold():
+            if not unicodedata.combining(part):
+                folded.append(part)
+                origin.append(i)
+    return "".join(folded), origin
+
+
+def _strip_marks(piece: str) -> str:
+    """Return a piece without the marks of WordPiece, SentencePiece and BPE vocabularies."""
+    if len(piece) > 2:
+        piece = piece.removeprefix("##").removesuffix("@@")
+    return piece.removesuffix("</w>").replace("▁", " ").replace("Ġ", " ")

@@ -1,14 +1,18 @@
-"""A run of a model in which nothing but the stream and the norms on it is followed: what each part adds flows on alone.
+"""What the scores of an attention are made of: the parts of the stream that its queries and its keys read.
 
-Attention and feed-forward networks are cut off: what they write stands for itself, a leaf of the graph. Embeddings and
-biases are leaves too. Norms are linear once the length that they divided by is frozen. So whatever the model computes
-from the stream is a sum over leaves, each times its slope, and no path of the stream need be known. Projections can be
-let through to the seam of an attention: then its queries and keys are such sums, turned by rotary positions as they
-were.
+A query is a sum over parts: what each earlier head and feed-forward network wrote, embeddings and biases, each through
+the frozen norms, the projection and the rotary turn. So is a key. A score is the product of the two sums.
+
+To see the sums, a model runs so that nothing but the stream and the norms on it is followed. Attention and feed-forward
+networks are cut off: what they write stands for itself, a leaf of the graph. Embeddings and biases are leaves too.
+Norms are linear once the length that they divided by is frozen. So a query is a sum over leaves, each times its slope,
+and no path of the stream need be known.
+
+Source: Elhage et al. 2021, "QK circuits"; frozen norms as in direct logit attribution.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,61 +20,112 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Probe, attend
+from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import OutputWatch, hidden_input, hooks, is_leaf, linear_maps, modules_of
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_batch
 
+_MOST_NUMBERS = 2**22
+"""Of slopes that are followed at once: 16 MiB for each part of the model."""
+
 TOKENS = "tokens"
 POSITIONS = "positions"
 SEGMENTS = "segments"
 EMBEDDED = "embeddings"
-"""What embeddings are called; EMBEDDED is what enters the stream where no embedding is a module."""
+"""What enters the stream where no embedding is a module."""
+
+PROJECTION_BIAS = "projection bias"
+OTHER_BIASES = "other biases"
 
 
-@dataclass(frozen=True, eq=False)
-class Bias:
-    """A bias that is added to the stream, or to what reads it."""
-
-    leaf: Tensor  # zeros where it is added
-    value: Tensor  # the bias
-    projects: bool  # whether it is a projection's on the way to the seam
-
-
-@dataclass(frozen=True, eq=False)
-class Leaves:
-    """What the parts of a model added to its stream in one run; each tensor carries a slope.
+@dataclass(frozen=True)
+class Part:
+    """A part of a model that adds to the residual stream.
 
     Attributes:
-        heads: Place -> what its heads put out, (batch, head, query, d_value).
-        networks: What feed-forward networks gave, each with the place of the attention of its layer.
-        embedded: What embeddings gave, each with its name: TOKENS, POSITIONS, SEGMENTS or EMBEDDED.
-        biases: Biases of norms, output projections and whatever else adds one.
+        name: Such as "L3H1", "L3 MLP" or "tokens".
+        kind: "head", "MLP", "embedding" or "bias".
+        layer: Its layer; -1 = it belongs to none.
+        head: Its number among the heads of its layer; -1 = it is none.
     """
 
-    heads: dict[Place, Tensor] = field(default_factory=dict)
-    networks: list[tuple[Place, Tensor]] = field(default_factory=list)
-    embedded: list[tuple[str, Tensor]] = field(default_factory=list)
-    biases: list[Bias] = field(default_factory=list)
-
-    def tensors(self) -> list[Tensor]:
-        """All leaves."""
-        return [
-            *self.heads.values(),
-            *(leaf for _, leaf in self.networks),
-            *(leaf for _, leaf in self.embedded),
-            *(bias.leaf for bias in self.biases),
-        ]
+    name: str
+    kind: str
+    layer: int = -1
+    head: int = -1
 
 
-class LinearRuns:
-    """Runs a model so that what its parts add to the stream can be followed, part by part.
+@dataclass(frozen=True, eq=False)
+class _Leaf:
+    """What one part added to the stream in a run, or to what reads it."""
 
-    The model's attention passes the seam. Projections to queries and keys are followed.
-    """
+    part: Part
+    tensor: Tensor  # what flows on, and carries a slope
+    value: Tensor  # what was added, of the same shape
+
+
+@dataclass(frozen=True, eq=False)
+class TracedScores:
+    """A batch that was run, with the paths from the parts of the model to the seam."""
+
+    n_rows: int  # rows of the batch
+    kinds: tuple[str, ...]  # the model's kinds of attention
+    calls: dict[Place, AttentionCall] = field(default_factory=dict)  # their queries and keys carry gradients
+    heads: dict[Place, Tensor] = field(default_factory=dict)  # what heads put out, (row, head, token, d_value)
+    leaves: list[_Leaf] = field(default_factory=list)  # what else was added
+
+    def along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:
+        """Return what each part adds to sums of output * slope, each (sum, row), float64.
+
+        Parts from which no path leads there are left out.
+
+        Args:
+            output: Queries or keys of a call, (row, head, token, d_head).
+            slopes: One of that shape for each sum, (sum, row, head, token, d_head).
+        """
+        at_once = max(1, _MOST_NUMBERS // output.numel())
+        chunks = [self._along(output, chunk) for chunk in torch.split(slopes.to(output), at_once)]
+        return {part: torch.cat([chunk[part] for chunk in chunks]) for part in chunks[0]}
+
+    def _along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:
+        tensors = [*self.heads.values(), *(leaf.tensor for leaf in self.leaves)]
+        gradients = torch.autograd.grad(
+            output, tensors, slopes, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+        sums: dict[Part, Tensor] = {}
+        for ((kind, layer), written), slope in zip(self.heads.items(), gradients, strict=False):
+            if slope is None:
+                continue
+            products = (written.detach().double() * slope.double()).sum((3, 4))  # (sum, row, head)
+            for head in range(products.shape[2]):
+                part = Part(f"{self.prefix(kind)}L{layer}H{head}", "head", layer, head)
+                sums[part] = products[:, :, head]
+        for leaf, slope in zip(self.leaves, gradients[len(self.heads) :], strict=True):
+            if slope is None:
+                continue
+            # OPT's networks are given all texts in one row.
+            product = (leaf.value.detach().double() * slope.double()).reshape(len(slope), self.n_rows, -1).sum(2)
+            sums[leaf.part] = sums[leaf.part] + product if leaf.part in sums else product
+        return sums
+
+    def prefix(self, kind: str) -> str:
+        """Return what tells the parts of two stacks apart: cross-attention is the decoder's own."""
+        return f"{kind} " if len(self.kinds) > 1 else ""
+
+
+class ScoreRuns:
+    """Runs a model so that queries and keys are sums over parts."""
 
     def __init__(self, model: Model) -> None:
+        info = model.info
+        if info.path != "seam" or info.engine == "numpy" or not model.modules():
+            because = ": its own modules compute attention, and give its weights alone" if info.path == "eager" else ""
+            raise AttnscopeError(
+                f"{info.name} ({info.architecture}, engine {info.engine}) does not show what its queries and keys are "
+                f"made of{because}",
+                "leave out --engine" if info.engine == "numpy" else "choose a model that runs here through the seam",
+            )
         require_gradients(model)
         self._model = model
         roots = list(model.modules())
@@ -132,45 +187,56 @@ class LinearRuns:
             )
         return set(watch.modules.values()), attentions
 
-    @contextlib.contextmanager
-    def watch(self, batch: Batch, probe: Probe) -> Iterator[tuple[Leaves, Probe]]:
-        """Within it, a run of the model on the batch, with the probe that is given back, fills the leaves."""
-        leaves = Leaves()
-        last: list[Place] = []
+    def trace(self, batch: Batch, places: Collection[Place]) -> TracedScores:
+        """Run a batch, and keep the paths to the queries and keys of some attentions."""
+        traced = TracedScores(len(batch.ids), self._model.info.kinds)
 
         def observe(call: AttentionCall) -> Tensor:
-            output = probe(call).detach().requires_grad_()
-            last[:] = [(call.kind, call.layer)]
-            leaves.heads[last[0]] = output
-            return output
+            place = (call.kind, call.layer)
+            with torch.no_grad():
+                output = attend(call)
+            if place in places:
+                traced.calls[place] = call
+            traced.heads[place] = output.detach().requires_grad_()
+            return traced.heads[place]
+
+        with self._watch(batch, traced):
+            self._model.run(batch, observe)
+        return traced
+
+    @contextlib.contextmanager
+    def _watch(self, batch: Batch, traced: TracedScores) -> Iterator[None]:
+        """Within it, whatever adds to the stream in a run of the model on the batch becomes a leaf."""
+
+        def add_leaf(part: Part, tensor: Tensor, value: Tensor | None = None) -> Tensor:
+            leaf = tensor.detach().requires_grad_()
+            traced.leaves.append(_Leaf(part, leaf, leaf if value is None else value))
+            return leaf
 
         def bias_at(module: nn.Module, output: Tensor, bias: Tensor | None) -> Tensor:
             if bias is None:
                 return output
-            zero = torch.zeros_like(output, requires_grad=True)
-            leaves.biases.append(Bias(zero, bias.detach(), module in self._projections))
-            return output + zero
+            name = PROJECTION_BIAS if module in self._projections else OTHER_BIASES
+            return output + add_leaf(Part(name, "bias"), torch.zeros_like(output), bias.detach().expand_as(output))
 
         def branch(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             places = self._layers.get(module, set())
-            own = {layer for _, layer in places}
-            place = min(places) if len(own) == 1 else (last or [("encoder", 0)])[0]
-            leaves.networks.append((place, output.detach().requires_grad_()))
-            return leaves.networks[-1][1]
+            layers = {layer for _, layer in places}
+            latest = next(reversed(traced.heads), ("encoder", 0))
+            kind, layer = min(places) if len(layers) == 1 else latest
+            return add_leaf(Part(f"{traced.prefix(kind)}L{layer} MLP", "MLP", layer), output)
 
         def embed(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             # Positions are looked up once for all texts; a leaf a text, so that each has a slope of its own.
             n = len(batch.ids)
-            alike = output.ndim == 2 or (output.ndim == 3 and len(output) == 1 < n)
-            apart = output.detach().expand(n, *output.shape[-2:]).clone() if alike else output.detach()
-            name = _name_embedding(inputs[0] if inputs else None, output, batch)
-            leaves.embedded.append((name, apart.requires_grad_()))
-            return apart
+            is_shared = output.ndim == 2 or (output.ndim == 3 and len(output) == 1 < n)
+            apart = output.detach().expand(n, *output.shape[-2:]).clone() if is_shared else output
+            return add_leaf(Part(_name_embedding(inputs[0] if inputs else None, output, batch), "embedding"), apart)
 
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             hidden = hidden_input(inputs, named)
             if hidden is not None and not hidden.requires_grad:
-                leaves.embedded.append((EMBEDDED, hidden.requires_grad_()))
+                traced.leaves.append(_Leaf(Part(EMBEDDED, "embedding"), hidden.requires_grad_(), hidden))
 
         def normalise(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             norm = self._norms[module]
@@ -194,7 +260,7 @@ class LinearRuns:
             hooks(self._norms, normalise),
             hooks(self._adding, add),
         ):
-            yield leaves, observe
+            yield
 
 
 def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
