@@ -15,6 +15,7 @@ from attnscope.questions.compare import Comparison as Comparison
 from attnscope.questions.patch import Patching as Patching
 from attnscope.questions.relations import Relations as Relations
 from attnscope.questions.split import SplitOptions as SplitOptions
+from attnscope.questions.training import Training as Training
 from attnscope.questions.why import Why as Why
 from attnscope.records import (
     AttentionMap as AttentionMap,
@@ -36,7 +37,6 @@ from attnscope.records.batches import Batch as Batch
 from attnscope.records.heads.findings import Findings as Findings
 from attnscope.records.maps.pooled import PooledHeatmap as PooledHeatmap
 from attnscope.records.maps.rollouts import Rollout as Rollout
-from attnscope.records.training import Training as Training
 from attnscope.records.weights import HeadWeights as HeadWeights
 from attnscope.studies.ablate.options import AblateOptions as AblateOptions
 from attnscope.studies.ablate.save import prune as prune

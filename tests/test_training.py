@@ -18,20 +18,13 @@ from attnscope.drawing.lettering import lettering_for
 from attnscope.drawing.plots import Sheet
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
-from attnscope.records.frame.checks import require_whole
+from attnscope.report.choices import are_logarithmic, every_nth, find_moving, spread_evenly
+from attnscope.report.figures import pages
+from attnscope.report.trends import step_edges
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.training import study
 from attnscope.studies.training.options import EXPLAINED, TrainingOptions
 from attnscope.studies.training.study import stages_of, step_of
-from attnscope.views.training import figures as training_figures
-from attnscope.views.training.summary import (
-    are_logarithmic,
-    every_nth,
-    find_moving,
-    series_of,
-    since_lines,
-    spread_evenly,
-)
 from examples.decoder import decoder, wrap
 from tests.conftest import Run
 from tests.training_helpers import TEXTS, small_training, train
@@ -58,20 +51,19 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> Non
         model = attnscope.load(trained / f"checkpoint-{step}")
         alone = attnscope.heads(model, TEXTS, attnscope.HeadsOptions(describe=attnscope.DescribeOptions()))
         for place, head in enumerate(alone.heads):
-            assert found.heads[place] == (head.kind, head.layer, head.head)
+            assert [*found["heads"].rows()][1 + place] == (head.kind, head.layer, head.head)
             for row, name in enumerate(MEASURES):
                 one = head.measures[name]
-                parts = (found.value, found.low, found.high)
-                assert [part[row, number, place] for part in parts] == [one.value, one.low, one.high]
-            roles = {name for name, held in zip(found.roles, found.has_role[:, number, place], strict=True) if held}
-            assert roles == {role.name for role in head.roles}
+                assert found.interval("value")[row, number, place].tolist() == [one.value, one.low, one.high]
+            roles = found["roles"]["name"][found["has_role"][:, number, place] > 0]
+            assert {*roles.tolist()} == {role.name for role in head.roles}
             described = alone.description(head.layer, head.head)
-            np.testing.assert_equal(found.value[2, number, place], described.explained)
+            np.testing.assert_equal(found["value"][2, number, place], described.explained)
         whole = attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero",))).row("whole", "loss")
-        mine = found.checkpoints[number]
-        assert whole is not None and (mine.loss, mine.loss_low, mine.loss_high) == pytest.approx(tuple(whole))
-        assert mine.sha256 == model.info.sha256
-    losses = [one.loss for one in found.checkpoints]
+        assert whole is not None
+        np.testing.assert_allclose(found["checkpoints"].interval("loss")[number], whole)
+        assert found["checkpoints"]["sha256"][number] == model.info.sha256
+    losses = found["checkpoints"]["loss"].tolist()
     assert losses == sorted(losses, reverse=True)
 
 
@@ -80,8 +72,8 @@ def test_models_in_memory_are_given_by_step() -> None:
     models = {step: wrap(network) for step, network in networks.items()}
     found = attnscope.training(models, ["a b a b", "b b a"], TrainingOptions(measures=("induction",), loss="none"))
     assert found.steps == (2, 7)
-    assert [one.name for one in found.checkpoints] == ["step 2", "step 7"]
-    assert not found.has_loss
+    assert found["checkpoints"]["name"].tolist() == ["step 2", "step 7"]
+    assert np.isnan(found["checkpoints"]["loss"]).all()
 
 
 def test_the_probe_is_of_the_vocabulary(trained: Path) -> None:
@@ -112,7 +104,7 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
 def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: Path) -> None:
     options = TrainingOptions(measures=("induction",), composition=("K", "V"), loss="none")
     found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, options)
-    assert [(pair.by, found.pair_name(pair)) for pair in found.pairs] == [
+    assert [*zip(found["pairs"]["by"].tolist(), found.pair_names, strict=True)] == [
         (by, f"L0H{s} → L1H{r}") for by in "KV" for s in range(2) for r in range(2)
     ]
     for number, step in enumerate(found.steps):
@@ -123,7 +115,7 @@ def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: P
                     got = found.composition(by, (0, s), (1, r))[number]
                     np.testing.assert_allclose(got, alone.excess[row, s, 2 + r], atol=1e-6)
     again = attnscope.load_record(found.save(tmp_path / "training.npz"))
-    assert again.pairs == found.pairs
+    assert np.array_equal(again["share"], found["share"]) and again.pair_names == found.pair_names
     lines = [line.split(",") for line in found.to_csv().splitlines()]
     assert lines[0][-6:] == ["K_from", "K_share", "K_expected", "V_from", "V_share", "V_expected"]
     assert lines[1][-6] == lines[1][-3] == ""  # nothing is earlier than layer 0
@@ -141,7 +133,8 @@ def test_of_many_pairs_the_strongest_at_any_step_are_followed(trained: Path, mon
     for step in found.steps:
         link = attnscope.weights(attnscope.load(trained / f"checkpoint-{step}")).strongest("K", 1)[0]
         strongest.add((link.sender, link.receiver))
-    assert {(pair.sender, pair.receiver) for pair in found.pairs} == strongest
+    pairs = found.table("pairs")
+    assert {*zip(pairs["sender"].tolist(), pairs["receiver"].tolist(), strict=True)} == strongest
 
 
 def test_composition_that_was_not_followed_is_said_to_be(trained: Path) -> None:
@@ -350,7 +343,7 @@ def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest
     assert (found.steps, found.run["model"]) == ((0, 5, 10), "org/name")
     assert {*asked} == {("org/name", f"step{n}") for n in (0, 5, 10)}
     folders = attnscope.training(f"{trained}/checkpoint-*", TEXTS, QUICK)
-    np.testing.assert_array_equal(found.value, folders.value)
+    np.testing.assert_array_equal(found["value"], folders["value"])
 
 
 # The record ------------------------------------------------------------------------------------------------------
@@ -360,20 +353,20 @@ def test_since_when_a_head_has_had_a_role() -> None:
     found = small_training()
     assert found.since("induction") == {"L1H1": 20}
     assert found.since("previous_token") == {}
-    assert since_lines(found) == [("previous token", "no head at the last step"), ("induction", "L1H1 since 20")]
-    gap = found.has_role.copy()
+    assert found.report().answer[0] == "induction: L1H1 since 20"
+    gap = found["has_role"].copy()
     gap[1, :, 0] = (1, 2, 0, 2)
     gap[1, :, 1] = 2
-    found = replace(found, has_role=gap)
+    found = replace(found, grids={**found.grids, "has_role": gap})
     assert found.since("induction") == {"L0H0": 40, "L0H1": 0, "L1H1": 20}
-    assert "L0H1 from the first" in dict(since_lines(found))["induction"]
+    assert "L0H1 from the first" in found.report().answer[0]
     with pytest.raises(AttnscopeError, match="no role 'sink'"):
         found.since("sink")
 
 
 def test_a_head_is_read_by_name() -> None:
     found = small_training()
-    np.testing.assert_array_equal(found.of("induction", 1, 1)[:, 0], found.value[1, :, 3])
+    np.testing.assert_array_equal(found.of("induction", 1, 1)[:, 0], found["value"][1, :, 3])
     for wrong in ({"measure": "loss", "layer": 0, "head": 0}, {"measure": "induction", "layer": 2, "head": 0}):
         with pytest.raises(AttnscopeError):
             found.of(**wrong)
@@ -392,26 +385,30 @@ def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"measures": ("induction",)},
-        {"value": np.zeros((2, 4, 3))},
-        {"uniform": np.zeros((1, 4))},
-        {"roles": ("induction",)},
-        {"heads": (("decoder", 0, 0),) * 4},
-        {"heads": (("decoder", 0, 0), ("decoder", 0, 1), ("decoder", 1, 0), ("decoder", 99_999, 1))},
+        {"measures": lambda table: table.select([0])},
+        {"value": lambda _: np.zeros((2, 4, 3))},
+        {"uniform": lambda _: np.zeros((1, 4))},
+        {"roles": lambda table: table.select([0])},
+        {"heads": lambda table: table.select([0] * 4)},
+        {"heads": lambda table: replace(table, values={**table.values, "layer": np.array([0, 0, 1, 99_999])})},
     ],
 )
 def test_parts_that_do_not_fit_are_refused(damage: dict[str, Any]) -> None:
+    found = small_training()
+    ((name, break_it),) = damage.items()
+    if name in found.tables:
+        found = replace(found, tables={**found.tables, name: break_it(found.tables[name])})
+    else:
+        found = replace(found, grids={**found.grids, name: break_it(found.grids[name])})
     with pytest.raises(ValueError):
-        record = replace(small_training(), **damage)
-        require_whole(record)
+        found.require_whole()
 
 
 def test_steps_ascend_and_are_steps() -> None:
     with pytest.raises(ValueError, match="ascend"):
         small_training(steps=(0, 10, 10, 20)).require_whole()
-    for steps in ((-1, 10, 11, 20), (0, 10, 11, 10**25)):
-        with pytest.raises(ValueError, match="none"):
-            small_training(steps=steps).require_whole()
+    with pytest.raises(ValueError, match="not between"):
+        small_training(steps=(-1, 10, 11, 20)).require_whole()
 
 
 # The views -------------------------------------------------------------------------------------------------------
@@ -419,7 +416,7 @@ def test_steps_ascend_and_are_steps() -> None:
 
 def test_heads_that_change_most_are_shown() -> None:
     found = small_training(n_heads=5)
-    values = series_of(found)[1].values
+    values = found["value"][1]
     assert find_moving(values, 1) == [9]
     assert len(find_moving(values, 99)) == 10
     assert find_moving(np.full_like(values, np.nan), 3) == []
@@ -457,19 +454,20 @@ def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
     path = small_training().save(tmp_path / "training.npz")
     status, out, err = run("show", path)
     assert (status, err) == (0, "")
-    assert "run: 4 checkpoints, steps 0 to 40" in out and "L1H1 since 20" in out
+    assert out.splitlines()[:2] == ["induction: L1H1 since 20", "4 checkpoints, steps 0 to 40"]
     assert "3 texts, 27 tokens" in out
 
 
 def test_what_is_undefined_is_said_to_be(run: Run, tmp_path: Path) -> None:
     found = small_training(n_heads=9)
-    value = found.value.copy()
+    value = found["value"].copy()
     value[0] = np.nan
-    path = replace(found, value=value).save(tmp_path / "training.npz")
+    found = replace(found, grids={**found.grids, "value": value})
+    path = found.save(tmp_path / "training.npz")
     _, out, _ = run("show", path)
     assert "previous token: undefined for all heads on these texts" in out
     assert "the 8 of 18 heads in which it changes most" in out
-    assert replace(found, value=value).draw(tmp_path, ["svg"])
+    assert found.draw(tmp_path, ["svg"])
 
 
 @pytest.mark.parametrize(
@@ -485,18 +483,16 @@ def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Pa
 
 
 def test_it_describes_itself_in_a_line() -> None:
-    assert repr(small_training()) == "Training('run', 3 texts, 4 heads, 4 steps)"
+    assert repr(small_training()) == "Training('run', 3 texts, 4 steps)"
 
 
 def test_panels_of_heads_and_of_pairs_stand_one_below_the_other() -> None:
-    ((_, drawing),) = training_figures.pages(small_training())
+    ((_, drawing),) = pages(small_training())
     plots = [axes.get_position() for axes in drawing.figure.axes if axes.get_title(loc="left")]
     assert len(plots) == 7  # the loss; then lines and a map of two measures, and of the pairs
     assert len({(round(box.x0, 6), round(box.x1, 6)) for box in plots}) == 2
 
 
 def test_columns_of_maps_end_halfway_between_steps() -> None:
-    from attnscope.views.training.figures import _step_edges
-
-    assert _step_edges([0, 25, 75]).tolist() == [0, 12.5, 50, 75]
-    assert _step_edges([7]).tolist() == [7, 8]
+    assert step_edges([0, 25, 75]).tolist() == [0, 12.5, 50, 75]
+    assert step_edges([7]).tolist() == [7, 8]

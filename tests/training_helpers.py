@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attnscope.records.training import Checkpoint, PairSeries, Training
+from attnscope.questions.training import Training
+from attnscope.results.table import HEADS, Table
 from examples.decoder import decoder, words_apart
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog"]
@@ -22,24 +23,42 @@ def small_training(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40),
     has_role = np.zeros((2, len(steps), len(heads)), np.int8)
     has_role[1, 2:, -1] = 2
     has_role[0, 1:2, 0] = 1
-    return Training(
-        run={"model": model, "sha256": "", "notes": []},
-        corpus={"sources": ["texts"], "n_texts": 3, "n_tokens": 27, "n_checkpoints": len(steps), "complete": True},
-        options={
-            "loss": "causal",
-            "measures": {
-                "previous_token": {"what": "attends to the token before", "unit": "share", "range": [0, 1]},
-                "induction": {"what": "attends to what followed", "unit": "share", "range": [0, 1]},
-            },
-        },
-        checkpoints=tuple(Checkpoint(f"run/checkpoint-{n}", n, "", 2.4 - n / 50, 2.3, 2.5, 0.1) for n in steps),
-        heads=heads, measures=("previous_token", "induction"), roles=("previous_token", "induction"), value=value,
-        low=value - 0.05, high=value + 0.05, uniform=np.full((2, len(heads)), 0.15), has_role=has_role,
-        pairs=tuple(
-            PairSeries("K", sender, len(heads) - 1, tuple(0.2 + n / 20 for n in range(len(steps))), (0.2,) * len(steps))
-            for sender in range(n_heads)
+    measures = [
+        {"name": "previous_token", "meaning": "attends to the token before", "unit": "share", "least": 0, "most": 1},
+        {"name": "induction", "meaning": "attends to what followed", "unit": "share", "least": 0, "most": 1},
+    ]
+    kinds, layers, numbers = zip(*heads, strict=True)
+    columns = Training.TABLES
+    tables = {
+        "checkpoints": Table.of_arrays(
+            columns["checkpoints"],
+            name=[f"run/checkpoint-{step}" for step in steps],
+            step=steps,
+            sha256=[""] * len(steps),
+            loss=[2.4 - step / 50 for step in steps],
+            loss_low=[2.3] * len(steps),
+            loss_high=[2.5] * len(steps),
+            elapsed_s=[0.1] * len(steps),
         ),
-    )  # fmt: skip
+        "heads": Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers),
+        "measures": Table.of(columns["measures"], measures),
+        "roles": Table.of(columns["roles"], [{"name": "previous_token"}, {"name": "induction"}]),
+        "pairs": Table.of(
+            columns["pairs"],
+            [{"by": "K", "sender": sender, "receiver": len(heads) - 1} for sender in range(n_heads)],
+        ),
+    }
+    arrays = {
+        "value": value,
+        "value_low": value - 0.05,
+        "value_high": value + 0.05,
+        "uniform": np.full((2, len(heads)), 0.15),
+        "has_role": has_role,
+        "share": np.tile(0.2 + np.arange(len(steps)) / 20, (n_heads, 1)),
+        "expected": np.full((n_heads, len(steps)), 0.2),
+    }
+    corpus = {"sources": ["texts"], "n_texts": 3, "n_tokens": 27, "n_checkpoints": len(steps), "complete": True}
+    return Training({"model": model, "sha256": "", "notes": []}, corpus, {"loss": "causal"}, tables, arrays)
 
 
 def train(folder: Path, steps: tuple[int, ...] = (0, 5, 10), **shape: int) -> Path:

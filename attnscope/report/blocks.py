@@ -145,6 +145,44 @@ class Curves(Block):
     logarithmic: bool = False
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trends(Block):
+    """Many lines over the steps of a training: those that change most by name, and all of them as a map.
+
+    Attributes:
+        y: What is followed, with its unit.
+        what: What the lines are of, such as "heads".
+        steps: The steps.
+        names: The name of each line.
+        points: Values and the ends of their intervals, (step, line, 3).
+        limits: Ends of the scale, if they are known.
+        level: The value by chance, if that is the same for all.
+    """
+
+    y: str
+    what: str
+    steps: Sequence[int]
+    names: Sequence[str]
+    points: Floats
+    limits: tuple[float, float] | None = None
+    level: float | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Listing(Block):
+    """Names, each with a line of text.
+
+    Attributes:
+        what: What stands above the names.
+        told: What stands above the lines.
+        rows: The names and the lines.
+    """
+
+    what: str
+    told: str
+    rows: Sequence[tuple[str, str]]
+
+
 @dataclass(frozen=True, eq=False)
 class Link:
     """A line of a graph.

@@ -16,11 +16,12 @@ from attnscope.drawing.page import Page
 from attnscope.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
-from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Special
+from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Special, Trends
 from attnscope.report.choices import every_nth
 from attnscope.report.graphs import draw_graph
 from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map
 from attnscope.report.numbers import small_number
+from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
 
 _MOST_ROWS = 20
@@ -177,5 +178,6 @@ _DRAWN: dict[type[Block], Callable[[Report, Any, Lettering], Drawing]] = {
     Grid: _grid,
     Graph: _graph,
     Curves: _curves,
+    Trends: draw_trends,
     Special: _special,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,24 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
-from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Note, Ranking, Report, Series, Special, Words
-from attnscope.report.choices import spread_evenly
+from attnscope.report.blocks import (
+    Block,
+    Curves,
+    Graph,
+    Grid,
+    HeadMap,
+    Listing,
+    Note,
+    Ranking,
+    Report,
+    Series,
+    Special,
+    Trends,
+    Words,
+)
+from attnscope.report.choices import find_moving, finite_range, spread_evenly
 from attnscope.report.matrix import head_grid, matrix, room_for
-from attnscope.report.numbers import interval, small_number, writer_for, writer_of
+from attnscope.report.numbers import interval, number, small_number, step_text, writer_for, writer_of
 from attnscope.report.plain_text import dim_lines, shade, spell_out, spell_out_parts
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import printable
@@ -26,6 +41,12 @@ PALE, DARK, BELOW = "#ffffff", "#08519c", "#b2182b"
 
 _CELL = 8
 """Letters of a cell of a map of heads, with its number."""
+
+_MOST_LINES = 8
+"""Lines over the steps of a training that are printed without --all."""
+
+_NAME_CELLS = 14
+"""Width of the column of names beside steps."""
 
 _MOST_POINTS = 9
 """Points of curves that are printed."""
@@ -47,8 +68,8 @@ def show(result: Any, console: Console, *, every: bool | None = None, **shown: A
 def render(report: Report, console: Console, *, every: bool = False) -> RenderableType:
     """Return a report for rich to print: the answer first, then its blocks, then how to read them."""
     parts: list[RenderableType] = []
-    for number, line in enumerate(report.answer):
-        parts.append(Text(line, style="" if number else "bold"))
+    for row, line in enumerate(report.answer):
+        parts.append(Text(line, style="" if row else "bold"))
 
     # The blocks, an empty line between them.
     left_out = []
@@ -137,8 +158,8 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
             least=min(widest, 30),
         )
     ]
-    for number, column in enumerate(block.columns):
-        drop = number + 1 if number else 0
+    for place, column in enumerate(block.columns):
+        drop = place + 1 if place else 0
         if isinstance(column, Words):
             columns.append(_words(column, drop, console))
         else:
@@ -196,12 +217,54 @@ def _curves(block: Curves, console: Console, every: bool) -> list[RenderableType
         return write(value)
 
     columns = [TextColumn(block.across, lambda point: f"{block.x[point]:g}")]
-    for number, series in enumerate(block.series):
+    for place, series in enumerate(block.series):
         title = f"{block.y}, {series.name}" if series.name else block.y
         cell = partial(write_point, series, writer_of(series.points))
-        columns.append(TextColumn(title, cell, right=True, wraps=True, least=14, drop=number))
+        columns.append(TextColumn(title, cell, right=True, wraps=True, least=14, drop=place))
     n = len(block.x)
     return [TextTable(columns, range(n) if every else spread_evenly(n, _MOST_POINTS), gap=2)]
+
+
+def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType]:
+    """Draw the lines that change most over the steps, shaded from their least to their largest value."""
+    values = block.points[..., 0]
+    n_lines = len(block.names)
+    shown = list(range(n_lines)) if every else find_moving(values, _MOST_LINES)
+    if not np.isfinite(values[:, shown]).any():
+        return [Text(f"{block.y}: undefined for all {block.what} on these texts", style="dim")]
+    low, high = finite_range(values[:, shown])
+    low = min(low, 0.0)
+
+    def cell(step: int, line: int) -> Text:
+        value = float(values[step, line])
+        if n_lines == 1 or not math.isfinite(value):
+            return Text(number(value))
+        return Text(number(value), style=shade((value - low) / ((high - low) or 1.0), PALE, DARK))
+
+    # As many steps as have room; the columns of names are as wide in all tables, so that steps stand below each other.
+    texts = [step_text(step) for step in block.steps]
+    width = max(6, *(len(text) + 2 for text in texts))
+    steps = spread_evenly(len(texts), max(2, (console.width - _NAME_CELLS) // width))
+    names = TextColumn(
+        block.y.ljust(_NAME_CELLS - 2), lambda line: printable(block.names[line]), wraps=True, least=_NAME_CELLS - 2
+    )
+    columns = [names, *(TextColumn(texts[step], partial(cell, step), right=True) for step in steps)]
+    parts: list[RenderableType] = [TextTable(columns, shown, gap=1)]
+    if len(shown) < n_lines:
+        most = "changes most" if len(texts) > 1 else "is largest"
+        parts.append(Text(f"the {len(shown)} of {n_lines} {block.what} in which it {most}", style="dim"))
+    if len(steps) < len(texts):
+        parts.append(Text(f"{len(steps)} of {len(texts)} steps have room in {console.width} columns", style="dim"))
+    return parts
+
+
+def _listing(block: Listing, console: Console, every: bool) -> list[RenderableType]:
+    """Draw names, each with a line of text."""
+    columns = [
+        TextColumn(block.what, itemgetter(0), style="bold"),
+        TextColumn(block.told, itemgetter(1), wraps=True, least=12),
+    ]
+    return [TextTable(columns, block.rows)]
 
 
 def _note(block: Note, console: Console, every: bool) -> list[RenderableType]:
@@ -220,6 +283,8 @@ _DRAWN: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]] 
     Grid: _grid,
     Curves: _curves,
     Graph: lambda block, console, every: [],  # a table of its links stands beside it
+    Trends: _trends,
+    Listing: _listing,
     Note: _note,
     Special: _special,
 }

@@ -187,8 +187,8 @@ KINDS = {
             ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
-            "attnscope.training", "record of training", "training:Training", "training", "training", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "training.terminal:show", "training.figures:pages",
+            "attnscope.training", "result of a training", "attnscope.questions.training:Training", "training",
+            "training", ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
             "attnscope.rollout", "record of rollout", "maps.rollouts:Rollout", "rollout", "rollout", ("npz", "json"),

@@ -20,11 +20,12 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
+from attnscope.questions.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Training
 from attnscope.records.ablation import Effect
-from attnscope.records.heads.findings import Findings
-from attnscope.records.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Checkpoint, PairSeries, Training
+from attnscope.records.heads.findings import Findings, read_measure_facts
 from attnscope.records.weights import COMPOSITIONS, Composition
 from attnscope.results.completion import failure_line
+from attnscope.results.table import HEADS, Floats, Table
 from attnscope.studies.ablate.measurers import StandIns, measure_cuts
 from attnscope.studies.ablate.reading import Passes, Reader
 from attnscope.studies.failures import failure
@@ -184,7 +185,7 @@ def _problem(source: str, reason: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    checkpoint: Checkpoint
+    checkpoint: Mapping[str, Any]
     findings: Findings
     composed: Composition | None = None
 
@@ -217,7 +218,13 @@ class Growing:
         loss = self._loss_of(model, texts)
         composed = composition(model) if self._options.composition else None
         elapsed_s = time.perf_counter() - began
-        checkpoint = Checkpoint(stage.name, stage.step, model.info.sha256, loss.value, loss.low, loss.high, elapsed_s)
+        checkpoint = {
+            "name": stage.name,
+            "step": stage.step,
+            "sha256": model.info.sha256,
+            "loss": loss,
+            "elapsed_s": elapsed_s,
+        }
         self._done.append(_Measured(checkpoint, findings, composed))
 
     def skip(self, name: str, error: Exception) -> None:
@@ -226,40 +233,67 @@ class Growing:
         self.skipped.append(_problem(name, one_line(failure(name, error)["error"])))
 
     def record(self, *, complete: bool = True) -> Training:
-        """The training until now; without any checkpoint, the first one's error, or the interruption."""
+        """Return the training until now.
+
+        Raises:
+            Exception: There is no checkpoint: the first one's error, or the interruption.
+        """
         if not self._done:
             if self._error is None or not complete:
                 raise KeyboardInterrupt
             raise self._error
         last = self._done[-1].findings
-        heads = tuple((head.kind, head.layer, head.head) for head in last.heads)
+        heads = [(head.kind, head.layer, head.head) for head in last.heads]
         by_checkpoint = [
             {(head.kind, head.layer, head.head): head for head in done.findings.heads} for done in self._done
         ]
+
+        # The roles of each head at each checkpoint, (role, checkpoint, head).
         named = {role.name for by_head in by_checkpoint for head in by_head.values() for role in head.roles}
-        roles = tuple(name for name in RULES if name in named)
+        roles = [name for name in RULES if name in named]
         has_role = np.full((len(roles), len(by_checkpoint), len(heads)), NO_ROLE, np.int8)
         for step, by_head in enumerate(by_checkpoint):
             for column, head in enumerate(heads):
                 for role in by_head[head].roles:
                     has_role[roles.index(role.name), step, column] = TENTATIVE if role.tentative else HAS_ROLE
-        measures = self._options.measures
-        parts = np.array([[_parts(done.findings, heads, name) for done in self._done] for name in measures])
-        value, low, high, uniform = np.moveaxis(parts, 3, 0)
-        return Training(
-            run=self._run(), corpus=self._corpus(complete), options=self._describe(last, roles),
-            checkpoints=tuple(done.checkpoint for done in self._done), heads=heads, measures=measures, roles=roles,
-            value=value, low=low, high=high, uniform=uniform[:, -1], has_role=has_role, pairs=self._pairs(),
-        )  # fmt: skip
 
-    def _pairs(self) -> tuple[PairSeries, ...]:
-        """The pairs of heads that are followed: all of few, else those with the most composition at any checkpoint."""
-        series: list[PairSeries] = []
+        # The measures, (measure, checkpoint, head).
+        names = self._options.measures
+        parts = np.array([[_parts(done.findings, heads, name) for done in self._done] for name in names])
+        value, low, high, uniform = np.moveaxis(parts, 3, 0)
+        pairs, share, expected = self._pairs()
+        kinds, layers, numbers = zip(*heads, strict=True)
+        options = self._describe(last, roles)
+        tables = {
+            "checkpoints": Table.of(Training.TABLES["checkpoints"], [done.checkpoint for done in self._done]),
+            "heads": Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers),
+            "measures": Table.of(Training.TABLES["measures"], [_describe_measure(name, options) for name in names]),
+            "roles": Table.of(Training.TABLES["roles"], [{"name": name} for name in roles]),
+            "pairs": Table.of(Training.TABLES["pairs"], pairs),
+        }
+        arrays = {
+            "value": value,
+            "value_low": low,
+            "value_high": high,
+            "uniform": uniform[:, -1],
+            "has_role": has_role,
+            "share": share,
+            "expected": expected,
+        }
+        return Training(self._run(), self._corpus(complete), options, tables, arrays)
+
+    def _pairs(self) -> tuple[list[dict[str, Any]], Floats, Floats]:
+        """Return the pairs of heads that are followed, their shares and what is expected, (pair, checkpoint).
+
+        Of few pairs all are followed, else those with the most composition at any checkpoint.
+        """
         composed = [done.composed for done in self._done if done.composed is not None]
+        rows: list[dict[str, Any]] = []
+        followed: list[Floats] = []
         for by in dict.fromkeys(self._options.composition):
-            row = COMPOSITIONS.index(by)
-            shares = np.stack([each.share[row] for each in composed]).astype(np.float64)
-            expected = np.stack([each.expected[row] for each in composed])
+            number = COMPOSITIONS.index(by)
+            shares = np.stack([each.share[number] for each in composed]).astype(np.float64)
+            expected = np.stack([each.expected[number] for each in composed])
             excess = np.where(np.isfinite(shares - expected), shares - expected, -np.inf)
             pairs = np.argwhere(np.isfinite(excess.max(0)))
             if len(pairs) > MOST_PAIRS:
@@ -268,11 +302,11 @@ class Growing:
                     for of_checkpoint in excess
                 ]
                 pairs = np.unique(np.concatenate(strongest), axis=0)
-            series += [
-                PairSeries(by, s, r, tuple(shares[:, s, r].tolist()), tuple(expected[:, s, r].tolist()))
-                for s, r in pairs.tolist()
-            ]
-        return tuple(series)
+            for sender, receiver in pairs.tolist():
+                rows.append({"by": by, "sender": sender, "receiver": receiver})
+                followed.append(np.stack([shares[:, sender, receiver], expected[:, sender, receiver]]))
+        both = np.array(followed).reshape(len(followed), 2, len(self._done))
+        return rows, both[:, 0], both[:, 1]
 
     def _load(self, spec: Spec) -> Model:
         if not isinstance(spec, str | os.PathLike):
@@ -284,7 +318,7 @@ class Growing:
     def _require_alike(self, findings: Findings) -> None:
         if not self._done:
             return
-        name, first = self._done[0].checkpoint.name, self._done[0].findings
+        name, first = self._done[0].checkpoint["name"], self._done[0].findings
         if [(h.kind, h.layer, h.head) for h in findings.heads] != [(h.kind, h.layer, h.head) for h in first.heads]:
             raise AttnscopeError(f"it has {len(findings.heads)} heads, and not those of {name}")
         if findings.corpus["n_tokens"] != first.corpus["n_tokens"]:
@@ -307,7 +341,7 @@ class Growing:
 
     def _run(self) -> dict[str, Any]:
         run = dict(self._done[-1].findings.run)
-        run["model"] = _common_name([done.checkpoint.name for done in self._done], str(run["model"]))
+        run["model"] = _common_name([done.checkpoint["name"] for done in self._done], str(run["model"]))
         return run | ({"skipped": self.skipped} if self.skipped else {})
 
     def _corpus(self, complete: bool) -> dict[str, Any]:
@@ -321,6 +355,12 @@ class Growing:
         options["measures"] = {name: facts[name] for name in self._options.measures if name in facts}
         options["roles"] = {name: options["roles"][name] for name in roles}
         return options | {"loss": self._predicted, "composition": list(self._options.composition)}
+
+
+def _describe_measure(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a measure is, as a row."""
+    facts = read_measure_facts(options, name)
+    return {"name": name, "meaning": facts.what, "unit": facts.unit, "least": facts.low, "most": facts.high}
 
 
 _EXPLAINED = "the share of its attention that a description of a line explains, on texts it was not fitted on"

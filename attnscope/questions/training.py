@@ -1,0 +1,295 @@
+"""Training: how the heads of a model came to be. Its columns, and what is said of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from attnscope.errors import AttnscopeError, amount
+from attnscope.report.blocks import Block, Listing, Report, Trends
+from attnscope.report.wording import corpus_line, label, model_of, printable
+from attnscope.results.result import Result
+from attnscope.results.table import HEADS, Array, Column, Floats, count, number, text
+
+NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
+"""What the array `has_role` holds."""
+
+MOST_STEPS = 1 << 53
+"""No training has more; JSON and axes hold each number up to it."""
+
+_PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": "the decoder's target"}
+
+_MOST_HEADS = 6
+"""Heads that are named for each role."""
+
+_FIGURE = "training"
+
+
+class Training(Result):
+    """Measures and roles of all heads over the checkpoints of one training.
+
+    `run` is that of the last checkpoint; its `skipped` lists those that could not be measured, with the reason.
+    `options["loss"]` is what was predicted.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.training/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "checkpoints": (
+            text("name", "what it was asked for by, such as a folder"),
+            count("step", "its step", range=(0, MOST_STEPS)),
+            text("sha256", "hash of its weights; empty for one in memory"),
+            number("loss", "mean loss of its predictions on the texts; NaN = not measured", "nats"),
+            number("elapsed_s", "how long it took to measure, without loading", "seconds"),
+        ),
+        "heads": HEADS,
+        "measures": (
+            text("name", "explained is the share that a description explains"),
+            text("meaning"),
+            text("unit"),
+            number("least", "its least possible value"),
+            number("most", "its largest possible value"),
+        ),
+        "roles": (text("name", "a role that any head has at any step"),),
+        "pairs": (
+            text("by", "Q, K or V: through queries, keys or values"),
+            count("sender", "the head that writes", refers_to="heads"),
+            count("receiver", "the head that reads", refers_to="heads"),
+        ),
+    }
+    ARRAYS: ClassVar[Sequence[Array]] = (
+        Array("value", "of each measure; NaN = undefined", axes=("measures", "checkpoints", "heads")),
+        Array("uniform", "the same under uniform attention", axes=("measures", "heads")),
+        Array(
+            "has_role",
+            "0 no, 1 tentatively (few texts), 2 yes",
+            range=(0, 2),
+            kind="count",
+            axes=("roles", "checkpoints", "heads"),
+        ),
+        Array("share", "|X Y| / (|X| |Y|) of a pair", "share", (0, 1), axes=("pairs", "checkpoints")),
+        Array("expected", "the same of random directions, in the mean", "share", (0, 1), axes=("pairs", "checkpoints")),
+    )
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps, ascending."""
+        return tuple(self.table("checkpoints")["step"].tolist())
+
+    @property
+    def excess(self) -> Floats:
+        """Composition above that of random directions, (pair, checkpoint)."""
+        excess: Floats = self["share"] - self["expected"]
+        return excess
+
+    @property
+    def pair_names(self) -> list[str]:
+        """What pairs are called, such as L0H1 → L1H0."""
+        pairs, names = self.table("pairs"), self.head_names
+        ends = zip(pairs["sender"].tolist(), pairs["receiver"].tolist(), strict=True)
+        return [f"{names[sender]} → {names[receiver]}" for sender, receiver in ends]
+
+    def of(self, measure: str, layer: int, head: int, kind: str | None = None) -> Floats:
+        """Return a measure of one head at each checkpoint, with the ends of its interval, (checkpoint, 3).
+
+        Args:
+            measure: Its name.
+            layer: The head's layer.
+            head: Its number.
+            kind: Of attention; None = the first that has it.
+
+        Raises:
+            AttnscopeError: There is no such measure or head.
+        """
+        heads = self.table("heads")
+        is_head = (heads["layer"] == layer) & (heads["head"] == head)
+        if kind is not None:
+            is_head &= heads["kind"] == kind
+        if not is_head.any():
+            raise AttnscopeError(f"the result has no head L{layer}H{head}", "layers and heads count from 0")
+        return self.interval("value")[self._row("measures", measure)][:, is_head.argmax()]
+
+    def composition(self, by: str, sender: tuple[int, int], receiver: tuple[int, int]) -> Floats:
+        """Return how much one head reads of what another writes, above random directions, (checkpoint,).
+
+        Args:
+            by: "Q", "K" or "V".
+            sender: Layer and head of the earlier one.
+            receiver: Of the later one.
+
+        Raises:
+            AttnscopeError: Composition was not followed, or not of this pair.
+        """
+        wanted = "L{}H{} → L{}H{}".format(*sender, *receiver)
+        for row, pair in enumerate(zip(self.table("pairs")["by"].tolist(), self.pair_names, strict=True)):
+            if pair == (by, wanted):
+                return self.excess[row]
+        names = wanted.replace("→", "and")
+        raise AttnscopeError(f"the result has no {by} composition of {names}", "it is followed with --composition")
+
+    def since(self, role: str) -> dict[str, int]:
+        """Return since which step each head has a role that it has at the last step, by the head's name.
+
+        Raises:
+            AttnscopeError: There is no such role.
+        """
+        if role not in self.table("roles")["name"] and role in self.options.get("roles", {}):
+            return {}
+        has = self["has_role"][self._row("roles", role)] > NO_ROLE  # (checkpoint, head)
+        lacked = np.concatenate([~has[::-1], np.ones((1, has.shape[1]), bool)])
+        first = len(has) - lacked.argmax(0)
+        starts = zip(self.head_names, first.tolist(), strict=True)
+        return {name: self.steps[start] for name, start in starts if start < len(has)}
+
+    def _row(self, table: str, name: str) -> int:
+        names = self.table(table)["name"].tolist()
+        if name not in names:
+            known = f"it has {', '.join(names)}" if names else ""
+            raise AttnscopeError(f"the result has no {table.removesuffix('s')} {name!r}", known)
+        return int(names.index(name))
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """Return one row per checkpoint and head: the loss, and the head's roles and measures with their intervals."""
+        measures, roles = self.table("measures")["name"].tolist(), self.table("roles")["name"]
+        columns = [f"{name}{part}" for name in measures for part in ("", "_low", "_high")]
+        followed = list(dict.fromkeys(self.table("pairs")["by"].tolist()))
+        sent = [f"{by}_{what}" for by in followed for what in ("from", "share", "expected")]
+        yield ("checkpoint", "step", "loss", "kind", "layer", "head", "roles", *columns, *sent)
+        checkpoints, heads = self.table("checkpoints"), [*self.table("heads").rows()][1:]
+        numbers = self.interval("value")
+        for step in range(len(checkpoints)):
+            place = (checkpoints["name"][step], self.steps[step], float(checkpoints["loss"][step]))
+            for column, head in enumerate(heads):
+                mine = "+".join(roles[self["has_role"][:, step, column] > NO_ROLE]) or "unclassified"
+                strongest = [part for by in followed for part in self._strongest(by, step, column)]
+                yield (*place, *head, mine, *numbers[:, step, column].ravel().tolist(), *strongest)
+
+    def _strongest(self, by: str, step: int, receiver: int) -> tuple[str, float, float]:
+        """Return the head whose writing a head reads most at a checkpoint, the share, and what is expected."""
+        pairs, excess = self.table("pairs"), self.excess[:, step]
+        is_mine = (pairs["by"] == by) & (pairs["receiver"] == receiver) & np.isfinite(excess)
+        if not is_mine.any():
+            return "", math.nan, math.nan
+        best = int(np.where(is_mine, excess, -np.inf).argmax())
+        sender = self.head_names[pairs["sender"][best]]
+        return sender, float(self["share"][best, step]), float(self["expected"][best, step])
+
+    def require_whole(self) -> None:
+        """Refuse what `Result` does, and steps that do not ascend."""
+        super().require_whole()
+        if any(after <= before for before, after in zip(self.steps, self.steps[1:], strict=False)):
+            raise ValueError("its steps do not ascend")
+
+    def report(self, **shown: Any) -> Report:
+        """Return since when heads have had their roles, then how their measures changed."""
+        first, last = self.steps[0], self.steps[-1]
+        line = amount(len(self.steps), "checkpoint")
+        line += f", step {first:,}" if first == last else f", steps {first:,} to {last:,}"
+        roles = _since_lines(self)
+        answer = [f"{role}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]
+        return Report(
+            model=model_of(self.run),
+            answer=[*(answer or ["No head has a role at the last step"]), line],
+            blocks=[*_trends(self), *_listing(self, roles)],
+            guide=list(_guide(self)),
+            source=corpus_line(self),
+            subtitle=line,
+            problems=list(_problems(self)),
+        )
+
+
+# What is shown
+
+
+_NO_HEAD = "no head at the last step"
+
+
+def _since_lines(training: Training) -> list[tuple[str, str]]:
+    """Return each role, and the heads that have it at the last step with the step since which they do."""
+    lines = []
+    order = {name: row for row, name in enumerate(training.head_names)}
+    for role in training.table("roles")["name"].tolist():
+        since = training.since(role)
+        names = sorted(since, key=lambda name, since=since: (since[name], order[name]))  # type: ignore[misc]
+        listed = []
+        for name in names[:_MOST_HEADS]:
+            is_first = since[name] == training.steps[0]
+            listed.append(f"{name} from the first" if is_first else f"{name} since {since[name]:,}")
+        if len(names) > _MOST_HEADS:
+            listed.append(f"and {len(names) - _MOST_HEADS} more")
+        lines.append((label(role), ", ".join(listed) or _NO_HEAD))
+    return lines
+
+
+def _listing(training: Training, roles: Sequence[tuple[str, str]]) -> Iterator[Block]:
+    if roles:
+        yield Listing(
+            heading="roles",
+            printed="with --all",
+            figure=_FIGURE,
+            what="role",
+            told="heads that have it at the last step",
+            rows=roles,
+        )
+
+
+def _trends(training: Training) -> Iterator[Block]:
+    """Follow the loss, each measure, and each composition above that of random directions."""
+    steps, names = training.steps, training.head_names
+    loss = training.table("checkpoints").interval("loss")
+    if np.isfinite(loss[:, 0]).any():
+        yield Trends(
+            figure=_FIGURE, y="loss, nats", what="texts", steps=steps, names=["all texts"], points=loss[:, None]
+        )
+    measures = [*training.table("measures").rows()][1:]
+    for measure, points, uniform in zip(measures, training.interval("value"), training["uniform"], strict=True):
+        name, _, unit, least, most = measure
+        title = label(name.removesuffix("_nats").removesuffix("_tokens"))
+        if unit and unit != "share":
+            title += f", {printable(unit, 40)}"
+        top = 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5
+        known = uniform[np.isfinite(uniform)]
+        level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
+        limits = (0.0, top) if (least, most) == (0, 1) else None
+        yield Trends(
+            figure=_FIGURE, y=title, what="heads", steps=steps, names=names, points=points, limits=limits, level=level,
+        )  # fmt: skip
+    pairs = training.table("pairs")
+    for by in dict.fromkeys(pairs["by"].tolist()):
+        rows = np.flatnonzero(pairs["by"] == by)
+        points = np.full((len(steps), len(rows), 3), np.nan)
+        points[..., 0] = training.excess[rows].T
+        yield Trends(
+            figure=_FIGURE,
+            y=f"{by} composition above chance",
+            what="pairs",
+            steps=steps,
+            names=[training.pair_names[row] for row in rows],
+            points=points,
+            level=0.0,
+        )
+
+
+# What is said
+
+
+def _guide(training: Training) -> Iterator[str]:
+    """Say how to read it."""
+    if np.isfinite(training.grids.get("value_low", np.nan)).any():
+        yield "intervals: 95% over texts, of each checkpoint for itself"
+    if len(training.table("pairs")):
+        yield "composition: the share of a pair's norm, less that of random directions, by the weights alone"
+    if predicted := _PREDICTED.get(str(training.options.get("loss"))):
+        yield f"predicted: {predicted}"
+
+
+def _problems(training: Training) -> Iterator[str]:
+    """Say what was left out."""
+    if (training["has_role"] == TENTATIVE).any():
+        yield "some roles rest on few texts, and are tentative"
+    if skipped := training.run.get("skipped"):
+        yield f"{amount(len(skipped), 'checkpoint')} left out"
+    if not training.corpus.get("complete", True):
+        yield "interrupted: later checkpoints were not measured"
