@@ -1,43 +1,17 @@
 """The public names, each from where it is defined: for type checkers, and for `__getattr__` of the package."""
 
-from attnscope.annotated import AnnotatedCorpus as AnnotatedCorpus
-from attnscope.annotated import AnnotatedText as AnnotatedText
-from attnscope.annotated import Link as Link
 from attnscope.choice import Choice as Choice
-from attnscope.core.attention.multihead import MultiHeadAttention as MultiHeadAttention
 from attnscope.corpus import Corpus as Corpus
 from attnscope.corpus.pairs import Pairs as Pairs
 from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
-from attnscope.pages import Page as Page
-from attnscope.questions.ablate import Ablation as Ablation
-from attnscope.questions.compare import Comparison as Comparison
-from attnscope.questions.patch import Patching as Patching
-from attnscope.questions.relations import Relations as Relations
 from attnscope.questions.split import SplitOptions as SplitOptions
-from attnscope.questions.training import Training as Training
-from attnscope.questions.why import Why as Why
-from attnscope.records import (
-    AttentionMap as AttentionMap,
-)
-from attnscope.records import (
-    Heatmap as Heatmap,
-)
-from attnscope.records import (
-    Tokens as Tokens,
-)
 from attnscope.records import (
     load_record as load_record,
 )
 from attnscope.records import (
     record_from_arrays as record_from_arrays,
 )
-from attnscope.records.atlas.record import Atlas as Atlas
-from attnscope.records.batches import Batch as Batch
-from attnscope.records.heads.findings import Findings as Findings
-from attnscope.records.maps.pooled import PooledHeatmap as PooledHeatmap
-from attnscope.records.maps.rollouts import Rollout as Rollout
-from attnscope.records.weights import HeadWeights as HeadWeights
 from attnscope.studies.ablate.options import AblateOptions as AblateOptions
 from attnscope.studies.ablate.save import prune as prune
 from attnscope.studies.ablate.study import ablate as ablate
@@ -51,7 +25,6 @@ from attnscope.studies.compare.study import compare_models as compare_models
 from attnscope.studies.compare.texts import compare_heads as compare_heads
 from attnscope.studies.compare.texts import compare_texts as compare_texts
 from attnscope.studies.cost import cost as cost
-from attnscope.studies.describe.study import describe as describe
 from attnscope.studies.heads.needles import retrieval_heads as retrieval_heads
 from attnscope.studies.heads.options import (
     DescribeOptions as DescribeOptions,
@@ -65,7 +38,6 @@ from attnscope.studies.heads.options import (
 from attnscope.studies.heads.study import heads as heads
 from attnscope.studies.maps.page import page as page
 from attnscope.studies.maps.pooled import pooled_heatmap as pooled_heatmap
-from attnscope.studies.maps.rollout import picture_rollout as picture_rollout
 from attnscope.studies.maps.rollout import rollout as rollout
 from attnscope.studies.maps.study import (
     heatmap as heatmap,
@@ -83,14 +55,11 @@ from attnscope.studies.relations.study import relations as relations
 from attnscope.studies.senses.study import picture_heads as picture_heads
 from attnscope.studies.senses.study import sound_heads as sound_heads
 from attnscope.studies.split import split as split
-from attnscope.studies.split import split_example as split_example
 from attnscope.studies.trace import trace as trace
-from attnscope.studies.trace import trace_example as trace_example
 from attnscope.studies.training.options import TrainingOptions as TrainingOptions
 from attnscope.studies.training.study import training as training
 from attnscope.studies.weights.options import WeightsOptions as WeightsOptions
 from attnscope.studies.weights.study import weights as weights
 from attnscope.studies.why import why as why
-from attnscope.studies.workers import Workers as Workers
 
 __version__: str

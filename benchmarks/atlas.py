@@ -23,6 +23,7 @@ import attnscope
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.pages import page_of_record
+from attnscope.records.atlas.record import Atlas
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from tests.atlas_helpers import small_atlas
@@ -85,7 +86,7 @@ def page_sizes(model: Model, texts: list[CorpusText]) -> dict[str, Any]:
     return found
 
 
-def _megabytes(atlas: attnscope.Atlas) -> float:
+def _megabytes(atlas: Atlas) -> float:
     return round(len(page_of_record(atlas).html.encode()) / 1e6, 2)
 
 

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 import attnscope
+from attnscope.annotated import AnnotatedCorpus
 from attnscope.core.attention.seam import attend
 from attnscope.core.questions import descriptions, directions
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
@@ -39,7 +40,7 @@ from attnscope.records.heads.descriptions import HeadDescription
 from attnscope.studies.describe import study
 from attnscope.studies.describe.english import CLOSED_CLASSES
 from attnscope.studies.describe.rows import Group, Unit, draw, measure
-from attnscope.studies.describe.study import describe_fitted, fit_group
+from attnscope.studies.describe.study import describe, describe_fitted, fit_group
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
@@ -237,25 +238,21 @@ def make_random(model: Model, seed: int, scale: float) -> Model:
 def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale: float) -> tuple[Any, ...]:
     """The descriptions of its heads."""
     untrained = make_random(model, seed, scale)
-    heads: tuple[Any, ...] = attnscope.describe(
-        untrained, texts, options=DescribeOptions(queries=min(queries, 800))
-    ).heads
+    heads: tuple[Any, ...] = describe(untrained, texts, options=DescribeOptions(queries=min(queries, 800))).heads
     return heads
 
 
 def growth(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
-    found = {
-        n: attnscope.describe(model, texts, options=DescribeOptions(queries=n)).heads for n in (queries // 2, queries)
-    }
+    found = {n: describe(model, texts, options=DescribeOptions(queries=n)).heads for n in (queries // 2, queries)}
     shares = {n: [one.explained for one in heads] for n, heads in found.items()}
     return {str(n): round(float(np.nanmedian(of)), 3) for n, of in shares.items()}
 
 
 def treebank(model: Model, path: str, queries: int) -> dict[str, Any]:
-    corpus = attnscope.AnnotatedCorpus([path])
+    corpus = AnnotatedCorpus([path])
     options = DescribeOptions(queries=queries)
-    with_links = attnscope.describe(model, corpus, options=options)
-    without = attnscope.describe(model, [text.text for text in corpus], options=options)
+    with_links = describe(model, corpus, options=options)
+    without = describe(model, [text.text for text in corpus], options=options)
     gains = [a.explained - b.explained for a, b in zip(with_links.heads, without.heads, strict=True)]
     by_links = [any(term.feature.startswith("arc:") for term in one.terms) for one in with_links.heads]
     return {

@@ -47,11 +47,11 @@ ROUNDING = 1e-9
 
 def sentences() -> list[str]:
     """Return about 400 sentences, of a novel and of other prose."""
-    import attnscope
+    from attnscope.annotated import AnnotatedCorpus
 
     prose = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split())
     parts = [part for part in re.split(r"(?<=[.!?;])['’\"”]* ", prose) if len(part.split()) > 3]
-    parts += [text.text for text in attnscope.AnnotatedCorpus([SAMPLES / "dependencies.conllu"])]
+    parts += [text.text for text in AnnotatedCorpus([SAMPLES / "dependencies.conllu"])]
     parts += (SAMPLES / "sentences.txt").read_text("utf-8").splitlines()
     return parts
 

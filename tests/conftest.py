@@ -277,7 +277,7 @@ def opened(_opened: Any) -> Iterator[Any]:
 @pytest.fixture
 def worker_here(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The only worker is an object of this process, whatever is asked for: what is tested is not the processes."""
-    from attnscope import Workers
+    from attnscope.studies.workers import Workers
     from tests.pretend_workers import Here
 
     monkeypatch.setattr(Workers, "executor_on", lambda *_: Here())

@@ -11,7 +11,8 @@ from typing import Any
 
 import attnscope
 import attnscope.studies.heads.study as study
-from attnscope import BatchOptions, Corpus, Workers, batch, heads
+from attnscope import BatchOptions, Corpus, batch, heads
+from attnscope.studies.workers import Workers
 
 
 def main() -> None:

@@ -19,19 +19,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope import Batch, BatchOptions, Corpus, Workers, batch
+from attnscope import BatchOptions, Corpus, batch
 from attnscope.choice import Choice
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
 from attnscope.pages.gallery import page
-from attnscope.records.batches import DrawnText, FailedText
+from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.studies.batch import study, worker
 from attnscope.studies.batch.folder import folder_name
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import order as heatmap_order
 from attnscope.studies.maps.options import MapOptions
+from attnscope.studies.workers import Workers
 from tests.conftest import Run
 from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started

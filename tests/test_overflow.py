@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import attnscope
-from attnscope import AblateOptions, Workers, ablate, compare, compare_models, heads
+from attnscope import AblateOptions, ablate, compare, compare_models, heads
 from attnscope.errors import AttnscopeError
 from attnscope.studies.failures import MOST_NAMED, LeftOut, broken_rows
 from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.workers import Workers
 from tests.conftest import VOCABULARY, Run, write_tiny
 
 TEXTS = ["the cat", "a cat, the cat", "the cat q the", "b c d. b c d.", "cat cat the"]

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedToken
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
+from attnscope.studies.maps.rollout import picture_rollout
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.senses_helpers import photo, speech
 
@@ -113,7 +114,7 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type: str, tmp
     # What is shown is the photo, as it is after resizing.
     small = np.asarray(Image.fromarray(photo()).resize((columns * 8, rows * 8), Image.Resampling.BILINEAR))
     assert np.abs(seen.picture.pixels.astype(int) - small).mean() < 16
-    assert attnscope.picture_rollout(model, photo()).rollout.shape[0] == 3
+    assert picture_rollout(model, photo()).rollout.shape[0] == 3
 
     Image.fromarray(photo()).save(tmp_path / "photo.png")
     for arguments in (("the cat",), ("--image", tmp_path / "photo.png")):

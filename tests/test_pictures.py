@@ -11,6 +11,7 @@ from PIL import EpsImagePlugin, Image
 
 import attnscope
 from attnscope.errors import AttnscopeError
+from attnscope.records import Heatmap
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
 from attnscope.views.maps import pictures
@@ -39,7 +40,7 @@ def vit(folders: dict[str, Path]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def record(vit: Any) -> attnscope.Heatmap:
+def record(vit: Any) -> Heatmap:
     return attnscope.picture_heatmap(vit, photo())
 
 
@@ -66,7 +67,7 @@ def test_weights_are_those_of_eager_attention_in_float64(name: str, folders: dic
     np.testing.assert_allclose(made.weights, np.stack(true), atol=2e-5)
 
 
-def test_the_picture_is_what_the_model_saw(record: attnscope.Heatmap, vit: Any) -> None:
+def test_the_picture_is_what_the_model_saw(record: Heatmap, vit: Any) -> None:
     assert record.picture is not None
     expected = np.asarray(Image.fromarray(photo()).resize((24, 24), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(record.picture.pixels.astype(int) - expected).max() <= 1
@@ -76,11 +77,11 @@ def test_the_picture_is_what_the_model_saw(record: attnscope.Heatmap, vit: Any) 
     np.testing.assert_allclose(seen, again, atol=0.5 / 255 / 0.2 + 1e-5)
 
 
-def test_records_are_read_back_without_loss(record: attnscope.Heatmap, tmp_path: Path) -> None:
+def test_records_are_read_back_without_loss(record: Heatmap, tmp_path: Path) -> None:
     require_lossless(record, tmp_path)
 
 
-def test_a_record_whose_picture_does_not_fit_is_refused(record: attnscope.Heatmap, tmp_path: Path) -> None:
+def test_a_record_whose_picture_does_not_fit_is_refused(record: Heatmap, tmp_path: Path) -> None:
     path = record.save(tmp_path / "heatmap.json")
     data = json.loads(path.read_text("utf-8"))
     data["record"]["picture"]["grid"] = [2, 4]
@@ -96,7 +97,7 @@ def test_a_record_whose_picture_does_not_fit_is_refused(record: attnscope.Heatma
 # Drawing ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record: attnscope.Heatmap) -> None:
+def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record: Heatmap) -> None:
     picture, cmap = record.picture, mpl.colormaps["Blues"]
     assert picture is not None
     patches = np.arange(9.0).reshape(3, 3)
@@ -110,7 +111,7 @@ def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record: attnscope
             np.testing.assert_allclose(made[y, x], expected, atol=0.51)
 
 
-def test_queries_are_named_by_place_and_by_name(record: attnscope.Heatmap) -> None:
+def test_queries_are_named_by_place_and_by_name(record: Heatmap) -> None:
     attention = record.maps[0]
     assert query_of(attention, None) == query_of(attention, "cls") == (0, "CLS")
     assert query_of(attention, "2, 1")[0] == 1 + 2 * 3 + 1 == query_of(attention, "@8")[0]
@@ -122,7 +123,7 @@ def test_queries_are_named_by_place_and_by_name(record: attnscope.Heatmap) -> No
     np.testing.assert_array_equal(over_patches(record, (1, 2), 8).ravel(), record.of(1, 2)[8, 1:])
 
 
-def test_sheets_and_files(record: attnscope.Heatmap, tmp_path: Path) -> None:
+def test_sheets_and_files(record: Heatmap, tmp_path: Path) -> None:
     assert [s.stem for s in sheets_of(record)] == ["overview-CLS", "L00-CLS", "L01-CLS"]
     assert [s.stem for s in sheets_of(record.only([(1, 2), (0, 3)]), "2,1")] == ["picked-2-1"]
     one = record.only([(1, 2)])
@@ -136,7 +137,7 @@ def test_sheets_and_files(record: attnscope.Heatmap, tmp_path: Path) -> None:
     hidden.draw(tmp_path / "hidden")
 
 
-def test_everything_is_on_one_axes(record: attnscope.Heatmap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_on_one_axes(record: Heatmap, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = []
     real = pictures.PicturePage.__init__
 
@@ -275,7 +276,7 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
     assert np.array(document["picture"]).shape == (24, 24, 3)
 
 
-def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Path], record: attnscope.Heatmap) -> None:
+def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Path], record: Heatmap) -> None:
     status, out, _ = run("heatmap", "--rollout", "--image", "photo.png", "-m", str(folders["vit"]), "-o", "r")
     assert status == 0
     assert out.split()[-4:] == ["r/rollout.npz", "r/overview-CLS.png", "r/L00-CLS.png", "r/L01-CLS.png"]

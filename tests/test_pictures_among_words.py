@@ -16,6 +16,7 @@ from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
 from attnscope.models.hf.senses.patch_places import area_of, slopes
+from attnscope.records import Heatmap
 from attnscope.senses.photos import read_photo
 from attnscope.views.maps.pictures import _word_figures, pages, sheets_of, weights_of, words_of
 from tests.conftest import Run
@@ -198,16 +199,16 @@ def test_tiles_in_the_wrong_order_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def record(models: dict[str, Any]) -> attnscope.Heatmap:
+def record(models: dict[str, Any]) -> Heatmap:
     return attnscope.picture_heatmap(models["internvl"], noise(*SIZES[0]), QUESTION, generate=5)
 
 
-def test_records_are_read_back_without_loss(record: attnscope.Heatmap, tmp_path: Path) -> None:
+def test_records_are_read_back_without_loss(record: Heatmap, tmp_path: Path) -> None:
     require_lossless(record, tmp_path)
     assert len(record.pictures) == 2
 
 
-def test_a_weight_is_laid_over_the_cell_of_its_token(record: attnscope.Heatmap) -> None:
+def test_a_weight_is_laid_over_the_cell_of_its_token(record: Heatmap) -> None:
     attention, picture = record.maps[0], record.pictures[0]
     row = record.of(1, 2)[-1]
     for (i, j), place in np.ndenumerate(picture.cells):
@@ -223,7 +224,7 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record: attnscope.Heatmap) 
     assert last.facts[0] == f"{mean[picture.cells].sum():.0%}"
 
 
-def test_words_are_merged_and_pictures_fold_into_one_key(record: attnscope.Heatmap) -> None:
+def test_words_are_merged_and_pictures_fold_into_one_key(record: Heatmap) -> None:
     merged, folded = record.merge_words(), record.with_pictures_as_one()
     for picture, moved in zip(record.pictures, merged.pictures, strict=True):
         np.testing.assert_allclose(moved.over(merged.of(0, 1)[-1]), picture.over(record.of(0, 1)[-1]), atol=1e-6)
@@ -233,7 +234,7 @@ def test_words_are_merged_and_pictures_fold_into_one_key(record: attnscope.Heatm
     np.testing.assert_allclose(folded.weights.sum(-1), 1, atol=1e-5)
 
 
-def test_figures_and_queries(record: attnscope.Heatmap, tmp_path: Path) -> None:
+def test_figures_and_queries(record: Heatmap, tmp_path: Path) -> None:
     assert [sheet.stem for sheet in sheets_of(record, "table")] == [
         "words", "words-small", "word-00-table", "word-00-table-overview", "word-00-table-L00", "word-00-table-L01",
         "text-overview", "text-L00", "text-L01",
@@ -250,7 +251,7 @@ def test_figures_and_queries(record: attnscope.Heatmap, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_few_words_stand_in_one_row_with_the_photo_as_large_as_they(record: attnscope.Heatmap) -> None:
+def test_a_few_words_stand_in_one_row_with_the_photo_as_large_as_they(record: Heatmap) -> None:
     for query, style, in_one_row in (
         ("on,table,?", Style("head"), True),
         ("what,on,table,?", Style("head"), False),
@@ -295,7 +296,7 @@ def test_a_family_that_is_not_known_is_one_line(models: dict[str, Any], monkeypa
         attnscope.picture_heatmap(models["gemma3"], noise(40, 40), QUESTION)
 
 
-def test_a_page_has_each_photo_as_one_key(record: attnscope.Heatmap, models: dict[str, Any]) -> None:
+def test_a_page_has_each_photo_as_one_key(record: Heatmap, models: dict[str, Any]) -> None:
     squared, folded = record.make_square().maps[0], record.with_pictures_as_one().maps[0]
     first = len(squared.keys) - len(record.maps[0].queries)
     assert squared.part is None and squared.weights.shape[2:] == (len(folded.keys),) * 2

@@ -124,8 +124,8 @@ def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
     assert shown.splitlines()[-8:] == [f"again/{name}" for name in names[1:]]
     assert all(Path("again", name).read_bytes() == Path("out", name).read_bytes() for name in names[1:])
     assert run("show", "out", "--query", "it").out == out.split("out/")[0]
-    told = json.loads(run("heatmap", "--rollout", "a b", "-m", "own", "--json", "--residual", "0.3").out)
-    assert told["schema"] == Rollout.SCHEMA and told["run"]["model"] == "own" and told["residual"] == 0.3
+    told = json.loads(run("heatmap", "--rollout", "a b", "-m", "own", "--json").out)
+    assert told["schema"] == Rollout.SCHEMA and told["run"]["model"] == "own" and told["residual"] == 0.5
     assert np.array(told["mean"]).shape == np.array(told["rollout"]).shape
 
 
@@ -133,7 +133,7 @@ def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["heatmap", "--rollout", TIRED, "--query", "cat"], 1, "no token is 'cat'"),
-        (["heatmap", "--rollout", TIRED, "--residual", "2"], 2, "--residual.*at most 1"),
+        (["heatmap", "--rollout", TIRED, "--words"], 2, "--words cannot be given beside --rollout"),
         (["heatmap", "--rollout", TIRED, "-f", "png"], 2, "no folder to write files to"),
         (["heatmap", "--rollout", TIRED, "-o", "out", "-f", "csv"], 2, "no format 'csv'"),
         (["heatmap", "--rollout"], 2, "no text is given"),

@@ -12,6 +12,7 @@ from scipy.io import wavfile
 
 import attnscope
 from attnscope.errors import AttnscopeError
+from attnscope.records import Heatmap
 from attnscope.senses.recordings import read_recording
 from attnscope.views.maps.pooling import fit
 from attnscope.views.maps.sounds import share_after_sound, sheets_of
@@ -24,7 +25,7 @@ TEXT = "the cat sat on a mat ."
 
 
 @pytest.fixture(scope="module")
-def record(whisper: Any) -> attnscope.Heatmap:
+def record(whisper: Any) -> Heatmap:
     return attnscope.sound_heatmap(whisper, (speech(0.61), 16000), TEXT)
 
 
@@ -35,7 +36,7 @@ def run(run: Run) -> Run:
     return run
 
 
-def test_cross_attention_is_that_of_eager_attention_in_float64(record: attnscope.Heatmap, whisper_folder: Path) -> None:
+def test_cross_attention_is_that_of_eager_attention_in_float64(record: Heatmap, whisper_folder: Path) -> None:
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -56,7 +57,7 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record: attnscope
     assert share_after_sound(record, (1, 2)) == pytest.approx(true[1, 2, :, 31:].sum(-1).mean(), abs=1e-5)
 
 
-def test_frames_are_named_by_their_seconds(record: attnscope.Heatmap) -> None:
+def test_frames_are_named_by_their_seconds(record: Heatmap) -> None:
     assert record.sound is not None
     assert record.sound.seconds_per_frame == 0.02  # a hop of 160 samples at 16 kHz, halved by one convolution
     assert (record.sound.seconds, record.sound.window_seconds) == (0.61, 1.0)
@@ -87,7 +88,7 @@ def test_without_a_transcript_the_model_writes(whisper: Any, whisper_folder: Pat
     assert ids == written
 
 
-def test_records_are_read_back_and_drawn(record: attnscope.Heatmap, tmp_path: Path) -> None:
+def test_records_are_read_back_and_drawn(record: Heatmap, tmp_path: Path) -> None:
     require_lossless(record, tmp_path)
     assert [sheet.stem for sheet in sheets_of(record)] == ["overview", "L00", "L01"]
     paths = record.only([(1, 2)]).draw(tmp_path, ["png", "svg"], scale="head")

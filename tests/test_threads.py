@@ -21,6 +21,7 @@ from attnscope.models import turns
 from attnscope.models.hf.tokenizer import limit_template
 from attnscope.models.inside.projections import hooks
 from attnscope.models.model import Batch, Model
+from attnscope.pages import Page
 from tests.ablation_helpers import tiny
 from tests.conftest import VOCABULARY, write_tiny, write_tokenizer
 from tests.record_helpers import require_close
@@ -68,7 +69,7 @@ def _model(name: str, folder: Path) -> Model:
 
 def _require_same(found: Any, expected: Any, of: str) -> None:
     """The same numbers, but for rounding: threads share what sums are cut into."""
-    if isinstance(found, attnscope.Page):
+    if isinstance(found, Page):
         assert found.html == expected.html, of
         return
     assert not found.run.get("failures"), of

@@ -15,6 +15,7 @@ import attnscope
 from attnscope.core.senses.alignment import align_tokens, level_weights
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
+from attnscope.records import Heatmap
 from attnscope.records.maps.sounds import SpokenWord
 from attnscope.studies.maps.word_times import time_words
 from attnscope.views.maps.sounds import SpectrogramPage
@@ -38,7 +39,7 @@ def whisper(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def planted(whisper: Any) -> attnscope.Heatmap:
+def planted(whisper: Any) -> Heatmap:
     """A recording of 2.2 s, of which head L1H2 listens to each word while it writes it; the other heads are random."""
     record = attnscope.sound_heatmap(whisper, (speech(2.2), 16000), TEXT)
     (cross,) = record.maps
@@ -85,7 +86,7 @@ def test_what_cannot_be_aligned_is_refused() -> None:
     assert align_tokens(np.full((1, 3, 5), 0.2)).shape == (3,)  # flat attention has some path, and no NaN
 
 
-def test_words_are_timed_to_a_frame(planted: attnscope.Heatmap) -> None:
+def test_words_are_timed_to_a_frame(planted: Heatmap) -> None:
     sound = time_words(planted, [(1, 2)]).sound
     assert sound is not None and sound.followed == ((1, 2),)
     assert [word.text for word in sound.words] == ["the", "cat", "sat", "on", "a", "mat ."]
@@ -101,7 +102,7 @@ def test_words_are_timed_to_a_frame(planted: attnscope.Heatmap) -> None:
     )
 
 
-def test_times_are_kept_and_drawn(planted: attnscope.Heatmap, tmp_path: Path) -> None:
+def test_times_are_kept_and_drawn(planted: Heatmap, tmp_path: Path) -> None:
     timed = time_words(planted, [(1, 2)])
     for name in ("heatmap.npz", "heatmap.json"):
         back = attnscope.load_record(timed.save(tmp_path / name))
@@ -145,10 +146,10 @@ def test_words_are_drawn_over_the_spectrogram(whisper: Any, tmp_path: Path) -> N
     assert plain.sound is not None and plain.sound.spectrogram is None and "spectrogram" not in plain.arrays()
     wrong = timed.describe() | {"sound": timed.describe()["sound"] | {"hertz": [1.0]}}
     with pytest.raises(ValueError, match="the shape of its levels, .*, does not fit hertz x n_steps"):
-        require_read(attnscope.Heatmap, wrong, timed.arrays())
+        require_read(Heatmap, wrong, timed.arrays())
 
 
-def test_what_has_no_times_is_refused(whisper: Any, planted: attnscope.Heatmap) -> None:
+def test_what_has_no_times_is_refused(whisper: Any, planted: Heatmap) -> None:
     with pytest.raises(AttnscopeError, match="names no heads that follow speech"):
         attnscope.sound_heatmap(whisper, (speech(0.5), 16000), TEXT, times=True)
     with pytest.raises(AttnscopeError, match="takes texts, not recordings"):

@@ -19,7 +19,6 @@ from attnscope import (
     CompareOptions,
     Corpus,
     HeadsOptions,
-    Workers,
     ablate,
     compare,
     compare_models,
@@ -33,6 +32,7 @@ from attnscope.studies.executors import RUNS
 from attnscope.studies.heads.study import study_heads
 from attnscope.studies.inputs.texts import Progress, texts_of
 from attnscope.studies.running.options import SharedWork
+from attnscope.studies.workers import Workers
 from tests.block_functions import DeadlyMeasurer
 from tests.conftest import Run
 from tests.heads_helpers import after
@@ -151,7 +151,7 @@ def report(done):
         seen.append(done)
         os.killpg(0, signal.SIGINT)  # as a terminal sends it: to all processes
 
-workers = attnscope.Workers("own", int(sys.argv[2])) if sys.argv[2] != "0" else None
+workers = Workers("own", int(sys.argv[2])) if sys.argv[2] != "0" else None
 found = attnscope.heads(attnscope.load("own"), attnscope.Corpus(sys.argv[1]), None, report, workers)
 print(found.corpus["complete"], found.corpus["n_texts"], len(found.heads) > 0)
 """

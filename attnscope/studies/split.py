@@ -51,12 +51,17 @@ def split_example(options: SplitOptions | None = None) -> Split:
 
 @with_plain_torch
 def split(
-    model: Model, text: str | Prompt, layer: int, options: SplitOptions | None = None, *, kind: str | None = None
+    model: Model | None = None,
+    text: str | Prompt | None = None,
+    layer: int = 0,
+    options: SplitOptions | None = None,
+    *,
+    kind: str | None = None,
 ) -> Split:
-    """One layer's queries, keys and values on a text, with different numbers of heads.
+    """Split one layer's queries, keys and values on a text into different numbers of heads.
 
     Args:
-        model: A loaded model, see `attnscope.load`.
+        model: A loaded model, see `attnscope.load`; None = the worked example, see `split_example`.
         text: What to run it on.
         layer: Which layer.
         options: How they are cut.
@@ -71,6 +76,10 @@ def split(
     """
     from attnscope.studies.trace import layer_inputs
 
+    if model is None:
+        return split_example(options)
+    if text is None:
+        raise UsageError("no text is given", "a model is looked at on a text")
     options = options or SplitOptions()
     kind = model.info.choose_kind(kind)
     prompt = Prompt(text) if isinstance(text, str) else text

@@ -95,19 +95,19 @@ def trace_example(query: str | int | None = None, heads: Sequence[int] | None = 
 
 @with_plain_torch
 def trace(
-    model: Model,
-    text: str | Prompt,
-    layer: int,
+    model: Model | None = None,
+    text: str | Prompt | None = None,
+    layer: int = 0,
     heads: int | Sequence[int] | None = None,
     *,
     query: str | int | None = None,
     kind: str | None = None,
     loops: bool = False,
 ) -> Trace:
-    """Some heads of one layer on a text, step by step, from what reaches the model's attention.
+    """Compute some heads of one layer on a text, step by step, from what reaches the model's attention.
 
     Args:
-        model: A loaded model, see `attnscope.load`.
+        model: A loaded model, see `attnscope.load`; None = the worked example, see `trace_example`.
         text: What to run it on.
         layer: Which layer.
         heads: Which heads; None = all.
@@ -124,6 +124,11 @@ def trace(
     """
     from attnscope.models.inside.around import surroundings
 
+    if model is None:
+        chosen = (heads,) if isinstance(heads, int) else heads
+        return trace_example(query, chosen, engine="reference" if loops else "auto")
+    if text is None:
+        raise UsageError("no text is given", "a model is traced on a text")
     prompt = Prompt(text) if isinstance(text, str) else text
     reading, selection = _select(model, prompt, layer, heads, query, kind)
     around = surroundings(model, batch_of(reading, model.info.device), selection.kind, layer)

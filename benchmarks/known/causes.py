@@ -87,7 +87,7 @@ def _relations(known: KnownModel, partners: list[tuple[int, int]]) -> dict[str, 
 
 def annotate(known: KnownModel, text: Text) -> Any:
     """A text with a link from each closing bracket to the one that it closes."""
-    from attnscope import AnnotatedText, Link
+    from attnscope.annotated import AnnotatedText, Link
 
     rule = next(
         rule for truth in known.heads.values() for rule in truth.rules if rule.name == "partner"

@@ -66,7 +66,7 @@ def describe(
 ) -> Descriptions:
     """Describe every head of a model in one line, by features of queries and keys.
 
-        descriptions = attnscope.describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        descriptions = describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
         print(descriptions)  # one line per head
         descriptions.of(3, 1).terms, descriptions.of(3, 1).explained
 

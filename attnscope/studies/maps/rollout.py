@@ -20,7 +20,9 @@ from attnscope.studies.maps.study import outline, run_model
 
 
 @with_plain_torch
-def rollout(model: Model, text: str, *, residual: float = 0.5, query: str | None = None) -> Rollout:
+def rollout(
+    model: Model, text: str | None = None, *, image: Any = None, residual: float = 0.5, query: str | None = None
+) -> Rollout:
     """Compute attention rollout of a model on a text (Abnar & Zuidema 2020).
 
     The heads of a layer are averaged. In an encoder-decoder, only the encoder counts: the paper does not
@@ -29,12 +31,17 @@ def rollout(model: Model, text: str, *, residual: float = 0.5, query: str | None
     Args:
         model: A loaded model, see `attnscope.load`.
         text: What to run it on.
+        image: Instead of a text, a photo for a vision model: see `picture_rollout`.
         residual: The share of the identity in each layer, which stands for the residual connection; 0 to 1.
         query: A token, a word, or a place such as `@3`, which must be in the text.
 
     Raises:
         AttnscopeError: An empty text, no such token, or a model with layers that have no attention.
     """
+    if image is not None:
+        return picture_rollout(model, image, residual=residual)
+    if text is None:
+        raise UsageError("no text is given", "give a text, or an image")
     _require_share(residual)
     return _roll_out(_whole_maps(model, Prompt(text)), residual, query)
 
