@@ -157,7 +157,8 @@ KINDS = {
         ),
         Kind(
             "attnscope.compare", "comparison of heads", "attnscope.questions.compare:Comparison", "compare", "compare",
-            ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
+            ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, page="pages:page_of_record",
+            shown_with=("every",),
         ),
         Kind(
             "attnscope.relations", "result on relations", "attnscope.questions.relations:Relations", "relations",
