@@ -5,13 +5,9 @@ from attnscope.corpus import Corpus as Corpus
 from attnscope.corpus.pairs import Pairs as Pairs
 from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
+from attnscope.questions.arrays import record_from_arrays as record_from_arrays
 from attnscope.questions.split import SplitOptions as SplitOptions
-from attnscope.records import (
-    load_record as load_record,
-)
-from attnscope.records import (
-    record_from_arrays as record_from_arrays,
-)
+from attnscope.records import load_record as load_record
 from attnscope.studies.ablate.options import AblateOptions as AblateOptions
 from attnscope.studies.ablate.save import prune as prune
 from attnscope.studies.ablate.study import ablate as ablate

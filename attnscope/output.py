@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
+from attnscope.questions.maps import choose_heads
 from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
-from attnscope.records.maps.head_maps import choose_heads
 from attnscope.results.file_sets import OwnFiles, replace_together, require_writable
 from attnscope.results.storage import PAGE_MARK, require_replaceable
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
-    from attnscope.records import Heatmap
+    from attnscope.questions.heatmap import Heatmap
     from attnscope.records.frame.record import Record
     from attnscope.views.maps.process import DrawingProcess
 
@@ -157,7 +157,7 @@ class DrawingAhead:
     def draw(self, record: Record, folder: Path, formats: Sequence[str]) -> list[Path]:
         """Draws the figures of a record into a folder."""
         options = self.output.options
-        from attnscope.records import Heatmap
+        from attnscope.questions.heatmap import Heatmap
 
         if self.process is None or not isinstance(record, Heatmap) or not record.is_of_text:
             return _draw(record, folder, formats, options)

@@ -15,7 +15,7 @@ import numpy as np
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.pipes import open_input
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 
 Style = Literal["auto", "plain", "bytes", "sentencepiece"]
 """How a tokenizer writes pieces: as text (WordPiece), bytes in GPT-2's alphabet (`Ġthe`), or with `▁` for a space."""

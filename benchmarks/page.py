@@ -32,7 +32,7 @@ import torch
 
 import attnscope
 from attnscope.pages import PageText, page_of
-from attnscope.records import AttentionMap, Heatmap
+from attnscope.questions.heatmap import AttentionMap, Heatmap
 from tests.page_helpers import open_browser
 
 PROSE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnscope.pages import PageText, page_of
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from tests.findings_helpers import fake_findings
 from tests.page_helpers import Opened, page_opener
 from tests.record_helpers import map_of, record_of, shares, tokens_of

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.records import AttentionMap, Heatmap, Tokens
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.places import Picture
 from attnscope.records import load_record as load
 from attnscope.records.frame.checks import require_whole
 from attnscope.records.frame.record import Record
-from attnscope.records.maps.pictures import Picture
+from attnscope.results.tokens import Tokens
 
 RUN = {
     "model": "toy",

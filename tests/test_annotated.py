@@ -16,7 +16,7 @@ from attnscope.annotated.conllu import COREFERENCE, ELSEWHERE
 from attnscope.annotated.texts import AnnotationError
 from attnscope.corpus import chunks
 from attnscope.errors import AttnscopeError
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from tests.conftest import SAMPLES
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
 

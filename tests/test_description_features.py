@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnscope.annotated.texts import Link
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import blocks_of, catalogue
 from attnscope.text import build_tokens

@@ -22,7 +22,7 @@ from attnscope.drawing.files import png
 from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import SCALES, Scale, Style
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.views.maps.figures import BarsPage, Painter, sheets_of
 from attnscope.views.maps.pages import glance
 from attnscope.views.maps.sheets import Sheet

@@ -15,7 +15,7 @@ import attnscope
 from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import truncate
 from attnscope.studies.maps import study

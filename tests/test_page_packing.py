@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.pages.texts import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
-from attnscope.records import AttentionMap, Tokens
+from attnscope.questions.heatmap import AttentionMap
+from attnscope.results.tokens import Tokens
 from tests.record_helpers import map_of, record_of, shares, tokens_of
 
 SHOWN = 0.0005 - 0.00005  # the page writes four decimals, which takes the rest

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from attnscope.pages import PageText, page_of
-from attnscope.records.maps.pictures import Picture
+from attnscope.questions.places import Picture
 from tests.conftest import Run
 from tests.page_helpers import Opened, blues, number, pixels
 from tests.record_helpers import looking_record, map_of, record_of, tokens_of

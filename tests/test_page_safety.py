@@ -9,7 +9,7 @@ import pytest
 
 from attnscope.pages import PageText, document, page_of
 from attnscope.pages.document import MODULES, PARTS, script, style
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from tests.page_helpers import VIEWS
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 

@@ -11,7 +11,7 @@ import pytest
 
 import attnscope
 from attnscope.pages import PageText, page_of
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from tests.conftest import write_tiny
 from tests.page_helpers import VIEWS, Opened, blues, pixels
 from tests.record_helpers import map_of, record_of, tokens_of

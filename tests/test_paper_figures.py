@@ -15,7 +15,7 @@ from attnscope.drawing import canvas
 from attnscope.drawing.canvas import Canvas, Drawing
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.records import load_record as load
 from attnscope.records.frame.record import Record
 from attnscope.views.heads import figures as heads_figures

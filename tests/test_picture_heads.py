@@ -19,7 +19,7 @@ from attnscope.core.senses.picture_measures import PICTURE_MEASURES, cielab, gra
 from attnscope.core.senses.picture_sums import PictureSums
 from attnscope.drawing.head_maps import scale_of
 from attnscope.errors import AttnscopeError
-from attnscope.records.maps.pictures import Picture
+from attnscope.questions.places import Picture
 from attnscope.report.wording import corpus_notes
 from attnscope.senses.photos import read_photo
 from tests.conftest import Run

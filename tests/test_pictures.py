@@ -11,7 +11,7 @@ from PIL import EpsImagePlugin, Image
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
 from attnscope.views.maps import pictures

@@ -16,7 +16,7 @@ from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
 from attnscope.models.hf.senses.patch_places import area_of, slopes
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.senses.photos import read_photo
 from attnscope.views.maps.pictures import _word_figures, pages, sheets_of, weights_of, words_of
 from tests.conftest import Run

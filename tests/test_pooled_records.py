@@ -14,8 +14,8 @@ from rich.console import Console
 from attnscope import load_record
 from attnscope.drawing.canvas import Drawing
 from attnscope.errors import AttnscopeError
-from attnscope.records import AttentionMap
-from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
+from attnscope.questions.heatmap import AttentionMap
+from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
 from attnscope.views.maps import pooled
 from attnscope.views.maps.pooled import sheets_of
 from attnscope.views.maps.pooling import log_share
@@ -67,7 +67,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
 
 def test_json_tells_links_with_their_text() -> None:
     document = json.loads(pooled_record().to_json(files=["a.png"]))
-    assert document["schema"] == "attnscope.pooled/1" and document["files"] == ["a.png"]
+    assert document["schema"] == "attnscope.pooled/2" and document["files"] == ["a.png"]
     assert len(document["links"]) == 2 * 3 * 5 - 2
     link = document["links"][0]
     assert link["query_token"] == f"t{link['query']}"

@@ -12,7 +12,7 @@ import pytest
 
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.views.maps import process
 from attnscope.views.maps.process import DrawingProcess
 from tests.record_helpers import simple

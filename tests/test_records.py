@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 
 from attnscope import records
 from attnscope.errors import AttnscopeError
-from attnscope.records import AttentionMap, Heatmap, Tokens, spans, write_whole
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.maps import spans
 from attnscope.records import load_record as load
 from attnscope.records.heads.findings import Findings
+from attnscope.results.storage import write_whole
+from attnscope.results.tokens import Tokens
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import RUN, map_of, record_of, simple, tokens_of
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attnscope.views.rollout.figures import as_maps, sheets_of
 
 from attnscope import heatmap, load, rollout
 from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
+from attnscope.questions.heatmap import Rollout
 from attnscope.records.frame.checks import require_whole
-from attnscope.records.maps.rollouts import Rollout
 from attnscope.views.maps.figures import Painter
-from attnscope.views.rollout.figures import as_maps, sheets_of
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import Run, write_tiny
 from tests.record_helpers import RUN, require_lossless, shares, tokens_of

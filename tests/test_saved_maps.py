@@ -10,7 +10,7 @@ import pytest
 import attnscope
 from attnscope import output
 from attnscope.models.model import Model
-from attnscope.records.maps.head_maps import choose_heads
+from attnscope.questions.maps import choose_heads
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import map_of, record_of, tokens_of

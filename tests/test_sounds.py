@@ -12,7 +12,7 @@ from scipy.io import wavfile
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.senses.recordings import read_recording
 from attnscope.views.maps.pooling import fit
 from attnscope.views.maps.sounds import share_after_sound, sheets_of

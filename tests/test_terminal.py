@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.views.maps import terminal
 from attnscope.views.maps.terminal import draw_maps, query_tables, sink_share, strongest_links
 from tests.record_helpers import map_of, record_of, simple, tokens_of

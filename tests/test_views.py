@@ -12,10 +12,9 @@ from attnscope.drawing.files import distinct, write_pages
 from attnscope.drawing.inks import blend
 from attnscope.drawing.lettering import lettering_for
 from attnscope.errors import UsageError
-from attnscope.records import Heatmap
-from attnscope.records.maps.pictures import Picture
-from attnscope.records.maps.pooled import PooledHeatmap
-from attnscope.records.maps.sounds import Sound
+from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.places import Picture, Sound
+from attnscope.questions.pooled import PooledHeatmap
 from attnscope.report.plain_text import open_console
 from attnscope.views.maps import pages as figures
 from attnscope.views.maps import terminal as terminal

@@ -15,8 +15,8 @@ import attnscope
 from attnscope.core.senses.alignment import align_tokens, level_weights
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
-from attnscope.records import Heatmap
-from attnscope.records.maps.sounds import SpokenWord
+from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.places import SpokenWord
 from attnscope.studies.maps.word_times import time_words
 from attnscope.views.maps.sounds import SpectrogramPage
 from tests.conftest import Run

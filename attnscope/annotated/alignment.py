@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnscope.annotated.texts import AnnotatedText, Link, Span
 from attnscope.corpus import Chunk
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 
 UNALIGNED = "words that the tokens do not tell apart"
 OUTSIDE = "source and target in different chunks"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attnscope.corpus.texts import CorpusText
 from attnscope.errors import AttnscopeError
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
 
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.info import ModelInfo
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention.probes import Place
     from attnscope.core.attention.seam import AttentionCall, Kind, Probe
-    from attnscope.records.maps.pictures import Picture
-    from attnscope.records.maps.sounds import Sound
+    from attnscope.questions.places import Picture, Sound
     from attnscope.senses.photos import Photo
     from attnscope.senses.recordings import Recording
 

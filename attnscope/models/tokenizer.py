@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line, parse_json
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable, segments_of
 
 

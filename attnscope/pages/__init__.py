@@ -23,11 +23,12 @@ from attnscope.pages.texts import (
 from attnscope.questions.compare import Comparison
 from attnscope.questions.compare_texts import FIRST, SECOND, tokens
 from attnscope.questions.heads import marks_of
-from attnscope.records import AttentionMap, Heatmap, Tokens
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.pooled import PooledHeatmap, PooledMap
 from attnscope.records.heads.findings import Findings
-from attnscope.records.maps.pooled import PooledHeatmap, PooledMap
 from attnscope.report.wording import label
 from attnscope.results.storage import finite
+from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
 
 __all__ = ["PAGE_SCHEMA", "Page", "PageText", "head_to_open", "page_of", "page_of_record", "require_room"]

@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records import AttentionMap, Heatmap, Tokens
-from attnscope.records.maps.heatmap import LEAST_LEFT
-from attnscope.records.maps.pictures import Picture
+from attnscope.questions.heatmap import LEAST_LEFT, AttentionMap, Heatmap
+from attnscope.questions.places import Picture
 from attnscope.report.wording import printable
 from attnscope.results.storage import finite, plain
+from attnscope.results.tokens import Tokens
 
 MOST_WEIGHTS = 1 << 27
 """A page of more would be beyond what a browser opens in comfort."""

@@ -28,7 +28,7 @@ from attnscope.views.maps.figures import axis_of
 
 if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
-    from attnscope.records import Tokens
+    from attnscope.results.tokens import Tokens
 
 NO_ROLE = "#e9e9e9"
 """The colour of heads without a role."""

@@ -20,7 +20,7 @@ from attnscope.results.tokens import tokens_of
 
 if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
-    from attnscope.records import Tokens
+    from attnscope.results.tokens import Tokens
 
 FIRST, SECOND = "first", "second"
 _SHOWN_MAPS = 3

@@ -2,26 +2,11 @@
 
 from pathlib import Path
 
-from attnscope.records.frame.kinds import file_of, kind_of_schema
+from attnscope.records.frame.kinds import file_of, kind_of_schema, load_named
 from attnscope.records.frame.record import Record
-from attnscope.records.maps.elsewhere import load_arrays, record_from_arrays
-from attnscope.records.maps.head_maps import spans
-from attnscope.records.maps.heatmap import AttentionMap, Heatmap
-from attnscope.records.maps.tokens import Tokens
 from attnscope.results import reading
-from attnscope.results.storage import write_whole
 
-__all__ = [
-    "AttentionMap",
-    "Heatmap",
-    "Record",
-    "Tokens",
-    "file_of",
-    "load_record",
-    "record_from_arrays",
-    "spans",
-    "write_whole",
-]
+__all__ = ["Record", "file_of", "load_record"]
 
 
 def load_record(path: str | Path) -> Record:
@@ -36,7 +21,8 @@ def load_record(path: str | Path) -> Record:
         AttnscopeError: The file is not there, damaged, or no record.
     """
     path = file_of(Path(path))
-    if (found := load_arrays(path)) is not None:
+    found: Record | None = load_named("attnscope.questions.arrays:load_arrays")(path)
+    if found is not None:
         return found
     with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
         schema = reading.schema_of(path) or reading.read_arrays(path)[1]["schema"]

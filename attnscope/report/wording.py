@@ -10,7 +10,7 @@ from attnscope.records.heads.findings import NEEDLES, PICTURES, RECORDINGS, Find
 from attnscope.results.completion import is_interrupted
 
 if TYPE_CHECKING:
-    from attnscope.records.maps.heatmap import Heatmap
+    from attnscope.questions.heatmap import Heatmap
 
 
 class OfTexts(Protocol):

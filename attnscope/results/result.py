@@ -6,7 +6,7 @@ these declarations. One class saves, loads and checks them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -176,7 +176,7 @@ class Result(Record):
             table.require_sound(name, self.TABLES[_base(name)], sizes)
         for name, values in self.grids.items():
             array = self._array(name)
-            _require_shape(name, values, array.axes, sizes)
+            _require_shape(name, values, array.axes, sizes, self.tables)
             require_values(name, values, array, sizes)
         if "heads" in self.tables and "layer" in self.tables["heads"]:
             names = self.table("heads").head_names(with_kind=True)
@@ -213,7 +213,9 @@ def _renumber(table: Table, referred: str, new_places: NDArray[Any]) -> Table:
     return Table(table.columns, values)
 
 
-def _require_shape(name: str, values: NDArray[Any], axes: Sequence[str], sizes: dict[str, int]) -> None:
+def _require_shape(
+    name: str, values: NDArray[Any], axes: Sequence[str], sizes: dict[str, int], tables: Collection[str]
+) -> None:
     """Refuse an array that does not follow its axes; a size that was not known before is kept in `sizes`.
 
     Raises:
@@ -222,7 +224,7 @@ def _require_shape(name: str, values: NDArray[Any], axes: Sequence[str], sizes: 
     fits = values.ndim == len(axes)
     for axis, size in zip(axes, values.shape, strict=False):
         of_kind = f"{axis}:{name.partition(':')[2]}"
-        key = of_kind if of_kind in sizes or ":" in name and axis not in sizes else axis
+        key = of_kind if of_kind in sizes or ":" in name and axis not in tables else axis
         wanted = int(axis) if axis.isdecimal() else sizes.setdefault(key, size)
         fits = fits and size == wanted
     if not fits:

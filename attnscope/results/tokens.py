@@ -1,14 +1,21 @@
-"""The tokens of a text as a table of a result, and back."""
+"""The tokens of a text: finding them, merging them into words, and keeping them as a table. NumPy only."""
 
 from __future__ import annotations
 
-import numpy as np
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from attnscope.records.maps.tokens import Tokens
-from attnscope.results.table import Table, count, flag, text
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.results.table import Table, count, flag
+from attnscope.results.table import text as text_column
 
 TOKENS = (
-    text("token", "the token as the tokenizer writes it; a leading space as ·"),
+    text_column("token", "the token as the tokenizer writes it; a leading space as ·"),
     count("id", "its number in the vocabulary; -1 = a word that was merged from several tokens", range=(-1, None)),
     count("start", "its first character in the text; -1 = it stands for no text", range=(-1, None)),
     count("stop", "the character after its last one", range=(-1, None)),
@@ -20,6 +27,196 @@ TOKENS = (
 """The columns of a table of tokens."""
 
 UNKNOWN_WORD = -2
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A tokenised text, token by token.
+
+    Attributes:
+        text: The text that was tokenised (of a pair: the first).
+        ids: The tokenizer's numbers, (token,), int64; -1 for words that were merged from several tokens.
+        labels: What to show for each token: pieces as the tokenizer writes them (`##ing`), a leading space as `·`,
+            bytes that are no character by themselves as `<0xE4>`. Never empty.
+        offsets: First and last + 1 character of each token in its text, (token, 2), int32; (-1, -1) for tokens that
+            stand for no text, such as [CLS], and for all tokens where the tokenizer cannot tell.
+        special: Whether the tokenizer added the token ([CLS], [SEP], <s>), (token,), bool.
+        words: Number of the word that a token is part of, from 0 in each segment, (token,), int32; -1 = part of none.
+            None where the tokenizer cannot tell.
+        segments: 0 for tokens of the first text, 1 for those of the second of a pair, (token,), int32.
+        pair: The second text of a pair, else None.
+        n_given: How many tokens were given, the rest was written by the model itself; -1 = all were given.
+    """
+
+    text: str
+    ids: NDArray[np.int64]
+    labels: tuple[str, ...]
+    offsets: NDArray[np.int32]
+    special: NDArray[np.bool_]
+    words: NDArray[np.int32] | None
+    segments: NDArray[np.int32]
+    pair: str | None = None
+    n_given: int = -1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, keep: NDArray[Any]) -> Tokens:
+        """The tokens at the places `keep` (numbers or a boolean mask), in that order."""
+        # Without a list of all places: each chunk of a long text is taken from the whole.
+        places = np.flatnonzero(keep) if keep.dtype == np.bool_ else np.where(keep < 0, keep + len(self), keep)
+        n_given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
+        return replace(
+            self,
+            ids=self.ids[places],
+            labels=tuple(self.labels[i] for i in places),
+            offsets=self.offsets[places],
+            special=self.special[places],
+            words=None if self.words is None else self.words[places],
+            segments=self.segments[places],
+            n_given=n_given,
+        )
+
+    def sinks(self, kind: str) -> NDArray[np.bool_]:
+        """On which tokens heads rest in a kind of attention, (token,), bool: what `--hide-special` leaves out.
+
+        Special tokens; of a decoder the first token too, whatever it is (Xiao et al. 2024): many decoders, such as
+        GPT-2, are given no special one.
+        """
+        sinks = self.special.copy()
+        sinks[:1] |= kind == "decoder"
+        return sinks
+
+    def find(self, wanted: str) -> tuple[int, ...]:
+        """Places of the tokens that a user means by `wanted`.
+
+        `@9` is the token at place 9. Anything else is a whole word (all its pieces), else a label as it is, else a
+        label without the mark of a word piece or a space; then the same without regard to case. What none of these is
+        may be a list of them, such as `it,cat` or `@3,@7`.
+
+        Returns:
+            The places, in order; empty if there is none, or none for one of a list.
+        """
+        if (places := self.find_one(wanted)) or "," not in wanted:
+            return places
+        parts = [self.find_one(part.strip()) for part in wanted.split(",")]
+        return tuple(sorted({*itertools.chain(*parts)})) if all(parts) else ()
+
+    def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
+        """What to raise where `find` finds nothing: says which of a list is missing, and which tokens there are.
+
+        Args:
+            wanted: What a user named.
+            others: Tokens that were looked through as well.
+        """
+        texts = (self, *others)
+        parts = [part.strip() for part in wanted.split(",")]
+        missing = [part for part in parts if not any(tokens.find_one(part) for tokens in texts)]
+        if len(missing) < len(parts):
+            wanted = ",".join(missing) or wanted
+        labels = "; ".join(dict.fromkeys(tokens.list_labels() for tokens in texts))
+        return AttnscopeError(f"no token is {wanted!r}", f"the tokens are: {labels}")
+
+    def list_labels(self) -> str:
+        """Every token with its place, as `find` takes it: `@0 [CLS]  @1 it`; what a hint about a query says."""
+        return "  ".join(f"@{place} {label}" for place, label in enumerate(self.labels))
+
+    def find_repeated(self, wanted: str) -> dict[str, tuple[int, ...]]:
+        """Of what `wanted` names, by its label, the tokens that stand in several places and are not told apart."""
+        parts = [wanted] if self.find_one(wanted) else [part.strip() for part in wanted.split(",")]
+        groups = self.word_groups()
+        repeated = {}
+        for part in parts:
+            places = set(self.find_one(part))
+            words = tuple(group[0] for group in groups if places & {*group})
+            if len(words) > 1:
+                repeated[part] = words
+        return repeated
+
+    def find_one(self, wanted: str) -> tuple[int, ...]:
+        """As `find`, but for lists."""
+        if wanted.startswith("@") and wanted[1:].isdecimal():
+            place = int(wanted[1:])
+            return (place,) if place < len(self) else ()
+        groups = self.word_groups()
+        spelled = [""] * len(self)
+        for group in groups if self.words is not None else ():
+            for i in group:
+                spelled[i] = self._surface(group)
+        for fold in (str, str.casefold):
+            # Words come first: the end of "bandit" is a piece "it", and is not what is meant.
+            for names in (spelled, self.labels, [_bare(label) for label in self.labels]):
+                if places := tuple(i for i, name in enumerate(names) if name and fold(name) == fold(wanted)):
+                    return places
+        return ()
+
+    def word_groups(self) -> list[list[int]]:
+        """Tokens grouped by word, in order; a token that is part of no word is a group by itself."""
+        groups: list[list[int]] = []
+        last: tuple[int, int] | None = None
+        for i in range(len(self)):
+            word = -1 if self.words is None else int(self.words[i])
+            name = (int(self.segments[i]), word)
+            if word >= 0 and name == last:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+            last = name if word >= 0 else None
+        return groups
+
+    def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
+        """One token for each group of tokens, labelled with the text that the group covers."""
+        first = [group[0] for group in groups]
+        n_given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
+        offsets = [
+            (self.offsets[group[0], 0], max(self.offsets[i, 1] for i in group))
+            if len(group) > 1
+            else self.offsets[group[0]]
+            for group in groups
+        ]
+        return replace(
+            self,
+            ids=np.array([self.ids[g[0]] if len(g) == 1 else -1 for g in groups], np.int64),
+            labels=tuple(self.labels[g[0]] if self.special[g[0]] else self._surface(g) for g in groups),
+            offsets=np.array(offsets, np.int32).reshape(-1, 2),
+            special=self.special[first],
+            words=None if self.words is None else self.words[first],
+            segments=self.segments[first],
+            n_given=n_given,
+        )
+
+    def _surface(self, group: Sequence[int]) -> str:
+        """The text that neighbouring tokens cover; their labels where the text is not known."""
+        text = self.text if int(self.segments[group[0]]) == 0 or self.pair is None else self.pair
+        start, stop = int(self.offsets[group[0], 0]), max(int(self.offsets[i, 1]) for i in group)
+        covered = text[start:stop].strip() if start >= 0 else ""
+        if covered and covered.isprintable():
+            return covered
+        return "".join(_bare(self.labels[i]) for i in group)
+
+    def __repr__(self) -> str:
+        return f"Tokens({len(self)}: {' '.join(self.labels[:12])}{' …' if len(self) > 12 else ''})"
+
+    def require_whole(self) -> None:
+        """Refuse tokens of unequal numbers, and those that can be neither drawn nor printed."""
+        sizes = {len(self.ids), len(self.offsets), len(self.special), len(self.segments), len(self)}
+        if len(sizes) > 1 or (self.words is not None and len(self.words) != len(self)):
+            raise ValueError("what is known of its tokens is of unequal length")
+        for text in (self.text, self.pair or "", *self.labels):
+            text.encode()  # fails on lone surrogates
+        if not all(self.labels):
+            raise ValueError("a token has no label")
+
+
+_PIECE_MARKS = ("##", "·")
+
+
+def _bare(label: str) -> str:
+    """A label without the mark of a word piece or of a leading space."""
+    for mark in _PIECE_MARKS:
+        if label.startswith(mark) and len(label) > len(mark):
+            return label[len(mark) :]
+    return label
 
 
 def tokens_table(tokens: Tokens) -> Table:
@@ -66,7 +263,7 @@ def tokens_of(table: Table, text: str, pair: str | None = None) -> Tokens:
         words=None if is_unknown else words,
         segments=table["segment"].astype(np.int32),
         pair=pair,
-        n_given=n_given,
+        n_given=-1 if n_given == len(generated) else n_given,
     )
     tokens.require_whole()
     return tokens

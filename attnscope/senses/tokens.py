@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 
 
 def patch_tokens(grid: tuple[int, int], before: tuple[str, ...], source: str) -> Tokens:

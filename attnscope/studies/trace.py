@@ -42,7 +42,7 @@ from attnscope.version import VERSION
 if TYPE_CHECKING:
     from attnscope.models.inside.around import Surroundings
     from attnscope.models.own.plain import PlainEncoder
-    from attnscope.records import Tokens
+    from attnscope.results.tokens import Tokens
 
 
 EDGES = (0.0, 10.0, 100.0, 1000.0, 10000.0, math.inf)

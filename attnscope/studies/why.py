@@ -18,8 +18,8 @@ from attnscope.errors import AttnscopeError, require_rounding
 from attnscope.models.inside.linear_runs import Part, ScoreRuns, TracedScores
 from attnscope.models.model import Batch, Model
 from attnscope.questions.why import Why
-from attnscope.records import Tokens
 from attnscope.results.table import Table
+from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 

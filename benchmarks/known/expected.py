@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from attnscope.corpus import Copies, CorpusText, count_tokens, distinct
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import blocks_of
 from attnscope.studies.describe.rows import Group, frequent_words, text_facts
 from attnscope.studies.describe.study import Fitted, active_left, fit_texts

@@ -15,7 +15,7 @@ from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.hf.examples import Example, setting
 from attnscope.models.hf.seam import Plan, Seen
-from attnscope.records import spans
+from attnscope.questions.maps import spans
 
 
 class Unclear(Exception):  # noqa: N818 - no error: the other path is taken

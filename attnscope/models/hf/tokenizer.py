@@ -17,7 +17,7 @@ import numpy as np
 from attnscope.errors import AttnscopeError, catch_panics, first_line
 from attnscope.models.model import BareTokenizer
 from attnscope.models.tokenizer import style_of, tokens_of, unreadable
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable
 
 Spans = list[tuple[int, int]]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import BareTokenizer
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens
 
 MOST_NAMES = 2**20

@@ -22,7 +22,7 @@ from attnscope.models.model import Maps, Model, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 
 Array = NDArray[Any]
 """Of float32 or float64, as the encoder was loaded."""

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens, word_spans
 
 BOS, REST, SEP, EOS = range(4)

@@ -138,16 +138,15 @@ KINDS = {
     kind.schema: kind
     for kind in (
         Kind(
-            "attnscope.heatmap", "record of attention", "maps.heatmap:Heatmap", "heatmap", "heatmap", ("npz", "json"),
-            ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance", "maps.pages:require_query",
-            "pages:page_of_record", ("drawn", "query"), ("query",),
-            (*WHICH, "scale", "cmap", "words", "hide_special"), ("npz", "json"),
+            "attnscope.heatmap", "record of attention", "attnscope.questions.heatmap:Heatmap", "heatmap", "heatmap",
+            ("npz", *_TABLE), ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance",
+            "maps.pages:require_query", "pages:page_of_record", ("drawn", "query"), ("query",),
+            (*WHICH, "scale", "cmap", "words", "hide_special"),
         ),
         Kind(
-            "attnscope.pooled", "record of pooled attention", "maps.pooled:PooledHeatmap", "heatmap", "pooled",
-            ("npz", "json"), ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance",
+            "attnscope.pooled", "record of pooled attention", "attnscope.questions.pooled:PooledHeatmap", "heatmap",
+            "pooled", ("npz", *_TABLE), ("png", "npz"), "maps.terminal:show", "maps.pages:pages", "maps.pages:glance",
             page="pages:page_of_record", shown_with=("drawn",), others=(*WHICH, "scale", "cmap"),
-            lossless=("npz", "json"),
         ),
         Kind(
             "attnscope.heads", "record of heads", "heads.findings:Findings", "heads", "heads", ("npz", *_TABLE),
@@ -192,10 +191,9 @@ KINDS = {
             "training", ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
-            "attnscope.rollout", "record of rollout", "maps.rollouts:Rollout", "rollout", "rollout", ("npz", "json"),
-            ("npz", "png"), "rollout.terminal:show", "rollout.figures:pages",
-            query="rollout.figures:require_query", shown_with=("query",), drawn_with=("query",),
-            others=("scale", "cmap"), lossless=("npz", "json"),
+            "attnscope.rollout", "record of rollout", "attnscope.questions.heatmap:Rollout", "rollout", "rollout",
+            ("npz", *_TABLE), ("npz", "png"), "maps.terminal:show_rollout", "maps.pages:pages",
+            query="maps.pages:require_query", shown_with=("query",), drawn_with=("query",), others=("scale", "cmap"),
         ),
         Kind(
             "attnscope.trace", "trace", "attnscope.questions.trace:Trace", "learn trace", "trace",

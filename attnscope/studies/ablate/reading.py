@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from attnscope.corpus import Block, Chunk, block_batches
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.studies.ablate.options import EACH
 from attnscope.studies.inputs.texts import Report, Texts, pad_rows, special_ids
 from attnscope.studies.run import STEP, Measurer, P, Run, padded_size, run

@@ -13,8 +13,8 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
-from attnscope.records import Tokens
 from attnscope.records.atlas.record import KEPT_MASS, LEFT_OUT, MOST_KEYS, Example, ExampleFacts, Why
+from attnscope.results.tokens import Tokens
 from attnscope.studies.atlas.scores import Place, Scores
 from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadText
 from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_ids

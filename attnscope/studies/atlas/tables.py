@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records import Tokens
 from attnscope.records.atlas.record import FURTHEST, Side, TokenRow
+from attnscope.results.tokens import Tokens
 
 Floats = NDArray[np.float64]
 

@@ -24,8 +24,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.host import physical_bytes
 from attnscope.models.model import Batch, Model
 from attnscope.questions.distances import WITHOUT_SPECIAL
-from attnscope.records.maps.heatmap import divide_by_rest
-from attnscope.records.maps.tokens import Tokens
+from attnscope.questions.heatmap import divide_by_rest
+from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import Place
 from attnscope.studies.inputs.texts import batch_of, special_ids
 from attnscope.studies.run import Measurer, Part

@@ -18,10 +18,9 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.distances import MEASURES
-from attnscope.records import Heatmap, Tokens
-from attnscope.records.maps.heatmap import divide_by_rest
+from attnscope.questions.heatmap import Heatmap, divide_by_rest
 from attnscope.results.table import Table, number
-from attnscope.results.tokens import tokens_table
+from attnscope.results.tokens import Tokens, tokens_table
 from attnscope.studies.compare.options import require_measures
 from attnscope.studies.compare.pairs import HeadPlace, name_of, sums_of_rows
 from attnscope.studies.compare.study import heads_table, require_one_kind

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated.texts import Link, Span
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 
 Flags = NDArray[np.bool_]

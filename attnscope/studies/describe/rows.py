@@ -19,7 +19,7 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, Copies, CorpusText, batches, c
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue
 from attnscope.studies.heads.options import DescribeOptions

@@ -15,8 +15,8 @@ from attnscope.errors import UsageError
 from attnscope.models.catalog import BUILT_IN, KNOWN
 from attnscope.models.files import HUB
 from attnscope.models.info import ModelInfo
-from attnscope.records import Heatmap
-from attnscope.records.maps.pooled import PooledHeatmap
+from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.pooled import PooledHeatmap
 from attnscope.version import VERSION
 
 _HEAVY = ("torch", "transformers")

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import AttentionAxes, Batch, Model, eyes_of, viewer_of
-from attnscope.records import Tokens
-from attnscope.records.maps.pictures import Picture
-from attnscope.records.maps.sounds import Sound
+from attnscope.questions.places import Picture, Sound
+from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
 from attnscope.senses.recordings import Recording
 from attnscope.text import is_blank, require_text

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.text import refuse_file_name
 
 Texts = Corpus | Sequence[CorpusText]

@@ -19,11 +19,12 @@ from attnscope.models.model import Model
 from attnscope.output import HOME
 from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
 from attnscope.pages.heads import Heads, heads_of
-from attnscope.records import AttentionMap, Heatmap, file_of
+from attnscope.questions.arrays import load_arrays
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.records import file_of
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.kinds import KINDS
 from attnscope.records.heads.findings import Findings
-from attnscope.records.maps.elsewhere import load_arrays
 from attnscope.results.file_sets import require_writable
 from attnscope.results.reading import schema_of
 from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole

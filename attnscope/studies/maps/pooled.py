@@ -11,8 +11,9 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
-from attnscope.records import AttentionMap, Tokens
-from attnscope.records.maps.pooled import POOLS, PooledHeatmap, PooledMap
+from attnscope.questions.heatmap import AttentionMap
+from attnscope.questions.pooled import POOLS, PooledHeatmap, PooledMap
+from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.reading import Prompt, PromptOptions, Reading, read, reader_of
 from attnscope.studies.maps.study import chosen_of, lay_heads, layers_found, outline, run_probe
 

@@ -12,8 +12,7 @@ from attnscope.core.attention import rollout as core
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records import Heatmap
-from attnscope.records.maps.rollouts import Rollout
+from attnscope.questions.heatmap import Heatmap, Rollout
 from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
 from attnscope.studies.maps.study import outline, run_model
@@ -73,19 +72,10 @@ def _roll_out(record: Heatmap, residual: float, query: str | None = None) -> Rol
     with np.errstate(invalid="ignore"):
         # Heads that a layer lacks are NaN; they are none to average.
         mean = np.nanmean(attention.weights.astype(np.float64), axis=1)
-    result = Rollout(
-        text=record.text,
-        tokens=attention.queries,
-        kind=attention.kind,
-        residual=residual,
-        mean=mean,
-        rollout=core.rollout(core.mix_residual(mean, residual)),
-        run=record.run,
-        picture=record.picture,
-    )
-    if query is not None:
-        result.require(query)
-    return result
+    rolled = core.rollout(core.mix_residual(mean, residual))
+    if query is not None and not attention.queries.find(query):
+        raise attention.queries.refuse(query)
+    return Rollout.of_layers(record, mean, rolled, residual)
 
 
 def _whole_maps(model: Model, given: Given) -> Heatmap:

@@ -15,7 +15,9 @@ from attnscope.errors import AttnscopeError
 from attnscope.host import physical_bytes
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
-from attnscope.records import AttentionMap, Heatmap, Tokens, spans
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.maps import spans
+from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.failures import refusal

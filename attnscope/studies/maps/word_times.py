@@ -10,8 +10,9 @@ import numpy as np
 from attnscope.core.senses.alignment import align_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.records import Heatmap, Tokens
-from attnscope.records.maps.sounds import SpokenWord
+from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.places import SpokenWord
+from attnscope.results.tokens import Tokens
 
 
 def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from attnscope.core.catalogue import OFFSETS
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
 from attnscope.models.model import Model
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.measuring.block_sums import HeadSums, Hits
 from attnscope.studies.measuring.tally import PAIR_MEASURES, pair_hits

@@ -13,7 +13,7 @@ from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pair
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.text import MOST_CHARACTERS
 

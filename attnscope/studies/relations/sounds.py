@@ -29,8 +29,8 @@ from attnscope.annotated.alignment import pieces_of
 from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
+from attnscope.questions.places import Sound
 from attnscope.questions.relations import LEAST_MASS, Relations
-from attnscope.records.maps.sounds import Sound
 from attnscope.results.table import Table
 from attnscope.senses.recordings import Recording, read_recording
 from attnscope.studies.failures import broken_rows

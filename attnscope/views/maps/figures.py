@@ -20,8 +20,10 @@ from attnscope.drawing.maps import LABEL_ROOM_EM, Axis, MapsFigure, MapsPage
 from attnscope.drawing.page import Page
 from attnscope.drawing.style import Style, meanings
 from attnscope.errors import amount
-from attnscope.records import AttentionMap, Heatmap, Tokens
+from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
+from attnscope.questions.maps import ROLLOUT
 from attnscope.report.wording import change_notes, run_notes
+from attnscope.results.tokens import Tokens
 from attnscope.views.maps.pooling import max_pool
 from attnscope.views.maps.sheets import Sheet, sheets_of_heads
 
@@ -32,6 +34,9 @@ _LEAST_NUMBER = 0.005
 _MEANING = meanings(
     "attention weight: the share of a query's attention that a key gets",
     "attention weight ÷ the largest weight of the same head",
+)
+_ROLLOUT_MEANING = meanings(
+    "share of a row that a column gets", "share of a row that a column gets ÷ the largest of the same map"
 )
 _BARS = "bars: the share of the query's attention that each key gets; a full panel is 1"
 
@@ -62,7 +67,7 @@ def sheets_of(record: Heatmap, query: str | None = None) -> list[Sheet]:
 
 def pages(record: Heatmap, style: Style | None = None, query: str | None = None) -> Iterator[tuple[str, Canvas]]:
     """Draw the figures one after the other, each with its file name without the ending."""
-    return Painter(style or Style()).pages(record, sheets_of(record, query))
+    return Painter(style or Style(record.usual_scale)).pages(record, sheets_of(record, query))
 
 
 class Painter:
@@ -132,7 +137,7 @@ def figure_of(record: Heatmap, sheet: Sheet, style: Style) -> MapsFigure:
         titles=() if is_overview else tuple(_head_titles(record, sheet)),
         names=tuple(sheet.names(attention)) if is_overview else (),
         framed=sheet.marked,
-        meaning=_MEANING[style.scale],
+        meaning=(_ROLLOUT_MEANING if attention.kind == ROLLOUT else _MEANING)[style.scale],
         cmap=style.cmap,
         has_numbers=len(sheet.heads) == 1 and not is_overview,
         has_maxima=style.scale == "head",
@@ -162,9 +167,15 @@ def label_color(tokens: Tokens, place: int) -> str:
 def title_of(record: Heatmap, sheet: Sheet) -> str:
     """Return the title of a figure: the model, the kind of attention if there are several, and its heads."""
     attention = record.maps[sheet.map]
+    is_rollout = attention.kind == ROLLOUT
     subject = sheet.subject
     if sheet.form == "bars":
-        subject = f"what “{attention.queries.labels[sheet.query]}” (token {sheet.query}) attends to"
+        token = f"“{attention.queries.labels[sheet.query]}” (token {sheet.query})"
+        subject = f"where {token} came from" if is_rollout else f"what {token} attends to"
+    elif is_rollout:
+        n_layers = amount(len(attention.layers), "layer")
+        over_all = f"rollout over {n_layers}"
+        subject = over_all if sheet.form == "overview" else f"{subject}: attention, and where it came from"
     parts = [str(record.run.get("model", "model")), sheet.title or subject]
     if len(record.maps) > 1 and not sheet.title:
         parts.insert(1, "cross-attention" if attention.kind == "cross" else attention.kind)
@@ -213,10 +224,13 @@ def _generated_text(tokens: Tokens) -> str:
 def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
     """Return what a reader of a figure must know."""
     queries = attention.queries
-    axes = "rows: queries (attend) · columns: keys (are attended to)"
-    if attention.kind == "rollout":
+    axes, bars = "rows: queries (attend) · columns: keys (are attended to)", _BARS
+    if attention.kind == ROLLOUT:
         axes = "rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens"
-    notes = [_BARS if form == "bars" else axes]
+        bars = "bars: the share of the token's row that each input token gets; a full panel is 1"
+    notes = [bars if form == "bars" else axes]
+    if isinstance(record, Rollout):
+        notes.append(record.method)
     notes += change_notes(record, attention.kind)
     if attention.n_kv_heads < attention.n_heads:
         shared = amount(attention.n_kv_heads, "key/value head")

@@ -9,8 +9,8 @@ from types import ModuleType
 from attnscope.drawing.canvas import Drawing
 from attnscope.drawing.files import first_png
 from attnscope.drawing.style import Style
-from attnscope.records import Heatmap
-from attnscope.records.maps.pooled import PooledHeatmap
+from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.pooled import PooledHeatmap
 
 
 def pages(

@@ -21,9 +21,11 @@ from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.page import Page
 from attnscope.drawing.style import Style, meanings
 from attnscope.errors import AttnscopeError, amount
-from attnscope.records import AttentionMap, Heatmap, Tokens
-from attnscope.records.maps.pictures import MEAN, SMALL, Picture
+from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
+from attnscope.questions.maps import ROLLOUT
+from attnscope.questions.places import MEAN, SMALL, Picture
 from attnscope.report.wording import run_notes
+from attnscope.results.tokens import Tokens
 from attnscope.views.maps import figures as text_figures
 from attnscope.views.maps.sheets import Sheet, sheets_of_heads
 
@@ -306,7 +308,7 @@ def _vision_figure(record: Heatmap, sheet: Sheet) -> PictureFigure:
         facts = [f"max {patches.max():.3g}", *_elsewhere(attention, pair, query)]
         overlays.append(Overlay(attention.name_of(*pair), patches, facts, names[pair]))
     subject = f"{sheet.subject}: what {name} attends to"
-    if attention.kind == "rollout":
+    if attention.kind == ROLLOUT:
         part = f"rollout over {amount(len(attention.layers), 'layer')}"
         part = part if sheet.form == "overview" else f"rollout up to layer {sheet.layers[0]}"
         subject = f"{part}: where {name} came from"
@@ -340,6 +342,8 @@ def _vision_notes(record: Heatmap, query: int, is_patch: bool) -> list[str]:
         notes.append(f"what goes to {', '.join(special)} has no place in the picture")
     if "hide_special" in record.changes:
         notes.append("tokens that are no patches are hidden; each row is divided by what is left of it")
+    if isinstance(record, Rollout):
+        notes.append(record.method)
     return notes + run_notes(record.run)
 
 
@@ -530,7 +534,7 @@ def pages(record: Heatmap, style: Style | None = None, query: str | None = None)
         style: By default each panel is coloured by its own largest number.
         query: Of a picture as of `query_of`; among words it is words, as `cat,dog`.
     """
-    style = style or Style("head")
+    style = style or Style(record.usual_scale)
     if record.picture is not None:
         for sheet in _vision_sheets(record, query):
             yield sheet.stem, PicturePage(_vision_figure(record, sheet), style)

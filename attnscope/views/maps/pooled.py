@@ -15,7 +15,7 @@ from attnscope.drawing.maps import SEAM
 from attnscope.drawing.page import Page
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError, amount
-from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
+from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
 from attnscope.report.numbers import weight
 from attnscope.report.wording import run_notes
 from attnscope.views.maps.pooling import DECADES, fit, log_share

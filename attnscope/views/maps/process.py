@@ -16,7 +16,7 @@ from typing import IO, Any
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.host import block_interrupts, delay_interrupts, tame_matplotlib
-from attnscope.records import Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.views.maps.figures import Painter, sheets_of
 from attnscope.views.maps.sheets import Sheet

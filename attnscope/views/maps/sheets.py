@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from attnscope.errors import amount
 
 if TYPE_CHECKING:
-    from attnscope.records.maps.head_maps import HeadMaps
+    from attnscope.questions.maps import HeadMaps
 
 Heads = Sequence[tuple[int, int]]
 Form = Literal["overview", "grid", "single", "bars"]

@@ -16,8 +16,8 @@ from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.page import Page
 from attnscope.drawing.style import Style, meanings
 from attnscope.errors import UsageError, amount
-from attnscope.records import Heatmap
-from attnscope.records.maps.sounds import Sound, Spectrogram
+from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.places import Sound, Spectrogram
 from attnscope.report.wording import run_notes
 from attnscope.views.maps.figures import label_color
 from attnscope.views.maps.pooling import fit

@@ -13,14 +13,15 @@ from rich.text import Text
 
 from attnscope.drawing.inks import blend
 from attnscope.errors import amount
-from attnscope.records import AttentionMap, Heatmap
-from attnscope.records.maps.head_maps import M, MapsRecord
-from attnscope.records.maps.pooled import PooledHeatmap, PooledMap, around
-from attnscope.records.maps.sounds import Sound
+from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
+from attnscope.questions.maps import M, MapsResult
+from attnscope.questions.places import MEAN, Sound
+from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
 from attnscope.report.numbers import percent, weight
 from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import change_notes
+from attnscope.results.tokens import Tokens
 from attnscope.views.maps.pictures import (
     ASKERS,
     asker_of,
@@ -39,6 +40,7 @@ _MOST_LARGE = 4
 _MOST_QUERY_HEADS = 24
 _LABEL_CELLS = 14
 _LEAST_SHOWN = 0.05
+_MOST_ORIGINS = 3
 Pairs = Sequence[tuple[int, int]]
 _HEAD = TextColumn("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
 
@@ -66,7 +68,7 @@ def draw_maps(record: Heatmap, console: Console, query: str | None = None) -> Re
 
 
 def _map_parts(
-    record: MapsRecord[M],
+    record: MapsResult[M],
     large: Callable[[M, tuple[int, int]], RenderableType],
     small: Callable[[M, Pairs], RenderableType],
     below: Callable[[M], list[RenderableType]],
@@ -446,3 +448,47 @@ def _pooled_links(attention: PooledMap, pair: tuple[int, int], *, with_text: boo
         lines.append(f"{names[0]} @{link.query} → {names[1]} @{link.key} ")
         lines.append(weight(link.weight), style="cyan")
     return lines
+
+
+def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
+    """Show where tokens came from: all after the last layer, or those of a query after every layer."""
+    attention = rollout.maps[0]
+    labels, layers = attention.queries.labels, attention.layers
+
+    def by_layer(title: str, tokens: Sequence[int]) -> Group:
+        rows = [(f"L{layer}", layer, token) for layer in layers for token in tokens]
+        return _origins(rollout, title, "layer", rows)
+
+    if rollout.picture is not None and (query is None or query.casefold() == MEAN):
+        return by_layer("the patches that CLS came from", attention.queries.find("CLS"))
+    if query is None:
+        title = f"where each token came from, after layer {layers[-1]}"
+        return _origins(rollout, title, "token", [(label, layers[-1], n) for n, label in enumerate(labels)])
+    tokens = attention.queries.find(query)
+    if not tokens:
+        raise attention.queries.refuse(query)
+    return Group(*(by_layer(f"where “{labels[token]}” (token {token}) came from", [token]) for token in tokens))
+
+
+def _origins(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str, int, int]]) -> Group:
+    """Draw a table of tokens after layers, with the largest shares of mean attention and of rollout."""
+    attention = rollout.maps[0]
+    least = 0.005 if rollout.picture is None else 0.0
+
+    def name_largest(head: int) -> Callable[[tuple[str, int, int]], Text]:
+        return lambda row: _name_largest(attention.of(row[1], head)[row[2]], attention.keys, least)
+
+    columns = [TextColumn(first, lambda row: row[0], wraps=True, least=16, style="bold")]
+    columns += [
+        TextColumn(attention.head_name(head), name_largest(head), wraps=True, least=14) for head in attention.heads
+    ]
+    return Group(heading(title), TextTable(columns, rows))
+
+
+def _name_largest(row: NDArray[np.float32], tokens: Tokens, least: float) -> Text:
+    if np.isnan(row).any():
+        return Text()
+    largest = [key for key in np.argsort(-row, kind="stable")[:_MOST_ORIGINS] if row[key] >= least]
+    return list_numbers(
+        ((tokens.labels[key], f"{row[key]:.2f}" if least else f"{row[key]:.3g}") for key in largest), "  "
+    )

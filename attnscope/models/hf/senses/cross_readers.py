@@ -27,7 +27,7 @@ from attnscope.models.hf.senses.vision_language import Labels, VisionLanguageRea
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
 from attnscope.models.model import AttentionAxes
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
 from attnscope.senses.tokens import key_tokens, query_tokens
 

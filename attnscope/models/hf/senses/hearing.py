@@ -12,8 +12,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.parts import as_failure, hears, sees_sound, takes_recordings
 from attnscope.models.hf.senses.seeing import OTHER_MODELS, WholeView, tokens_before, whole_grid
 from attnscope.models.model import SensoryInput
-from attnscope.records.maps.pictures import Picture
-from attnscope.records.maps.sounds import Sound, Spectrogram
+from attnscope.questions.places import Picture, Sound, Spectrogram
 from attnscope.senses.recordings import Recording
 from attnscope.senses.tokens import frame_tokens, patch_tokens
 

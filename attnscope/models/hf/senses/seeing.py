@@ -21,7 +21,7 @@ from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.hf.examples import accepts, patch_order
 from attnscope.models.hf.parts import as_failure, load_errors
 from attnscope.models.model import SensoryInput
-from attnscope.records.maps.pictures import Picture
+from attnscope.questions.places import Picture
 from attnscope.senses.photos import Photo
 from attnscope.senses.tokens import patch_tokens
 

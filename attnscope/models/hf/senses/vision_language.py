@@ -21,8 +21,8 @@ from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import limit_template
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
-from attnscope.records import Tokens
-from attnscope.records.maps.pictures import SMALL, Picture
+from attnscope.questions.places import SMALL, Picture
+from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from attnscope.models.hf.examples import standing_arguments
 from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch, SensoryInput
-from attnscope.records import Tokens
+from attnscope.results.tokens import Tokens
 
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel

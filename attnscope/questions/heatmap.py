@@ -1,26 +1,49 @@
-"""The attention maps that a model gave a text, a picture or a recording. NumPy only."""
+"""What does every head attend to? The attention maps that a model gave a text, a picture or a recording. NumPy only."""
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame.checks import NUMBER, shaped
-from attnscope.records.frame.codec import ARRAY, OMITTED, parts
-from attnscope.records.maps.head_maps import KIND, OF_KINDS, HeadMaps, MapsRecord
-from attnscope.records.maps.pictures import PICTURES, Picture
-from attnscope.records.maps.sounds import Sound
-from attnscope.records.maps.tokens import Tokens
+from attnscope.questions.maps import MAP_TABLES, ROLLOUT, HeadMaps, MapsResult
+from attnscope.questions.places import Picture, Sound, SpokenWord
+from attnscope.results.result import Result
+from attnscope.results.table import Array, Table, count, number, text
+from attnscope.results.tokens import Tokens
 
 LEAST_LEFT = 0.01
 """What must be left of a row without special tokens for it to be shown."""
+
+_MOST = 1.1
+"""More than this a row cannot sum to, however it was rounded."""
+
+
+class StoredHeatmap(Result):
+    """The tables and arrays of a heatmap, as files keep them."""
+
+    SCHEMA: ClassVar[str] = "attnscope.heatmap/2"
+    TABLES: ClassVar[Any] = {
+        **MAP_TABLES,
+        "words": (
+            text("word", "a word of the transcript, with the punctuation after it"),
+            number("start_s", "when it begins", "s", range=(0, None)),
+            number("end_s", "when the next word begins", "s", range=(0, None)),
+            count("first_token", "its first token in the transcript", range=(0, None)),
+            count("stop_token", "the token after its last one", range=(0, None)),
+        ),
+    }
+    ARRAYS: ClassVar[Any] = (
+        Array("weights", "attention after the softmax", "share", (0, 1), axes=("heads", "queries", "keys")),
+        Array("pixels", "a picture as the model saw it", range=(0, 255), kind="count", axes=("height", "width", "3")),
+        Array("cells", "the key that stands for a patch; -1 = none", kind="count", axes=("rows", "columns")),
+        Array("envelope", "the loudest sample of each frame", range=(0, 1), axes=("frames",)),
+        Array("spectrogram", "how loud each band is, 0 to 255", kind="count", axes=("bands", "steps")),
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,21 +66,19 @@ class AttentionMap(HeadMaps):
         head_names: What stands in the place of heads is called, such as "mean attention"; empty = they are heads.
     """
 
-    MAPS: ClassVar[str] = "weights"
+    ARRAYS: ClassVar[tuple[str, ...]] = ("weights",)
 
-    kind: str = field(metadata=KIND)
-    layers: tuple[int, ...] = field(metadata=NUMBER)
-    heads: tuple[int, ...] = field(metadata=NUMBER)
-    weights: NDArray[np.float32] = field(
-        metadata=shaped("layers heads queries keys", filled=True, weights=True, **ARRAY)
-    )
+    kind: str
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    weights: NDArray[np.float32]
     queries: Tokens
     keys: Tokens
     n_layers: int
     n_heads: int
     n_kv_heads: int
-    part: tuple[int, int, int, int] | None = field(default=None, metadata=OMITTED)
-    head_names: tuple[str, ...] = field(default=(), metadata=OMITTED)
+    part: tuple[int, int, int, int] | None = None
+    head_names: tuple[str, ...] = ()
 
     @property
     def has_weights(self) -> bool:
@@ -66,7 +87,7 @@ class AttentionMap(HeadMaps):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Heatmap(MapsRecord[AttentionMap]):
+class Heatmap(MapsResult[AttentionMap]):
     """What every chosen head of a model attends to on one text.
 
     Attributes:
@@ -81,16 +102,19 @@ class Heatmap(MapsRecord[AttentionMap]):
             one photo there may be several: all of it in detail, and all of it small.
     """
 
-    SCHEMA: ClassVar[str] = "attnscope.heatmap/1"
+    SCHEMA: ClassVar[str] = StoredHeatmap.SCHEMA
+    STORED: ClassVar[type[Result]] = StoredHeatmap
+    MAPS: ClassVar[Any] = AttentionMap
+    FIELDS: ClassVar[tuple[str, ...]] = ("changes",)
 
     text: str
-    maps: tuple[AttentionMap, ...] = field(metadata=OF_KINDS)
+    maps: tuple[AttentionMap, ...]
     run: Mapping[str, Any]
     picked: tuple[tuple[int, int], ...] | None = None
     changes: tuple[str, ...] = ()
-    picture: Picture | None = field(default=None, metadata=parts(lambda *_: "picture") | OMITTED)
-    sound: Sound | None = field(default=None, metadata=parts(lambda *_: "") | OMITTED)
-    pictures: tuple[Picture, ...] = field(default=(), metadata=PICTURES | OMITTED)
+    picture: Picture | None = None
+    sound: Sound | None = None
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def weights(self) -> NDArray[np.float32]:
@@ -159,7 +183,7 @@ class Heatmap(MapsRecord[AttentionMap]):
         """
         maps = []
         pictures = self.pictures
-        for number, attention in enumerate(self.maps):
+        for place, attention in enumerate(self.maps):
             if attention.queries.words is None or attention.keys.words is None:
                 raise AttnscopeError(
                     "words are not known: this model's tokenizer cannot tell where its tokens stand in the text",
@@ -167,7 +191,7 @@ class Heatmap(MapsRecord[AttentionMap]):
                 )
             rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
             place_of = np.repeat(np.arange(len(columns)), [len(group) for group in columns])
-            if number == 0:
+            if place == 0:
                 pictures = tuple(picture.move(place_of) for picture in self.pictures)
             means: NDArray[np.floating[Any]] = attention.weights
             if attention.has_weights:
@@ -256,49 +280,172 @@ class Heatmap(MapsRecord[AttentionMap]):
         return self.picture is None and self.sound is None and not self.pictures
 
     @property
-    def usual_scale(self) -> str:
+    def usual_scale(self) -> Any:
         """Weight 1; of pictures and sound each head's largest."""
         return "fixed" if self.is_of_text else "head"
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The maps as arrays by name: `weights`, `layers`, `heads`, `tokens`, `offsets` of the first map.
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """Return a row for each weight of the heads that are shown, the names of columns first."""
+        yield "kind", "layer", "head", "query", "key", "query_token", "key_token", "weight"
+        for attention in self.maps:
+            first_query, first_key = (0, 0) if attention.part is None else attention.part[:2]
+            for layer, head in self.chosen(attention):
+                name = attention.head_name(head) if attention.head_names else head
+                for (query, key), weight in np.ndenumerate(attention.of(layer, head)):
+                    tokens = attention.queries.labels[query], attention.keys.labels[key]
+                    yield attention.kind, layer, name, first_query + query, first_key + key, *tokens, float(str(weight))
 
-        Those of further maps have the kind before their name: `decoder_weights`, `cross_tokens` ...; a cross map has
-        `cross_query_tokens` beside. What a vision model saw is `picture`, (height, width, 3), uint8; what was
-        seen among words is `picture_0`, `picture_1` …; of what a speech model heard, `envelope` is the loudest sample
-        of each frame, and `spectrogram` what it was given, (band, step), uint8, where words are timed.
-        """
-        arrays = super().arrays()
-        for number, attention in enumerate(self.maps):
-            mark = f"{attention.kind}_" if number else ""
-            arrays |= {
-                f"{mark}layers": np.array(attention.layers, np.int32),
-                f"{mark}heads": np.array(attention.heads, np.int32),
-                f"{mark}tokens": np.array(attention.keys.labels),
-                f"{mark}offsets": attention.keys.offsets,
-            }
-            if attention.kind == "cross":
-                arrays[f"{mark}query_tokens"] = np.array(attention.queries.labels)
+    def more_tables(self) -> dict[str, Table]:
+        """Return the words of a recording."""
+        words = self.sound.words if self.sound is not None else ()
+        if not words:
+            return {}
+        table = Table.of_arrays(
+            StoredHeatmap.TABLES["words"],
+            word=[word.text for word in words],
+            start_s=[word.start for word in words],
+            end_s=[word.end for word in words],
+            first_token=[word.tokens[0] for word in words],
+            stop_token=[word.tokens[1] for word in words],
+        )
+        return {"words": table}
+
+    def more_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the pixels of pictures, and what was heard."""
+        arrays: dict[str, NDArray[Any]] = {}
+        if self.picture is not None:
+            arrays["pixels"] = self.picture.pixels
+        for place, picture in enumerate(self.pictures):
+            assert picture.cells is not None
+            arrays[f"pixels:{place}"] = picture.pixels
+            arrays[f"cells:{place}"] = picture.cells
+        if self.sound is not None:
+            arrays["envelope"] = self.sound.envelope
+            if self.sound.spectrogram is not None:
+                arrays["spectrogram"] = self.sound.spectrogram.levels
         return arrays
 
-    def to_npz(self) -> bytes:
-        """The arrays, and `record`, the JSON that describes them; `numpy.load` needs no pickles for it."""
-        file = io.BytesIO()
-        np.savez(file, allow_pickle=False, **self.arrays(), record=np.array(json.dumps(self.describe())))
-        return file.getvalue()
+    def more_options(self) -> dict[str, Any]:
+        """Return what describes pictures and sound."""
+        return {
+            "picture": None if self.picture is None else self.picture.describe(),
+            "pictures": [picture.describe() for picture in self.pictures],
+            "sound": None if self.sound is None else self.sound.describe(),
+        }
+
+    @classmethod
+    def read_more(cls, stored: Result) -> dict[str, Any]:
+        """Return the pictures and the sound that were kept."""
+        options, arrays = stored.options, stored.grids
+        more: dict[str, Any] = {}
+        if options["picture"] is not None:
+            more["picture"] = Picture.rebuild(options["picture"], arrays["pixels"])
+        more["pictures"] = tuple(
+            Picture.rebuild(described, arrays[f"pixels:{place}"], arrays[f"cells:{place}"])
+            for place, described in enumerate(options["pictures"])
+        )
+        if options["sound"] is not None:
+            words = tuple(
+                SpokenWord(word, start, end, (first, stop)) for word, start, end, first, stop in _rows(stored, "words")
+            )
+            levels = arrays.get("spectrogram")
+            more["sound"] = Sound.rebuild(options["sound"], arrays["envelope"], levels, words)
+        return more
 
     def require_whole(self) -> None:
-        """Refuses tokens that are not those of its picture or sound."""
+        """Refuse weights that are none, and tokens that are not those of its picture or sound."""
         super().require_whole()
+        for attention in self.maps:
+            weights = attention.weights
+            if not weights.size:
+                raise ValueError("its weights are empty")
+            if np.any(weights < 0) or np.any(weights > _MOST):
+                raise ValueError("its weights are not between 0 and 1")
+            if np.nansum(weights, -1).max() > _MOST:
+                raise ValueError("its weights sum to more than 1 in a row")
         if self.picture is not None:
             n_patches = self.picture.grid[0] * self.picture.grid[1]
-            if any(int((~tokens.special).sum()) != n_patches for m in self.maps for tokens in (m.queries, m.keys)):
+            sides = [tokens for attention in self.maps for tokens in (attention.queries, attention.keys)]
+            if any(int((~tokens.special).sum()) != n_patches for tokens in sides):
                 raise ValueError("its tokens are not the patches of its picture")
         for picture in self.pictures:
-            if picture.cells is None or not (-1 <= picture.cells.min() <= picture.cells.max() < len(self.maps[0].keys)):
+            cells = picture.cells
+            if cells is None or not -1 <= cells.min() <= cells.max() < len(self.maps[0].keys):
                 raise ValueError("its tokens are not the patches of its pictures")
         if self.sound is not None and any(len(m.keys) != len(self.sound.envelope) for m in self.maps):
             raise ValueError("its keys are not the frames of its sound")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rollout(Heatmap):
+    """Attention rollout of one model on one text (Abnar & Zuidema 2020), beside the mean attention of each layer.
+
+    The two stand in the place of heads. Of mean attention columns are the keys of the layer, of rollout they are the
+    input tokens: how much of each is in each place after the layer.
+
+    Attributes:
+        residual: The share of the identity in each layer, for the residual connection.
+    """
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("changes", "residual")
+    SCHEMA: ClassVar[str] = "attnscope.rollout/2"
+
+    residual: float = 0.5
+
+    @property
+    def mean(self) -> NDArray[np.float32]:
+        """What the heads of each layer attend to on average, (layer, query, key)."""
+        return self.maps[0].weights[:, 0]
+
+    @property
+    def rollout(self) -> NDArray[np.float32]:
+        """How much of each input token is in each place after each layer, (layer, query, token); rows sum to 1."""
+        return self.maps[0].weights[:, 1]
+
+    @property
+    def usual_scale(self) -> Any:
+        """The figure's largest; over a picture, each map's."""
+        return "figure" if self.picture is None else "head"
+
+    @property
+    def method(self) -> str:
+        """How it was computed, in a sentence."""
+        return (
+            f"rollout: the identity has {self.residual:g} of each layer, for the residual connection "
+            "(Abnar & Zuidema 2020)"
+        )
+
+    @classmethod
+    def of_layers(cls, record: Heatmap, mean: NDArray[Any], rolled: NDArray[Any], residual: float) -> Rollout:
+        """Return the rollout of all layers of a record, (layer, query, key), beside the mean over heads."""
+        attention = record.maps[0]
+        names = ("mean attention", "rollout")
+        maps = replace(
+            attention,
+            kind=ROLLOUT,
+            heads=(0, 1),
+            n_heads=2,
+            n_kv_heads=2,
+            weights=np.stack([mean, rolled], 1).astype(np.float32),
+            head_names=names,
+        )
+        return cls(record.text, (maps,), record.run, picture=record.picture, residual=residual)
+
+
+class StoredRollout(StoredHeatmap):
+    """The tables and arrays of a rollout."""
+
+    SCHEMA: ClassVar[str] = Rollout.SCHEMA
+
+
+Rollout.STORED = StoredRollout
+
+
+def _rows(stored: Result, table: str) -> Iterator[Sequence[Any]]:
+    """Return the rows of a table; none where there is no such table."""
+    if table in stored.tables:
+        _, *rows = stored.table(table).rows()
+        yield from rows
 
 
 def _with_empty_rows(across: AttentionMap, maps: tuple[AttentionMap, ...]) -> AttentionMap:

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.records.frame import checks
-from attnscope.records.maps.head_maps import KINDS
-from attnscope.records.maps.heatmap import AttentionMap, Heatmap
-from attnscope.records.maps.tokens import Tokens
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.maps import KINDS
 from attnscope.results import reading
+from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
 
 NAMES = ("weights", "tokens", "keys", "kind", "layers", "heads", "special", "text", "model")
@@ -104,7 +103,7 @@ def record_from_arrays(
     )
     record = Heatmap(text, (attention,), _run_of(model, str(np.asarray(weights).dtype)))
     try:
-        checks.require_whole(record)
+        record.require_sound()
     except ValueError as error:
         raise AttnscopeError(f"this is no attention: {error}", "give weights after the softmax") from None
     return record

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.checks import NUMBER, shaped
-from attnscope.records.frame.codec import ARRAY
-from attnscope.records.maps.head_maps import KIND, OF_KINDS, HeadMaps, MapsRecord
-from attnscope.records.maps.tokens import Tokens
+from attnscope.questions.maps import MAP_TABLES, HeadMaps, MapsResult
+from attnscope.results.result import Result
+from attnscope.results.table import Array, count
+from attnscope.results.tokens import Tokens
 
 POOLS = ("mean", "max")
+
+
+class StoredPooled(Result):
+    """The tables and arrays of pooled maps, as files keep them."""
+
+    SCHEMA: ClassVar[str] = "attnscope.pooled/2"
+    TABLES: ClassVar[Any] = {
+        **MAP_TABLES,
+        "maps": (
+            *MAP_TABLES["maps"],
+            count("query_cell", "queries that share a row of cells", range=(1, None)),
+            count("key_cell", "keys that share a column of cells", range=(1, None)),
+            count("far_tokens", "a link is far over more than this many tokens; -1 = all are", range=(-1, None)),
+        ),
+    }
+    ARRAYS: ClassVar[Any] = (
+        Array("cells", "pooled attention", "share", (0, 1), axes=("heads", "rows", "columns")),
+        Array("received", "mass that a key receives from all queries", range=(0, None), axes=("heads", "keys")),
+        Array("entropy_nats", "entropy of a query's weights", "nats", (0, None), axes=("heads", "queries")),
+        Array("link_places", "query and key of a far link; -1 = none", kind="count", axes=("heads", "links", "2")),
+        Array("link_weights", "the weight of a far link", axes=("heads", "links")),
+    )
 
 
 class Link(NamedTuple):
@@ -51,38 +73,43 @@ class PooledMap(HeadMaps):
         n_kv_heads: How many key/value heads a layer has.
     """
 
-    MAPS: ClassVar[str] = "cells"
+    ARRAYS: ClassVar[tuple[str, ...]] = ("cells", "received", "entropy_nats", "link_places", "link_weights")
 
-    kind: str = field(metadata=KIND)
-    layers: tuple[int, ...] = field(metadata=NUMBER)
-    heads: tuple[int, ...] = field(metadata=NUMBER)
-    cells: NDArray[np.float32] = field(metadata=shaped("layers heads n_rows n_columns", filled=True, **ARRAY))
-    received: NDArray[np.float32] = field(metadata=shaped("layers heads keys", range=(0, None), **ARRAY))
-    entropy_nats: NDArray[np.float32] = field(metadata=shaped("layers heads queries", range=(0, None), **ARRAY))
-    link_places: NDArray[np.int32] = field(metadata=shaped("layers heads n_links 2", **ARRAY))
-    link_weights: NDArray[np.float32] = field(metadata=shaped("layers heads n_links", **ARRAY))
+    kind: str
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    cells: NDArray[np.float32]
+    received: NDArray[np.float32]
+    entropy_nats: NDArray[np.float32]
+    link_places: NDArray[np.int32]
+    link_weights: NDArray[np.float32]
     queries: Tokens
     keys: Tokens
-    query_cell: int = field(metadata={"range": (1, None)})
-    key_cell: int = field(metadata={"range": (1, None)})
+    query_cell: int
+    key_cell: int
     far_tokens: int | None
     n_layers: int
     n_heads: int
     n_kv_heads: int
 
-    @property
-    def n_rows(self) -> int:
-        """How many rows of cells there are."""
-        return -(-len(self.queries) // max(self.query_cell, 1))
+    def row(self) -> dict[str, Any]:
+        """Return its row of the table of maps."""
+        far = -1 if self.far_tokens is None else self.far_tokens
+        return {**super().row(), "query_cell": self.query_cell, "key_cell": self.key_cell, "far_tokens": far}
 
-    @property
-    def n_columns(self) -> int:
-        """How many columns of cells there are."""
-        return -(-len(self.keys) // max(self.key_cell, 1))
+    @classmethod
+    def more(cls, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how it was pooled, from its row of the table of maps."""
+        far = None if told["far_tokens"] < 0 else told["far_tokens"]
+        return {"query_cell": told["query_cell"], "key_cell": told["key_cell"], "far_tokens": far}
 
     def require_whole(self) -> None:
-        """Refuses cells that are no shares, keys that receive more than there is, and links of other tokens."""
+        """Refuse cells that are no shares, keys that receive more than there is, and links of other tokens."""
         # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bounds.
+        n_rows = -(-len(self.queries) // self.query_cell)
+        n_columns = -(-len(self.keys) // self.key_cell)
+        if self.cells.shape[2:] != (n_rows, n_columns) or not self.cells.size:
+            raise ValueError(f"the shape of its cells, {self.cells.shape}, does not fit its tokens")
         if np.any(self.cells < 0) or np.any(self.cells > 1.1):
             raise ValueError("its cells are not between 0 and 1")
         if np.nansum(self.received, -1).max() > 1.1 * len(self.queries):
@@ -101,7 +128,7 @@ class PooledMap(HeadMaps):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PooledHeatmap(MapsRecord[PooledMap]):
+class PooledHeatmap(MapsResult[PooledMap]):
     """What every chosen head of a model attends to on one long text, pooled to a grid of cells.
 
     Attributes:
@@ -114,24 +141,21 @@ class PooledHeatmap(MapsRecord[PooledMap]):
         picked: Single heads that were asked for, as (layer, head); None = all in the maps.
     """
 
-    SCHEMA: ClassVar[str] = "attnscope.pooled/1"
+    SCHEMA: ClassVar[str] = StoredPooled.SCHEMA
+    STORED: ClassVar[type[Result]] = StoredPooled
+    MAPS: ClassVar[Any] = PooledMap
+    FIELDS: ClassVar[tuple[str, ...]] = ("pool",)
     COMPRESSED: ClassVar[bool] = True  # half of a causal map is zeros
 
     text: str
-    maps: tuple[PooledMap, ...] = field(metadata=OF_KINDS)
+    maps: tuple[PooledMap, ...]
     run: Mapping[str, Any]
-    pool: str = field(default="mean", metadata={"choices": POOLS})
+    pool: str = "mean"
     picked: tuple[tuple[int, int], ...] | None = None
 
     def links(self, layer: int, head: int, kind: str | None = None) -> list[Link]:
         """The strongest far links of one head, largest weight first."""
         return self.map(kind).links(layer, head)
-
-    def describe(self) -> dict[str, Any]:
-        """As of all maps; long texts stand there once: keys that are the queries are null."""
-        described = super().describe()
-        described["maps"] = [one | ({} if one["kind"] == "cross" else {"keys": None}) for one in described["maps"]]
-        return described
 
     def described_links(self) -> list[dict[str, Any]]:
         """Each far link with its head, places, tokens and the text around them, as plain JSON values."""
@@ -153,15 +177,25 @@ class PooledHeatmap(MapsRecord[PooledMap]):
             for link in m.links(layer, head)
         ]
 
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """Return a row for each far link, the names of columns first."""
+        links = self.described_links()
+        names = ("kind", "layer", "head", "query", "key", "query_token", "key_token", "weight")
+        yield names
+        for link in links:
+            yield [link[name] for name in names]
+
     def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
-        """One JSON document, as of all maps, with the far links and the text around them."""
+        """Return one JSON document, with the far links and the text around them."""
         return super().to_json(ascii_only=ascii_only, links=self.described_links(), **more)
 
-    @classmethod
-    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
-        """The record that `describe` and `arrays` were made of, npz or JSON."""
-        maps = [entry | {"keys": entry["keys"] or entry["queries"]} for entry in described["maps"]]
-        return super().rebuild({**described, "maps": maps}, held)
+    def require_whole(self) -> None:
+        """Refuse what all maps refuse, damaged cells and an unknown pool."""
+        super().require_whole()
+        for attention in self.maps:
+            attention.require_whole()
+        if self.pool not in POOLS:
+            raise ValueError(f"its pool is not one of {', '.join(POOLS)}")
 
 
 def around(tokens: Tokens, place: int, characters: int = 30) -> str:

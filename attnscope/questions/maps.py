@@ -1,0 +1,456 @@
+"""What maps of heads have in common, exact ones and pooled ones: which heads they hold, and how they are kept.
+
+A result of maps is a text, a map per kind of attention, and what made it. In files it is tables and arrays, as every
+result: `heads` and `queries` of the first kind, `heads:cross` and `queries:cross` of a further one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError
+from attnscope.records.frame.record import Record
+from attnscope.results.result import Result
+from attnscope.results.storage import finite, json_array, plain
+from attnscope.results.table import HEADS, Table, count, text
+from attnscope.results.tokens import TOKENS, Tokens, tokens_of, tokens_table
+
+KINDS = ("encoder", "decoder", "cross")
+"""The kinds of attention; they become part of file names."""
+
+ROLLOUT = "rollout"
+"""The kind of maps that follow tokens through layers, which is none of the model's own."""
+
+MAP_TABLES: Mapping[str, Any] = {
+    "maps": (
+        text("kind", "kind of attention: encoder, decoder, cross or rollout"),
+        count("n_layers", "how many layers of this kind the model has", range=(1, None)),
+        count("n_heads", "how many heads a layer has, the most where layers differ", range=(1, None)),
+        count("n_kv_heads", "how many key/value heads a layer has", range=(1, None)),
+        count("first_query", "which query of the whole map comes first; -1 = it is the whole", range=(-1, None)),
+        count("first_key", "which key of the whole map comes first; -1 = it is the whole", range=(-1, None)),
+        count("whole_queries", "queries of the whole map; -1 = it is the whole", range=(-1, None)),
+        count("whole_keys", "keys of the whole map; -1 = it is the whole", range=(-1, None)),
+    ),
+    "heads": (*HEADS, text("name", "what stands in the place of a head is called; empty = it is a head")),
+    "queries": TOKENS,
+    "keys": TOKENS,
+}
+"""The columns of the tables that every result of maps has."""
+
+
+class HeadMaps:
+    """The maps of the heads of one kind of attention; those of a layer and head lie at its place in `layers`, `heads`.
+
+    Attributes:
+        ARRAYS: The names of its arrays, (layer, head, ...), that of the maps first.
+    """
+
+    ARRAYS: ClassVar[tuple[str, ...]]
+    kind: str
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    queries: Tokens
+    keys: Tokens
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    part: tuple[int, int, int, int] | None = None
+    head_names: tuple[str, ...] = ()
+
+    def head_name(self, head: int) -> str:
+        """Return what a head is called, such as H1."""
+        return self.head_names[self.heads.index(head)] if self.head_names else f"H{head}"
+
+    def name_of(self, layer: int, head: int) -> str:
+        """Return what a head of a layer is called, such as L3H1."""
+        return f"L{layer} {self.head_name(head)}" if self.head_names else f"L{layer}H{head}"
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """All heads, (layer, head), layer by layer; also those that a layer lacks."""
+        return [(layer, head) for layer in self.layers for head in self.heads]
+
+    def place(self, layer: int, head: int) -> tuple[int, int]:
+        """Return where a head stands in the arrays.
+
+        Raises:
+            AttnscopeError: It is not there.
+        """
+        if layer in self.layers and head in self.heads:
+            return self.layers.index(layer), self.heads.index(head)
+        raise AttnscopeError(
+            f"L{layer}H{head} is not in this record",
+            f"it holds layers {spans(self.layers)} and heads {spans(self.heads)}",
+        )
+
+    def of(self, layer: int, head: int) -> NDArray[np.float32]:
+        """Return the map of one head: weights, (query, key), or cells, (row, column)."""
+        weights: NDArray[np.float32] = getattr(self, self.ARRAYS[0])[self.place(layer, head)]
+        return weights
+
+    def exists(self, layer: int, head: int) -> bool:
+        """Return whether this head is held; where a layer lacks one, its map is NaN."""
+        return layer in self.layers and head in self.heads and not bool(np.isnan(self.of(layer, head)).any())
+
+    def tables(self) -> dict[str, Table]:
+        """Return its tables, by name."""
+        names = self.head_names or ("",) * len(self.heads)
+        heads = Table.of_arrays(
+            MAP_TABLES["heads"],
+            kind=[self.kind] * len(self.pairs),
+            layer=[layer for layer, _ in self.pairs],
+            head=[head for _, head in self.pairs],
+            name=names * len(self.layers),
+        )
+        return {"heads": heads, "queries": tokens_table(self.queries), "keys": tokens_table(self.keys)}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return its arrays by name, along the rows of its table of heads."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for name in self.ARRAYS:
+            values = getattr(self, name)
+            arrays[name] = values.reshape(-1, *values.shape[2:])
+        return arrays
+
+    @classmethod
+    def rebuild(cls, told: Mapping[str, Any], tables: Mapping[str, Table], arrays: Mapping[str, Any]) -> Self:
+        """Return the maps of one kind.
+
+        Args:
+            told: Its row of the table of maps, and the `texts` of queries and keys.
+            tables: Its tables, by name.
+            arrays: Its arrays, by name.
+        """
+        heads = tables["heads"]
+        layers = tuple(dict.fromkeys(heads["layer"].tolist()))
+        numbers = tuple(dict.fromkeys(heads["head"].tolist()))
+        queries, keys = (
+            tokens_of(tables[side], *texts) for side, texts in zip(("queries", "keys"), told["texts"], strict=True)
+        )
+        part = tuple(told[name] for name in ("first_query", "first_key", "whole_queries", "whole_keys"))
+        names = tuple(heads["name"][: len(numbers)].tolist())
+        shape = (len(layers), len(numbers))
+        known: dict[str, Any] = {
+            "kind": told["kind"],
+            "layers": layers,
+            "heads": numbers,
+            "queries": queries,
+            "keys": keys if told["kind"] == "cross" or part[0] >= 0 else queries,
+            "n_layers": told["n_layers"],
+            "n_heads": told["n_heads"],
+            "n_kv_heads": told["n_kv_heads"],
+        }
+        for name in cls.ARRAYS:
+            known[name] = arrays[name].reshape(*shape, *arrays[name].shape[1:])
+        if part[0] >= 0:
+            known["part"] = part
+        if any(names):
+            known["head_names"] = names
+        return cls(**known, **cls.more(told))
+
+    @classmethod
+    def more(cls, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Return further fields of it, from its row of the table of maps."""
+        return {}
+
+    def row(self) -> dict[str, Any]:
+        """Return its row of the table of maps."""
+        first_query, first_key, whole_queries, whole_keys = self.part or (-1, -1, -1, -1)
+        return {
+            "kind": self.kind,
+            "n_layers": self.n_layers,
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "first_query": first_query,
+            "first_key": first_key,
+            "whole_queries": whole_queries,
+            "whole_keys": whole_keys,
+        }
+
+    def __repr__(self) -> str:
+        shape = getattr(self, self.ARRAYS[0]).shape
+        return f"{type(self).__name__}({self.kind}, layers {spans(self.layers)}, heads {spans(self.heads)}, {shape})"
+
+
+M = TypeVar("M", bound=HeadMaps)
+
+
+class MapsResult(Record, Generic[M]):
+    """Maps of heads on one text.
+
+    Attributes:
+        STORED: Its tables and arrays, as files keep them.
+        MAPS: The class of its maps.
+        FIELDS: Names of further fields that are plain JSON values.
+        text: The text as given.
+        maps: The attention, one map per kind.
+        run: What made it: model, sha256, engine, versions, dtype, device, notes. Plain JSON values.
+        picked: Single heads that were asked for, (layer, head); None = all in the maps.
+    """
+
+    STORED: ClassVar[type[Result]]
+    MAPS: ClassVar[Any]
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+
+    text: str
+    maps: tuple[M, ...]
+    run: Mapping[str, Any]
+    picked: tuple[tuple[int, int], ...] | None
+
+    # Heads
+
+    def chosen(self, attention: M) -> tuple[tuple[int, int], ...]:
+        """Return the heads to show of a map, (layer, head): as they were picked, else layer by layer."""
+        wanted = self.picked or attention.pairs
+        return tuple(pair for pair in wanted if attention.exists(*pair))
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Self:
+        """Return the same, showing only these heads, (layer, head).
+
+        Raises:
+            AttnscopeError: It does not hold one of them.
+        """
+        if not picked:
+            raise AttnscopeError("no head is chosen")
+        for layer, head in picked:
+            if not any(attention.exists(layer, head) for attention in self.maps):
+                self.maps[0].place(layer, head)
+        return replace(self, picked=tuple(dict.fromkeys(picked)))  # type: ignore[type-var]  # a dataclass
+
+    def block(self, layers: Collection[int], heads: Collection[int]) -> Self:
+        """Return the same with these layers and heads alone; maps that have none of them go, and no head is picked.
+
+        Raises:
+            AttnscopeError: There is none of them.
+        """
+        maps = []
+        for attention in self.maps:
+            rows = [row for row, layer in enumerate(attention.layers) if layer in layers]
+            columns = [column for column, head in enumerate(attention.heads) if head in heads]
+            if not rows or not columns:
+                continue
+            cut: dict[str, Any] = {name: getattr(attention, name)[np.ix_(rows, columns)] for name in attention.ARRAYS}
+            cut["layers"] = tuple(attention.layers[row] for row in rows)
+            cut["heads"] = tuple(attention.heads[column] for column in columns)
+            maps.append(replace(attention, **cut))  # type: ignore[type-var]  # a dataclass
+        if not maps:
+            self.maps[0].place(min(layers, default=-1), min(heads, default=-1))
+        return replace(self, maps=tuple(maps), picked=None)  # type: ignore[type-var]  # a dataclass
+
+    def map(self, kind: str | None = None) -> M:
+        """Return the map of a kind of attention: "encoder", "decoder" or "cross"; None = the first.
+
+        Raises:
+            AttnscopeError: There is none of that kind.
+        """
+        for attention in self.maps:
+            if kind in (None, attention.kind):
+                return attention
+        raise AttnscopeError(f"this record has no {kind} attention", f"it has {', '.join(m.kind for m in self.maps)}")
+
+    def of(self, layer: int, head: int, kind: str | None = None) -> NDArray[np.float32]:
+        """Return the map of one head by its numbers: weights, (query, key), or cells, (row, column).
+
+        Args:
+            layer: Number of the layer in the model, from 0.
+            head: Number of the head, from 0.
+            kind: "encoder", "decoder" or "cross"; None = that of the first map.
+
+        Raises:
+            AttnscopeError: It does not hold it.
+        """
+        attention = self.map(kind)
+        others = [m.kind for m in self.maps if layer in m.layers and head in m.heads]
+        if others and attention.kind not in others:
+            raise AttnscopeError(
+                f"L{layer}H{head} is not among the {attention.kind} heads of this record", f'ask for kind="{others[0]}"'
+            )
+        return attention.of(layer, head)
+
+    # Tables
+
+    @cached_property
+    def _stored(self) -> Result:
+        """All of it as tables and arrays."""
+        tables = {"maps": Table.of(self.STORED.TABLES["maps"], [attention.row() for attention in self.maps])}
+        arrays: dict[str, NDArray[Any]] = {}
+        texts = []
+        for number, attention in enumerate(self.maps):
+            kind = f":{attention.kind}" if number else ""
+            tables |= {f"{name}{kind}": table for name, table in attention.tables().items()}
+            arrays |= {f"{name}{kind}": array for name, array in attention.arrays().items()}
+            texts.append([[side.text, side.pair] for side in (attention.queries, attention.keys)])
+        options = {"text": self.text, "texts": texts, "picked": self.picked}
+        options |= {name: getattr(self, name) for name in self.FIELDS}
+        tables |= self.more_tables()
+        arrays |= self.more_arrays()
+        return self.STORED(self.run, {}, {**options, **self.more_options()}, tables, arrays)
+
+    def more_tables(self) -> dict[str, Table]:
+        """Return further tables than those of the maps."""
+        return {}
+
+    def more_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return further arrays than those of the maps."""
+        return {}
+
+    def more_options(self) -> dict[str, Any]:
+        """Return what describes these."""
+        return {}
+
+    @classmethod
+    def read_more(cls, stored: Result) -> dict[str, Any]:
+        """Return the fields that `more_tables`, `more_arrays` and `more_options` were made of."""
+        return {}
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a table or an array by its name in files, such as "heads", "queries:cross" or "weights"."""
+        return self._stored[name]
+
+    def table(self, name: str) -> Table:
+        """Return a table by its name in files."""
+        return self._stored.table(name)
+
+    def describe(self) -> dict[str, Any]:
+        """Return all but the values of columns and arrays, the schema first."""
+        return self._stored.describe()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the values of columns as "table/column", and arrays by their names."""
+        return self._stored.arrays()
+
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+        """Return the result that `describe` and `arrays` were made of; what is damaged raises anything."""
+        stored = cls.STORED.rebuild(described, held)
+        stored.require_whole()
+        options = stored.options
+        maps = []
+        for number, row in enumerate(_dicts(stored.table("maps"))):
+            kind = f":{row['kind']}" if number else ""
+            told = {**row, "texts": options["texts"][number]}
+            tables = {name: stored.tables[f"{name}{kind}"] for name in ("heads", "queries", "keys")}
+            arrays = {name: stored.grids[f"{name}{kind}"] for name in cls.MAPS.ARRAYS}
+            maps.append(cls.MAPS.rebuild(told, tables, arrays))
+        picked = options["picked"]
+        more = {name: _frozen(options[name]) for name in cls.FIELDS}
+        return cls(  # type: ignore[call-arg]  # a dataclass
+            text=str(options["text"]),
+            maps=tuple(maps),
+            run=stored.run,
+            picked=None if picked is None else tuple((int(layer), int(head)) for layer, head in picked),
+            **more,
+            **cls.read_more(stored),
+        )
+
+    def require_whole(self) -> None:
+        """Refuse a result that has no maps, or shows none of its heads."""
+        if not self.maps:
+            raise ValueError("its maps are empty")
+        if len({attention.kind for attention in self.maps}) < len(self.maps):
+            raise ValueError("two of its maps are the same")
+        for attention in self.maps:
+            if attention.kind not in (*KINDS, ROLLOUT):
+                raise ValueError(f"its kind is {attention.kind[:40]!r}, not one of {', '.join(KINDS)}")
+        if self.picked is not None and not any(self.chosen(attention) for attention in self.maps):
+            raise ValueError("it shows none of its heads")
+
+    def require_sound(self) -> None:
+        """Refuse values that its tables and arrays cannot hold, and tokens that cannot be shown."""
+        self._stored.require_whole()
+        for attention in self.maps:
+            attention.queries.require_whole()
+            attention.keys.require_whole()
+        self.require_whole()
+
+    def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
+        """Return one JSON document: the schema, the run, `more`, tables as lists of rows, arrays as nested lists.
+
+        Numbers have as many digits as float32 needs to be read back unchanged; NaN becomes null.
+        """
+        described = self.describe()
+        head = {name: described[name] for name in ("schema", "run", "options")}
+        tables = {name: list(_dicts(table)) for name, table in self._stored.tables.items()}
+        members = [json.dumps(plain({**head, **more, **tables}, finite), ensure_ascii=ascii_only)[:-1]]
+        for name, array in self._stored.grids.items():
+            listed = json_array(array) if array.dtype == np.float32 else json.dumps(array.tolist())
+            members.append(f'"{name}": {listed}')
+        return ", ".join(members) + "}"
+
+    _repr_html_ = None  # type: ignore[assignment]  # a notebook would prefer it to the picture
+
+    def _repr_png_(self) -> bytes:
+        png: bytes = self.record_kind().view("glance")(self)
+        return png
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{m.kind} {getattr(m, m.ARRAYS[0]).shape}" for m in self.maps)
+        return f"{type(self).__name__}({self.run.get('model')!r} on {self.text[:40]!r}: {shapes})"
+
+
+def _dicts(table: Table) -> Iterator[dict[str, Any]]:
+    """Return the rows of a table, each by column."""
+    header, *rows = table.rows()
+    for row in rows:
+        yield dict(zip(header, row, strict=True))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return numbers as people write them: (0, 1, 2, 5) is "0-2,5"."""
+    parts: list[str] = []
+    start = previous = None
+    for number in [*sorted(set(numbers)), None]:
+        if previous is not None and number != previous + 1:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = number
+        elif previous is None:
+            start = number
+        previous = number
+    return ",".join(parts)
+
+
+def choose_heads(
+    record: Any,
+    pick: Sequence[tuple[int, int]] | None,
+    layers: Collection[int] | None,
+    heads: Collection[int] | None,
+) -> Any:
+    """Return a record that shows single heads, or those of some layers, or these heads of each; None = all."""
+    if pick is not None:
+        return record.only(pick)
+    if layers is None and heads is None:
+        return record
+    maps = getattr(record, "maps", None)
+    if maps is None:
+        known = [(head.layer, head.head) for head in record.heads]
+    else:
+        known = [pair for attention in maps for pair in attention.pairs]
+    layers = _require_known("layer", layers, {layer for layer, _ in known})
+    heads = _require_known("head", heads, {head for _, head in known})
+    if maps is not None:
+        return record.block(layers, heads)
+    return record.only([pair for pair in dict.fromkeys(known) if pair[0] in layers and pair[1] in heads])
+
+
+def _require_known(what: str, wanted: Collection[int] | None, have: set[int]) -> Collection[int]:
+    """Return the layers or heads that are wanted, all for None.
+
+    Raises:
+        AttnscopeError: One of them is not in the record.
+    """
+    beyond = sorted({*(wanted or ())} - have)
+    if beyond:
+        raise AttnscopeError(f"there is no {what} {beyond[0]} in this record", f"it holds {what}s {spans([*have])}")
+    return have if wanted is None else wanted
