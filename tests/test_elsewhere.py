@@ -71,7 +71,7 @@ GOOD = softmax(1, 1, 5, 5)
         (GOOD, "the c", {}, "no list of texts"),
         (GOOD, [1, 2, 3, 4, 5], {}, "no list of texts"),
         (GOOD, TOKENS, {"layers": [0, 1]}, "2 layers are named, and the weights have 1"),
-        (GOOD, TOKENS, {"layers": [-1]}, "a number of heads.layer is not between 0 and 9999"),
+        (GOOD, TOKENS, {"layers": [-1]}, "a number of maps.n_layers is not between 1"),
         (GOOD, TOKENS, {"special": [9]}, "no token 9"),
         (GOOD, TOKENS, {"kind": "both"}, "no 'both' attention"),
         (GOOD, ["\udcff"] * 5, {}, "surrogates"),

@@ -263,7 +263,7 @@ def tokens_of(table: Table, text: str, pair: str | None = None) -> Tokens:
         words=None if is_unknown else words,
         segments=table["segment"].astype(np.int32),
         pair=pair,
-        n_given=-1 if n_given == len(generated) else n_given,
+        n_given=n_given,
     )
     tokens.require_whole()
     return tokens
