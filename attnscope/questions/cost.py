@@ -174,10 +174,13 @@ def _blocks(cost: Cost) -> Iterator[Block]:
     table = cost.table("quantities")
     names = table["name"].tolist()
     main = [names.index(name) for name in MAIN if name in names]
-    short = [abbreviate(*pair) for pair in zip(table["value"].tolist(), table["unit"].tolist(), strict=True)]
+    short = []
+    for value, unit in zip(table["value"].tolist(), table["unit"].tolist(), strict=True):
+        short.append(abbreviate(value, unit) + (f" {unit}" if unit in ("parameters", "MACs") else ""))
+    is_cache = table["group"] == "kv_cache"
     yield Ranking(
         what="",
-        names=table["what"].tolist(),
+        names=np.where(is_cache, np.char.add("KV cache ", table["what"]), table["what"]).tolist(),
         table=table,
         columns=[Words("", short, right=True)],
         order=main,
