@@ -238,9 +238,10 @@ def run_one_by_one(run: Callable[[Batch, Probe], Tensor], batch: Batch, probe: P
     """
     source = torch.ones_like(batch.ids, dtype=torch.bool) if batch.mask is None else batch.mask
     target = source
-    if batch.target_ids is not None:
-        is_whole = batch.target_mask is None
-        target = torch.ones_like(batch.target_ids, dtype=torch.bool) if is_whole else batch.target_mask
+    if batch.target_mask is not None:
+        target = batch.target_mask
+    elif batch.target_ids is not None:
+        target = torch.ones_like(batch.target_ids, dtype=torch.bool)
     hidden = []
     maps: dict[tuple[Kind, int], list[Tensor]] = {}
     for i in range(len(batch.ids)):

@@ -234,7 +234,8 @@ def _notes_on_kind(kind: Kind, by_layer: Mapping[int, Seen]) -> list[str]:
     say("Scores have a position bias {}.", lambda seen: seen.call.bias is not None)
     for width in dict.fromkeys(seen.window for seen in calls if seen.window):
         reach = f"of {width} tokens" if kind == "decoder" else f"that reaches {width - 1} tokens to either side"
-        say(f"A sliding window {reach} {{}}.", lambda seen, width=width: seen.window == width)
+        layers = [layer for layer, seen in by_layer.items() if seen.window == width]
+        notes.append(f"A sliding window {reach} in {kind} layers {spans(layers)}.")
     return notes
 
 

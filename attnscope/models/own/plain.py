@@ -50,7 +50,7 @@ class PlainEncoder(Model):
         self._encoder = encoder
         self._weights = weights
 
-    def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:  # type: ignore[override]  # others: None
+    def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:
         """Return what the heads attend to on a text; see Model."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
