@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.records.weights import COMPOSITIONS
+from attnscope.questions.weights import COMPOSITIONS
 from attnscope.studies.weights.options import WeightsOptions
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.test_stream import random_model
@@ -53,13 +53,13 @@ def differences(name: str) -> dict[str, float]:
     ov = FactoredMatrix(theirs.W_V.repeat_interleave(group, 1), theirs.W_O)
     values = (theirs.W_E @ ov @ theirs.W_U).eigenvalues
     copying = (values.sum(-1).real / values.abs().sum(-1)).flatten().numpy()
-    found = {"copying": float(np.abs(copying - [head.copying.value for head in ours.heads]).max())}
-    n = len(ours.heads)
+    found = {"copying": float(np.abs(copying - ours["heads"]["copying"]).max())}
+    n = len(ours["heads"])
     for number, by in enumerate(COMPOSITIONS):
         scores = theirs.all_composition_scores(by)
         scores = getattr(scores, "scores", scores).reshape(n, n).numpy()
-        defined = np.isfinite(ours.composition[number])
-        found[f"composition_{by}"] = float(np.abs(scores - ours.composition[number])[defined].max())
+        defined = np.isfinite(ours["composition"][number])
+        found[f"composition_{by}"] = float(np.abs(scores - ours["composition"][number])[defined].max())
     return found
 
 

@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Special, Trends
 from attnscope.report.choices import every_nth
 from attnscope.report.graphs import draw_graph
-from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map
+from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map, draw_small_maps
 from attnscope.report.numbers import small_number
 from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
@@ -81,8 +81,9 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def _head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Drawing:
-    (block,) = blocks
-    return draw_head_map(report, block, lettering)
+    if len(blocks) > 1:
+        return draw_small_maps(report, blocks, lettering)
+    return draw_head_map(report, blocks[0], lettering)
 
 
 def _graph(report: Report, blocks: Sequence[Graph], lettering: Lettering) -> Drawing:

@@ -6,7 +6,7 @@ Layers stand down, heads across, and each kind of attention has a map of its own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from attnscope.drawing.canvas import FAINT, INK, Box, Number, colormap
 from attnscope.drawing.inks import hex_of, ink_on
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import HeadGrid, Page
+from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
 from attnscope.report.numbers import UNDEFINED, digits, short_interval, writer_for
 from attnscope.report.wording import printable
@@ -30,6 +31,13 @@ LEFT_PX = 50
 TOP_PX = layout.MARGIN_PX + 62
 KIND_PX = 54
 HEAD_NAMES_PX = 26
+
+_SMALL_COLUMNS = 3
+_SMALL_PX = 1500
+"""Small maps in a row, and their width on a screen."""
+
+_SMALL_AROUND_PX = 80, 100
+"""Room around a small map, across and down."""
 
 _COMPACT_PX = 135
 """Width of a small map on paper."""
@@ -218,6 +226,46 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
             numbers.append(Number(x, y + cell_height * 0.22, interval, small, ink))
     page.numbers(numbers)
     return True, has_intervals
+
+
+# Small maps side by side
+
+
+def draw_small_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Page:
+    """Draw a small map of each block, side by side, or on narrow paper one below the other, each in its own colours."""
+    paper = lettering.paper
+    table = blocks[0].heads
+    grids = grids_of(table)
+    n_across = max(len(grid.heads) for grid in grids.values())
+    n_down = sum(len(grid.layers) for grid in grids.values())
+
+    # How large cells are, and how far apart maps.
+    columns = 1 if paper.is_narrow else min(len(blocks), _SMALL_COLUMNS)
+    room = (paper.room_px if paper.fixed else _SMALL_PX) - columns * _SMALL_AROUND_PX[0]
+    width = max(4.0, min(58.0, room / columns / n_across))
+    height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
+    kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
+    pitch = n_across * width + _SMALL_AROUND_PX[0], n_down * height + kinds_px + _SMALL_AROUND_PX[1]
+    start = layout.MARGIN_PX + LEFT_PX, TOP_PX + 46
+
+    page = Page(paper.width_for(2 * layout.MARGIN_PX + columns * pitch[0], 900), lettering)
+    n_heads = amount(len(table), "head")
+    page.head(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
+    for block, (left, top) in zip(blocks, layout.tile(len(blocks), columns, start, pitch), strict=True):
+        scale = scale_of(block.heads, block.column)
+        page.entitle(left, top - 34, lettering.fit(title_of(block.heads.columns[block.column]), 14, pitch[0] - 30))
+        corners, y = {}, top
+        for kind, grid in grids.items():
+            corners[kind] = left, y
+            page.name_axes(corners[kind], grid, (width, height), size_px=12.0)
+            y += len(grid.layers) * height + KIND_PX + HEAD_NAMES_PX
+        draw_cells(page, block.heads, block.column, HeadCells(grids, corners, (width, height)), scale)
+        bar = left, y - KIND_PX - HEAD_NAMES_PX + 16, min(200, n_across * width), 11
+        draw_bar(page, bar, scale, size_px=11.5, most=3)
+    n_rows = -(-len(blocks) // columns)
+    notes = ["rows: layers, columns: heads", *(note for block in blocks for note in block.notes)]
+    page.finish(start[1] + n_rows * pitch[1] - 30, [*notes, *report.problems])
+    return page
 
 
 def place_kinds(grids: Mapping[str, HeadGrid], size: tuple[float, float]) -> tuple[HeadCells, float]:

@@ -65,10 +65,11 @@ def _weights(known: KnownModel, pairs: list[tuple[tuple[int, int], tuple[int, in
     import attnscope
 
     found = attnscope.weights(known.model)
-    places = [(head.layer, head.head) for head in found.heads]
+    heads = found.table("heads")
+    places = list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
     links = found.strongest("K", len(places) ** 2)
-    values = np.array([link.excess for link in links])
-    matters = np.array([(places[link.sender], places[link.receiver]) in pairs for link in links])
+    values = np.array([found.excess[1][link] for link in links])
+    matters = np.array([(places[sender], places[receiver]) in pairs for sender, receiver in links])
     return _area(values, matters)
 
 

@@ -179,8 +179,8 @@ KINDS = {
             shown_with=("measures", "sort", "has_page"), others=WHICH,
         ),
         Kind(
-            "attnscope.weights", "record of weights", "weights:HeadWeights", "weights", "weights", ("npz", *_TABLE),
-            ("npz", "csv", "png"), "weights.terminal:show", "weights.figures:pages", others=WHICH,
+            "attnscope.weights", "result of weights", "attnscope.questions.weights:HeadWeights", "weights", "weights",
+            ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",), others=("pick",),
         ),
         Kind(
             "attnscope.why", "result on a score", "attnscope.questions.why:Why", "why", "why", ("npz", *_TABLE),

@@ -28,7 +28,7 @@ def _measures(listed: str) -> tuple[str, ...]:
 
 
 def _composition(listed: str) -> tuple[str, ...]:
-    from attnscope.records.weights import COMPOSITIONS
+    from attnscope.questions.weights import COMPOSITIONS
 
     return tuple(by.upper() for by in read_names(listed, [by.lower() for by in COMPOSITIONS], "composition"))
 
@@ -67,7 +67,7 @@ class TrainingOptions:
 
     def require(self) -> None:
         """Refuses measures, compositions and roles that there are not, and what a training does not have."""
-        from attnscope.records.weights import COMPOSITIONS
+        from attnscope.questions.weights import COMPOSITIONS
         from attnscope.studies.heads.rules import complete_thresholds
 
         complete_thresholds(self.heads.thresholds)

@@ -21,9 +21,9 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
 from attnscope.questions.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Training
+from attnscope.questions.weights import COMPOSITIONS, Composition
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings, read_measure_facts
-from attnscope.records.weights import COMPOSITIONS, Composition
 from attnscope.results.completion import failure_line
 from attnscope.results.table import HEADS, Floats, Table
 from attnscope.studies.ablate.measurers import StandIns, measure_cuts

@@ -1,4 +1,4 @@
-"""What do the weights of heads say, without any text? A model in, a HeadWeights record out."""
+"""What do the weights of heads say, without any text? A model in, a HeadWeights result out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.frequencies import read_frequencies
 from attnscope.models.model import Batch, Model
-from attnscope.records.weights import COMPOSITIONS, Answer, Composition, Direction, HeadWeights, Score, WeightsOfHead
+from attnscope.questions.weights import COMPOSITIONS, Composition, HeadWeights
+from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.weights.options import WeightsOptions
 
@@ -24,10 +25,33 @@ if TYPE_CHECKING:
 
 Report = Callable[[int, int], None]
 
+Score = tuple[float, float, float, float]
+"""A score of eigenvalues, and the mean, the least and the largest of random heads with the same singular values."""
+
+Tokens = tuple[str, ...]
+
+Direction = tuple[float, list[tuple[Tokens, Tokens]]]
+"""The share of a singular direction, and the tokens at the source and the target of both its ends."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Head:
+    """What is known of one head."""
+
+    layer: int
+    head: int
+    copying: Score
+    matching: Score
+    shares: Mapping[str, float]
+    writes: Sequence[Direction]
+    seeks: Sequence[Direction]
+    answers: Sequence[tuple[str, Tokens]]
+
+
 _TEXTS, _PLACES = 64, 16
 """Tokens that what places do is a mean over, and how many places."""
 
-_UNKNOWN = Score(np.nan, np.nan, np.nan, np.nan)
+_UNKNOWN: Score = (np.nan, np.nan, np.nan, np.nan)
 
 
 @with_plain_torch
@@ -100,20 +124,58 @@ class _Weights:
         """The record."""
         places = _Places(self.model, self.stream, self._some_ids())
         answers = self._answers()
-        heads: list[WeightsOfHead] = []
+        heads: list[_Head] = []
         for done, attention in enumerate(self.stream.attentions):
             heads += self._heads(attention, places.shares.get(attention.layer), answers)
             if report is not None:
                 report(done + 1, len(self.stream.attentions))
         composed = _compose(self.stream, self.model.info.d_model)
-        run = run_of(self.model.info, self.notes)
-        return HeadWeights(
-            run={**run, "seed": self.options.seed}, kind=self.stream.kind,
-            ends=self.ends.name if self.ends is not None else "", places=places.kind, n_places=_PLACES,
-            uniform=places.uniform, dimension=composed.dimension, n_draws=self.options.draws,
-            seed=self.options.seed, heads=tuple(heads), composition=composed.share,
-            sender_spread=composed.sender_spread, receiver_spread=composed.receiver_spread,
-        )  # fmt: skip
+        options = {
+            "kind": self.stream.kind,
+            "ends": self.ends.name if self.ends is not None else "",
+            "places": places.kind,
+            "n_places": _PLACES,
+            "dimension": composed.dimension,
+            "n_draws": self.options.draws,
+        }
+        arrays = {
+            "composition": composed.share,
+            "sender_spread": composed.sender_spread,
+            "receiver_spread": composed.receiver_spread,
+        }
+        run = run_of(self.model.info, self.notes) | {"seed": self.options.seed}
+        return HeadWeights(run, {}, options, self._tables(heads, places.uniform), arrays)
+
+    def _tables(self, heads: Sequence[_Head], uniform: Mapping[str, Sequence[float]]) -> dict[str, Table]:
+        """Return what is known of heads, beside what uniform attention gives to the same tokens, as tables."""
+        columns = HeadWeights.TABLES
+        rows, directions, answers = [], [], []
+        for number, head in enumerate(heads):
+            row: dict[str, Any] = {"kind": self.stream.kind, "layer": head.layer, "head": head.head, **head.shares}
+            for name, score in (("copying", head.copying), ("matching", head.matching)):
+                parts = ("", "_random", "_least", "_most")
+                row |= {f"{name}{part}": value for part, value in zip(parts, score, strict=True)}
+            rows.append(row)
+            for of, mine in (("writes", head.writes), ("seeks", head.seeks)):
+                for share, ends in mine:
+                    for place, (source, target) in enumerate(ends):
+                        # The share stands beside the first end of a direction; its other end is the opposite.
+                        known = share if not place else np.nan
+                        found = {"source": _join(source), "target": _join(target)}
+                        directions.append({"head": number, "of": of, "share": known, **found})
+            for token, written in head.answers:
+                answers.append({"head": number, "token": _spell(token), "written": _join(written)})
+        table = Table.of(columns["heads"], rows)
+        layers = [attention.layer for attention in self.stream.attentions]
+        values = dict(table.values)
+        for name, by_layer in uniform.items():
+            known_layers = dict(zip(layers, by_layer, strict=False))
+            values[f"{name}_baseline"] = np.array([known_layers.get(head.layer, np.nan) for head in heads])
+        return {
+            "heads": Table(table.columns, values),
+            "directions": Table.of(columns["directions"], directions),
+            "answers": Table.of(columns["answers"], answers),
+        }
 
     # Tokens ---------------------------------------------------------------------------------------------------
 
@@ -185,15 +247,15 @@ class _Weights:
 
     def _heads(
         self, attention: Attention, places: Mapping[str, Sequence[float]] | None, answers: Sequence[int]
-    ) -> list[WeightsOfHead]:
+    ) -> list[_Head]:
         n = attention.n_heads
         copying = self._scores(attention, "copying")
         matching = self._scores(attention, "matching")
         values, outputs = attention.reads("value"), _writes_of(attention, centres=self.centres)
         queries, keys = attention.reads("query"), attention.reads("key")
-        writes: list[tuple[Direction, ...]] = [()] * n
+        writes: list[Sequence[Direction]] = [()] * n
         seeks = list(writes)
-        by_head: list[tuple[Answer, ...]] = [()] * n
+        by_head: list[Sequence[tuple[str, Tokens]]] = [()] * n
         if self.ends is not None and self.options.directions:
             if values is not None and outputs is not None:
                 writes = self._directions(outputs, values, self.ends.looked_up, self.ends.written)
@@ -205,15 +267,20 @@ class _Weights:
                 seeks = self._directions(keys.mT, queries, self.ends.looked_up, self.ends.looked_up)
         shares = {name: [np.nan] * n for name in _SHARES} | dict(places or {})
         return [
-            WeightsOfHead(
-                attention.layer, head, copying[head], matching[head],
-                **{name: float(shares[name][head]) for name in _SHARES}, writes=writes[head], seeks=seeks[head],
+            _Head(
+                layer=attention.layer,
+                head=head,
+                copying=copying[head],
+                matching=matching[head],
+                shares={name: float(shares[name][head]) for name in _SHARES},
+                writes=writes[head],
+                seeks=seeks[head],
                 answers=by_head[head],
             )
             for head in range(n)
-        ]  # fmt: skip
+        ]
 
-    def _answer(self, attention: Attention, row: int, output: Tensor, value: Tensor, head: int) -> Answer:
+    def _answer(self, attention: Attention, row: int, output: Tensor, value: Tensor, head: int) -> tuple[str, Tokens]:
         """What a head writes for a token whose embedding alone it reads, its bias included."""
         assert self.ends is not None
         linear, norm = attention.value, attention.norm
@@ -223,7 +290,7 @@ class _Weights:
             bias = linear.bias if norm is None else linear.weight @ norm.bias.to(value) + linear.bias
             z = z + bias.repeat_interleave(attention.n_heads // len(bias), 0)[head]
         (risen, _), *_ = self._tokens(self.ends.written, (output @ z)[None])
-        return Answer(self.spell(int(self.ends.ids[row])), risen)
+        return self.spell(int(self.ends.ids[row])), risen
 
     def _scores(self, attention: Attention, which: str) -> list[Score]:
         from attnscope.core.questions.weights import eigenvalue_scores, random_rows
@@ -237,7 +304,7 @@ class _Weights:
         k = reads.shape[1]
         own, chance = eigenvalue_scores(reads, self._core(which), writes, self._drawn(which, k, random_rows))
         return [
-            Score(float(value), float(random.mean()), float(random.min()), float(random.max()))
+            (float(value), float(random.mean()), float(random.min()), float(random.max()))
             for value, random in zip(own, chance, strict=True)
         ]
 
@@ -263,7 +330,7 @@ class _Weights:
             self._draws[which, k] = left @ core @ right.mT
         return self._draws[which, k]
 
-    def _directions(self, left: Tensor, right: Tensor, sources: Tensor, targets: Tensor) -> list[tuple[Direction, ...]]:
+    def _directions(self, left: Tensor, right: Tensor, sources: Tensor, targets: Tensor) -> list[list[Direction]]:
         """The first singular directions of left @ right of each head, and the tokens at their ends."""
         import torch
 
@@ -274,8 +341,10 @@ class _Weights:
         read = self._tokens(sources, torch.cat([vectors for _, vectors, _ in singular]))
         written = self._tokens(targets, torch.cat([vectors for vectors, _, _ in singular]))
         shares = torch.cat([share for *_, share in singular]).tolist()
-        directions = [Direction(float(share), a, b) for share, a, b in zip(shares, read, written, strict=True)]
-        return [tuple(directions[head * n : (head + 1) * n]) for head in range(len(singular))]
+        directions: list[Direction] = [
+            (float(share), list(zip(a, b, strict=True))) for share, a, b in zip(shares, read, written, strict=True)
+        ]
+        return [directions[head * n : (head + 1) * n] for head in range(len(singular))]
 
 
 # Composition ------------------------------------------------------------------------------------------------------
@@ -401,6 +470,16 @@ class _Places:
         for name, values in _shares_of(attention_weights(alike)[0]).items():
             self.uniform[name] = (*self.uniform.get(name, ()), values[0])
         return attend(call)
+
+
+def _spell(token: str) -> str:
+    """Return a token with a mark where a space begins it, as several differ in nothing else."""
+    return "·" + token[1:] if token.startswith(" ") else token
+
+
+def _join(tokens: Sequence[str]) -> str:
+    """Return tokens in a line."""
+    return " ".join(map(_spell, tokens))
 
 
 def _shares_of(weights: Tensor) -> dict[str, list[float]]:

@@ -1,0 +1,462 @@
+"""Weights: what heads copy, match, read and write, by their weights alone. Its columns, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import UsageError, amount
+from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Link, Note, Ranking, Report, Words
+from attnscope.report.numbers import fixed, percent
+from attnscope.report.wording import model_of
+from attnscope.results.result import Result
+from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
+
+READS = {"Q": "query", "K": "key", "V": "value"}
+"""By what a head reads another: its queries, keys or values."""
+
+COMPOSITIONS = tuple(READS)
+
+SHARES = ("previous", "same", "next", "first")
+"""The tokens whose attention by position alone is known."""
+
+_MOST = 8
+"""Heads and pairs that are listed."""
+
+_MOST_LINKS = 8
+"""Pairs in the graph, for each of queries, keys and values."""
+
+_MOST_CELLS = 16
+"""Pairs whose heads are in a matrix."""
+
+_ROUNDING = 1e-6
+"""Shares that differ by less are the same."""
+
+_COPYING = "sum of the eigenvalues of W_U W_O W_V W_E by the sum of their absolute values"
+_MATCHING = "the same of W_E' W_Q' W_K W_E, each query's scores less their mean"
+
+
+def _score(name: str, meaning: str) -> tuple[Column, ...]:
+    """Return a score of eigenvalues, -1 to 1, and that of random heads with the same singular values."""
+    return (
+        number(name, meaning, range=(-1, 1)),
+        number(f"{name}_random", "its mean over random heads with the same singular values", range=(-1, 1)),
+        number(f"{name}_least", "the least of the random heads", range=(-1, 1)),
+        number(f"{name}_most", "the largest of the random heads", range=(-1, 1)),
+    )
+
+
+class HeadWeights(Result):
+    """What the weights of all heads of a model say, without any text.
+
+    `options` has the `kind` of attention, what tokens stand for what is written (`ends`), how `places` are known to the
+    model, over how many places shares are means (`n_places`), the `dimension` of the stream that heads can read, and
+    `n_draws`, the random heads that scores are compared with. `picked` are the heads that are shown one by one.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.weights/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "heads": (
+            *HEADS,
+            *_score("copying", _COPYING),
+            *_score("matching", _MATCHING),
+            number("same_nats", "by how much a token's score for itself is above that for others", "nats"),
+            share("previous", "attention to the previous token by position alone", label="previous token, by position"),
+            share("same", "attention to the token itself by position alone"),
+            share("next", "attention to the next token by position alone"),
+            share("first", "attention to the first token by position alone"),
+        ),
+        "directions": (
+            count("head", "the head", refers_to="heads"),
+            text("of", "writes: of W_O W_V; seeks: of W_Q' W_K"),
+            share("share", "of the squared norm of the head's matrix"),
+            text("source", "tokens at one end of a singular direction: what is read, or a query"),
+            text("target", "tokens at its other end: those that rise by it, or keys that are sought"),
+        ),
+        "answers": (
+            count("head", "the head", refers_to="heads"),
+            text("token", "what the head attends to alone"),
+            text("written", "the tokens that rise by it, most first"),
+        ),
+    }
+    ARRAYS: ClassVar[Sequence[Array]] = (
+        Array(
+            "composition",
+            "|X Y| / (|X| |Y|) by Q, K and V, of what one head writes and another reads",
+            "share",
+            (0, 1),
+            axes=("3", "heads", "heads"),
+        ),
+        Array("sender_spread", "fourth powers of singular values by the squared sum of squares", axes=("heads",)),
+        Array("receiver_spread", "the same of what queries, keys and values read by", axes=("3", "heads")),
+    )
+
+    @property
+    def _composed(self) -> Composition:
+        return Composition(
+            self["composition"], self["sender_spread"], self["receiver_spread"], int(self.options["dimension"])
+        )
+
+    @property
+    def expected(self) -> Floats:
+        """The mean share for random directions, (Q K V, sender, receiver); see `Composition`."""
+        return self._composed.expected
+
+    @property
+    def excess(self) -> Floats:
+        """Shares above what is expected of random directions, (Q K V, sender, receiver)."""
+        excess: Floats = self["composition"] - self.expected
+        return excess
+
+    @property
+    def deviations(self) -> Floats:
+        """How many standard deviations the squared share is above its mean, (Q K V, sender, receiver)."""
+        squared: Floats = self["composition"].astype(np.float64) ** 2
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (squared * self.options["dimension"] - 1) / np.sqrt(self._composed.variation)
+
+    def strongest(self, by: str, most: int = 10) -> list[tuple[int, int]]:
+        """Return the pairs (sender, receiver) that compose most by "Q", "K" or "V", above random directions."""
+        excess = self.excess[COMPOSITIONS.index(by)]
+        order = np.argsort(-np.nan_to_num(excess, nan=-np.inf), axis=None, kind="stable")[:most]
+        pairs = [divmod(int(place), len(excess)) for place in order]
+        return [pair for pair in pairs if np.isfinite(excess[pair])]
+
+    def is_outside(self, name: str) -> NDArray[np.bool_]:
+        """Return whether a score, "copying" or "matching", is beyond those of all random heads, (head,)."""
+        heads = self.table("heads")
+        outside: NDArray[np.bool_] = (heads[name] < heads[f"{name}_least"]) | (heads[name] > heads[f"{name}_most"])
+        return outside
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Self:
+        """Return the same result, which tells what it knows of some heads, (layer, head).
+
+        Raises:
+            UsageError: There is no such head.
+        """
+        heads = self.table("heads")
+        rows = {place: row for row, place in enumerate(zip(heads["layer"].tolist(), heads["head"].tolist()))}  # noqa: B905
+        for layer, head in picked:
+            if (layer, head) not in rows:
+                raise UsageError(f"there is no head L{layer}H{head} in this result", "choose other heads")
+        return replace(self, options={**self.options, "picked": [rows[head] for head in dict.fromkeys(picked)]})
+
+    def rows(self) -> Iterator[Sequence[Any]]:
+        """Return one row per head, with the strongest sender by queries, keys and values at its end."""
+        header, *rows = self.table("heads").rows()
+        yield (*header, *(f"{by}_{what}" for by in COMPOSITIONS for what in ("from", "share", "expected")))
+        excess, expected, names = self.excess, self.expected, self.head_names
+        for receiver, row in enumerate(rows):
+            strongest: list[Any] = []
+            for number_of, column in enumerate(excess[:, :, receiver]):
+                if not np.isfinite(column).any():
+                    strongest += ["", np.nan, np.nan]
+                    continue
+                sender = int(np.nan_to_num(column, nan=-np.inf).argmax())
+                place = number_of, sender, receiver
+                strongest += [names[sender], float(self["composition"][place]), float(expected[place])]
+            yield (*row, *strongest)
+
+    def report(self, **shown: Any) -> Report:
+        """Return which heads feed which and what heads copy; of picked heads all that is known."""
+        picked = self.options.get("picked") or []
+        likeness = _likeness(self)
+        blocks = [block for row in picked for block in _of_head(self, row)] if picked else [*_of_all(self)]
+        return Report(
+            model=model_of(self.run),
+            answer=[self.head_names[row] for row in picked[:1]] if picked else list(_answer(self)),
+            blocks=blocks,
+            guide=[note for note in (*_guide(self), likeness) if note],
+            subtitle="what the weights of its heads say",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """How much each head reads of what each earlier one writes, beside random directions.
+
+    Attributes:
+        share: |X Y| / (|X| |Y|), (Q K V, sender, receiver), float32; NaN where the receiver is in no later layer.
+        sender_spread: Sum of fourth powers of the singular values by the squared sum of squares, of W_O W_V, (head,).
+        receiver_spread: The same of what queries, keys and values read by, (Q K V, head).
+        dimension: Dimensions of the stream that heads can read.
+    """
+
+    share: NDArray[np.float32]
+    sender_spread: Floats
+    receiver_spread: Floats
+    dimension: int
+
+    @property
+    def variation(self) -> Floats:
+        """Variance of the squared share over its squared mean, for random directions, (Q K V, sender, receiver).
+
+        The squared share is tr(A R B R') with A and B of trace 1 and R random orthogonal: its mean is 1/d, and its
+        variance 2 |A - 1/d|² |B - 1/d|² / ((d - 1) (d + 2)), by Schur's lemma on traceless symmetric matrices.
+        """
+        d = self.dimension
+        senders = np.maximum(self.sender_spread[None, :, None] - 1 / d, 0)
+        receivers = np.maximum(self.receiver_spread[:, None, :] - 1 / d, 0)
+        variation: Floats = 2 * d**2 * senders * receivers / ((d - 1) * (d + 2))
+        return variation
+
+    @property
+    def expected(self) -> Floats:
+        """The mean share for random directions, to second order: (1 - variation / 8) / sqrt(d)."""
+        expected: Floats = (1 - np.minimum(self.variation, 4) / 8) / np.sqrt(self.dimension)
+        return expected
+
+
+# What is shown of all heads
+
+
+def _answer(weights: HeadWeights) -> Iterator[str]:
+    """Say which pair composes most, and which head copies most."""
+    excess = weights.excess
+    if np.isfinite(excess).any():
+        by, sender, receiver = np.unravel_index(np.nanargmax(excess), excess.shape)
+        place = int(by), int(sender), int(receiver)
+        names = weights.head_names
+        sizes = f"{fixed(weights['composition'][place], 2)} of its norm, by chance {fixed(weights.expected[place], 2)}"
+        most = f"{names[place[1]]} feeds {names[place[2]]} most, through its {READS[COMPOSITIONS[place[0]]]}: {sizes}"
+        yield most if excess[place] > 0 else f"No head feeds another above chance. {most}"
+    copying = weights.table("heads")["copying"]
+    if np.isfinite(copying).any() and not _likeness(weights):
+        head = int(np.nanargmax(copying))
+        yield f"{weights.head_names[head]} copies most what it attends to: {fixed(copying[head], 2)} of 1"
+
+
+def _of_all(weights: HeadWeights) -> Iterator[Block]:
+    yield _pairs(weights)
+    if not _likeness(weights):
+        yield from _copying(weights)
+    heads, names = weights.table("heads"), weights.head_names
+    above = np.flatnonzero(heads["previous"] > heads.part("previous", "baseline") + _ROUNDING)
+    if len(above):
+        yield Ranking(
+            heading=f"heads that would look at the previous token by position alone ({weights.options['places']})",
+            what="head",
+            names=names,
+            table=heads,
+            columns=["previous", "first", "same"],
+            order=above[np.argsort(-heads["previous"][above], kind="stable")][:_MOST].tolist(),
+        )
+    yield from _figures(weights)
+
+
+def _pairs(weights: HeadWeights) -> Block:
+    """List the pairs that compose most by queries, keys and values, side by side."""
+    names, columns, longest = weights.head_names, [], 0
+    for row, by in enumerate(COMPOSITIONS):
+        lines = []
+        for sender, receiver in weights.strongest(by, _MOST):
+            part, chance = weights["composition"][row, sender, receiver], weights.expected[row, sender, receiver]
+            if part > 0:
+                lines.append(f"{names[sender]} → {names[receiver]} {fixed(part, 2)} ({fixed(chance, 3)})")
+        longest = max(longest, len(lines))
+        columns.append(Words(f"through {READS[by]}", lines))
+    padded = [Words(words.title, [*words.texts, *[""] * (longest - len(words.texts))]) for words in columns]
+    return Ranking(
+        heading="which heads feed which, most above chance (in brackets: chance)",
+        what="",
+        noun="pair",
+        names=[f"{row + 1}" for row in range(longest)],
+        table=Table({}, {}),
+        columns=padded,
+        order=range(longest),
+    )
+
+
+def _copying(weights: HeadWeights) -> Iterator[Block]:
+    """List the heads that copy what they attend to, and those that take it away."""
+    heads, names = weights.table("heads"), weights.head_names
+    copying = heads["copying"]
+    is_known = np.isfinite(copying)
+    if not is_known.any():
+        return
+    reads, writes = _first_tokens(weights)
+    columns = [
+        Words("copying", [_starred(weights, "copying", row) for row in range(len(heads))], right=True),
+        Words("reads", reads, wraps=True),
+        Words("writes", writes, wraps=True),
+    ]
+    order = np.argsort(-np.where(is_known, copying, 0), kind="stable")
+    n_outside = int(weights.is_outside("copying").sum())
+    by_chance = 2 / (weights.options["n_draws"] + 1) * len(heads)
+    counted = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {by_chance:.0f}"
+    for title, rows in (
+        ("copy what they attend to", [row for row in order if copying[row] >= 0]),
+        ("take away what they attend to", [row for row in order[::-1] if copying[row] < 0]),
+    ):
+        if rows:
+            yield Ranking(
+                heading=f"heads that {title} most",
+                what="head",
+                names=names,
+                table=heads,
+                columns=columns,
+                order=[int(row) for row in rows[:_MOST]],
+                notes=[counted] if title.startswith("copy") else [],
+            )
+
+
+def _first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
+    """Return what each head reads and writes by its first singular direction."""
+    directions = weights.table("directions")
+    reads, writes = ([""] * len(weights.table("heads")) for _ in range(2))
+    for row in range(len(directions)):
+        head = int(directions["head"][row])
+        if directions["of"][row] == "writes" and not reads[head]:
+            reads[head], writes[head] = str(directions["source"][row]), str(directions["target"][row])
+    return reads, writes
+
+
+def _starred(weights: HeadWeights, name: str, row: int) -> str:
+    """Return a score, with a star where it is beyond all random heads."""
+    return fixed(weights.table("heads")[name][row], 2) + ("*" if weights.is_outside(name)[row] else "")
+
+
+def _figures(weights: HeadWeights) -> Iterator[Block]:
+    """Draw maps of scores, matrices of pairs, and the strongest pairs as a graph."""
+    heads, excess, names = weights.table("heads"), weights.excess, weights.head_names
+    columns = [name for name in ("copying", "matching", "previous") if np.isfinite(heads[name]).any()]
+    for name in columns or ["copying"]:
+        yield HeadMap(printed="never", figure="weights-heads", heads=heads, column=name)
+    shown = [by for row, by in enumerate(COMPOSITIONS) if np.isfinite(excess[row]).any()]
+    for by in shown:
+        pairs = weights.strongest(by, _MOST_CELLS)
+        row = COMPOSITIONS.index(by)
+        above = [pair for pair in pairs if excess[(row, *pair)] > 0] or pairs
+        senders = sorted({sender for sender, _ in above})
+        receivers = sorted({receiver for _, receiver in above})
+        yield Grid(
+            printed="never",
+            figure=f"weights-composition-{by}",
+            title=f"composition by {by}, above chance",
+            values=np.maximum(excess[row][np.ix_(senders, receivers)].T.astype(np.float64), 0),
+            rows=[names[receiver] for receiver in receivers],
+            columns=[names[sender] for sender in senders],
+            notes=[
+                "rows: the heads that read · columns: the earlier heads that they read from · 0: not above chance · "
+                "grey: not in a later layer"
+            ],
+        )
+    links = []
+    for by in shown:
+        row = COMPOSITIONS.index(by)
+        for sender, receiver in weights.strongest(by, _MOST_LINKS):
+            part = float(weights["composition"][row, sender, receiver])
+            if part > 0:
+                links.append(Link(names[sender], names[receiver], READS[by], part))
+    if links:
+        yield Graph(
+            printed="never",
+            figure="weights-graph",
+            title="which heads feed which: the strongest pairs",
+            layers=dict(zip(names, heads["layer"].tolist(), strict=True)),
+            links=links,
+            notes=[
+                f"the {amount(_MOST_LINKS, 'pair')} each that compose most by queries, keys and values above chance; "
+                "wider = a larger share; a line goes up from the head that writes to the head that reads"
+            ],
+        )
+
+
+# What is shown of one head
+
+
+def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
+    """Show all that is known of one head."""
+    heads, names = weights.table("heads"), weights.head_names
+    lines = []
+    for name in ("copying", "matching"):
+        mean, low, high = (fixed(heads[f"{name}_{part}"][row], 2) for part in ("random", "least", "most"))
+        lines.append(f"{name} {_starred(weights, name, row)}  random {mean} [{low}, {high}]")
+    places = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in SHARES)
+    nats = float(heads["same_nats"][row])
+    side = "above" if nats >= 0 else "below"
+    lines.append(f"by position alone: {places}; the same token scores {fixed(abs(nats), 2)} nats {side} others")
+    yield Note(heading=names[row], lines=lines)
+
+    directions = weights.table("directions")
+    for of, ends in (("writes", ("reads", "writes")), ("seeks", ("queries", "keys"))):
+        order = np.flatnonzero((directions["head"] == row) & (directions["of"] == of)).tolist()
+        shares = [percent(value, 1) for value in directions["share"].tolist()]
+        if order:
+            yield Ranking(
+                heading=f"singular directions, {' → '.join(ends)}",
+                what="share",
+                names=shares,
+                table=directions,
+                columns=[
+                    Words(ends[0], directions["source"].tolist(), wraps=True),
+                    Words(ends[1], directions["target"].tolist(), wraps=True),
+                ],
+                order=order,
+                most=len(order),
+            )
+    answers = weights.table("answers")
+    order = np.flatnonzero(answers["head"] == row).tolist()
+    if order:
+        yield Ranking(
+            heading="what it writes for common tokens",
+            what="attended to",
+            names=answers["token"].tolist(),
+            table=answers,
+            columns=[Words("rise most", answers["written"].tolist(), wraps=True)],
+            order=order,
+            most=len(order),
+        )
+    yield from _links_of(weights, row)
+
+
+def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
+    """Show which heads a head reads, and which read it."""
+    names, titles, columns = weights.head_names, [], {by: [] for by in COMPOSITIONS}
+    for title, place in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
+        excess, composition = weights.excess[place], weights["composition"][place]  # (Q K V, other head)
+        if not np.isfinite(excess).any():
+            continue
+        titles.append(title)
+        for by, mine, parts in zip(COMPOSITIONS, excess, composition, strict=True):
+            order = np.argsort(-np.nan_to_num(mine, nan=-np.inf), kind="stable")[:3]
+            known = [other for other in order.tolist() if np.isfinite(mine[other])]
+            columns[by].append("  ".join(f"{names[other]} {fixed(parts[other], 2)}" for other in known))
+    if titles:
+        yield Ranking(
+            heading="composition, most above chance",
+            what="",
+            names=titles,
+            table=Table({}, {}),
+            columns=[Words(f"by {READS[by]}", texts, wraps=True) for by, texts in columns.items()],
+            order=range(len(titles)),
+        )
+
+
+# What is said
+
+
+def _likeness(weights: HeadWeights) -> str:
+    """Say how far tokens stand for what is written; nothing where they are logits."""
+    if weights.options.get("ends") == "static embeddings":
+        return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a proxy"
+    if weights.options.get("kind") == "encoder":
+        return "an encoder fills in masked words: tokens and copying are only a proxy for what a head does there"
+    return ""
+
+
+def _guide(weights: HeadWeights) -> Iterator[str]:
+    """Say how to read it."""
+    yield (
+        "feeds: |X Y| / (|X| |Y|) of what one head writes and another reads; chance: its mean for random directions "
+        "with the same singular values"
+    )
+    if not _likeness(weights) or weights.options.get("picked"):
+        yield (
+            "copying: 1 = what is attended to is written, −1 = it is taken away; * = beyond all of "
+            f"{weights.options['n_draws']} random heads with the same singular values"
+        )
