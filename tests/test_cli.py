@@ -1,5 +1,6 @@
 """The command line as its users meet it: what it prints where, and what it leaves behind."""
 
+import csv
 import json
 import re
 import sys
@@ -75,27 +76,38 @@ def test_weights_are_true_on_the_way_to_a_file(run: Run) -> None:
     for text, expected in ((TIRED, 0.68), (WIDE, 0.28)):
         path = run("heatmap", text, "-f", "npz", "--pick", "L3H1").out.strip()
         with np.load(path, allow_pickle=False) as held:
-            labels = held["tokens"].tolist()
-            place = (0, 0, labels.index("it"), labels.index("animal"))
+            labels = held["keys/token"].tolist()
+            place = (0, labels.index("it"), labels.index("animal"))
             assert held["weights"][place] == pytest.approx(expected, abs=0.005)
-            described = json.loads(str(held["record"]))
-        assert (described["text"], described["model"], described["engine"]) == (text, "minilm", "numpy")
+            described = json.loads(held["record"].tobytes())
+        run_told = described["run"]
+        assert (described["options"]["text"], run_told["model"], run_told["engine"]) == (text, "minilm", "numpy")
 
 
 def test_every_format_at_once(run: Run, tmp_path: Path) -> None:
-    result = run("heatmap", TIRED, "--pick", "L3H1", "-f", "png,svg,pdf,npz,json,text", "-o", "out", "--query", "it")
+    result = run(
+        "heatmap", TIRED, "--pick", "L3H1", "-f", "png,svg,pdf,npz,csv,json,text", "-o", "out", "--query", "it"
+    )
     assert (result.status, result.err) == (0, "")
     expected = [f"{stem}.{kind}" for stem in ("L03H01", "query-010") for kind in ("png", "svg", "pdf")]
-    expected += ["heatmap.npz", "heatmap.json"]
-    assert result.out.splitlines()[-8:] == [str(Path("out") / name) for name in expected]
+    expected += ["heatmap.npz", "heatmap.csv", "heatmap.json"]
+    assert result.out.splitlines()[-9:] == [str(Path("out") / name) for name in expected]
     assert files(tmp_path / "out") == sorted(expected)
     assert "it → animal 0.68" in result.out
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for name in expected[:6]:
         assert (tmp_path / "out" / name).read_bytes().startswith(starts[name[-3:]])
-    a, b = load("out/heatmap.npz"), load("out/heatmap.json")
-    np.testing.assert_array_equal(a.weights, b.weights)
-    assert a.describe() == b.describe()
+    saved = load("out/heatmap.npz")
+    document = json.loads(Path("out/heatmap.json").read_text("utf-8"))
+    np.testing.assert_array_equal(saved["weights"], np.array(document["weights"], np.float32))
+    with Path("out/heatmap.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == saved.weights.size
+    for row in rows:
+        head = saved.of(int(row["layer"]), int(row["head"]))
+        query, key = int(row["query"]), int(row["key"])
+        assert np.float32(row["weight"]) == head[query, key]
+        assert (row["query_token"], row["key_token"]) == (saved.tokens[query], saved.tokens[key])
 
 
 def test_json_is_one_document_and_nothing_else(run: Run) -> None:
@@ -104,11 +116,11 @@ def test_json_is_one_document_and_nothing_else(run: Run) -> None:
     unknown = "note: 3 words are unknown to the tokenizer, which reads [UNK] instead: 你, 好, 😀\n"
     others = result.err.removeprefix(unknown)
     assert others != result.err and (others == "" or others.startswith("note: no installed font has "))
-    assert document["schema"] == "attnscope.heatmap/1"
+    assert document["schema"] == "attnscope.heatmap/2"
     assert document["files"] == ["out/L00.png", "out/query-001.png"]
-    assert document["record"]["text"] == "The café 你好 😀"
+    assert document["options"]["text"] == "The café 你好 😀"
     assert document["run"]["sha256"].startswith("53aa51172d14")
-    assert np.shape(document["weights"])[:2] == (1, 12)
+    assert np.shape(document["weights"])[0] == 12 == len(document["heads"])
 
 
 @pytest.mark.parametrize("command", [["models"], ["models", "minilm"], ["models", "minilm", "--engine", "native"]])
@@ -157,7 +169,7 @@ def test_show_draws_again_what_was_saved(run: Run, tmp_path: Path) -> None:
         assert Path("first", name).read_bytes() == Path("second", name).read_bytes()
     assert "layer 1" not in run("show", "first/heatmap.npz").out  # four heads are drawn large
     assert "L1H5  rows: queries" in run("show", "first/heatmap.npz").out
-    assert json.loads(run("show", "first/heatmap.npz", "--json").out)["heads"] == [0, 5]
+    assert json.loads(run("show", "first/heatmap.npz", "--json").out)["heads"][1]["head"] == 5
     assert run("show", "first/heatmap.npz", "--pick", "L1H5", "-o", "third", "-f", "json").out == "third/heatmap.json\n"
     require_one_line(run("show", "first/heatmap.npz", "--pick", "L1H4"), "L1H4 is not in this record")
     require_one_line(run("show", "first/heatmap.npz", "--query", "dog"), "no token is 'dog'")

@@ -17,7 +17,7 @@ from attnscope.senses.photos import read_photo
 from attnscope.views.maps import pictures
 from attnscope.views.maps.pictures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
 from tests.conftest import Run
-from tests.record_helpers import require_lossless
+from tests.record_helpers import require_lossless, require_read
 from tests.senses_helpers import dense_float64, photo, write_vision
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
@@ -82,16 +82,12 @@ def test_records_are_read_back_without_loss(record: Heatmap, tmp_path: Path) -> 
 
 
 def test_a_record_whose_picture_does_not_fit_is_refused(record: Heatmap, tmp_path: Path) -> None:
-    path = record.save(tmp_path / "heatmap.json")
-    data = json.loads(path.read_text("utf-8"))
-    data["record"]["picture"]["grid"] = [2, 4]
-    path.write_text(json.dumps(data), "utf-8")
-    with pytest.raises(AttnscopeError, match="not the patches of its picture"):
-        attnscope.load_record(path)
-    data["record"]["picture"]["grid"] = [5, 3]
-    path.write_text(json.dumps(data), "utf-8")
-    with pytest.raises(AttnscopeError, match="does not fit its patches"):
-        attnscope.load_record(path)
+    told = record.describe()
+    for grid, refused in (([5, 3], "does not fit its patches"), ([1, 3], "not the patches of its picture")):
+        picture = {**told["options"]["picture"], "grid": grid}
+        wrong = {**told, "options": {**told["options"], "picture": picture}}
+        with pytest.raises(ValueError, match=refused):
+            require_read(Heatmap, wrong, record.arrays())
 
 
 # Drawing ------------------------------------------------------------------------------------------------------------
@@ -272,8 +268,8 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
     assert status == 0 and "what 1,2 attends to" in out and "3 × 3 patches" in out
     status, out, _ = run("heatmap", "--image", "photo.png", "-m", folder, "--json", "-f", "npz", "--pick", "L0H1")
     document = json.loads(out)
-    assert document["record"]["picture"] == {"grid": [3, 3], "source": "photo.png", "size": [60, 40]}
-    assert np.array(document["picture"]).shape == (24, 24, 3)
+    assert document["options"]["picture"] == {"grid": [3, 3], "source": "photo.png", "size": [60, 40]}
+    assert np.array(document["pixels"]).shape == (24, 24, 3)
 
 
 def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Path], record: Heatmap) -> None:
@@ -284,10 +280,10 @@ def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Pat
     first, second = (0.5 * layer.astype(np.float64).mean(0) + 0.5 * np.eye(10) for layer in record.weights)
     np.testing.assert_allclose(found.rollout[1], second @ first, atol=1e-6)
     assert found.picture is not None and found.picture.grid == (3, 3)
-    status, out, _ = run("show", "r", "-o", "s", "--query", "0,1", "-f", "png,json")
+    status, out, _ = run("show", "r", "-o", "s", "--query", "0,1", "-f", "png,npz")
     assert status == 0
-    assert out.split()[-4:] == ["s/rollout.json", "s/overview-0-1.png", "s/L00-0-1.png", "s/L01-0-1.png"]
-    again = attnscope.load_record("s/rollout.json")
+    assert out.split()[-4:] == ["s/rollout.npz", "s/overview-0-1.png", "s/L00-0-1.png", "s/L01-0-1.png"]
+    again = attnscope.load_record("s/rollout.npz")
     assert again.picture is not None
     np.testing.assert_array_equal(again.picture.pixels, found.picture.pixels)
 
@@ -299,7 +295,7 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path
         (("a text", "-m", folder), 1, "sees pictures, and reads no text"),
         (("--image", "photo.png", "a text", "-m", folder), 1, "reads no pictures among words"),
         (("--image", "photo.png", "-m", folder, "--words"), 2, "no --words"),
-        (("--image", "photo.png", "-m", folder, "--pool", "8"), 2, "no --pooled"),
+        (("--image", "photo.png", "-m", folder, "--pool", "8"), 2, "no --pool"),
         (("--image", "photo.png", "-m", folder, "--query", "9,9"), 1, "no patch is '9,9'"),
         (("--image", "none.png", "-m", folder), 1, "there is no file"),
     ):

@@ -40,9 +40,9 @@ class StoredHeatmap(Result):
     ARRAYS: ClassVar[Any] = (
         Array("weights", "attention after the softmax", "share", (0, 1), axes=("heads", "queries", "keys")),
         Array("pixels", "a picture as the model saw it", range=(0, 255), kind="count", axes=("height", "width", "3")),
-        Array("cells", "the key that stands for a patch; -1 = none", kind="count", axes=("rows", "columns")),
+        Array("cells", "the key that is a patch; -1 = none", range=(-1, None), kind="count", axes=("rows", "columns")),
         Array("envelope", "the loudest sample of each frame", range=(0, 1), axes=("frames",)),
-        Array("spectrogram", "how loud each band is, 0 to 255", kind="count", axes=("bands", "steps")),
+        Array("spectrogram", "how loud each band is", range=(0, 255), kind="count", axes=("bands", "steps")),
     )
 
 

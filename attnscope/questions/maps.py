@@ -149,7 +149,9 @@ class HeadMaps:
             "n_kv_heads": told["n_kv_heads"],
         }
         for name in cls.ARRAYS:
-            known[name] = arrays[name].reshape(*shape, *arrays[name].shape[1:])
+            values = arrays[name]
+            dtype = np.float32 if values.dtype.kind == "f" else np.int32
+            known[name] = values.astype(dtype, copy=False).reshape(*shape, *values.shape[1:])
         if part[0] >= 0:
             known["part"] = part
         if any(names):

@@ -84,7 +84,14 @@ class Picture:
         width, height = map(int, described["size"])
         area = described.get("area")
         covered = None if area is None else tuple(map(float, area))
-        picture = cls(pixels, (rows, columns), str(described["source"]), (width, height), cells, covered)  # type: ignore[arg-type]
+        picture = cls(
+            pixels=pixels.astype(np.uint8),
+            grid=(rows, columns),
+            source=str(described["source"]),
+            size=(width, height),
+            cells=None if cells is None else cells.astype(np.int32),
+            area=covered,  # type: ignore[arg-type]  # four numbers
+        )
         picture.require_whole()
         return picture
 
@@ -180,7 +187,7 @@ class Sound:
         spectrogram = None
         if levels is not None:
             hertz = tuple(map(float, described["hertz"]))
-            spectrogram = Spectrogram(levels, hertz, float(described["decibels"]))
+            spectrogram = Spectrogram(levels.astype(np.uint8), hertz, float(described["decibels"]))
         sound = cls(
             envelope=envelope,
             seconds_per_frame=float(described["seconds_per_frame"]),
