@@ -13,8 +13,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.records import load_record as load
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.record import Record
+from attnscope.report.html import to_html
 from attnscope.report.plain_text import open_console, print_record
-from attnscope.views.pages.notebook import to_html
 from tests.atlas_helpers import small_atlas
 from tests.conftest import Run
 from tests.made_records import RECORDS

@@ -1,7 +1,8 @@
 """The blocks of a report: what is shown of a result, whatever draws it.
 
 A question lists its blocks once, in the order in which people read them. A block holds values, names and sentences, and
-no pixels: `report.terminal`, `report.figures` and `report.html` each draw every type of block once.
+no pixels: `report.terminal` and `report.figures` each draw every type of block once. A notebook
+shows what the terminal shows (`report.html`).
 """
 
 from __future__ import annotations

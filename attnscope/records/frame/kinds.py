@@ -27,7 +27,7 @@ WHICH = ("pick", "layers", "heads")
 REPORT, FIGURES = "attnscope.report.terminal:show", "attnscope.report.figures:pages"
 """What shows and draws a `results.Result`."""
 
-NOTEBOOK = "attnscope.views.pages.notebook:to_html"
+NOTEBOOK = "attnscope.report.html:to_html"
 """What shows a record of any kind in a notebook."""
 
 

@@ -1,4 +1,4 @@
-"""A record in a notebook: what its command prints, as HTML."""
+"""A result in a notebook: what its command prints, as HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAGE = '<pre style="font-family: monospace; line-height: 1.2; overflow-x: auto"
 
 
 def to_html(record: Record) -> str:
-    """The tables of a record, with their colours; letters that HTML would obey are escaped."""
+    """Return what the terminal prints of a result, with its colours; letters that HTML would obey are escaped."""
     console = open_console(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False)
     print_record(record, console)
     return console.export_html(inline_styles=True, code_format=_PAGE)

@@ -1,1 +1,0 @@
-"""Records in notebooks, and a batch as a page of thumbnails."""
