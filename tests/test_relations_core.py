@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
+from attnscope.core.questions import relations as core_relations
 from attnscope.core.questions.relations import LinkFacts, Links, LinkSums, links_of_weights, word_weights
 from tests.core_helpers import EXACT
 
@@ -168,8 +168,7 @@ def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int
     facts = facts_of(units, links)
     expected = by_loops(attention_weights(call).double().tolist(), units, links, facts.n_cells)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tiles, "TILE_ELEMENTS", elements)
-        patched.setattr(tiles, "LEAST_QUERIES", 1)
+        patched.setattr(core_relations, "WEIGHTS_AT_ONCE", elements)
         probe = Links(facts)
         output = probe(call)
     torch.testing.assert_close(output, attend(call), **EXACT)
@@ -216,17 +215,18 @@ def test_a_batch_without_links_is_attention_alone() -> None:
     assert probe.sums["decoder"][0].hits.shape == (0, 4)
 
 
-def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
-    # What is held between blocks are the rows of words that lie in both: one, of a text of single tokens and one pair.
-    n = 400
+def test_memory_does_not_grow_with_the_square_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, step = 400, 16
     units = [[*range(n - 1), 7]]
     facts = facts_of(units, [(0, [unit], [(unit + 5) % (n - 1)], 0) for unit in range(n - 1)])
-    call = made_call(0, units, causal=False)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tiles, "TILE_ELEMENTS", 4 * n * 16)
-        probe = Links(facts)
-        probe(call)
-    ((plan, _),) = probe._plans.values()
-    assert len(plan) == n // 16
-    assert max(len(links.kept) for links in plan.values()) == 1
-    assert max(links.n_rows for links in plan.values()) <= 17
+    sizes = []
+    add = core_relations._add_rows
+
+    def added(sums: Any, facts: Any, rows: Any, piece_row: Any, picked: Any) -> None:
+        sizes.append(picked.numel())
+        add(sums, facts, rows, piece_row, picked)
+
+    monkeypatch.setattr(core_relations, "WEIGHTS_AT_ONCE", 4 * n * step)
+    monkeypatch.setattr(core_relations, "_add_rows", added)
+    Links(facts)(made_call(0, units, causal=False))
+    assert len(sizes) == -(-(n - 1) // step) and max(sizes) <= 4 * n * (step + 1)

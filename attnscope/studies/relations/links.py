@@ -88,11 +88,8 @@ class LinkMeasurer(Measurer[LinkPart]):
     """Measures what the heads of one kind of attention do on blocks of pieces."""
 
     def __init__(self, model: Model, kind: str) -> None:
-        from attnscope.core.attention.tiles import Buffers
-
         super().__init__()
         self.model, self.kind = model, cast("Kind", kind)
-        self._buffers = Buffers()
         self._dense = model.info.path == "eager"
 
     def start(self, block: LinkBlock) -> LinkPart:
@@ -153,7 +150,7 @@ class LinkMeasurer(Measurer[LinkPart]):
                 self.model.run(batch, dense)
                 by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self.kind].items()}
             else:
-                links = Links(facts, self._buffers)
+                links = Links(facts)
                 self.model.run(batch, probe_by_kind({self.kind: links}))
                 by_layer = links.sums[self.kind]
         layers = sorted(by_layer)
