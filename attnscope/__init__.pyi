@@ -5,10 +5,13 @@ from attnscope.corpus import Corpus as Corpus
 from attnscope.corpus.pairs import Pairs as Pairs
 from attnscope.errors import AttnscopeError as AttnscopeError
 from attnscope.models import load as load
+from attnscope.questions.ablate import AblateOptions as AblateOptions
 from attnscope.questions.arrays import record_from_arrays as record_from_arrays
+from attnscope.questions.patch import PatchOptions as PatchOptions
+from attnscope.questions.relations import RelationsOptions as RelationsOptions
 from attnscope.questions.split import SplitOptions as SplitOptions
+from attnscope.questions.weights import WeightsOptions as WeightsOptions
 from attnscope.records import load_record as load_record
-from attnscope.studies.ablate.options import AblateOptions as AblateOptions
 from attnscope.studies.ablate.save import prune as prune
 from attnscope.studies.ablate.study import ablate as ablate
 from attnscope.studies.atlas.options import AtlasOptions as AtlasOptions
@@ -44,9 +47,7 @@ from attnscope.studies.maps.study import (
 from attnscope.studies.maps.study import (
     sound_heatmap as sound_heatmap,
 )
-from attnscope.studies.patch.options import PatchOptions as PatchOptions
 from attnscope.studies.patch.study import patch as patch
-from attnscope.studies.relations.options import RelationsOptions as RelationsOptions
 from attnscope.studies.relations.study import relations as relations
 from attnscope.studies.senses.study import picture_heads as picture_heads
 from attnscope.studies.senses.study import sound_heads as sound_heads
@@ -54,7 +55,6 @@ from attnscope.studies.split import split as split
 from attnscope.studies.trace import trace as trace
 from attnscope.studies.training.options import TrainingOptions as TrainingOptions
 from attnscope.studies.training.study import training as training
-from attnscope.studies.weights.options import WeightsOptions as WeightsOptions
 from attnscope.studies.weights.study import weights as weights
 from attnscope.studies.why import why as why
 

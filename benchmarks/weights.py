@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.questions.weights import COMPOSITIONS
-from attnscope.studies.weights.options import WeightsOptions
+from attnscope.questions.weights import COMPOSITIONS, WeightsOptions
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.test_stream import random_model
 

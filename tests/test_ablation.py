@@ -19,10 +19,9 @@ from attnscope.models import load
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
-from attnscope.questions.ablate import Ablation
+from attnscope.questions.ablate import AblateOptions, Ablation
 from attnscope.studies.ablate import measurers
 from attnscope.studies.ablate import reading as ablation_reading
-from attnscope.studies.ablate.options import AblateOptions
 from attnscope.studies.ablate.reading import Reader
 from attnscope.studies.ablate.study import ablate
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny

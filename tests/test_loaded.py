@@ -52,7 +52,7 @@ def test_what_is_not_needed_is_not_loaded(name: str) -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     _, loaded = modules_after(["--version"], ["--help"], *([*name.split(), "--help"] for name in commands()))
-    assert not (HEAVY | {"numpy", "conllu"}) & loaded
+    assert not (HEAVY | {"conllu"}) & loaded
 
 
 def test_what_is_public_is_there_for_people_and_for_type_checkers() -> None:

@@ -373,5 +373,12 @@ def test_commands_are_short_and_start_without_studies() -> None:
             assert (one.body[-1].end_lineno or 0) - one.body[0].lineno < 45, f"{one.name} is too long"
     imported = {node.module for tree in trees.values() for node in tree.body if isinstance(node, ast.ImportFrom)}
     ours = {str(name) for name in imported if str(name).startswith("attnscope")}
-    light = ("attnscope.cli", "attnscope.errors", "attnscope.host", "attnscope.version", "attnscope.choice")
+    light = (
+        "attnscope.cli",
+        "attnscope.questions",
+        "attnscope.errors",
+        "attnscope.host",
+        "attnscope.version",
+        "attnscope.choice",
+    )
     assert all(name.startswith(light) or name.endswith("options") for name in ours), ours

@@ -17,8 +17,7 @@ from attnscope.core.exact.intervals import pair_means
 from attnscope.core.interventions.patched import Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
-from attnscope.questions.patch import Patching
-from attnscope.studies.patch.options import BY
+from attnscope.questions.patch import BY, Patching
 from attnscope.studies.patch.reading import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns, Unit
 from attnscope.studies.patch.study import rank_correlation

@@ -15,8 +15,8 @@ from attnscope.core.attention.probes import Gate
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.hf.assembling import wrap
+from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.ablate import save as pruning
-from attnscope.studies.ablate.options import AblateOptions
 from attnscope.studies.ablate.save import EXAMPLE, prune
 from attnscope.studies.inputs.options import LoadOptions
 from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny, wrapped

@@ -15,9 +15,8 @@ from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
-from attnscope.questions.relations import Relations
+from attnscope.questions.relations import Relations, RelationsOptions
 from attnscope.studies.relations.evidence import OFFSETS, RULES, Cell, Lots, Tally, like_words, rule_hits
-from attnscope.studies.relations.options import RelationsOptions
 from attnscope.studies.relations.study import relations
 from attnscope.text import word_spans
 from tests.conftest import SAMPLES, write_tiny

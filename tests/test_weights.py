@@ -11,9 +11,8 @@ import torch
 
 import attnscope
 from attnscope.core.questions import weights as core
-from attnscope.questions.weights import COMPOSITIONS, Composition, HeadWeights
+from attnscope.questions.weights import COMPOSITIONS, Composition, HeadWeights, WeightsOptions
 from attnscope.report.graphs import _place_stops
-from attnscope.studies.weights.options import WeightsOptions
 from tests.conftest import Run, write_tiny
 from tests.test_stream import random_model
 

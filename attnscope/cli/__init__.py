@@ -1,4 +1,4 @@
-"""The command line: parse, one call, print. Starts without torch, transformers, matplotlib or numpy."""
+"""The command line: parse, one call, print. Starts without torch, transformers or matplotlib."""
 
 import codecs
 import contextlib

@@ -2,7 +2,7 @@
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
-from attnscope.studies.ablate.options import AblateOptions
+from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.inputs.options import TextsWanted
 from attnscope.studies.running.options import SharedWork
 

@@ -3,7 +3,7 @@
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.options import option, options
-from attnscope.studies.patch.options import PatchOptions
+from attnscope.questions.patch import PatchOptions
 
 
 @options

@@ -3,7 +3,7 @@
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.options import option, options
-from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
+from attnscope.questions.relations import AnnotationOptions, RelationsOptions
 from attnscope.studies.running.options import SharedWork
 
 

@@ -2,7 +2,7 @@
 
 from attnscope.cli.progress import progress_of_steps
 from attnscope.cli.shared import Chosen, Drawing, Files
-from attnscope.studies.weights.options import WeightsOptions
+from attnscope.questions.weights import WeightsOptions
 
 
 def weights(*, order: WeightsOptions, model: Chosen, drawing: Drawing, files: Files) -> None:

@@ -22,8 +22,7 @@ from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block, Copies, blocks, distinct
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model, Outputs, Rerun
-from attnscope.questions.ablate import PLACES
-from attnscope.studies.ablate.options import Mode
+from attnscope.questions.ablate import PLACES, Mode
 from attnscope.studies.ablate.reading import BLOCK, OfRows, Passes, ReadBatch, Reader, Row, RowSum
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows

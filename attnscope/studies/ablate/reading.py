@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from attnscope.corpus import Block, Chunk, block_batches
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
+from attnscope.questions.ablate import EACH
 from attnscope.results.tokens import Tokens
-from attnscope.studies.ablate.options import EACH
 from attnscope.studies.inputs.texts import Report, Texts, pad_rows, special_ids
 from attnscope.studies.run import STEP, Measurer, P, Run, padded_size, run
 from attnscope.studies.workers import Workers

@@ -22,10 +22,9 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models.files import weight_files
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.questions.ablate import Ablation
+from attnscope.questions.ablate import AblateOptions, Ablation
 from attnscope.results.file_sets import require_writable
 from attnscope.results.storage import finite, plain
-from attnscope.studies.ablate.options import AblateOptions
 from attnscope.studies.ablate.reading import require_rerunnable
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.options import LoadOptions

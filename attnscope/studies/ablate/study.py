@@ -14,7 +14,7 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Loss, Model
-from attnscope.questions.ablate import PLACES, Ablation, quantity_column
+from attnscope.questions.ablate import EACH, PLACES, AblateOptions, Ablation, quantity_column
 from attnscope.results.table import HEADS, Column, Table
 from attnscope.studies.ablate.importance import DIRECTIONS, measure_importance
 from attnscope.studies.ablate.measurers import (
@@ -31,7 +31,6 @@ from attnscope.studies.ablate.measurers import (
     heads_of,
     measure_cuts,
 )
-from attnscope.studies.ablate.options import EACH, AblateOptions
 from attnscope.studies.ablate.reading import Passes, Reader, require_rerunnable
 from attnscope.studies.failures import failure
 from attnscope.studies.inputs.provenance import run_of

@@ -9,12 +9,12 @@ from typing import TypeVar
 from attnscope.choice import Choice
 from attnscope.corpus import Copies, distinct
 from attnscope.models.model import Model
+from attnscope.questions.ablate import AblateOptions
 from attnscope.records.ablation import Effect
 from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
 from attnscope.results.completion import settle_corpus
 from attnscope.results.table import Table
-from attnscope.studies.ablate.options import AblateOptions
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.texts import Report, Texts, scale_report
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attnscope.core.interventions.patched import Activations, By, Leaves, Patch, Patched, attribute
 from attnscope.models.model import Model
+from attnscope.questions.patch import Direction
 from attnscope.studies.ablate.measurers import LOGITS_AT_ONCE, PASS_TOKENS
-from attnscope.studies.patch.options import Direction
 from attnscope.studies.patch.reading import PairBatch
 
 if TYPE_CHECKING:

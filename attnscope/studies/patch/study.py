@@ -18,11 +18,10 @@ from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.questions.patch import ATTRIBUTION, LOGITS, Patching, head_columns
+from attnscope.questions.patch import ATTRIBUTION, LOGITS, Patching, PatchOptions, head_columns
 from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Progress, Report
-from attnscope.studies.patch.options import PatchOptions
 from attnscope.studies.patch.reading import PairBatch, ReadPair, batches_of, independent, read_pairs
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.places import Sound
-from attnscope.questions.relations import LEAST_MASS, Relations
+from attnscope.questions.relations import LEAST_MASS, Relations, RelationsOptions
 from attnscope.results.table import Table
 from attnscope.senses.recordings import Recording, read_recording
 from attnscope.studies.failures import broken_rows
@@ -40,7 +40,6 @@ from attnscope.studies.inputs.reading import Reading, Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.study import run_probe
 from attnscope.studies.relations.evidence import ALONG, RULES, THRESHOLDS, Cell, Lots, Tally, judge
-from attnscope.studies.relations.options import RelationsOptions
 from attnscope.studies.relations.study import note_mixed_halves
 from attnscope.studies.relations.word_errors import WordErrors, sizes_of
 

@@ -18,7 +18,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TOKEN_BUDGET, batches, chunks, copy_key, runs
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model, example_tokens
-from attnscope.questions.relations import Relations
+from attnscope.questions.relations import AnnotationOptions, Relations, RelationsOptions
 from attnscope.results.table import Table
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
@@ -32,7 +32,6 @@ from attnscope.studies.relations.evidence import (
     rules_of,
 )
 from attnscope.studies.relations.links import LinkBlock, LinkMeasurer, LinkPart, LinkText, Piece
-from attnscope.studies.relations.options import AnnotationOptions, RelationsOptions
 from attnscope.studies.run import Run, run_blocks
 from attnscope.studies.workers import Workers
 

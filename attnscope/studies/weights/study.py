@@ -12,10 +12,9 @@ import numpy as np
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.frequencies import read_frequencies
 from attnscope.models.model import Batch, Model
-from attnscope.questions.weights import COMPOSITIONS, Composition, HeadWeights
+from attnscope.questions.weights import COMPOSITIONS, Composition, HeadWeights, WeightsOptions
 from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.weights.options import WeightsOptions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
