@@ -135,8 +135,7 @@ class Output:
         from attnscope.report.plain_text import open_console, print_record
 
         kind = record.record_kind()
-        has_page = any(path.suffix == ".html" for path in paths)
-        options = {**self.options, "drawn": self.drawn, "has_page": has_page, "among": self.whole}
+        options = {**self.options, "drawn": self.drawn, "among": self.whole}
         print_record(record, open_console(), **{name: options.get(name) for name in kind.shown_with})
         print_paths(paths)
 

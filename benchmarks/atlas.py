@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attnscope.records.atlas.record import Atlas
 
 import attnscope
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.pages import page_of_record
-from attnscope.records.atlas.record import Atlas
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from tests.atlas_helpers import small_atlas

@@ -1,10 +1,17 @@
 """An atlas made up from a seed: measures and roles as `fake_findings` has them, and examples with their attention."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts, TokenRow
+from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, N_OFFSETS, Atlas, head_tables
+from attnscope.records.heads.descriptions import Expected, Failure
+from attnscope.records.heads.findings import Findings
+from attnscope.results.table import Table, number
+from attnscope.studies.atlas.rows import Example, Wanted
+from attnscope.studies.atlas.study import example_tables
 from tests.findings_helpers import fake_findings
 
 WORDS = (
@@ -26,6 +33,36 @@ def written(labels: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
     return text, tuple(offsets)
 
 
+def made_example(chance: np.random.Generator, wanted: Wanted, n_tokens: int) -> Example:
+    """An example of random words with random attention."""
+    labels = ("[CLS]", *map(str, chance.choice(WORDS, n_tokens - 2)), "[SEP]")
+    weights = chance.dirichlet(np.full(n_tokens, 0.1), n_tokens)
+    ends, keys, codes = [0], [], []
+    for row in weights:
+        order = np.argsort(-row, kind="stable")[:MOST_KEYS]
+        order = order[: int(np.searchsorted(np.cumsum(row[order]), KEPT_MASS)) + 1]
+        keys.append(order)
+        codes.append(np.rint(255 * row[order]))
+        ends.append(ends[-1] + len(order))
+    excerpt, offsets = written(labels)
+    kept = np.concatenate(keys).astype(np.uint8), np.concatenate(codes).astype(np.uint8)
+    places, special = np.arange(n_tokens), np.isin(labels, ["[CLS]", "[SEP]"])
+    about = (int(chance.integers(999)), "made.txt:1", n_tokens, places, labels, special, 3, excerpt, offsets)
+    return Example(wanted, *about, np.array(ends), *kept)
+
+
+def token_rows(chance: np.random.Generator, head: int) -> list[dict[str, Any]]:
+    """The token table of a head: the lower end of a lift is one less than it, the upper one more."""
+    rows = []
+    for side in ("asks", "gets", "pairs"):
+        for at in range(1, 6):
+            query, key = map(str, chance.choice(WORDS, 2))
+            row = {"head": head, "side": side, "query": query, "key": key, "mass": 0.1 * at, "lift": 9.0 - at}
+            row |= {"asks": {"key": ""}, "gets": {"query": ""}, "pairs": {}}[side]
+            rows.append({**row, "n_queries": 30, "n_texts": 9})
+    return rows
+
+
 def small_atlas(
     n_layers: int = 2,
     n_heads: int = 3,
@@ -34,59 +71,125 @@ def small_atlas(
     n_tokens: int = 20,
     n_top: int = 3,
     model: str = "minilm",
+    findings: Findings | None = None,
 ) -> Atlas:
     """An atlas of `n_layers` x `n_heads` heads with `n_top` best examples and one of each decile a head."""
     chance = np.random.default_rng(seed)
-    findings = fake_findings(n_layers, n_heads, seed=seed, model=model)
+    findings = findings or fake_findings(n_layers, n_heads, seed=seed, model=model)
     n = len(findings.heads)
-    facts, places, special, ends, keys, codes = [], [], [], [0], [], []
-    for number in range(n):
-        wanted = [("top", rank) for rank in range(n_top)] + [("decile", rank) for rank in range(10)]
-        for why, rank in wanted:
-            labels = ("[CLS]", *chance.choice(WORDS, n_tokens - 2), "[SEP]")
-            excerpt, offsets = written(labels)
-            weights = chance.dirichlet(np.full(n_tokens, 0.1), n_tokens)
-            score = float(chance.random())
-            facts.append(
-                ExampleFacts(
-                    number,
-                    why,
-                    rank,
-                    score,
-                    int(chance.integers(999)),
-                    "made.txt:1",
-                    n_tokens,
-                    labels,
-                    3,
-                    excerpt,
-                    offsets,
-                )
-            )
-            places.append(np.arange(n_tokens))
-            special.append(np.isin(labels, ["[CLS]", "[SEP]"]))
-            for row in weights:
-                order = np.argsort(-row, kind="stable")[:MOST_KEYS]
-                order = order[: int(np.searchsorted(np.cumsum(row[order]), KEPT_MASS)) + 1]
-                keys.append(order)
-                codes.append(np.rint(255 * row[order]))
-                ends.append(ends[-1] + len(order))
-    profiles = chance.dirichlet(np.ones(2 * FURTHEST + 3), n).astype(np.float32)
-    apart = chance.random((n, n), dtype=np.float32)
-    sides = {"asks": 1, "gets": 1, "pairs": 2}
-    return Atlas(
-        findings.run, {**findings.corpus, "n_sampled": 40}, {**findings.options, "rank": "a score that was made up"},
-        "content_nats", findings.heads, tuple(facts),
-        tuple(
-            tuple(
-                TokenRow(side, tuple(map(str, chance.choice(WORDS, n))), 0.1 * at, 9.0 - at, 8.0 - at, 10.0 - at, 30, 9)
-                for side, n in sides.items()
-                for at in range(1, 6)
-            )
-            for _ in range(n)
-        ),
-        profiles, np.full_like(profiles, 1 / profiles.shape[1]),
-        np.sort(chance.random((n, 11), dtype=np.float32)),
-        np.triu(apart, 1) + np.triu(apart, 1).T, chance.normal(size=(n, 2)).astype(np.float32),
-        np.concatenate(places).astype(np.int32), np.concatenate(special), np.array(ends[1:], np.int64),
-        np.concatenate(keys).astype(np.uint8), np.concatenate(codes).astype(np.uint8), findings.descriptions,
-    )  # fmt: skip
+    wanted = [("top", rank) for rank in range(n_top)] + [("decile", rank) for rank in range(10)]
+    examples = [
+        made_example(chance, Wanted(head, why, rank, float(chance.random())), n_tokens)
+        for head in range(n)
+        for why, rank in wanted
+    ]
+    rows = [row for head in range(n) for row in token_rows(chance, head)]
+    tokens = Table.of(Atlas.TABLES["tokens"], rows)
+    ends = {"lift_low": tokens["lift"] - 1, "lift_high": tokens["lift"] + 1}
+    tables, grids = example_tables(examples)
+    tables |= head_tables(findings) | {"tokens": Table(tokens.columns, {**tokens.values, **ends})}
+    for name in ("score_median", "score_p90", "map_x", "map_y"):
+        tables["heads"] = tables["heads"].with_column(number(name), chance.normal(size=n))
+    profiles = chance.dirichlet(np.ones(N_OFFSETS), n)
+    apart = np.triu(chance.random((n, n)), 1)
+    grids |= {
+        "profile": profiles, "even_profile": np.full_like(profiles, 1 / N_OFFSETS),
+        "deciles": np.sort(chance.random((n, 11))), "distance": apart + apart.T,
+    }  # fmt: skip
+    meanings = {"rank": "content_nats", "score": "a score that was made up", "lift": "an even share"}
+    sampled = findings.descriptions.sample_line() if findings.descriptions else ""
+    options = {**findings.options, **meanings, "described": sampled}
+    return Atlas(findings.run, {**findings.corpus, "n_sampled": 40}, options, tables, grids)
+
+
+# An atlas as objects
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a token table."""
+
+    side: str
+    tokens: tuple[str, ...]
+    mass: float
+    lift: float
+    low: float
+    high: float
+    count: int
+    n_texts: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A head by its kind, layer and number."""
+
+    kind: str
+    layer: int
+    head: int
+    name: str
+
+
+def places_of(atlas: Atlas) -> list[Place]:
+    """The heads of an atlas."""
+    heads = atlas.table("heads")
+    columns = (heads["kind"].tolist(), heads["layer"].tolist(), heads["head"].tolist(), heads.head_names())
+    return [Place(*each) for each in zip(*columns, strict=True)]
+
+
+def rows_of(atlas: Atlas, head: int) -> list[Row]:
+    """The token table of a head."""
+    tokens = atlas.table("tokens")
+    rows = []
+    for at in np.flatnonzero(tokens["head"] == head):
+        labels = tuple(str(tokens[side][at]) for side in ("query", "key") if tokens[side][at])
+        numbers = (tokens["mass"][at], *tokens.interval("lift")[at])
+        counts = (int(tokens["n_queries"][at]), int(tokens["n_texts"][at]))
+        rows.append(Row(str(tokens["side"][at]), labels, *map(float, numbers), *counts))
+    return rows
+
+
+def examples_of(atlas: Atlas) -> list[Example]:
+    """The examples of an atlas, as its study read them."""
+    examples, expected = atlas.table("examples"), atlas.table("expected")
+    read = []
+    for at in range(len(examples)):
+        shown = atlas.table("shown").select(atlas.tokens_of(at))
+        names = ("head", "why", "rank", "score")
+        failure = None
+        if examples["why"][at] == "failure":
+            keys = expected.select(expected["example"] == at)
+            columns = (keys["place"].tolist(), keys["token"].tolist(), keys["weight"].tolist())
+            predicted = tuple(Expected(*key) for key in zip(*columns, strict=True))
+            failure = Failure(int(examples["text"][at]), "", "", 0, float(examples["failure_nats"][at]), predicted)
+        wanted = Wanted(*(examples[name][at].item() for name in names), failure=failure)
+        first = int(shown["first_kept"][0]) if len(shown) else 0
+        starts = np.concatenate([[0], np.cumsum(shown["n_kept"])])
+        kept = slice(first, first + int(starts[-1]))
+        offsets = tuple(zip(shown["start"].tolist(), shown["stop"].tolist(), strict=True))
+        about = (int(examples["text"][at]), str(examples["source"][at]), int(examples["n_tokens"][at]), shown["place"])
+        about += (tuple(atlas.labels(at)), shown["special"], int(examples["focus"][at]), atlas.excerpt(at), offsets)
+        read.append(Example(wanted, *about, starts, atlas["kept_key"][kept], atlas["kept_code"][kept]))
+    return read
+
+
+def with_examples(atlas: Atlas, examples: Sequence[Example]) -> Atlas:
+    """The atlas with other examples."""
+    tables, grids = example_tables(examples)
+    return replace(atlas, tables={**atlas.tables, **tables}, grids={**atlas.grids, **grids})
+
+
+def weights_of(example: Example) -> np.ndarray:
+    """The kept weights of an example, (query, key)."""
+    n = len(example.places)
+    weights = np.zeros((n, n), np.float32)
+    weights[np.repeat(np.arange(n), np.diff(example.starts)), example.keys] = example.codes / np.float32(255)
+    return weights
+
+
+def pieces_of(example: Example) -> list[tuple[str, str]]:
+    """What stands before each token of an example, and its characters."""
+    pieces, end = [], 0
+    for label, (start, stop) in zip(example.labels, example.offsets, strict=True):
+        pieces.append((example.excerpt[end:start], example.excerpt[max(start, end) : stop] or label))
+        end = max(end, stop)
+    return pieces

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from attnscope.pages import page_of_record
-from attnscope.records.atlas.record import Atlas
-from tests.atlas_helpers import small_atlas
-from tests.findings_helpers import described_findings
+from attnscope.questions.atlas import Atlas
+from tests.atlas_helpers import examples_of, places_of, small_atlas
+from tests.findings_helpers import described_findings, fake_findings
 from tests.page_helpers import Opened, page_opener
 
-ATLAS = replace(small_atlas(3, 4, n_tokens=24), descriptions=described_findings(3, 4).descriptions)
-NAMES = [head.name for head in ATLAS.heads]
-EXAMPLES = ATLAS.examples()
+FINDINGS = replace(fake_findings(3, 4), descriptions=described_findings(3, 4).descriptions)
+ATLAS = small_atlas(3, 4, n_tokens=24, findings=FINDINGS)
+NAMES = [head.name for head in places_of(ATLAS)]
+EXAMPLES = examples_of(ATLAS)
 
 CONDITIONS = json.loads(Path(__file__).with_name("conditions.json").read_text(encoding="utf-8"))
 """Conditions, and the heads of ATLAS for which each holds in the filter box."""
@@ -24,7 +25,7 @@ CONDITIONS = json.loads(Path(__file__).with_name("conditions.json").read_text(en
 
 def mine(head: str, why: str) -> list[Any]:
     """The examples of a head that are shown for a reason, such as "top"."""
-    return [one for one in EXAMPLES if NAMES[one.facts.head] == head and one.facts.why == why]
+    return [one for one in EXAMPLES if NAMES[one.wanted.head] == head and one.wanted.why == why]
 
 
 class OpenedAtlas(Opened):

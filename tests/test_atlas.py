@@ -16,7 +16,7 @@ from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.atlas.record import KEPT_MASS, MOST_KEYS, Atlas, ExampleFacts
+from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, Atlas
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.atlas.rows import WINDOW, excerpt_of, window
@@ -29,6 +29,7 @@ from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.workers import Workers
 from attnscope.text import build_tokens
+from tests.atlas_helpers import examples_of, pieces_of, places_of, rows_of, weights_of
 from tests.conftest import SAMPLES, SENTENCES, Run, write_tiny
 from tests.heads_helpers import after
 
@@ -79,18 +80,18 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def test_the_best_examples_of_a_head_contain_what_it_reacts_to(planted: Model) -> None:
     rare = {3, 17, 31, 32, 55, 70}
     found = atlas(planted, letters(80, rare), AtlasOptions(examples=6))
-    mine = [one for one in found.examples() if one.facts.head == 0]
-    top = [one for one in mine if one.facts.why == "top"]
-    assert {one.facts.text for one in top} == rare
-    assert all("z" in one.facts.labels for one in top)
-    scores = [one.facts.score for one in top]
+    mine = [one for one in examples_of(found) if one.wanted.head == 0]
+    top = [one for one in mine if one.wanted.why == "top"]
+    assert {one.text for one in top} == rare
+    assert all("z" in one.labels for one in top)
+    scores = [one.wanted.score for one in top]
     assert scores == sorted(scores, reverse=True)
-    assert all(one.facts.score < scores[-1] / 1.5 for one in mine if one.facts.text not in rare)
+    assert all(one.wanted.score < scores[-1] / 1.5 for one in mine if one.text not in rare)
     for one in top:
-        assert one.weights()[one.facts.focus].argmax() == one.facts.labels.index("z")
-    gets = [row for row in found.tables[0] if row.side == "gets"]
+        assert weights_of(one)[one.focus].argmax() == one.labels.index("z")
+    gets = [row for row in rows_of(found, 0) if row.side == "gets"]
     assert gets[0].tokens == ("z",) and gets[0].n_texts == 6 and 5 < gets[0].low <= gets[0].lift <= gets[0].high
-    assert all(row.tokens[1] == "z" for row in found.tables[0] if row.side == "pairs")
+    assert all(row.tokens[1] == "z" for row in rows_of(found, 0) if row.side == "pairs")
 
 
 def test_what_the_decile_of_a_head_shows_is_a_fair_draw() -> None:
@@ -193,15 +194,15 @@ def dense(model: Model, text: str) -> dict[str, dict[int, torch.Tensor]]:
 
 
 def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own: Model, of_own: Atlas) -> None:
-    assert {one.why for one in of_own.facts} == {"top", "decile"}
-    for one in of_own.examples()[::7]:
-        head = of_own.heads[one.facts.head]
-        weights = dense(own, SENTENCES[one.facts.text])[head.kind][head.layer][0, head.head].numpy()
-        shown = one.weights()
-        assert len(weights) == one.facts.n_tokens == len(one.places)
-        tokens = own.tokenizer.encode(SENTENCES[one.facts.text])
-        assert tokens.labels == one.facts.labels and (tokens.special == one.special).all()
-        assert one.facts.excerpt == SENTENCES[one.facts.text]
+    assert {one.wanted.why for one in examples_of(of_own)} == {"top", "decile"}
+    for one in examples_of(of_own)[::7]:
+        head = places_of(of_own)[one.wanted.head]
+        weights = dense(own, SENTENCES[one.text])[head.kind][head.layer][0, head.head].numpy()
+        shown = weights_of(one)
+        assert len(weights) == one.n_tokens == len(one.places)
+        tokens = own.tokenizer.encode(SENTENCES[one.text])
+        assert tokens.labels == one.labels and (tokens.special == one.special).all()
+        assert one.excerpt == SENTENCES[one.text]
         assert np.abs(shown - weights)[shown > 0].max() <= 1 / 510 + 1e-6
         for row, (first, last) in zip(weights, zip(one.starts, one.starts[1:], strict=False), strict=True):
             kept = one.keys[first:last]
@@ -228,13 +229,14 @@ def test_lifts_of_keys_do_not_depend_on_how_much_a_head_rests(own: Model) -> Non
             read = [(slice(0, len(text)), torch.from_numpy(weights).float(), whole)]
             tables[rest].add(text, lambda _, read=read: read)  # type: ignore[misc]  # bound at once
     never, always = (
-        {(row.side, row.tokens): row for row in of.rows()[0] if row.side != "asks"} for of in tables.values()
+        {(row["side"], row["query"], row["key"]): row for row in of.rows()[0] if row["side"] != "asks"}
+        for of in tables.values()
     )
-    assert {side for side, _ in never} == {"gets", "pairs"}
+    assert {side for side, *_ in never} == {"gets", "pairs"}
     assert never.keys() == always.keys()
     for name, row in never.items():
-        assert always[name].lift == pytest.approx(row.lift, rel=1e-4)
-        assert always[name].mass == pytest.approx(0.05 * row.mass, rel=1e-3)
+        assert always[name]["lift"].value == pytest.approx(row["lift"].value, rel=1e-4)
+        assert always[name]["mass"] == pytest.approx(0.05 * row["mass"], rel=1e-3)
 
 
 def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None:
@@ -243,18 +245,18 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None
     assert found.corpus["n_sampled"] == 2
     maps = [dense(own, text)["encoder"] for text in texts]
     n_queries = sum(of[0].shape[-1] for of in maps)
-    for number, head in enumerate(found.heads):
+    for number, head in enumerate(places_of(found)):
         mine = [of[head.layer][0, head.head] for of in maps]
-        profile = np.zeros(found.profiles.shape[1])
+        profile = np.zeros(found["profile"].shape[1])
         for weights in mine:
             n = len(weights)
             for offset in range(-n + 1, n):
                 profile[np.clip(offset, -65, 65) + 65] += float(weights.diagonal(offset).sum())
-        np.testing.assert_allclose(found.profiles[number], profile / n_queries, atol=1e-5)
-    assert found.even_profiles[0, 65] == pytest.approx(len(texts) / n_queries, abs=1e-5)  # 1 / n of each of n queries
+        np.testing.assert_allclose(found["profile"][number], profile / n_queries, atol=1e-5)
+    assert found["even_profile"][0, 65] == pytest.approx(len(texts) / n_queries, abs=1e-5)  # 1 / n of each of n queries
     tokens = [own.tokenizer.encode(text) for text in texts]
     n_rows = 0
-    for head, table in zip(found.heads, found.tables, strict=True):
+    for head, table in zip(places_of(found), [rows_of(found, at) for at in range(14)], strict=True):
         for row in table if head.layer == 0 else ():  # the second layer looks back alone
             masses, lifts, count = [], [], 0
             for of, text in zip(maps, tokens, strict=True):
@@ -277,9 +279,9 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None
             assert row.low <= row.lift <= row.high
             n_rows += 1
     assert n_rows > 50
-    assert found.distances.shape == (14, 14) and (np.diag(found.distances) == 0).all()
-    assert np.nanmin(found.distances) >= 0 and np.nanmax(found.distances) <= 1
-    assert found.distances[0, 2] > found.distances[3, 10]  # previous and self; both on the start
+    assert found["distance"].shape == (14, 14) and (np.diag(found["distance"]) == 0).all()
+    assert np.nanmin(found["distance"]) >= 0 and np.nanmax(found["distance"]) <= 1
+    assert found["distance"][0, 2] > found["distance"][3, 10]  # previous and self; both on the start
 
 
 def test_the_window_holds_what_counts() -> None:
@@ -299,21 +301,21 @@ def test_an_excerpt_has_the_characters_of_the_source() -> None:
     labels = ["[CLS]", "he", "said", ":", '"', "no", '"', "<0xF0>", "<0x9F>", ".", "[SEP]"]
     tokens = build_tokens(text, ids=range(11), pieces=labels, offsets=offsets, special=special)
 
-    def of(*places: int) -> ExampleFacts:
+    def of(*places: int) -> tuple[str, list[tuple[str, str]]]:
+        """The excerpt, and of each token what stands before it and its characters."""
         excerpt, spans = excerpt_of(tokens, np.array(places))
-        return replace(facts, labels=tuple(tokens.labels[at] for at in places), excerpt=excerpt, offsets=spans)
+        pieces, end = [], 0
+        for at, (start, stop) in zip(places, spans, strict=False):
+            pieces.append((excerpt[end:start], excerpt[max(start, end) : stop] or labels[at]))
+            end = max(end, stop)
+        return excerpt, pieces
 
-    facts = ExampleFacts(0, "top", 0, 1.0, 0, "made", 11, ())
-    whole = of(*range(11))
-    whole.require_whole()
-    assert whole.excerpt == text
-    assert whole.pieces()[1:6] == [("", "He"), ("  ", "said"), ("", ":"), (" ", "\u201c"), ("", "NO")]
-    assert whole.pieces()[7:9] == [(" ", "\U0001f602"), ("", "<0x9F>")]
-    assert of(0, 2, 3, 5, 6, 10).excerpt == "said: \u2026 NO\u201d \u2026 ".replace("said", " \u2026 said")
-    assert of(0, 10).excerpt == ""
-    for damage in ({"offsets": whole.offsets[1:]}, {"excerpt": text[:9]}):
-        with pytest.raises(ValueError, match="beside its text"):
-            replace(whole, **damage).require_whole()  # type: ignore[arg-type]
+    excerpt, pieces = of(*range(11))
+    assert excerpt == text
+    assert pieces[1:6] == [("", "He"), ("  ", "said"), ("", ":"), (" ", "\u201c"), ("", "NO")]
+    assert pieces[7:9] == [(" ", "\U0001f602"), ("", "<0x9F>")]
+    assert of(0, 2, 3, 5, 6, 10)[0] == "said: \u2026 NO\u201d \u2026 ".replace("said", " \u2026 said")
+    assert of(0, 10)[0] == ""
 
 
 def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,11 +323,12 @@ def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, m
     whole = atlas(own, long, FEW)
     monkeypatch.setattr("attnscope.studies.atlas.rows._ELEMENTS", 1)  # 16 queries at once
     parts = atlas(own, long, FEW)
-    for name in ("profiles", "even_profiles", "distances"):
-        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), atol=2e-4)
-    assert parts.facts == whole.facts
-    np.testing.assert_array_equal(parts.codes, whole.codes)
-    for mine, others in zip(parts.tables, whole.tables, strict=True):
+    for name in ("profile", "even_profile", "distance"):
+        np.testing.assert_allclose(parts[name], whole[name], atol=2e-4)
+    np.testing.assert_array_equal(parts["kept_code"], whole["kept_code"])
+    for name in ("text", "focus"):
+        np.testing.assert_array_equal(parts["examples"][name], whole["examples"][name])
+    for mine, others in ((rows_of(parts, at), rows_of(whole, at)) for at in range(14)):
         assert [(row.side, row.tokens, row.count) for row in mine] == [
             (row.side, row.tokens, row.count) for row in others
         ]
@@ -335,7 +338,7 @@ def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, m
 def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
     text = " ".join(SENTENCES)
     found = atlas(own, [text, SENTENCES[0]], AtlasOptions(heads=HeadsOptions(chunk=100, stride=80), examples=2))
-    cut = [one for one in found.examples() if one.facts.n_tokens == 100]
+    cut = [one for one in examples_of(found) if one.n_tokens == 100]
     assert cut and all(len(one.places) == WINDOW and one.places[0] == 0 for one in cut)
     assert found.corpus["n_chunked"] == 1
 
@@ -355,25 +358,23 @@ def test_a_text_that_is_too_long_to_be_read_is_passed_over(
 
 def test_failures_of_descriptions_are_examples(own: Model) -> None:
     found = atlas(own, SENTENCES, replace(FEW, heads=HeadsOptions(describe=DescribeOptions(queries=200))))
-    assert found.descriptions is not None
     by_head: dict[int, list[Any]] = {}
-    for one in found.examples():
-        if one.facts.why == "failure":
-            by_head.setdefault(one.facts.head, []).append(one)
+    for one in examples_of(found):
+        if one.wanted.why == "failure":
+            by_head.setdefault(one.wanted.head, []).append(one)
     assert by_head
     for number, examples in by_head.items():
-        head = found.heads[number]
-        failures = found.findings.description(head.layer, head.head).failures
-        assert [(f.text, f.token) for f in failures] == [
-            (one.facts.text, one.facts.labels[one.facts.focus]) for one in examples
-        ]
-        for failed, one in zip(failures, examples, strict=True):
-            labels = dict(zip(one.places.tolist(), one.facts.labels, strict=True))
-            weights = [expected.weight for expected in failed.predicted]
+        head = places_of(found)[number]
+        nats = [one.wanted.failure.nats for one in examples]
+        assert nats == sorted(nats, reverse=True)
+        for one in examples:
+            labels = dict(zip(one.places.tolist(), one.labels, strict=True))
+            predicted = one.wanted.failure.predicted
+            weights = [expected.weight for expected in predicted]
             assert weights == sorted(weights, reverse=True) and 0 < sum(weights) <= 1 + 1e-9
-            assert all(labels[expected.place] == expected.token for expected in failed.predicted)
+            assert all(labels[expected.place] == expected.token for expected in predicted)
             if head.layer == 1:  # it looks back only
-                assert all(expected.place <= failed.place for expected in failed.predicted)
+                assert all(expected.place <= one.places[one.focus] for expected in predicted)
 
 
 def test_what_a_description_expects_is_its_softmax() -> None:
@@ -395,18 +396,19 @@ def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeyp
     texts = ["the cat", "a b c d e", "the the cat.", "d e f g the cat"]
     found = atlas(model, texts, AtlasOptions(examples=1))
     found.require_whole()
-    assert {head.kind for head in found.heads} == {"encoder", "decoder", "cross"}
-    kinds = np.array([head.kind for head in found.heads])
-    assert np.isnan(found.distances[kinds == "encoder"][:, kinds == "cross"]).all()
-    assert np.isfinite(found.distances[kinds == "cross"][:, kinds == "cross"]).all()
-    assert np.isfinite(found.profiles).all()
-    back = found.profiles[kinds == "decoder"][:, 66:].sum()
+    assert {head.kind for head in places_of(found)} == {"encoder", "decoder", "cross"}
+    kinds = np.array([head.kind for head in places_of(found)])
+    assert np.isnan(found["distance"][kinds == "encoder"][:, kinds == "cross"]).all()
+    assert np.isfinite(found["distance"][kinds == "cross"][:, kinds == "cross"]).all()
+    assert np.isfinite(found["profile"]).all()
+    back = found["profile"][kinds == "decoder"][:, 66:].sum()
     assert back == pytest.approx(0, abs=1e-6)
     # Of the start token, which the decoder reads first.
-    shown = next(one for one in found.facts if found.heads[one.head].kind == "decoder")
+    shown = next(one for one in examples_of(found) if places_of(found)[one.wanted.head].kind == "decoder")
     assert len(shown.labels) == shown.n_tokens
     written = [
-        (label.strip("\u2581\u00b7"), own.strip()) for label, (_, own) in zip(shown.labels, shown.pieces(), strict=True)
+        (label.strip("\u2581\u00b7"), own.strip())
+        for label, (_, own) in zip(shown.labels, pieces_of(shown), strict=True)
     ]
     assert shown.excerpt in texts[shown.text] and all(label == own for label, own in written[1:])
 
@@ -418,7 +420,7 @@ def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeyp
 def test_a_corpus_may_be_small(own: Model, texts: list[str], tmp_path: Path) -> None:
     found = atlas(own, texts)
     again = Atlas.load(found.save(tmp_path / "atlas.npz"))
-    assert len(again.heads) == 14 and again.facts and again.corpus["complete"]
+    assert len(places_of(again)) == 14 and len(again.table("examples")) and again.corpus["complete"]
 
 
 def test_markup_in_texts_stays_text(own: Model, tmp_path: Path) -> None:
@@ -434,12 +436,12 @@ def test_an_interruption_keeps_what_was_done(own: Model, monkeypatch: pytest.Mon
     monkeypatch.setattr("attnscope.studies.atlas.rows.TOKEN_BUDGET", 30)
     first = atlas(own, SENTENCES, FEW, after(3, ""))
     assert not first.corpus["complete"] and 0 < first.corpus["n_texts"] < len(SENTENCES)
-    assert first.facts and {one.text for one in first.facts} < set(range(len(SENTENCES)))
+    assert {one.text for one in examples_of(first)} < set(range(len(SENTENCES)))
     n_batches = len({*reports(own)})
     assert n_batches > 5
     second = atlas(own, SENTENCES, FEW, after(3, "reading examples"))
     assert not second.corpus["complete"] and second.corpus["n_texts"] == len(SENTENCES)
-    assert 0 < second.corpus["n_sampled"] < 9 and second.facts
+    assert 0 < second.corpus["n_sampled"] < 9 and examples_of(second)
     second.require_whole()
 
 
@@ -455,7 +457,7 @@ def test_a_failure_in_the_second_pass_keeps_the_first(own: Model, monkeypatch: p
 
     monkeypatch.setattr(study, "read_rows", fail)
     found = atlas(own, SENTENCES, FEW)
-    assert len(found.heads) == 14 and not found.facts
+    assert len(places_of(found)) == 14 and not len(found.table("examples"))
     assert found.run["failures"][0]["step"] == "reading the examples"
 
 
@@ -467,11 +469,11 @@ def test_what_cannot_be_is_said(wrong: dict[str, Any]) -> None:
 
 def test_texts_are_ranked_by_any_measure(own: Model) -> None:
     found = atlas(own, SENTENCES, replace(FEW, rank="same_token"))
-    assert found.rank == "same_token" and "same token" in found.options["rank"]
-    head = next(at for at, head in enumerate(found.heads) if head.name == "L0H4")
-    best = next(one for one in found.examples() if one.facts.head == head)
-    words = [label.lower() for label in best.facts.labels]
-    assert best.facts.score == pytest.approx(1, abs=0.01) and len({*words}) < len(words)
+    assert found.options["rank"] == "same_token" and "same token" in found.options["score"]
+    head = next(at for at, head in enumerate(places_of(found)) if head.name == "L0H4")
+    best = next(one for one in examples_of(found) if one.wanted.head == head)
+    words = [label.lower() for label in best.labels]
+    assert best.wanted.score == pytest.approx(1, abs=0.01) and len({*words}) < len(words)
 
 
 def test_heads_are_taken_out_if_asked_for(run: Run, tmp_path: Path) -> None:
@@ -481,8 +483,8 @@ def test_heads_are_taken_out_if_asked_for(run: Run, tmp_path: Path) -> None:
     )
     assert status == 0, err
     found = Atlas.load(tmp_path / "out" / "atlas.npz")
-    assert any(head.effects for head in found.heads) and found.options["causal"]["n_texts"] == 4
-    assert found.descriptions is None
+    assert np.isfinite(found["heads"]["zero_l2"]).any() and found.options["causal"]["n_texts"] == 4
+    assert "description" not in found["heads"]
 
 
 def test_the_command_writes_the_file_that_is_named(run: Run, tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attnscope.records.atlas.record import Atlas, TokenRow
+from attnscope.questions.atlas import Atlas
 from attnscope.records.heads.descriptions import Expected, Failure
+from attnscope.results.table import Table
+from attnscope.studies.atlas.rows import Wanted
+from tests.atlas_helpers import examples_of, pieces_of, weights_of, with_examples
 from tests.atlas_page_helpers import ATLAS, EXAMPLES, NAMES, OpenedAtlas, _opened, mine, open_atlas
 
 __all__ = ["_opened", "open_atlas"]
@@ -20,8 +23,8 @@ def test_examples_show_their_texts(opened: OpenedAtlas, tab: str) -> None:
     wanted = mine("L1H1", tab)
     assert articles.count() == len(wanted)
     for article, example in zip(articles.all(), wanted, strict=True):
-        assert tuple(article.locator(".tok").all_inner_texts()) == tuple(own for _, own in example.facts.pieces())
-        assert article.locator(".prose").evaluate("e => e.textContent") == f"[CLS] {example.facts.excerpt} [SEP] "
+        assert tuple(article.locator(".tok").all_inner_texts()) == tuple(own for _, own in pieces_of(example))
+        assert article.locator(".prose").evaluate("e => e.textContent") == f"[CLS] {example.excerpt} [SEP] "
 
 
 def quoting(excerpt: str, tokens: Sequence[str]) -> Atlas:
@@ -33,9 +36,9 @@ def quoting(excerpt: str, tokens: Sequence[str]) -> Atlas:
         offsets.append((start, end) if start >= 0 else (end, end))
     labels = ("[CLS]", *(token.lower() for token in tokens), *["[SEP]"] * 24)[:24]
     offsets += [(len(excerpt), len(excerpt))] * (24 - len(offsets))
-    facts = tuple(replace(one, labels=labels, excerpt=excerpt, offsets=tuple(offsets)) for one in ATLAS.facts)
-    special = np.tile(np.isin(labels, ["[CLS]", "[SEP]"]), len(facts))
-    return replace(ATLAS, facts=facts, special=special)
+    special = np.isin(labels, ["[CLS]", "[SEP]"])
+    written = {"labels": labels, "excerpt": excerpt, "offsets": tuple(offsets), "special": special}
+    return with_examples(ATLAS, [replace(one, **written) for one in EXAMPLES])
 
 
 def test_examples_are_quoted_as_they_were_written(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
@@ -63,8 +66,10 @@ def test_examples_are_quoted_as_they_were_written(open_atlas: Callable[[Atlas], 
 )
 def test_what_is_written_from_right_to_left_reads_so(open_atlas: Callable[[Atlas], OpenedAtlas], text: str) -> None:
     words = text.split()
-    row = TokenRow("pairs", (words[0], words[1]), 0.5, 9.0, 8.0, 10.0, 30, 9)
-    opened = open_atlas(replace(quoting(text, words), tables=((row,),) * len(ATLAS.heads)))
+    atlas = quoting(text, words)
+    row = {"side": "pairs", "query": words[0], "key": words[1], "mass": 0.5, "lift": 9.0, "n_queries": 30, "n_texts": 9}
+    tokens = Table.of(Atlas.TABLES["tokens"], [{"head": head, **row} for head in range(len(NAMES))])
+    opened = open_atlas(replace(atlas, tables={**atlas.tables, "tokens": tokens}))
     opened.go("L0H0")
 
     def left(selector: str) -> list[float]:
@@ -90,9 +95,9 @@ def test_examples_of_earlier_records_are_shown_by_their_labels(
     open_atlas: Callable[[Atlas], OpenedAtlas], labels: str, reads: str
 ) -> None:
     pieces = (*labels.split(), *["x"] * 24)[:24]
-    facts = tuple(replace(one, labels=pieces, excerpt="", offsets=()) for one in ATLAS.facts)
-    special = np.tile([piece in ("[CLS]", "[SEP]", "<s>", "</s>") for piece in pieces], len(facts))
-    opened = open_atlas(replace(ATLAS, facts=facts, special=special))
+    special = np.isin(pieces, ["[CLS]", "[SEP]", "<s>", "</s>"])
+    written = {"labels": pieces, "excerpt": "", "offsets": (), "special": special}
+    opened = open_atlas(with_examples(ATLAS, [replace(one, **written) for one in EXAMPLES]))
     opened.go("L0H0")
     said = opened.text(".examples article >> nth=0 >> .prose")
     assert said.replace(" x", "").replace("x", "") == reads
@@ -104,19 +109,13 @@ def test_deciles_say_their_ends(opened: OpenedAtlas) -> None:
     for decile, article in enumerate(opened.page.locator(".examples article").all()):
         assert article.locator(".exhead b").first.inner_text() == f"{10 * decile}\u2013{10 * decile + 10}%"
         ends = [float(end) for end in article.locator(".ends").inner_text().split(" to ")]
-        assert ends == pytest.approx(ATLAS.deciles[number, decile : decile + 2].tolist(), rel=0.06, abs=6e-3)
+        assert ends == pytest.approx(ATLAS["deciles"][number, decile : decile + 2].tolist(), rel=0.06, abs=6e-3)
 
 
 @pytest.mark.parametrize(("n", "said"), [(1, "the only text"), (3, "all 3 texts, lowest score first")])
 def test_few_texts_are_no_deciles(open_atlas: Callable[[Atlas], OpenedAtlas], n: int, said: str) -> None:
-    kept = [at for at, one in enumerate(EXAMPLES) if one.facts.why == "top" or one.facts.rank >= 10 - n]
-    examples = [EXAMPLES[at] for at in kept]
-    joined = {
-        name: np.concatenate([getattr(one, name) for one in examples])
-        for name in ("places", "special", "keys", "codes")
-    }
-    ends = np.cumsum(np.concatenate([np.diff(one.starts) for one in examples]))
-    opened = open_atlas(replace(ATLAS, facts=tuple(one.facts for one in examples), starts=ends, **joined))
+    kept = [at for at, one in enumerate(EXAMPLES) if one.wanted.why == "top" or one.wanted.rank >= 10 - n]
+    opened = open_atlas(with_examples(ATLAS, [EXAMPLES[at] for at in kept]))
     opened.go("L0H2", tab="decile")
     assert opened.text("[role=tab][data-tab=decile]") == f"All texts {n}"
     assert opened.text(".showcase .about").startswith(f"{said}: there are too few for deciles")
@@ -129,25 +128,22 @@ def test_few_texts_are_no_deciles(open_atlas: Callable[[Atlas], OpenedAtlas], n:
 def test_a_failure_says_what_was_expected(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
     """The keys that the description expects, beside those that the token attends to, for that token alone."""
     number = NAMES.index("L1H2")
-    assert ATLAS.descriptions is not None
     predicted = (Expected(5, "five", 0.61), Expected(900, "far", 0.2), Expected(2, "two", 0.05))
     failed = Failure(7, "the old", "cat", 3, 1.25, predicted)
-    heads = tuple(replace(one, failures=(failed,)) for one in ATLAS.descriptions.heads)
-    facts = tuple(
-        replace(one, why="failure", rank=0, score=float("nan"))
-        if one.head == number and (one.why, one.rank) == ("top", 1)
-        else one
-        for one in ATLAS.facts
-    )
-    atlas = replace(ATLAS, facts=facts, descriptions=replace(ATLAS.descriptions, heads=heads))
-    example = next(one for one in atlas.examples() if one.facts.why == "failure")
+    wanted = Wanted(number, "failure", 0, float("nan"), failure=failed)
+    examples = [
+        replace(one, wanted=wanted) if (one.wanted.head, one.wanted.why, one.wanted.rank) == (number, "top", 1) else one
+        for one in EXAMPLES
+    ]
+    atlas = with_examples(ATLAS, examples)
+    example = next(one for one in examples_of(atlas) if one.wanted.why == "failure")
     opened = open_atlas(atlas)
     opened.go("L1H2", tab="failure")
     assert "1.25 nats off" in opened.text(".exhead")
-    shown = [own for _, own in example.facts.pieces()]
-    best = int(example.weights()[3].argmax())
+    shown = [own for _, own in pieces_of(example)]
+    best = int(weights_of(example)[3].argmax())
     line = opened.text(".reading")
-    assert f"{shown[3]} attends to {shown[best]} {example.weights()[3, best]:.2f}" in line
+    assert f"{shown[3]} attends to {shown[best]} {weights_of(example)[3, best]:.2f}" in line
     assert f"its description expects {shown[5]} 0.61, far 0.20, {shown[2]} 0.05" in line
     assert opened.page.eval_on_selector_all(".tok.expected", "all => all.map(e => e.dataset.token)") == ["2", "5"]
     opened.page.locator(".tok >> nth=7").hover()
@@ -160,7 +156,7 @@ def test_a_failure_says_what_was_expected(open_atlas: Callable[[Atlas], OpenedAt
 def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, side: str) -> None:
     opened.go("L2H0", side=side)
     example = mine("L2H0", "top")[1]
-    weights = example.weights()
+    weights = weights_of(example)
     article = opened.page.locator(".examples article >> nth=1")
     article.locator(".tok >> nth=7").hover()
     opened.frame()
@@ -170,7 +166,7 @@ def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, si
     assert article.locator(".tok >> nth=7").get_attribute("class") == "tok focus"
     line = " ".join(article.locator(".reading").inner_text().split())
     best = int(weights[7].argmax())
-    shown = [own for _, own in example.facts.pieces()]
+    shown = [own for _, own in pieces_of(example)]
     assert f"{shown[7]} attends to {shown[best]} {weights[7, best]:.2f}" in line
     opened.page.mouse.move(0, 0)
     opened.frame()
@@ -202,12 +198,12 @@ def test_an_example_opens_as_a_map(opened: OpenedAtlas, view: str) -> None:
     opened.until("location.hash.includes('ex=2')")
     example = mine("L1H3", "top")[2]
     if view == "matrix":
-        np.testing.assert_allclose(opened.matrix(), example.weights(), atol=5.1e-5)
+        np.testing.assert_allclose(opened.matrix(), weights_of(example), atol=5.1e-5)
     opened.page.reload()
     opened.settle(view)
     opened.press("h")
     if view == "matrix":
-        shown, kept = opened.matrix(), example.weights()[1:-1, 1:-1]
+        shown, kept = opened.matrix(), weights_of(example)[1:-1, 1:-1]
         left = kept.sum(1, keepdims=True)
         np.testing.assert_allclose(shown, np.where(left >= 0.01, kept / left, 0), atol=5.1e-5)
     opened.page.keyboard.press("Escape")

@@ -15,9 +15,10 @@ from attnscope.cli import build_app
 from attnscope.errors import AttnscopeError
 from attnscope.pages import PageText, page_of, page_of_record
 from attnscope.pages.heads import heads_of
-from attnscope.records.atlas.record import Atlas
-from tests.atlas_helpers import small_atlas
-from tests.atlas_page_helpers import ATLAS, CONDITIONS, NAMES, OpenedAtlas, _opened, mine, open_atlas
+from attnscope.questions.atlas import Atlas
+from attnscope.results.table import Table
+from tests.atlas_helpers import examples_of, places_of, rows_of, small_atlas, with_examples
+from tests.atlas_page_helpers import ATLAS, CONDITIONS, FINDINGS, NAMES, OpenedAtlas, _opened, mine, open_atlas
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
@@ -31,12 +32,12 @@ def test_all_heads_with_all_their_numbers(opened: OpenedAtlas) -> None:
     assert opened.text("#readout") == "12 heads"
     assert opened.listed() == NAMES
     rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
-    for row, head in zip(rows, ATLAS.heads, strict=True):
+    for row, head in zip(rows, FINDINGS.heads, strict=True):
         for name, estimate in head.measures.items():
             assert float(row[name]) == pytest.approx(estimate.value, rel=1e-5), name
         assert row["roles"] == "+".join(role.name for role in head.roles)
-    assert ATLAS.descriptions is not None
-    for row, one in zip(rows, ATLAS.descriptions.heads, strict=True):
+    assert FINDINGS.descriptions is not None
+    for row, one in zip(rows, FINDINGS.descriptions.heads, strict=True):
         assert row["description"] == one.words, "in the words of the record"
 
 
@@ -56,16 +57,16 @@ def fits(expression: str) -> list[str]:
     """The heads for which a Python expression of measures holds."""
     return [
         head.name
-        for head in ATLAS.heads
+        for head in FINDINGS.heads
         if eval(expression, {n: e.value for n, e in head.measures.items()} | {"layer": head.layer, "head": head.head})
     ]
 
 
 def role_of(name: str) -> list[str]:
-    return [head.name for head in ATLAS.heads if name in {role.name for role in head.roles}]
+    return [head.name for head in FINDINGS.heads if name in {role.name for role in head.roles}]
 
 
-PAIR = next(row.tokens for row in ATLAS.tables[0] if row.side == "pairs")
+PAIR = next(row.tokens for row in rows_of(ATLAS, 0) if row.side == "pairs")
 
 
 def having(query: str, key: str) -> list[str]:
@@ -76,7 +77,7 @@ def having(query: str, key: str) -> list[str]:
 
 def low_of(name: str, query: str, key: str) -> float:
     """The lower end of the lift of a pair."""
-    return max((row.low for row in ATLAS.tables[NAMES.index(name)] if row.tokens == (query, key)), default=0.0)
+    return max((row.low for row in rows_of(ATLAS, NAMES.index(name)) if row.tokens == (query, key)), default=0.0)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
 
 
 def test_a_pair_that_is_asked_for_has_its_lift_in_the_list_and_its_row_marked(opened: OpenedAtlas) -> None:
-    rare = min((row for row in ATLAS.tables[0] if row.side == "pairs"), key=lambda row: row.lift).tokens
+    rare = min((row for row in rows_of(ATLAS, 0) if row.side == "pairs"), key=lambda row: row.lift).tokens
     typed = quote(f'"{rare[0]}" -> "{rare[1]}"', safe="")
     opened.go(f=typed)
     lifts = opened.page.locator(".rows .words strong").all_inner_texts()
@@ -142,7 +143,7 @@ def test_the_filter_box_has_the_grammar_of_where(opened: OpenedAtlas) -> None:
 
 
 def test_words_are_looked_for_in_tokens(opened: OpenedAtlas) -> None:
-    known = [{token for row in rows for token in row.tokens} for rows in ATLAS.tables]
+    known = [{token for row in rows for token in row.tokens} for rows in (rows_of(ATLAS, at) for at in range(12))]
     wanted = [name for name, tokens in zip(NAMES, known, strict=True) if "street" in tokens]
     assert 0 < len(wanted) < len(NAMES)
     opened.go(f="token:street")
@@ -180,7 +181,7 @@ def test_the_names_that_a_filter_knows(opened: OpenedAtlas) -> None:
     opened.page.click("[aria-label='What can be filtered by']")
     assert opened.page.evaluate("document.querySelector('dialog.names').scrollTop") == 0, "it opens at its beginning"
     names = opened.page.locator("dialog.names dt").all_inner_texts()
-    assert {"layer", "explained", "nats", "map_x", *ATLAS.heads[0].measures} <= set(names)
+    assert {"layer", "kl_explained", "nats", "map_x", *FINDINGS.heads[0].measures} <= set(names)
     opened.page.keyboard.press("Escape")
     assert not opened.page.locator("dialog.names").is_visible()
 
@@ -193,7 +194,7 @@ def test_a_brush_filters_the_list_and_the_address_holds_it(opened: OpenedAtlas) 
     opened.page.mouse.move(box["x"] + box["width"] / 2 - 40, box["y"] + box["height"] - 30, steps=3)
     opened.page.mouse.up()
     opened.until("location.hash.includes('br=')")
-    assert opened.listed() == [head.name for head in ATLAS.heads if head.layer == 0]
+    assert opened.listed() == [head.name for head in places_of(ATLAS) if head.layer == 0]
     address = opened.page.evaluate("location.hash")
     opened.go()
     assert opened.shown() == 12
@@ -237,7 +238,7 @@ def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
 
 def test_the_list_sorts_by_what_its_headers_say(opened: OpenedAtlas) -> None:
     opened.go(ax="induction", ay="local")
-    values = {head.name: head.measures["induction"].value for head in ATLAS.heads}
+    values = {head.name: head.measures["induction"].value for head in FINDINGS.heads}
     opened.click("[data-sort=induction]")
     assert opened.listed() == sorted(NAMES, key=lambda name: -values[name])
     opened.click("[data-sort=induction]")
@@ -250,22 +251,22 @@ def test_the_list_sorts_by_what_its_headers_say(opened: OpenedAtlas) -> None:
 def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
     opened.go("L1H2")
     number = NAMES.index("L1H2")
-    assert ATLAS.descriptions is not None
-    assert opened.text(".does").startswith(ATLAS.descriptions.heads[number].words)
+    assert FINDINGS.descriptions is not None
+    assert opened.text(".does").startswith(FINDINGS.descriptions.heads[number].words)
     if opened.page.locator(".more-measures[aria-expanded=false]").count():
         opened.page.click(".more-measures")
-    measures = ATLAS.heads[number].measures
+    measures = FINDINGS.heads[number].measures
     lines = opened.page.locator(".measures tbody tr")
     assert lines.count() == len(measures)
     for line in lines.all():
         name = line.locator("th").inner_text().removesuffix(" (nats)").removesuffix(" (tokens)").replace(" ", "_")
         value = line.locator("td b").inner_text().replace("−", "-")
         assert float(value) == pytest.approx(measures[name].value, rel=0.06, abs=5e-3), name
-        rank = 1 + sum(other.measures[name].value > measures[name].value for other in ATLAS.heads)
+        rank = 1 + sum(other.measures[name].value > measures[name].value for other in FINDINGS.heads)
         assert line.locator("td").last.inner_text() == str(rank), name
     for side, title in (("asks", "queries that give"), ("gets", "keys that receive"), ("pairs", "pairs")):
         table = opened.page.locator(".tokens", has_text=title)
-        rows = [row for row in ATLAS.tables[number] if row.side == side]
+        rows = [row for row in rows_of(ATLAS, number) if row.side == side]
         best = max(rows, key=lambda row: row.lift)
         first = table.locator("tbody tr").first
         assert first.locator("q").all_inner_texts() == list(best.tokens)
@@ -275,7 +276,7 @@ def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
 def test_the_profile_reads_out_each_offset(opened: OpenedAtlas) -> None:
     opened.go("L0H3")
     opened.page.focus(".profile canvas")
-    profile = ATLAS.profiles[NAMES.index("L0H3")]
+    profile = ATLAS["profile"][NAMES.index("L0H3")]
     for key, at in (("ArrowLeft", 64), ("ArrowLeft", 63), ("ArrowRight", 64), ("ArrowRight", 65), ("ArrowRight", 66)):
         opened.page.keyboard.press(key)
         said = opened.text(".headcard section >> nth=0 >> p")
@@ -285,7 +286,7 @@ def test_the_profile_reads_out_each_offset(opened: OpenedAtlas) -> None:
 
 def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
     opened.go("L0H0")
-    near = np.argsort(np.where(np.arange(12) == 0, np.inf, ATLAS.distances[0]))[:3]
+    near = np.argsort(np.where(np.arange(12) == 0, np.inf, ATLAS["distance"][0]))[:3]
     names = opened.page.eval_on_selector_all("[data-near]", "all => all.map(e => e.dataset.near)")
     assert names[:3] == [NAMES[at] for at in near]
     opened.page.click(f"[data-near='{names[0]}']")
@@ -300,7 +301,7 @@ def test_the_command_that_draws_the_head(opened: OpenedAtlas) -> None:
     opened.until("[...document.querySelectorAll('.headcard button')].some(b => b.textContent === 'copied')")
     copied = opened.page.evaluate("navigator.clipboard.readText()")
     assert copied.startswith("attnscope heatmap '")
-    best = mine("L2H1", "top")[0].facts
+    best = mine("L2H1", "top")[0]
     assert copied.endswith(f"' -m minilm --pick L2H1 --query {best.labels[best.focus]}")
 
 
@@ -308,7 +309,7 @@ def test_the_command_that_draws_the_head(opened: OpenedAtlas) -> None:
 
 
 def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(open_page: Callable[..., Any]) -> None:
-    both = page_of([PageText(simple(5))], findings=ATLAS.findings, heads=heads_of(ATLAS))
+    both = page_of([PageText(simple(5))], heads=heads_of(ATLAS))
     opened = open_page(both, OpenedAtlas)
     page = opened.page
     page.wait_for_selector("[role=tab][data-view]")
@@ -336,12 +337,18 @@ def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], t
 
 def test_hostile_texts_show_as_themselves(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
-    facts = tuple(
+    examples = [
         replace(one, labels=(evil, *one.labels[1:]), source=evil, excerpt=evil, offsets=((0, len(evil)),) * 24)
-        for one in ATLAS.facts
-    )
-    tables = tuple(tuple(replace(row, tokens=(evil,) * len(row.tokens)) for row in rows) for rows in ATLAS.tables)
-    atlas = replace(ATLAS, facts=facts, tables=tables, run={"model": evil}, rank=evil)
+        for one in examples_of(ATLAS)
+    ]
+    atlas = with_examples(ATLAS, examples)
+    tables = dict(atlas.tables)
+    for table, columns in (("tokens", ("query", "key")), ("heads", ("description", "other_half"))):
+        written = {name: np.full(len(tables[table]), evil) for name in columns}
+        tables[table] = Table(tables[table].columns, {**tables[table].values, **written})
+    options = {**ATLAS.options, **dict.fromkeys(("rank", "score", "lift", "described"), evil)}
+    corpus = {**ATLAS.corpus, "sources": [evil]}
+    atlas = replace(atlas, tables=tables, options=options, corpus=corpus, run={"model": evil, "notes": [evil]})
     opened = open_atlas(atlas)
     opened.go()
     opened.go("L0H0")
@@ -376,7 +383,7 @@ def test_findings_name_the_roles(open_page: Callable[..., Any]) -> None:
 
 def test_an_atlas_without_heads_is_refused() -> None:
     with pytest.raises(AttnscopeError, match="no head"):
-        page_of_record(replace(ATLAS, heads=()))
+        page_of_record(ATLAS.select("heads", []))
 
 
 @pytest.mark.parametrize(("n_layers", "n_heads", "most"), [(6, 12, 6)])

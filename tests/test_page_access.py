@@ -30,7 +30,8 @@ OF_PHOTOS = [{"v": "photo"}, {"v": "photo", "h": "1.1", "q": 3, "p": "0,1,2", "s
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("access")
     tokens = tokens_of(["[CLS]", "the", "cat", "sat", "[SEP]"], (0, 4))
-    atlas = replace(small_atlas(), descriptions=described_findings(2, 3).descriptions)
+    findings = replace(fake_findings(2, 3), descriptions=described_findings(2, 3).descriptions)
+    atlas = small_atlas(findings=findings)
     record = record_of(map_of(tokens, layers=2, heads=3))
     return {
         "photos": looking_record().page().save(folder / "photos.html"),

@@ -10,19 +10,21 @@ import numpy as np
 import pytest
 
 from attnscope.pages import page_of_record
-from attnscope.records.atlas.record import Atlas
-from tests.atlas_helpers import small_atlas
+from attnscope.questions.atlas import Atlas
+from tests.atlas_helpers import examples_of, rows_of, small_atlas, weights_of, with_examples
+from tests.findings_helpers import fake_findings
 from tests.page_helpers import Opened
+
+FINDINGS = fake_findings(2, 3)
 
 
 def cut_atlas() -> Atlas:
     """One whose examples are windows: between the first token and the next, and after the last, some are left out."""
-    made = small_atlas()
-    unsaid = {"excerpt": "", "offsets": ()}
-    facts = tuple(replace(one, n_tokens=60, labels=(*one.labels[:-1], "##ing"), **unsaid) for one in made.facts)
-    places = np.where(np.tile(np.arange(20), len(facts)) == 0, 0, np.tile(np.arange(20) + 7, len(facts)))
-    special = np.tile(np.arange(20) == 0, len(facts))
-    return replace(made, facts=facts, places=places.astype(np.int32), special=special)
+    made = small_atlas(findings=FINDINGS)
+    places = np.where(np.arange(20) == 0, 0, np.arange(20) + 7)
+    cut = {"excerpt": "", "offsets": (), "n_tokens": 60, "places": places, "special": np.arange(20) == 0}
+    examples = [replace(one, labels=(*one.labels[:-1], "##ing"), **cut) for one in examples_of(made)]
+    return with_examples(made, examples)
 
 
 ATLAS = cut_atlas()
@@ -34,11 +36,11 @@ def opened(open_page: Callable[..., Opened]) -> Opened:
 
 
 def example(head: int, number: int) -> Any:
-    return [one for one in ATLAS.examples() if one.facts.head == head][number]
+    return [one for one in examples_of(ATLAS) if one.wanted.head == head][number]
 
 
 def test_what_was_not_kept_is_said(opened: Opened) -> None:
-    weights = example(4, 1).weights()
+    weights = weights_of(example(4, 1))
     opened.show(v="matrix", head="L1H1", ex=1, q=5)
     missing = round(100 * (1 - float(weights[5].sum())))
     assert f"{missing}% of the row" in opened.text(".kept") or (missing == 0 and "hardly any" in opened.text(".kept"))
@@ -62,18 +64,18 @@ def test_an_example_opens_with_its_own_query(opened: Opened) -> None:
     opened.show(v="head", head="L1H1", ex=0, q=9)
     opened.page.click("article[data-example='1'] [data-open=matrix]")
     opened.settle("matrix")
-    label = example(4, 1).facts.labels[3]
+    label = example(4, 1).labels[3]
     assert f"“{label}”" in opened.text(".kept"), "of the example that is opened, not of the one that was looked at"
     opened.show(v="head", head="L1H1", ex=1, q=9)
     opened.page.click("article[data-example='1'] [data-open=links]")
     opened.settle("links")
-    assert f"“{example(4, 1).facts.labels[9]}”" in opened.text(".view.links .kept")
+    assert f"“{example(4, 1).labels[9]}”" in opened.text(".view.links .kept")
 
 
 def test_the_command_draws_what_is_chosen(opened: Opened) -> None:
     for number, query in ((1, 9), (2, 4)):
         opened.show(v="head", head="L1H1", ex=number, q=query)
-        labels = example(4, number).facts.labels
+        labels = example(4, number).labels
         program, command, text, *options = shlex.split(opened.text(".headcard pre"))
         assert (program, command) == ("attnscope", "heatmap")
         assert text.split() == list(labels[1:18]), "the run around the query in whole words: the last may go on"
@@ -85,13 +87,13 @@ def test_a_saved_card_is_the_whole_card(opened: Opened) -> None:
     opened.show(v="head", head="L1H1")
     drawn = opened.saved("svg").decode()
     said = [" ".join(text.split()) for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]
-    head = ATLAS.heads[4]
+    head = FINDINGS.heads[4]
     assert said[0] == "L1H1"
     for role in head.roles:
         assert any(text.startswith(role.name.replace("_", " ")) for text in said), role.name
     shown = opened.page.eval_on_selector_all(".measures tbody th", "all => all.map(e => e.textContent)")
     assert len(shown) > 3 and set(shown) <= set(said)
-    for row in (row for row in ATLAS.tables[4] if row.side == "pairs"):
+    for row in (row for row in rows_of(ATLAS, 4) if row.side == "pairs"):
         assert " → ".join(row.tokens) in said
     near = opened.page.eval_on_selector("[data-near]", "e => e.dataset.near")
     assert any(text.startswith(near) for text in said), "heads like it"

@@ -22,12 +22,9 @@ from attnscope.pages.texts import (
 )
 from attnscope.questions.compare import Comparison
 from attnscope.questions.compare_texts import FIRST, SECOND, tokens
-from attnscope.questions.heads import marks_of
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
 from attnscope.records.heads.findings import Findings
-from attnscope.report.wording import label
-from attnscope.results.storage import finite
 from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
 
@@ -51,8 +48,7 @@ def page_of_record(record: Any, *, findings: Findings | None = None) -> Page:
     if isinstance(record, Comparison) and record.compared in ("texts", "picked"):
         sides = (FIRST, SECOND) if record.compared == "texts" else (FIRST,)
         return page_of([PageText(_text_of_heads(record, side)) for side in sides])
-    heads = heads_of(record, findings)
-    return page_of([], findings=heads.findings, heads=heads)
+    return page_of([], heads=heads_of(record, findings))
 
 
 def page_of(
@@ -66,7 +62,7 @@ def page_of(
 
     Args:
         texts: May be empty if there are heads.
-        findings: Names the roles of heads.
+        findings: Names the roles of heads; None = what is known about heads does.
         start: The first view, as the page's address names it: `{"v": "matrix", "h": "3.1"}`.
         heads: What is known about heads, as of an atlas.
 
@@ -75,6 +71,7 @@ def page_of(
     """
     if not texts and heads is None:
         raise AttnscopeError("a page needs a text")
+    named = heads if findings is None else heads_of(findings)
     is_small = not texts or require_room(text.record for text in texts) <= FINE_UP_TO
     step = FINE_STEP if is_small else STEP
     has_photos = any(text.record.picture is not None or text.record.pictures for text in texts)
@@ -88,7 +85,7 @@ def page_of(
         "mostPieces": most_pieces(step),
         "leftUnit": LEFT_UNIT,
         "heads": None if heads is None else {"landing": 0, "cards": list(range(1, 1 + n_cards)), "grid": grid},
-        "roles": None if findings is None else _describe_roles(findings),
+        "roles": None if named is None else named.roles,
         "start": dict(start or {}),
     }
     manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
@@ -128,22 +125,6 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
         return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())
 
     return max(heads, key=score)
-
-
-def _describe_roles(findings: Findings) -> dict[str, Any]:
-    """Return the marks of roles, and the roles of each head by kind and place, such as "3.1"."""
-    heads: dict[str, dict[str, Any]] = {}
-    for head in findings.heads:
-        roles = []
-        for role in head.roles:
-            numbers = {"value": finite(role.value), "low": finite(role.low), "high": finite(role.high)}
-            roles.append({"name": role.name, "tentative": role.tentative, **numbers})
-        heads.setdefault(head.kind, {})[f"{head.layer}.{head.head}"] = roles
-    marks = {}
-    for name, mark in marks_of(findings).items():
-        meaning = findings.role_facts(name).what
-        marks[name] = {"glyph": mark.glyph, "color": mark.color, "label": label(name), "what": meaning}
-    return {"marks": marks, "heads": heads}
 
 
 # Records whose attention is shown as that of a text

@@ -18,27 +18,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
+from attnscope.questions.atlas import Atlas, head_tables
 from attnscope.questions.compare import Comparison
 from attnscope.questions.distances import distance_line
 from attnscope.questions.relations import Relations
-from attnscope.records.atlas.record import Atlas, Example
-from attnscope.records.frame import codec
-from attnscope.records.frame.head_table import Column, HeadTable
-from attnscope.records.heads.descriptions import HeadDescription, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.report.numbers import number as written
 from attnscope.report.numbers import percent
+from attnscope.report.role_marks import marks_for
 from attnscope.report.wording import label
 from attnscope.results.result import Result
 from attnscope.results.storage import plain
+from attnscope.results.table import Table, number
 
 N_NEAR = 12
 """How many of the nearest heads a head's card names."""
 
 N_DIGITS = 8
 
-FIRST_COLUMNS = ("explained", "nats", "score", "score_p90")
-"""The columns that stand first where a reader chooses an axis."""
+FIRST_COLUMNS = ("kl_explained", "nats", "score_median", "score_p90")
+"""The columns that stand first where a reader chooses an axis. They and the next ones are no measures."""
+
+PLACES = ("map_x", "map_y", "resting_share")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ class Heads:
         corpus: What it was made on.
         heads: Per head its `kind`, `layer` and `head`, its `roles`, and what it does in `words`.
         columns: The numbers, see `describe_column`.
-        findings: Names the roles; None = there are none.
+        marks: The mark of each role.
         more: What else the page's script reads: `grid` is the grid that it opens with, "layers" or "measures"; `rows`
             and `quantity` name what stands in it; `baseline` names that of the numbers.
         cards: Of an atlas, the block of each head.
@@ -60,7 +61,7 @@ class Heads:
     corpus: Mapping[str, Any]
     heads: Sequence[Mapping[str, Any]]
     columns: Sequence[Mapping[str, Any]]
-    findings: Findings | None = None
+    marks: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
     cards: Sequence[str] = ()
 
@@ -75,6 +76,15 @@ class Heads:
             **self.more,
         }
         return [_pack(described), *self.cards]
+
+    @property
+    def roles(self) -> dict[str, Any]:
+        """The marks of roles, and the roles of each head by kind and place, such as "3.1"."""
+        by_kind: dict[str, dict[str, Any]] = {}
+        for head in self.heads:
+            by_kind.setdefault(head["kind"], {})[f"{head['layer']}.{head['head']}"] = head["roles"]
+        roles: dict[str, Any] = plain({"marks": self.marks, "heads": by_kind}, _shorten)
+        return roles
 
 
 def heads_of(record: Any, findings: Findings | None = None) -> Heads:
@@ -92,304 +102,269 @@ def heads_of(record: Any, findings: Findings | None = None) -> Heads:
     if isinstance(record, Atlas):
         return _heads_of_atlas(record if findings is None else _with_roles(record, findings))
     if isinstance(record, Findings):
-        return _heads_of_findings(record, record.head_table())
-    if isinstance(record, Comparison):
-        return _heads_of_comparison(record)
+        sampled = record.descriptions.sample_line(record.corpus.get("n_texts")) if record.descriptions else ""
+        return _heads_of_tables(record, **head_tables(record), sampled=sampled)
     if isinstance(record, Relations):
         return _heads_of_relations(record)
+    if isinstance(record, Comparison):
+        return _heads_of_comparison(record)
     if isinstance(record, Result) and "heads" in record.tables:
         return _heads_of_result(record)
     raise AttnscopeError("this record has no table of heads that a page could show", "`attnscope show` draws it")
 
 
-# Columns
+# Tables of heads
 
 
-def name_of(column: Column) -> str:
-    """Return the name of a column in the page's expressions."""
-    return column.names[0] if column.names else column.name
-
-
-def describe_column(column: Column, **more: Any) -> dict[str, Any]:
+def describe_column(table: Table, name: str, **more: Any) -> dict[str, Any]:
     """Return a column of numbers as the page's script reads it: labels, and the values per head."""
-    parts = {"low": "low", "high": "high", "uniform": "baseline"}
-    beside = {parts[part]: values for part, values in column.parts.items() if part in parts}
-    name = name_of(column)
+    column = table.columns[name]
+    beside = {part: table.part(name, part) for part in ("low", "high", "baseline")}
     return {
         "name": name,
-        "label": column.label or label(name),
+        "label": column.title,
         "unit": column.unit,
-        "meaning": column.what,
+        "meaning": column.meaning,
         "range": column.range,
-        "kind": column.kind,
-        "hidden": column.kind == "role" or name == "terms",
-        "values": column.values,
+        "values": table[name],
         **{part: values for part, values in beside.items() if np.isfinite(values).any()},
         **more,
     }
 
 
-def _heads_of_result(result: Result) -> Heads:
-    """Return the heads of a result, with every number that is known of them."""
-    table = result.table("heads")
-    places = zip(*(table[name].tolist() for name in ("kind", "layer", "head")), strict=True)
-    heads = [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, layer, head in places]
+def _places_of(table: Table) -> list[dict[str, Any]]:
+    """Return the heads of a table without roles."""
+    places = zip(table["kind"].tolist(), table["layer"].tolist(), table["head"].tolist(), strict=True)
+    return [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, layer, head in places]
+
+
+def _heads_of_tables(record: Any, heads: Table, roles: Table, **more: Any) -> Heads:
+    """Return what a page shows of a table of heads and one of their roles."""
+    shown = _places_of(heads)
+    for row in range(len(roles)):
+        role: dict[str, Any] = {"name": str(roles["role"][row]), "measure": str(roles["measure"][row])}
+        role |= {"tentative": bool(roles["tentative"][row])}
+        role |= {name: float(roles[name][row]) for name in ("value", "threshold", "q")}
+        role |= {part: float(roles.part("value", part)[row]) for part in ("low", "high", "baseline")}
+        shown[roles["head"][row]]["roles"].append(role)
+    if "description" in heads:
+        for row, head in enumerate(shown):
+            head["words"] = str(heads["description"][row])
+            head["explained"] = _explained(heads, row)
+            head["warning"] = str(heads["other_half"][row])
+    names = sorted(heads.numbers, key=lambda name: (*FIRST_COLUMNS, name).index(name))
+    quantities = record.options.get("quantities", {})
     columns = []
-    for name in table.numbers:
-        column = table.columns[name]
-        beside = {part: table.part(name, part) for part in ("low", "high", "baseline")}
-        columns.append(
-            {
-                "name": name,
-                "label": column.title,
-                "unit": column.unit,
-                "meaning": column.meaning,
-                "range": column.range,
-                "kind": "effect",
-                "hidden": False,
-                "values": table[name],
-                **{part: values for part, values in beside.items() if np.isfinite(values).any()},
-            }
-        )
-    return Heads(result.run, result.corpus, heads, columns)
+    for name in names:
+        kind = "" if name in (*FIRST_COLUMNS, *PLACES) else "effect" if name in quantities else "measure"
+        if np.isfinite(heads[name]).any():
+            columns.append(describe_column(heads, name, kind=kind))
+    meanings = record.options.get("roles", {})
+    flags = [_flag_column(shown, name, heads) for name in ("unclassified", *meanings) if name.isidentifier()]
+    return Heads(record.run, record.corpus, shown, [*columns, *flags], _marks_of(shown, meanings), more)
 
 
-def _columns_of(table: HeadTable) -> list[dict[str, Any]]:
-    """Return the columns of numbers of a table of heads, those first that readers use most."""
-    numbers = [column for column in table.columns if column.is_number]
-    named = [column for column in numbers if column.kind != "role" or column.names]
-    columns = [describe_column(column) for column in named]
-    return sorted(columns, key=lambda column: _rank_of(column["name"]))
+def _explained(heads: Table, row: int) -> str:
+    """Return how much of a head's attention its line explains, in words."""
+    explained, low, high = heads.interval("kl_explained")[row]
+    if not math.isfinite(explained):
+        return ""
+    interval = f"{percent(low)}, {percent(high)}" if math.isfinite(low) else "these texts cannot tell"
+    return f"KL explained {percent(explained)} [{interval}] of {heads['nats'][row]:.2f} nats from uniform"
 
 
-def _rank_of(name: str) -> int:
-    return FIRST_COLUMNS.index(name) if name in FIRST_COLUMNS else len(FIRST_COLUMNS)
+def _flag_column(heads: Sequence[Mapping[str, Any]], role: str, table: Table) -> dict[str, Any]:
+    """Return whether each head has a role, as a column that expressions may name alone, and that is no axis."""
+    names = [{role["name"] for role in head["roles"]} or {"unclassified"} for head in heads]
+    name = f"is_{role}" if role in table else role
+    return {"name": name, "label": label(name), "kind": "role", "hidden": True, "values": [role in of for of in names]}
 
 
-# Heads with roles and descriptions, and atlases
+def _marks_of(heads: Sequence[Mapping[str, Any]], meanings: Mapping[str, Any]) -> dict[str, Any]:
+    marks = {}
+    for name, mark in marks_for({role["name"] for head in heads for role in head["roles"]}).items():
+        facts = meanings.get(name)
+        meaning = str(facts.get("what", "")) if isinstance(facts, Mapping) else ""
+        marks[name] = {"glyph": mark.glyph, "color": mark.color, "label": label(name), "what": meaning}
+    return marks
 
 
-def _heads_of_findings(findings: Findings, table: HeadTable, **more: Any) -> Heads:
-    described = {} if findings.descriptions is None else findings.descriptions.by_head
-    heads = []
-    for head in findings.heads:
-        shown = {"kind": head.kind, "layer": head.layer, "head": head.head}
-        shown["roles"] = [codec.describe(role) for role in head.roles]
-        if head.address in described:
-            shown |= _words_of(described[head.address])
-        heads.append(shown)
-    if findings.descriptions is not None:
-        more["sampled"] = findings.descriptions.sample_line(findings.corpus.get("n_texts"))
-    table = replace(table, columns=tuple(_explained_as_said(table, described)))
-    return Heads(findings.run, findings.corpus, heads, _columns_of(table), findings, more)
-
-
-def _words_of(description: HeadDescription) -> dict[str, str]:
-    """Return what a head does in words: the line, how much of its attention it explains, and what more there is."""
-    main = description.main
-    is_even = description.spreads_evenly or main.nats < 0.1
-    low, high = (percent(end) for end in (main.low, main.high))
-    interval = "these texts cannot tell" if math.isnan(main.low) else f"{low}, {high}"
-    explained = (
-        f"{main.nats:.2f} nats from uniform" if is_even else f"KL explained {percent(main.explained)} [{interval}]"
-    )
-    terms = [_words_of_term(term) for term in (*main.terms, *(description.terms if description.active else ()))]
-    return {
-        "words": description.words,
-        "explained": explained,
-        "warning": description.warning,
-        "terms": "; ".join(terms),
-    }
-
-
-def _words_of_term(term: Term) -> str:
-    words = f"not {term.words}" if term.is_avoided else term.words
-    return f"{words} ({percent(term.share)}; uniform {percent(term.even)})" if math.isfinite(term.share) else words
-
-
-def _explained_as_said(table: HeadTable, described: Mapping[Any, HeadDescription]) -> list[Column]:
-    """Return the columns with the one number of each head that its card says: the KL that its line explains."""
-    if not described:
-        return list(table.columns)
-    mains = [described[head].main if head in described else None for head in table.heads]
-
-    def read(part: str) -> NDArray[np.float64]:
-        return np.array([math.nan if main is None else getattr(main, part) for main in mains])
-
-    meaning = "share of its KL from uniform attention that its line explains on texts it was not fitted on"
-    parts = {"low": read("low"), "high": read("high")}
-    explained = Column("explained", read("explained"), parts, meaning, "share", (None, 1), label="KL explained")
-    nats = Column("nats", read("nats"), {}, "KL from uniform attention", "nats", label="nats from uniform")
-    gone = ("explained", "nats", "active_explained", "active_nats")
-    return [explained, nats, *(column for column in table.columns if name_of(column) not in gone)]
+# Atlases
 
 
 def _with_roles(atlas: Atlas, findings: Findings) -> Atlas:
     """Return an atlas whose heads have the roles that they have in findings."""
-    roles = {head.address: head.roles for head in findings.heads}
-    heads = tuple(replace(head, roles=roles.get(head.address, ())) for head in atlas.heads)
-    return replace(atlas, heads=heads, options={**atlas.options, "roles": findings.options.get("roles", {})})
+    numbers = {name: row for row, name in enumerate(atlas.table("heads").head_names(with_kind=True))}
+    theirs = head_tables(findings)
+    names = theirs["heads"].head_names(with_kind=True)
+    roles = theirs["roles"]
+    rows = np.array([numbers.get(names[head], -1) for head in roles["head"]], np.int64)
+    moved = Table(roles.columns, {**roles.values, "head": rows}).select(rows >= 0)
+    options = {**atlas.options, "roles": findings.options.get("roles", {})}
+    return replace(atlas, options=options, tables={**atlas.tables, "roles": moved})
 
 
 def _heads_of_atlas(atlas: Atlas) -> Heads:
-    table = atlas.head_table()
-    (tokens,) = (column.values for column in table.columns if column.name == "tokens")
+    heads, tokens, examples = (atlas.table(name) for name in ("heads", "tokens", "examples"))
+    rows_of = [np.flatnonzero(tokens["head"] == head).tolist() for head in range(len(heads))]
+    examples_of = [np.flatnonzero(examples["head"] == head).tolist() for head in range(len(heads))]
+    described = [_describe_token(tokens, row) for row in range(len(tokens))]
     pairs = []
-    for rows in atlas.tables:
-        pairs.append([(*row.tokens, row.lift, row.low) for row in rows if row.side == "pairs"])
-    by_head: list[list[Example]] = [[] for _ in atlas.heads]
-    for example in atlas.examples():
-        by_head[example.facts.head].append(example)
-    described = {} if atlas.descriptions is None else atlas.descriptions.by_head
-    failures = [getattr(described.get(head.address), "failures", ()) for head in atlas.heads]
-    cards = [_card(atlas, number, by_head[number], failures[number]) for number in range(len(atlas.heads))]
-    meanings = {"rank": atlas.rank, "score": atlas.options.get("rank", ""), "lift": atlas.options.get("lift", "")}
-    shown = _heads_of_findings(
-        atlas.findings, table, meanings=meanings, deciles=atlas.deciles, tokens=tokens, pairs=pairs
-    )
+    words = []
+    for rows in rows_of:
+        mine = [described[row] for row in rows]
+        pairs.append([[*row["tokens"], row["lift"], row["low"]] for row in mine if row["side"] == "pairs"])
+        words.append(sorted({token for row in mine for token in row["tokens"]}))
+    cards = []
+    for head, rows in enumerate(rows_of):
+        card = {
+            "tables": [described[row] for row in rows],
+            "profile": atlas["profile"][head],
+            "even": atlas["even_profile"][head],
+            "near": _nearest(atlas["distance"][head], head)[:N_NEAR],
+            "examples": [_describe_example(atlas, example) for example in examples_of[head]],
+        }
+        cards.append(_pack(card, _kept_bytes(atlas, examples_of[head])))
+    meanings = {name: atlas.options.get(name, "") for name in ("rank", "score", "lift")}
+    more = {"meanings": meanings, "deciles": atlas["deciles"], "tokens": words, "pairs": pairs}
+    sampled = atlas.options.get("described", "")
+    shown = _heads_of_tables(atlas, heads, atlas.table("roles"), sampled=sampled, **more)
     return replace(shown, cards=cards)
 
 
-def _card(atlas: Atlas, number: int, examples: Sequence[Example], failures: Sequence[Any]) -> str:
-    """Return the block of one head of an atlas."""
-    card = {
-        "tables": [codec.describe(row) for row in atlas.tables[number]],
-        "profile": atlas.profiles[number],
-        "even": atlas.even_profiles[number],
-        "near": _nearest(atlas.distances[number], number),
-        "examples": [_describe_example(example, failures) for example in examples],
-    }
-    counts = [np.diff(example.starts).astype(np.uint8) for example in examples]
-    keys = [example.keys for example in examples]
-    codes = [example.codes for example in examples]
-    return _pack(card, [*counts, *keys, *codes])
+def _describe_token(tokens: Table, row: int) -> dict[str, Any]:
+    """Return a row of a token table."""
+    labels = [str(tokens[side][row]) for side in ("query", "key")]
+    side = str(tokens["side"][row])
+    named = labels if side == "pairs" else [labels[0] if side == "asks" else labels[1]]
+    low, high = (float(tokens.part("lift", part)[row]) for part in ("low", "high"))
+    numbers = {name: tokens[name][row].item() for name in ("mass", "lift", "n_queries", "n_texts")}
+    return {"side": side, "tokens": named, "low": low, "high": high, **numbers}
 
 
-def _describe_example(example: Example, failures: Sequence[Any]) -> dict[str, Any]:
+def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
     """Return all of an example but its weights; `places` are runs: the first place, and how many follow."""
-    places = example.places
+    examples = atlas.table("examples")
+    shown = atlas.table("shown").select(atlas.tokens_of(example))
+    expected = atlas.table("expected")
+    expected = expected.select(expected["example"] == example)
+    places = shown["place"]
     first = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     runs = np.diff([*first, len(places)])
     described = {
-        **codec.describe(example.facts),
-        "places": np.stack([places[first], runs], 1),
-        "special": np.flatnonzero(example.special),
+        name: examples[name][example].item() for name in ("why", "rank", "score", "source", "n_tokens", "focus")
     }
-    facts = example.facts
-    if facts.why == "failure" and facts.rank < len(failures):
+    described |= {
+        "labels": atlas.labels(example),
+        "excerpt": atlas.excerpt(example),
+        "offsets": np.stack([shown["start"], shown["stop"]], 1),
+        "places": np.stack([places[first], runs], 1),
+        "special": np.flatnonzero(shown["special"]),
+    }
+    if described["why"] == "failure":
+        keys = zip(*(expected[name].tolist() for name in ("place", "token", "weight")), strict=True)
         described["failure"] = {
-            "nats": failures[facts.rank].nats,
-            "expected": [codec.describe(key) for key in failures[facts.rank].predicted],
+            "nats": examples["failure_nats"][example],
+            "expected": [{"place": place, "token": token, "weight": weight} for place, token, weight in keys],
         }
     return described
+
+
+def _kept_bytes(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
+    """Return how many keys each shown token of some examples keeps; then the keys, and then their codes."""
+    shown = atlas.table("shown")
+    counts, keys, codes = [], [], []
+    for example in examples:
+        rows = atlas.tokens_of(example)
+        n_kept = shown["n_kept"][rows]
+        first = int(shown["first_kept"][rows][0]) if len(n_kept) else 0
+        kept = slice(first, first + int(n_kept.sum()))
+        counts.append(n_kept.astype(np.uint8))
+        keys.append(atlas["kept_key"][kept].astype(np.uint8))
+        codes.append(atlas["kept_code"][kept].astype(np.uint8))
+    return [*counts, *keys, *codes]
 
 
 def _nearest(distances: NDArray[np.floating[Any]], own: int) -> list[tuple[int, float]]:
     """Return the heads that are nearest to one, and how far they are: numbers of heads, the nearest first."""
     order = [head for head in np.argsort(distances, kind="stable").tolist() if head != own]
-    return [(head, float(distances[head])) for head in order if np.isfinite(distances[head])][:N_NEAR]
+    return [(head, float(distances[head])) for head in order if np.isfinite(distances[head])]
 
 
-# Relations and comparisons
+# Ablations, relations and comparisons
+
+
+def _heads_of_result(result: Result) -> Heads:
+    """Return the heads of a result, with every number that is known of them."""
+    table = result.table("heads")
+    columns = [describe_column(table, name, kind="effect") for name in table.numbers]
+    return Heads(result.run, result.corpus, _places_of(table), columns)
 
 
 def _heads_of_relations(result: Relations) -> Heads:
-    names = result.table("relations")["relation"]
-    heads = []
-    for place, (kind, layer, head) in enumerate(list(result.table("heads").rows())[1:]):
-        expressed = names[result["found"][:, place]].tolist()
-        words = f"expresses {', '.join(expressed)}" if expressed else ""
-        heads.append({"kind": kind, "layer": layer, "head": head, "roles": [], "words": words})
+    relations, table = result.table("relations"), result.table("heads")
+    shown = _places_of(table)
+    for row, head in enumerate(shown):
+        expressed = relations["relation"][result["found"][:, row]].tolist()
+        head["words"] = f"expresses {', '.join(expressed)}" if expressed else ""
+    columns = []
+    for row, relation in enumerate(relations["relation"].tolist()):
+        names = ("no_verdict", "n_scored", "baseline", "rule")
+        no_verdict, n_scored, baseline, rule = (relations[name][row].item() for name in names)
+        scored = f"{n_scored} links scored" + (f"; no verdict: {no_verdict}" if no_verdict else "")
+        meaning = f"accuracy of {relation}; baseline: {rule or 'none'}; {scored}"
+        name = relation.replace(":", "_").replace(" ", "_")
+        parts = {part: result[f"accuracy_{part}"][row] for part in ("low", "high")}
+        parts["baseline"] = np.full(len(table), baseline)
+        facts = number(name, meaning, "share", range=(0, 1), label=label(relation))
+        with_accuracy = table.with_column(facts, result["accuracy"][row], **parts)
+        about = {"beside": f" · n {n_scored} · {written(baseline)}", "note": scored, "unsettled": bool(no_verdict)}
+        columns.append(describe_column(with_accuracy, name, kind="measure", **about))
     more = {
         "grid": "measures",
         "rows": "relation",
         "baseline": "baseline",
         "quantity": "accuracy; after each name its n and its baseline; grey: too few for a verdict",
     }
-    columns = [_column_of_relation(result, row) for row in range(len(names))]
-    return Heads(result.run, result.corpus, heads, columns, more=more)
-
-
-def _column_of_relation(result: Relations, row: int) -> dict[str, Any]:
-    names = ("relation", "no_verdict", "n_scored", "baseline", "rule")
-    relation, no_verdict, n_scored, baseline, rule = (result.table("relations")[name][row].item() for name in names)
-    scored = f"{n_scored} links scored" + (f"; no verdict: {no_verdict}" if no_verdict else "")
-    accuracy = result["accuracy"][row]
-    column = Column(
-        relation.replace(":", "_").replace(" ", "_"),
-        accuracy,
-        {
-            "low": result["accuracy_low"][row],
-            "high": result["accuracy_high"][row],
-            "uniform": np.full(accuracy.size, baseline),
-        },
-        f"accuracy of {relation}; baseline: {rule or 'none'}; {scored}",
-        "share",
-        (0, 1),
-        kind="measure",
-        label=label(relation),
-    )
-    beside = f" · n {n_scored} · {written(baseline)}"
-    return describe_column(column, beside=beside, note=scored, unsettled=bool(no_verdict))
+    return Heads(result.run, result.corpus, shown, columns, more=more)
 
 
 def _heads_of_comparison(comparison: Comparison) -> Heads:
     """Return each head with its nearest other one, and of two models with the distance to the head of its number."""
-    name = comparison.distance_names[0]
-    distances, others = comparison.distance(), comparison.other_head_names
+    table, distances = comparison.table("heads"), comparison.distance()
+    name, others = comparison.distance_names[0], comparison.other_head_names
     is_self = comparison.compared == "heads"
     where = "" if is_self else f"in {comparison.options['other_run'].get('model', 'the other')} "
-    same = dict(comparison.same_heads().tolist())
-    table = comparison.table("heads")
-    heads = []
-    rows: list[dict[str, tuple[float, float, float]]] = []
-    places = zip(table["kind"].tolist(), table["layer"].tolist(), table["head"].tolist(), strict=True)
-    for number, (kind, layer, head) in enumerate(places):
-        near = _nearest_pairs(distances[number], number if is_self else -1)
-        shown: dict[str, Any] = {"kind": kind, "layer": layer, "head": head, "roles": []}
-        row = {"mean_distance": (float(np.mean([d for _, d in near] or [math.nan])), math.nan, math.nan)}
+    same_heads = dict(comparison.same_heads().tolist())
+    shown = _places_of(table)
+    nearest, mean, same = np.full((3, len(table), 3), np.nan)
+    for row, head in enumerate(shown):
+        near = _nearest(distances[row], row if is_self else -1)
         if near:
-            nearest, distance = near[0]
-            shown["words"] = f"nearest {where}is {others[nearest]}, {distance:.3f} away"
-            row["nearest_distance"] = comparison.distance_interval(number, nearest)
+            other, distance = near[0]
+            head["words"] = f"nearest {where}is {others[other]}, {distance:.3f} away"
+            nearest[row] = comparison.distance_interval(row, other)
+            mean[row, 0] = np.mean([distance for _, distance in near])
         if is_self:
-            shown["near"] = near[:N_NEAR]
-        elif number in same:
-            row["same_number_distance"] = comparison.distance_interval(number, same[number])
-        heads.append(shown)
-        rows.append(row)
+            head["near"] = near[:N_NEAR]
+        elif row in same_heads:
+            same[row] = comparison.distance_interval(row, same_heads[row])
     measure = distance_line(name)
-    meanings = {
-        "nearest_distance": f"{measure} to the nearest head",
-        "mean_distance": f"mean {measure} to all others",
-        "same_number_distance": f"{measure} to the head of the same number in the other model",
-    }
-    columns = [_distance_column(column, meaning, rows) for column, meaning in meanings.items()]
+    for column, meaning, values in (
+        ("nearest_distance", f"{measure} to the nearest head", nearest),
+        ("mean_distance", f"mean {measure} to all others", mean),
+        ("same_number_distance", f"{measure} to the head of the same number in the other model", same),
+    ):
+        facts = number(column, meaning, range=(0, 1))
+        table = table.with_column(facts, values[:, 0], low=values[:, 1], high=values[:, 2])
+    columns = [describe_column(table, name, kind="measure") for name in table.numbers if np.isfinite(table[name]).any()]
     if is_self:
-        columns += _map_columns(comparison[f"places:{name}"])
+        places = comparison[f"places:{name}"]
+        for axis, column in enumerate(("map_x", "map_y")):
+            table = table.with_column(number(column, "heads that attend alike stand near each other"), places[:, axis])
+            columns.append(describe_column(table, column))
     more = {"grid": "layers", "rows": "distance", "quantity": "distance"}
-    shown_columns = [column for column in columns if np.isfinite(column["values"]).any()]
-    return Heads(comparison.run, comparison.corpus, heads, shown_columns, more=more)
-
-
-def _nearest_pairs(distances: NDArray[np.float64], own: int) -> list[tuple[int, float]]:
-    order = [head for head in np.argsort(distances, kind="stable").tolist() if head != own]
-    return [(head, float(distances[head])) for head in order if np.isfinite(distances[head])]
-
-
-def _distance_column(name: str, meaning: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    unknown = (math.nan, math.nan, math.nan)
-    values, low, high = np.array([row.get(name, unknown) for row in rows], np.float64).T
-    return describe_column(Column(name, values, {"low": low, "high": high}, meaning, range=(0, 1), kind="measure"))
-
-
-def _map_columns(places: NDArray[np.floating[Any]]) -> list[dict[str, Any]]:
-    """Return where heads stand on the map of distances, (head, 2), as two columns."""
-    meaning = "heads that attend alike stand near each other"
-    return [
-        describe_column(Column(f"map_{axis}", places[:, number].astype(np.float64), {}, meaning))
-        for number, axis in enumerate("xy")
-    ]
+    return Heads(comparison.run, comparison.corpus, shown, columns, more=more)
 
 
 # Blocks
@@ -397,11 +372,11 @@ def _map_columns(places: NDArray[np.floating[Any]]) -> list[dict[str, Any]]:
 
 def _pack(content: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
     """Return a block: the length of the JSON (4 bytes, the low one first), the JSON and the arrays, zlib and base64."""
-    text = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
-    whole = b"".join([len(text).to_bytes(4, "little"), text, *(array.tobytes() for array in arrays)])
+    written = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
+    whole = b"".join([len(written).to_bytes(4, "little"), written, *(array.tobytes() for array in arrays)])
     return base64.b64encode(zlib.compress(whole)).decode("ascii")
 
 
-def _shorten(number: float) -> float | None:
+def _shorten(value: float) -> float | None:
     """Return a number with few digits; None where JSON has no word for it."""
-    return float(f"{number:.{N_DIGITS}g}") if math.isfinite(number) else None
+    return float(f"{value:.{N_DIGITS}g}") if math.isfinite(value) else None

@@ -435,7 +435,10 @@ def choose_heads(
     if layers is None and heads is None:
         return record
     maps = getattr(record, "maps", None)
-    if maps is None:
+    if maps is None and hasattr(record, "table"):
+        table = record.table("heads")
+        known = list(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
+    elif maps is None:
         known = [(head.layer, head.head) for head in record.heads]
     else:
         known = [pair for attention in maps for pair in attention.pairs]

@@ -248,7 +248,7 @@ export class AtlasView {
     const [role] = head.roles;
     const lift = this.lifts?.[head.at]?.lift;
     const what = "how much more attention the key gets of the query than an even share";
-    const isPercent = ({ unit, name }) => unit === "share" && name === "explained";
+    const isPercent = ({ unit, name }) => unit === "share" && name === "kl_explained";
     return el(
       "div",
       { class: "row", role: "option", id: `head${head.at}`, "data-at": head.at, "aria-setsize": this.order.length },

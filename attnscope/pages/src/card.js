@@ -72,7 +72,7 @@ function headerOf(columns) {
   return el("thead", {}, el("tr", {}, columns.map(cell)));
 }
 
-function lineOfTokens({ tokens, mass, lift, low, high, count, n_texts, isInFilter }) {
+function lineOfTokens({ tokens, mass, lift, low, high, n_queries, n_texts, isInFilter }) {
   const names = tokens.flatMap((token, at) => [at ? faint("\u2192") : null, tokenOf(token)]);
   const number = (kind, ...children) => el("td", { class: `number${kind}` }, children);
   const cells = [
@@ -80,7 +80,7 @@ function lineOfTokens({ tokens, mass, lift, low, high, count, n_texts, isInFilte
     number("", el("b", {}, `${shortNumber(lift)}\u00d7`), faint(intervalText(low, high))),
     number(" faint", String(n_texts)),
   ];
-  const title = `seen with ${count} queries in ${n_texts} texts`;
+  const title = `seen with ${n_queries} queries in ${n_texts} texts`;
   return rowOf(names, cells, { class: isInFilter ? "asked" : "", title });
 }
 
@@ -137,7 +137,7 @@ export class Card {
 
   showTitle(host) {
     const head = headOf();
-    const { explained, warning, terms } = head;
+    const { explained, warning } = head;
     const roles = head.roles.map((role) => {
       const mark = manifest.roles.marks[role.name];
       const q = role.q === null ? "\u2013" : Number(role.q).toExponential(0);
@@ -154,7 +154,6 @@ export class Card {
         "details",
         { class: "faint sampled" },
         el("summary", {}, "more"),
-        terms ? el("p", {}, `terms: ${terms}`) : null,
         el("p", {}, catalogs.current.record.sampled),
       ),
     );

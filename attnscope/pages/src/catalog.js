@@ -56,12 +56,12 @@ export class Catalog {
     this.table = [...places, ...record.columns].map((column) => new Column(column));
     this.columns = new Map(this.table.filter(({ hidden }) => !hidden).map((column) => [column.name, column]));
     const other = this.columns.has("relative_entropy") ? "relative_entropy" : [...this.columns.keys()][2] || "head";
-    this.sides = this.columns.has("explained") ? ["nats", "explained"] : ["layer", other];
+    this.sides = this.columns.has("kl_explained") ? ["nats", "kl_explained"] : ["layer", other];
   }
 
   /** The head with most to show: what its line explains of it, else the first. */
   get first() {
-    const [nats, explained] = ["nats", "explained"].map((name) => this.columns.get(name)?.values);
+    const [nats, explained] = ["nats", "kl_explained"].map((name) => this.columns.get(name)?.values);
     if (!nats || !explained) return 0;
     const shows = (at) => nats[at] * explained[at] || 0;
     return this.heads.reduce((best, { at }) => (shows(at) > shows(best) ? at : best), 0);

@@ -17,9 +17,8 @@ PAGE_FORMATS = ("html",)
 SIZES = ("width", "dpi", "font_size", "title", "font")
 """Options of how any figure is drawn."""
 
-KNOWN = ("drawn", "has_page", "among")
-"""What `show` is told that is no option: whether maps are drawn and a page was written, and the record that heads were
-picked from."""
+KNOWN = ("drawn", "among")
+"""What `show` is told that is no option: whether maps are drawn, and the record that heads were picked from."""
 
 WHICH = ("pick", "layers", "heads")
 """Options that say which heads of a record are shown."""
@@ -174,9 +173,9 @@ KINDS = {
             ("npz", *_TABLE), ("npz", "csv", "png"), REPORT, FIGURES, shown_with=("every",),
         ),
         Kind(
-            "attnscope.atlas", "atlas", "atlas.record:Atlas", "atlas", "atlas", ("npz", *_TABLE), ("html", "npz"),
-            "atlas.terminal:show", page="pages:page_of_record",
-            shown_with=("measures", "sort", "has_page"), others=WHICH,
+            "attnscope.atlas", "atlas", "attnscope.questions.atlas:Atlas", "atlas", "atlas", ("npz", *_TABLE),
+            ("html", "npz"), REPORT, page="pages:page_of_record", shown_with=("every", "measures", "sort"),
+            others=WHICH,
         ),
         Kind(
             "attnscope.weights", "result of weights", "attnscope.questions.weights:HeadWeights", "weights", "weights",

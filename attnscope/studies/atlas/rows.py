@@ -13,7 +13,8 @@ from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
-from attnscope.records.atlas.record import KEPT_MASS, LEFT_OUT, MOST_KEYS, Example, ExampleFacts, Why
+from attnscope.questions.atlas import KEPT_MASS, LEFT_OUT, MOST_KEYS
+from attnscope.records.heads.descriptions import Failure
 from attnscope.results.tokens import Tokens
 from attnscope.studies.atlas.scores import Place, Scores
 from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadText
@@ -39,19 +40,52 @@ _ELEMENTS = 2**20
 
 @dataclass(frozen=True)
 class Wanted:
-    """An example that is to be read.
+    """An example that is to be read; its fields are the columns of that name.
 
     Attributes:
-        head: The head's number.
-        why: What it is to show; `rank` and `score` are as in `ExampleFacts`.
-        focus: Which token to look at first; None = the query that counts most.
+        head: The row of its head.
+        focus: Which token of the text to look at first; None = the query that counts most.
+        failure: What the description expects of that token, where it explains it badly.
     """
 
     head: int
-    why: Why
+    why: str
     rank: int
     score: float
     focus: int | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """An example that was read.
+
+    Attributes:
+        wanted: What it is to show.
+        text: The text's number in the corpus; `source` and `n_tokens` are the columns of that name.
+        places: The places of the shown tokens in their text, (token,), rising.
+        labels: Their labels.
+        special: Whether each is a special token, (token,).
+        focus: Which of the shown tokens to look at first.
+        excerpt: The source's own characters, see `excerpt_of`; `offsets` are where each token stands in it.
+        starts: Where each token's kept keys begin in `keys` and `codes`, and where the last ends, (token + 1,).
+        keys: The kept keys, as numbers of shown tokens; largest weight first.
+        codes: Their weights x 255, rounded.
+    """
+
+    wanted: Wanted
+    text: int
+    source: str
+    n_tokens: int
+    places: NDArray[np.int64]
+    labels: tuple[str, ...]
+    special: NDArray[np.bool_]
+    focus: int
+    excerpt: str
+    offsets: tuple[tuple[int, int], ...]
+    starts: NDArray[np.int64]
+    keys: NDArray[np.uint8]
+    codes: NDArray[np.uint8]
 
 
 @dataclass(eq=False)
@@ -126,8 +160,7 @@ def units_of(
     for number in fitting if len(fitting) > 1 else scores.sample[:2]:
         scored = scores.texts[number]
         unit(scored.text, scored.number).sampled = True
-    picked: tuple[tuple[Why, NDArray[np.int64]], ...] = (("top", scores.best()), ("decile", scores.deciles()[1]))
-    for why, by_head in picked:
+    for why, by_head in (("top", scores.best()), ("decile", scores.deciles()[1])):
         for head, of_head in enumerate(by_head):
             for rank, number in enumerate(of_head.tolist()):
                 if number >= 0:
@@ -196,8 +229,8 @@ class _Reader:
     ) -> None:
         self._model, self._heads, self._by_kind, self._start, self._rows = model, heads, by_kind, start, rows
 
-    def run(self, batch: Sequence[Chunk]) -> _Seen:
-        """What each kind of attention was on a batch."""
+    def run(self, batch: Sequence[Chunk]) -> Mapping[Any, Mapping[int, Any]]:
+        """Return what each kind of attention was on a batch: kind -> layer -> its call, or dense weights."""
         import torch
 
         from attnscope.core.attention.calls import Calls
@@ -210,16 +243,16 @@ class _Reader:
             weights = Weights()
             with torch.no_grad():
                 self._model.run(padded, weights)
-            return _Seen(weights.maps)  # type: ignore[arg-type]  # kinds are strings
+            return weights.maps
         calls = Calls()
         with torch.no_grad():
             self._model.run(padded, calls)
-        return _Seen(calls.maps)  # type: ignore[arg-type]
+        return calls.maps
 
-    def add(self, unit: Unit, seen: _Seen, number: int) -> None:
-        """Adds what a text shows; `seen` is what `run` returned, `number` says which text of the batch it is."""
+    def add(self, unit: Unit, seen: Mapping[Any, Mapping[int, Any]], number: int) -> None:
+        """Add what a text shows; `seen` is what `run` returned, `number` says which text of the batch it is."""
         for kind in self._by_kind:
-            read = _SeenText(kind, seen.layers[kind], number, len(unit.chunk))
+            read = _SeenText(kind, seen[kind], number, len(unit.chunk))
             self._read_text(read, unit)
         self._rows.n_sampled += unit.sampled
 
@@ -243,17 +276,6 @@ class _Reader:
         for layer, by_head in by_layer.items():
             for head, examples in by_head.items():
                 self._rows.examples += _examples(seen, layer, head, examples, unit, text)
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """Each kind of attention on a batch.
-
-    Attributes:
-        layers: Kind -> layer -> its call, or dense weights.
-    """
-
-    layers: Mapping[str, Mapping[int, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -341,13 +363,20 @@ def _examples(
 
         rows = seen.rows(layer, torch.from_numpy(positions), head)[0][0].double().numpy()
         sparse = keep_rows(rows[:, positions], rows.sum(1), KEPT_MASS, MOST_KEYS)
-        facts = ExampleFacts(
-            example.head, example.why, example.rank, example.score, unit.text.index,
-            f"{unit.text.source}:{unit.text.line}", len(text),
-            tuple(text.tokens.labels[position] for position in positions), int(np.searchsorted(positions, focus)),
-            *excerpt_of(text.tokens, positions),
-        )  # fmt: skip
-        yield Example(facts, positions.astype(np.int32), text.tokens.special[positions], *sparse)
+        excerpt, offsets = excerpt_of(text.tokens, positions)
+        yield Example(
+            wanted=example,
+            text=unit.text.index,
+            source=f"{unit.text.source}:{unit.text.line}",
+            n_tokens=len(text),
+            places=positions,
+            labels=tuple(text.tokens.labels[position] for position in positions),
+            special=text.tokens.special[positions],
+            focus=int(np.searchsorted(positions, focus)),
+            excerpt=excerpt,
+            offsets=offsets,
+            **sparse._asdict(),
+        )
 
 
 def _counts(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -392,7 +421,7 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
 def excerpt_of(tokens: Tokens, positions: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
     """The source's own characters of some tokens, rising, and where in them each token stands.
 
-    As `ExampleFacts.excerpt` and its `offsets`; empty if the tokenizer has no offsets.
+    Tokens that are left out are `LEFT_OUT`. Both are empty if the tokenizer has no offsets.
     """
     written = ""
     offsets: list[tuple[int, int]] = []

@@ -8,15 +8,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.models.model import Model
-from attnscope.records.atlas.record import FURTHEST, KEPT_MASS, MOST_KEYS, OUTSIDE_SINKS, Atlas, join_examples
+from attnscope.questions.atlas import N_OFFSETS, OUTSIDE_SINKS, Atlas, head_tables
 from attnscope.records.heads.findings import Findings
 from attnscope.results.completion import settle_corpus
+from attnscope.results.table import Table, number
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
-from attnscope.studies.atlas.rows import Rows, Wanted, read_rows, units_of
+from attnscope.studies.atlas.rows import Example, Rows, Wanted, read_rows, units_of
 from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, Place, ScoredSums, Scores
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.study import add_effects, study_heads
@@ -39,7 +41,7 @@ def atlas(
 
         model = attnscope.load("minilm")
         atlas = attnscope.atlas(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
-        atlas.examples()[0].weights()  # (query, key) of the first head's best example
+        atlas.weights(0)  # (query, key) of the first head's best example
         atlas.save("atlas.npz")
 
     The first pass measures heads. It keeps the best texts of each head, and a sample drawn by hash. The second pass
@@ -65,8 +67,9 @@ def atlas(
     step = scale_report(report, 0, options.heads.n_steps)
     findings, done = study_heads(model, read, options.heads, step, workers, make, ScoredSums())
     assert isinstance(done, ScoredSums)
-    record = _finish(model, read, findings, options, done.scores, step)
-    return add_effects(record, model, read, report) if options.heads.causal else record
+    if options.heads.causal:
+        findings = add_effects(findings, model, read, report)
+    return _finish(model, read, findings, options, done.scores, step)
 
 
 def study(
@@ -142,46 +145,106 @@ def _failures(
         if head is None:
             continue
         for rank, failed in enumerate(line.failures):
-            example = Wanted(head, "failure", rank, float("nan"), failed.place)
+            example = Wanted(head, "failure", rank, float("nan"), failed.place, failed)
             by_text.setdefault(failed.text, []).append((example, failed.token, failed.before))
     # One more reading of the corpus.
     return {text: by_text[text.index] for text in texts if text.index in by_text} if by_text else {}
 
 
 def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, heads: Sequence[Place], rows: Rows) -> Atlas:
-    """The record of both passes."""
+    """Return the result of both passes."""
     from attnscope.core.questions.distance import classical_mds
 
-    n, width = len(heads), 2 * FURTHEST + 3
-    profiles, even = np.full((2, n, width), np.nan, np.float32)
-    distances, positions = np.full((n, n), np.nan, np.float32), np.full((n, 2), np.nan, np.float32)
-    tables: list[tuple[Any, ...]] = [()] * n
+    # What the second pass says of heads, kind by kind.
+    n = len(heads)
+    profiles, even = np.full((2, n, N_OFFSETS), np.nan, np.float32)
+    distances = np.full((n, n), np.nan, np.float32)
+    positions = np.full((n, 2), np.nan)
+    token_rows: list[dict[str, Any]] = []
     for kind, kind_tables in rows.tables.items() if rows.n_sampled else ():
         of_kind = [number for number, head in enumerate(heads) if head[0] == kind]
         profiles[of_kind], even[of_kind] = kind_tables.profiles()
         distances[np.ix_(of_kind, of_kind)] = between = kind_tables.distances()
         positions[of_kind] = classical_mds(between.astype(np.float64)).coordinates
-        for number, table in zip(of_kind, kind_tables.rows(), strict=True):
-            tables[number] = table
-    whys = ("top", "decile", "failure")
-    examples = sorted(rows.examples, key=lambda each: (each.facts.head, whys.index(each.facts.why), each.facts.rank))
+        for row, of_head in zip(of_kind, kind_tables.rows(), strict=True):
+            token_rows += [{"head": row, **tokens} for tokens in of_head]
+    deciles = np.full((n, 11), np.nan, np.float32)
+    if n and scores.values.shape[1] == n:
+        deciles = scores.deciles()[0]
+
+    # The tables.
     rank = CONTENT_WHAT if options.rank == CONTENT else findings.measure_facts(options.rank).what
+    tables, grids = example_tables(rows.examples)
+    tables |= head_tables(findings)
+    tables["heads"] = _with_scores(tables["heads"], options.rank, deciles, positions)
+    tables["tokens"] = Table.of(Atlas.TABLES["tokens"], sorted(token_rows, key=lambda row: row["head"]))
+    chosen = {"examples": options.examples, "sample": options.sample, "seed": options.seed}
+    meanings = {"rank": options.rank, "score": rank, "lift": OUTSIDE_SINKS}
     return Atlas(
         run=findings.run,
         corpus=settle_corpus({**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete),
-        options={
-            **findings.options, "rank": rank, "examples": options.examples, "sample": options.sample,
-            "seed": options.seed, "lift": OUTSIDE_SINKS, "kept_mass": KEPT_MASS, "most_keys": MOST_KEYS,
+        options={**findings.options, **chosen, **meanings, "described": _sample_line(findings)},
+        tables=tables,
+        grids={
+            "profile": profiles, "even_profile": even, "deciles": deciles.astype(np.float64), "distance": distances,
+            **grids,
         },
-        rank=options.rank,
-        heads=findings.heads,
-        facts=tuple(example.facts for example in examples),
-        tables=tuple(tables),
-        profiles=profiles,
-        even_profiles=even,
-        deciles=scores.deciles()[0] if n and scores.values.shape[1] == n else np.full((n, 11), np.nan, np.float32),
-        distances=distances,
-        positions=positions,
-        **join_examples(examples),
-        descriptions=findings.descriptions,
     )  # fmt: skip
+
+
+def _sample_line(findings: Findings) -> str:
+    if findings.descriptions is None:
+        return ""
+    return findings.descriptions.sample_line(findings.corpus.get("n_texts"))
+
+
+def _with_scores(table: Table, rank: str, deciles: NDArray[Any], positions: NDArray[Any]) -> Table:
+    """Return the table of heads with scores, and with places on the map of distances."""
+    for name, place, what in (("score_median", 5, "median text"), ("score_p90", 9, "90th percentile")):
+        table = table.with_column(number(name, label=f"{rank} ({what})"), deciles[:, place])
+    meaning = "heads that attend alike stand near each other"
+    for axis, name in enumerate(("map_x", "map_y")):
+        table = table.with_column(number(name, meaning), positions[:, axis])
+    return table
+
+
+# Tables of examples
+
+
+def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
+    """Return the tables and arrays of examples, by head, what they are to show, and rank."""
+    whys = ("top", "decile", "failure")
+    order = sorted(examples, key=lambda one: (one.wanted.head, whys.index(one.wanted.why), one.wanted.rank))
+    rows: dict[str, list[dict[str, Any]]] = {"examples": [], "shown": [], "expected": []}
+    vocabulary: dict[str, int] = {}
+    n_kept = n_characters = 0
+    for number_of_example, one in enumerate(order):
+        wanted = one.wanted
+        rows["examples"].append({
+            "head": wanted.head, "why": wanted.why, "rank": wanted.rank, "score": wanted.score, "text": one.text,
+            "source": one.source, "n_tokens": one.n_tokens, "focus": one.focus,
+            "failure_nats": wanted.failure.nats if wanted.failure else None,
+            "first_character": n_characters, "n_characters": len(one.excerpt),
+        })  # fmt: skip
+        for place, label in enumerate(one.labels):
+            start, stop = one.offsets[place] if one.offsets else (0, 0)
+            rows["shown"].append({
+                "example": number_of_example, "place": one.places[place], "special": one.special[place],
+                "label": vocabulary.setdefault(label, len(vocabulary)), "start": start, "stop": stop,
+                "first_kept": n_kept + one.starts[place], "n_kept": one.starts[place + 1] - one.starts[place],
+            })  # fmt: skip
+        for key in wanted.failure.predicted if wanted.failure else ():
+            expected = {"place": key.place, "token": key.token, "weight": key.weight}
+            rows["expected"].append({"example": number_of_example, **expected})
+        n_kept += len(one.keys)
+        n_characters += len(one.excerpt)
+    tables = {name: Table.of(Atlas.TABLES[name], of_table) for name, of_table in rows.items()}
+    tables["vocabulary"] = Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary))
+    excerpts = "".join(one.excerpt for one in order).encode("utf-32-le", "surrogatepass")
+    nothing = np.zeros(0, np.uint8)
+    grids = {
+        "kept_key": np.concatenate([nothing, *(one.keys for one in order)]),
+        "kept_code": np.concatenate([nothing, *(one.codes for one in order)]),
+        "characters": np.frombuffer(excerpts, "<u4").copy(),
+    }
+    return tables, grids

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.atlas.record import FURTHEST, Side, TokenRow
+from attnscope.questions.atlas import FURTHEST, N_OFFSETS
 from attnscope.results.tokens import Tokens
 
 Floats = NDArray[np.float64]
@@ -98,11 +98,10 @@ class KindTables:
         room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
         self._pairs = np.sort(_frequent([self._pair_codes(*self._items_of(text)) for text in texts], least)[:room])
         # Each head is compared with its own attention, spread evenly: it counts as a layer of its own.
-        sizes: dict[Side, int] = {"asks": len(self._asks), "gets": len(self._gets), "pairs": len(self._pairs)}
+        sizes: dict[str, int] = {"asks": len(self._asks), "gets": len(self._gets), "pairs": len(self._pairs)}
         self._sums = {side: ItemSums(size, [1] * total) for side, size in sizes.items()}
-        n_offsets = 2 * FURTHEST + 3
-        self._profiles = np.zeros((total, n_offsets))
-        self._even_profiles = np.zeros((len(self.n_heads), n_offsets))
+        self._profiles = np.zeros((total, N_OFFSETS))
+        self._even_profiles = np.zeros((len(self.n_heads), N_OFFSETS))
         self._n_queries = np.zeros(len(self.n_heads))
         self._divergences, self._compared = np.zeros((2, total, total))
 
@@ -180,7 +179,7 @@ class KindTables:
             gets += key_masses.sum(1)
             pairs += of_queries.T @ key_masses
         pair_sums = pairs[:, items.pair_rows, items.pair_columns]
-        sides: tuple[tuple[Side, NDArray[np.int64], Tensor], ...] = (
+        sides: tuple[tuple[str, NDArray[np.int64], Tensor], ...] = (
             ("asks", items.asks, asks),
             ("gets", items.gets, gets),
             ("pairs", items.pairs, pair_sums),
@@ -218,30 +217,40 @@ class KindTables:
             np.repeat(even, self.n_heads, 0),
         )
 
-    def rows(self) -> list[tuple[TokenRow, ...]]:
-        """The token table of every head."""
-        lifts = {side: sums.lifts() for side, sums in self._sums.items()}
+    def rows(self) -> list[list[dict[str, Any]]]:
+        """Return the token table of every head: rows of the table `tokens`, but for the head."""
         n = max(1, len(self._gets))
-        tokens: dict[Side, list[tuple[int, ...]]] = {
-            "asks": [(number,) for number in self._asks.tolist()],
-            "gets": [(number,) for number in self._gets.tolist()],
-            "pairs": [(int(self._asks[code // n]), int(self._gets[code % n])) for code in self._pairs.tolist()],
-        }
-        return [
-            tuple(
-                self._row(side, tokens[side][item], lifts_of_side, item, head)
-                for side, lifts_of_side in lifts.items()
-                for item in choose_items(lifts_of_side, head, above_even=side != "asks", least=self._least)
-            )
-            for head in range(sum(self.n_heads))
-        ]
+        label = self._labels
+        asks = [(label[number], "") for number in self._asks.tolist()]
+        gets = [("", label[number]) for number in self._gets.tolist()]
+        pairs = [(label[self._asks[code // n]], label[self._gets[code % n]]) for code in self._pairs.tolist()]
+        tokens = {"asks": asks, "gets": gets, "pairs": pairs}
+        lifts = {side: sums.lifts() for side, sums in self._sums.items()}
+        by_head: list[list[dict[str, Any]]] = [[] for _ in range(sum(self.n_heads))]
+        for head, rows in enumerate(by_head):
+            for side, of_side in lifts.items():
+                for item in choose_items(of_side, head, above_even=side != "asks", least=self._least):
+                    query, key = tokens[side][item]
+                    estimate = _Estimate(*(part[item, head] for part in (of_side.lift, of_side.low, of_side.high)))
+                    rows.append({
+                        "side": side,
+                        "query": query,
+                        "key": key,
+                        "mass": of_side.mass[item, head],
+                        "lift": estimate,
+                        "n_queries": int(of_side.counts[item, head]),
+                        "n_texts": int(of_side.n_texts[item, head]),
+                    })  # fmt: skip
+        return by_head
 
-    def _row(self, side: Side, tokens: tuple[int, ...], lifts: Lifts, item: int, head: int) -> TokenRow:
-        return TokenRow(
-            side, tuple(self._labels[number] for number in tokens), float(lifts.mass[item, head]),
-            float(lifts.lift[item, head]), float(lifts.low[item, head]), float(lifts.high[item, head]),
-            int(lifts.counts[item, head]), int(lifts.n_texts[item, head]),
-        )  # fmt: skip
+
+@dataclass(frozen=True)
+class _Estimate:
+    """A number with the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 def _round(values: Floats) -> Floats:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from typing import TypeVar
 
 from attnscope.choice import Choice
 from attnscope.corpus import Copies, distinct
 from attnscope.models.model import Model
 from attnscope.questions.ablate import AblateOptions
 from attnscope.records.ablation import Effect
-from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
 from attnscope.results.completion import settle_corpus
 from attnscope.results.table import Table
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.texts import Report, Texts, scale_report
-
-R = TypeVar("R", Findings, Atlas)
 
 FIRST_TEXTS = 32
 """Texts that heads are taken out of: a forward pass each for every head and text takes its time."""
@@ -29,7 +25,7 @@ NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
 _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
 
 
-def with_effects(findings: R, model: Model, texts: Texts, report: Report | None = None) -> R:
+def with_effects(findings: Findings, model: Model, texts: Texts, report: Report | None = None) -> Findings:
     """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
 
     If neither changes anything, the model does not need the head for what it looks like: attention is no evidence of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
 from attnscope.questions.heads import require_measures
-from attnscope.records.atlas.record import Atlas
 from attnscope.records.heads.findings import Findings
 from attnscope.results.completion import settle_corpus
 from attnscope.studies.describe.study import describe_texts, require_heads
@@ -57,8 +56,6 @@ from attnscope.studies.senses.study import picture_heads, sound_heads
 from attnscope.studies.workers import Workers
 
 Given = Corpus | str | Sequence[str] | Sequence[CorpusText]
-R = TypeVar("R", Findings, Atlas)
-
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 
 _REPORT_EVERY = 32
@@ -183,7 +180,7 @@ def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
     return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, seed, before=before, after=after))
 
 
-def add_effects(record: R, model: Model, texts: Texts, report: Report | None) -> R:
+def add_effects(record: Findings, model: Model, texts: Texts, report: Report | None) -> Findings:
     """Add what changes without each head that has a role; nothing to a record where something failed before."""
     step = partial(with_effects, model=model, texts=texts, report=scale_report(report, 1, 2))
     return add_steps(record, [("--causal", step)])

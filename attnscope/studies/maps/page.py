@@ -18,11 +18,11 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.output import HOME
 from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
-from attnscope.pages.heads import Heads, heads_of
+from attnscope.pages.heads import heads_of
 from attnscope.questions.arrays import load_arrays
+from attnscope.questions.atlas import Atlas
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.records import file_of
-from attnscope.records.atlas.record import Atlas
 from attnscope.records.frame.kinds import KINDS
 from attnscope.records.heads.findings import Findings
 from attnscope.results.file_sets import require_writable
@@ -165,7 +165,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
     of_heads = [path for path in order.records if _is_of_heads(path)]
     if len(of_heads) > 1:
         raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
-    findings, atlas = _load_heads(file_of(of_heads[0])) if of_heads else (None, None)
+    named = _load_heads(file_of(of_heads[0])) if of_heads else None
     maps = [path for path in order.records if path not in of_heads]
     if not (order.texts or order.several.files or order.images or maps):
         raise UsageError(
@@ -186,11 +186,13 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
             n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
             if report is not None:
                 report(Progress(number, n_tokens, share))
-    if findings is not None:
+    if named is not None:
         for shown in page_texts:
-            _require_same_model(findings, shown.record)
-    start = {"v": "grid", **order.start()} if atlas else order.start()
-    page = page_of(page_texts, findings=findings, start=start, heads=atlas)
+            _require_same_model(named, shown.record)
+    if isinstance(named, Atlas):
+        page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(named))
+    else:
+        page = page_of(page_texts, findings=named, start=order.start())
     path, content = order.out or _default_path(page_texts, order), page.html.encode()
     if is_stream(path):
         write_stream(path, content)
@@ -284,12 +286,9 @@ def _is_of_heads(path: Path) -> bool:
     return file.is_file() and schema_of(file).startswith(("attnscope.heads/", "attnscope.atlas/"))
 
 
-def _load_heads(path: Path) -> tuple[Findings, Heads | None]:
-    """Return the record that names the roles; of an atlas also what the page shows of it beside the texts."""
-    if not schema_of(path).startswith("attnscope.atlas/"):
-        return Findings.load(path), None
-    atlas = Atlas.load(path)
-    return atlas.findings, heads_of(atlas)
+def _load_heads(path: Path) -> Findings | Atlas:
+    """Return the record that names the roles; an atlas is also shown beside the texts."""
+    return Atlas.load(path) if schema_of(path).startswith("attnscope.atlas/") else Findings.load(path)
 
 
 def _choose_heads(record: Heatmap, choice: Choice) -> Heatmap:
@@ -304,7 +303,7 @@ def _choose_heads(record: Heatmap, choice: Choice) -> Heatmap:
     )
 
 
-def _require_same_model(findings: Findings, record: Heatmap) -> None:
+def _require_same_model(findings: Findings | Atlas, record: Heatmap) -> None:
     of_heads, of_text = findings.run.get("sha256"), record.run.get("sha256")
     if of_heads and of_text and of_heads != of_text:
         raise AttnscopeError(

@@ -1,0 +1,425 @@
+"""An atlas: every head of a model with the texts that show what it does. Its columns, and what is said of them.
+
+Loads no torch. The page of an atlas (`attnscope.pages.heads`) and its study read the same columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.errors import AttnscopeError, amount
+from attnscope.records.heads.findings import Findings
+from attnscope.report.blocks import Block, Note, Ranking, Report, Words
+from attnscope.report.numbers import percent
+from attnscope.report.plain_text import cut
+from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
+from attnscope.results.result import Result
+from attnscope.results.table import HEADS, Array, Column, Table, count, flag, number, share, text
+
+FURTHEST = 64
+"""Profiles tell offsets of up to so many tokens apart."""
+
+N_OFFSETS = 2 * FURTHEST + 3
+
+MOST_KEYS = 16
+"""An example keeps at most so many keys of a row."""
+
+KEPT_MASS = 0.95
+"""An example keeps this share of a row, unless that takes more than `MOST_KEYS`."""
+
+CODE = 1 / 255
+"""The weight that a code of 1 stands for. So weights are off by at most 1/510."""
+
+LEFT_OUT = " … "
+"""Stands in an excerpt for tokens that are not shown."""
+
+OUTSIDE_SINKS = (
+    "what the key would get if each query's attention outside sinks were spread evenly outside sinks (the mean over "
+    "texts)"
+)
+"""What the attention on a key or pair is divided by in its lift."""
+
+STANDS_OUT = 0.05
+"""Share of attention beyond uniform attention's at an offset, from which on the offset is named."""
+
+N_TOKENS, N_AROUND = 3, 4
+
+MOST_LISTED = 10
+
+
+class Atlas(Result):
+    """What every head of a model does on a corpus, with the texts that show it.
+
+    The table `heads` has what a study of heads measures, and `roles` the evidence for roles. `examples` are texts of a
+    head, `shown` the tokens of them that are shown, with the weights that were kept of each. In an encoder-decoder, the
+    row of a cross-attention's token is the decoder's as it writes that token again; keys are the encoder's.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.atlas/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "heads": (
+            *HEADS,
+            number("score_median", "score of the median text"),
+            number("score_p90", "score that a tenth of the texts exceed"),
+            number("map_x", "heads that attend alike stand near each other"),
+            number("map_y", "heads that attend alike stand near each other"),
+        ),
+        "roles": (
+            count("head", "the head that has it", refers_to="heads"),
+            text("role", "such as previous_token"),
+            text("measure", "the measure that it rests on"),
+            number("value", "value of that measure"),
+            number("threshold", "what it had to reach"),
+            number("q", "false discovery rate over heads and roles", range=(0, 1)),
+            flag("tentative", "whether it rests on few texts"),
+        ),
+        "tokens": (
+            count("head", "the head", refers_to="heads"),
+            text("side", "asks: a query that gives attention away; gets: a key; pairs: a query and a key"),
+            text("query", "the query's label; empty of gets"),
+            text("key", "the key's label; empty of asks"),
+            share("mass", "mean attention weight over texts: what a query gives away, or what it gives to such keys"),
+            number("lift", f"attention divided by an even share of it: {OUTSIDE_SINKS}", range=(0, None)),
+            count("n_queries", "with how many queries it was seen"),
+            count("n_texts", "in how many texts"),
+        ),
+        "examples": (
+            count("head", "the head", refers_to="heads"),
+            text(
+                "why", "top: one with the highest scores; decile: drawn from a decile of all; failure: badly explained"
+            ),
+            count("rank", "from 0: the place, best or worst explained first; of decile the decile"),
+            number("score", "the text's score; unknown of failure"),
+            count("text", "the text's number in the corpus"),
+            text("source", "where it comes from, such as alice.txt:12"),
+            count("n_tokens", "how many tokens the text has, or the chunk of a long one"),
+            count("focus", "which shown token to look at first; -1 = none", range=(-1, None)),
+            number("failure_nats", "KL of the focus's attention to what the description expects", "nats"),
+            count("first_character", "where its excerpt begins in `characters`"),
+            count("n_characters", "how long the excerpt is"),
+        ),
+        "shown": (
+            count("example", "the example", refers_to="examples"),
+            count("place", "the token's place in its text"),
+            count("label", "its label", refers_to="vocabulary"),
+            flag("special", "whether it is a special token"),
+            count("start", "its first character in the excerpt"),
+            count("stop", "its last character + 1; as start, if it stands for no character"),
+            count("first_kept", "where the keys that were kept of its row begin"),
+            count("n_kept", "how many were kept, the largest weight first"),
+        ),
+        "vocabulary": (text("label", "the label of a token"),),
+        "expected": (
+            count("example", "an example that the description explains badly", refers_to="examples"),
+            count("place", "a key that the description expects its focus to attend to, by its place in the text"),
+            text("token", "its label"),
+            share("weight", "the weight that the description expects"),
+        ),
+    }
+    ARRAYS: ClassVar[Sequence[Array]] = (
+        Array("profile", "attention by offset: further back, -64 to 64, further ahead", "share", (0, 1),
+              axes=("heads", str(N_OFFSETS))),
+        Array("even_profile", "the same of uniform attention over the allowed keys", "share", (0, 1),
+              axes=("heads", str(N_OFFSETS))),
+        Array("deciles", "ends of the deciles of the score", axes=("heads", "11")),
+        Array("distance", "root of the mean squared Hellinger distance of rows", "", (0, 1), axes=("heads", "heads")),
+        Array("kept_key", "a kept key, as the number of a shown token of its example", kind="count", axes=("kept",)),
+        Array("kept_code", "its weight x 255", "", (0, 255), kind="count", axes=("kept",)),
+        Array("characters", "all excerpts, as code points", kind="count", axes=("characters",)),
+    )  # fmt: skip
+
+    # Examples
+
+    def tokens_of(self, example: int) -> slice:
+        """Return the rows of `shown` of an example."""
+        examples = self.table("shown")["example"]
+        return slice(*np.searchsorted(examples, [example, example + 1]).tolist())
+
+    def weights(self, example: int) -> NDArray[np.float32]:
+        """Return the kept weights of an example, (query, key) of shown tokens; 0 where nothing was kept."""
+        shown = self.table("shown").select(self.tokens_of(example))
+        n = len(shown)
+        weights = np.zeros((n, n), np.float32)
+        for query, (first, n_kept) in enumerate(zip(shown["first_kept"], shown["n_kept"], strict=True)):
+            kept = slice(first, first + n_kept)
+            weights[query, self.grids["kept_key"][kept]] = self.grids["kept_code"][kept] * np.float32(CODE)
+        return weights
+
+    def labels(self, example: int) -> list[str]:
+        """Return the labels of the shown tokens of an example."""
+        shown = self.table("shown")["label"][self.tokens_of(example)]
+        labels: list[str] = self.table("vocabulary")["label"][shown].tolist()
+        return labels
+
+    def excerpt(self, example: int) -> str:
+        """Return the source's own characters of the shown tokens; empty where the tokenizer does not tell them."""
+        examples = self.table("examples")
+        first = int(examples["first_character"][example])
+        characters = self.grids["characters"][first : first + int(examples["n_characters"][example])]
+        return characters.astype("<u4").tobytes().decode("utf-32-le", "replace")
+
+    def pieces(self, example: int) -> list[tuple[str, str]]:
+        """Return of each shown token what stands before it, and its characters in the source, else its label."""
+        excerpt = self.excerpt(example)
+        labels = self.labels(example)
+        if not excerpt:
+            return [(" " * (at > 0), label) for at, label in enumerate(labels)]
+        shown = self.table("shown").select(self.tokens_of(example))
+        pieces, end = [], 0
+        for label, start, stop in zip(labels, shown["start"].tolist(), shown["stop"].tolist(), strict=True):
+            pieces.append((excerpt[end:start], excerpt[max(start, end) : stop] or label))
+            end = max(end, stop)
+        return pieces
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Self:
+        """Return the atlas of some heads, (layer, head), of every kind.
+
+        Raises:
+            AttnscopeError: It has no such head.
+        """
+        heads = self.table("heads")
+        places = list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
+        missing = [place for place in picked if place not in places]
+        if missing:
+            layer, head = missing[0]
+            raise AttnscopeError(f"there is no L{layer}H{head} in this atlas", "`attnscope show` lists its heads")
+        chosen = self.select("heads", [place in set(picked) for place in places])
+        # What belongs to a head that is gone goes, too.
+        for table, owner in (("roles", "head"), ("tokens", "head"), ("examples", "head")):
+            chosen = chosen.select(table, chosen.table(table)[owner] >= 0)
+        for table in ("shown", "expected"):
+            chosen = chosen.select(table, chosen.table(table)["example"] >= 0)
+        return chosen
+
+    def require_whole(self) -> None:
+        """Refuse what `Result` does, and examples whose weights or characters are not there."""
+        super().require_whole()
+        shown = self.table("shown")
+        if (np.diff(shown["example"]) < 0).any():
+            raise ValueError("its examples are out of order")
+        _require_within(shown["first_kept"], shown["n_kept"], len(self.grids["kept_key"]), "attention")
+        examples = self.table("examples")
+        n_characters = len(self.grids["characters"])
+        _require_within(examples["first_character"], examples["n_characters"], n_characters, "text")
+        sizes = np.bincount(shown["example"], minlength=len(examples))
+        if (examples["focus"] >= np.maximum(sizes, 1)).any():
+            raise ValueError("an example looks at a token that is not shown")
+        # Of each kept key, the number of tokens of its example.
+        n_kept = shown["n_kept"]
+        within_row = np.arange(n_kept.sum()) - np.repeat(np.cumsum(n_kept) - n_kept, n_kept)
+        keys = self.grids["kept_key"][np.repeat(shown["first_kept"], n_kept) + within_row]
+        if (keys >= np.repeat(sizes[shown["example"]], n_kept)).any():
+            raise ValueError("an example attends to a token that is not shown")
+
+    # What is said
+
+    def report(self, *, measures: str | None = None, sort: str | None = None, **_: Any) -> Report:
+        """Return the head with most to show, then what each head does.
+
+        Args:
+            measures: Names of columns of `heads` that are listed besides, with commas between; "all" = every one.
+            sort: "layer", "explained" or "entropy"; None = the heads with most to say first.
+        """
+        order = self.order(sort)
+        blocks: list[Block] = [_ranking(self, order)] if order else []
+        if len(order) == 1:
+            blocks.append(_about(self, order[0]))
+        if measures:
+            blocks.append(_measures(self, order, measures))
+        return Report(
+            model=model_of(self.run),
+            answer=_answer(self, self.order(None)),
+            blocks=blocks,
+            guide=_guide(self),
+            source=corpus_line(self),  # type: ignore[arg-type]  # as of all that have a corpus
+            problems=corpus_notes(self),  # type: ignore[arg-type]
+            notes=[f"lift: attention divided by {OUTSIDE_SINKS}"],
+        )
+
+    def order(self, sort: str | None) -> Sequence[int]:
+        """Return the rows of heads in an order: those with most to say first, or as `report` takes it."""
+        heads = self.table("heads")
+        values = -np.arange(len(heads), dtype=np.float64)
+        if sort == "entropy" and "entropy_nats" in heads:
+            values = -heads["entropy_nats"]
+        elif sort != "layer" and "kl_explained" in heads:
+            values = np.nan_to_num(heads["kl_explained"], nan=-1.0)
+            if sort is None:
+                values = values * np.nan_to_num(heads["nats"])
+        order: list[int] = np.argsort(-values, kind="stable").tolist()
+        return order
+
+
+def _require_within(firsts: NDArray[Any], sizes: NDArray[Any], n: int, what: str) -> None:
+    if len(firsts) and (min(firsts.min(), sizes.min()) < 0 or (firsts + sizes).max() > n):
+        raise ValueError(f"the {what} of its examples is cut off")
+
+
+def _does(atlas: Atlas) -> list[str]:
+    """Return what each head does in a line: its description, else its roles."""
+    heads = atlas.table("heads")
+    if "description" not in heads:
+        return [
+            printable(role.replace("_", " ").replace("+", ", ")) or "unclassified" for role in heads["role"].tolist()
+        ]
+    lines = []
+    for words, role in zip(heads["description"].tolist(), heads["role"].tolist(), strict=True):
+        lines.append(printable(words, 1000) or printable(role.replace("_", " ").replace("+", ", ")) or "unclassified")
+    return lines
+
+
+def _answer(atlas: Atlas, order: Sequence[int]) -> list[str]:
+    """Name the head that has most to show, and its best example."""
+    heads = atlas.table("heads")
+    n_examples = amount(len(atlas.table("examples")), "example")
+    answer = []
+    if order and "kl_explained" in heads:
+        first = order[0]
+        explained = percent(heads["kl_explained"][first])
+        answer.append(f"{atlas.head_names[first]} has most to show: {_does(atlas)[first]}; KL explained {explained}")
+        example = _best_example(atlas, first)
+        if example:
+            answer.append(f"its best example: {example}")
+    answer.append(f"{amount(len(heads), 'head')}, {n_examples}")
+    return answer
+
+
+def _ranking(atlas: Atlas, order: Sequence[int]) -> Ranking:
+    heads = atlas.table("heads")
+    columns: list[str | Words] = [Words("what it does", _does(atlas), wraps=True)]
+    if "kl_explained" in heads:
+        columns.append("kl_explained")
+    return Ranking(what="head", names=atlas.head_names, table=heads, columns=columns, order=order, most=MOST_LISTED)
+
+
+def _about(atlas: Atlas, head: int) -> Note:
+    """Return what stands on the card of a head: where it looks, which tokens, and its best example."""
+    lines = {
+        "offset": _offset(atlas, head),
+        "pairs": _tokens(atlas, head, "pairs"),
+        "keys": _tokens(atlas, head, "gets"),
+        "queries": _tokens(atlas, head, "asks"),
+        "example": _best_example(atlas, head),
+    }
+    return Note(lines=[f"{name}: {line}" for name, line in lines.items() if line])
+
+
+def _measures(atlas: Atlas, order: Sequence[int], names: str) -> Ranking:
+    """Return the measures that were asked for.
+
+    Raises:
+        AttnscopeError: There is no such measure.
+    """
+    heads = atlas.table("heads")
+    wanted = list(heads.numbers) if names == "all" else [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if name not in heads.numbers:
+            raise AttnscopeError(f"there is no measure {name!r} in this atlas", f"it has {', '.join(heads.numbers)}")
+    return Ranking(
+        heading="measures", what="head", names=atlas.head_names, table=heads, columns=wanted, order=order,
+        most=len(order),
+    )  # fmt: skip
+
+
+def _guide(atlas: Atlas) -> list[str]:
+    return [
+        "KL explained: the share of what sets a head apart from uniform attention that its line predicts on held-out "
+        "texts",
+        "pairs (query → key): those with the largest lift; offset: of the key from the query, where attention is "
+        "furthest above uniform attention",
+        f"examples are ranked by {printable(atlas.options.get('score', ''))}",
+    ]
+
+
+def _tokens(atlas: Atlas, head: int, side: str) -> str:
+    tokens = atlas.table("tokens")
+    rows = np.flatnonzero((tokens["head"] == head) & (tokens["side"] == side))[:N_TOKENS]
+    pairs = zip(tokens["query"][rows].tolist(), tokens["key"][rows].tolist(), strict=True)
+    return ", ".join("→".join(cut(printable(token), 12) for token in pair if token) for pair in pairs)
+
+
+def _offset(atlas: Atlas, head: int) -> str:
+    """Return the offset at which a head is furthest above uniform attention, and its share there."""
+    profile = atlas.grids["profile"][head, 1:-1]
+    above = profile - atlas.grids["even_profile"][head, 1:-1]
+    if not np.isfinite(above).any():
+        return ""
+    best = int(np.nanargmax(above))
+    if above[best] < STANDS_OUT:
+        return "–"
+    offset = best - FURTHEST
+    return f"{f'{offset:+d}' if offset else '0'} {percent(profile[best])}"
+
+
+def _best_example(atlas: Atlas, head: int) -> str:
+    """Return the tokens around the one that counts most in a head's best example."""
+    examples = atlas.table("examples")
+    mine = (examples["head"] == head) & (examples["why"] == "top") & (examples["rank"] == 0)
+    if not mine.any():
+        return ""
+    example = int(np.flatnonzero(mine)[0])
+    focus = max(0, int(examples["focus"][example]))
+    first = max(0, focus - N_AROUND)
+    words = []
+    for place, (before, token) in enumerate(atlas.pieces(example)[first : focus + N_AROUND + 1], first):
+        words.append(f"{before}[{token}]" if place == focus else f"{before}{token}")
+    return printable("".join(words), 80)
+
+
+# What a study of heads says of them
+
+
+def head_tables(findings: Findings) -> dict[str, Table]:
+    """Return the tables `heads` and `roles` of findings."""
+    known = findings.head_table()
+    kinds, layers, numbers = zip(*known.heads, strict=True) if known.heads else ((), (), ())
+    table = Table.of_arrays(HEADS, kind=list(kinds), layer=list(layers), head=list(numbers))
+    roles = ["+".join(role.name for role in head.roles) for head in findings.heads]
+    table = table.with_column(text("role", "its roles, the strongest first, with + between them"), roles)
+    if findings.descriptions is not None:
+        table = _with_descriptions(table, findings)
+    gone = {"nats", "explained", "active_nats", "active_explained", "terms"}
+    for column in known.columns:
+        name = column.names[0] if column.names else column.name
+        if not column.is_number or column.kind == "role" or name in gone:
+            continue
+        facts = number(name, column.what, column.unit, range=column.range, label=column.label)
+        parts = {"baseline" if part == "uniform" else part: values for part, values in column.parts.items()}
+        table = table.with_column(facts, column.values, **parts)
+    return {"heads": table, "roles": _roles_table(findings)}
+
+
+def _with_descriptions(table: Table, findings: Findings) -> Table:
+    """Return a table of heads with what each does in a line, and how much of its attention that explains."""
+    assert findings.descriptions is not None
+    by_head = findings.descriptions.by_head
+    mine = [by_head.get(head.address) for head in findings.heads]
+    mains = [None if each is None else each.main for each in mine]
+
+    def read(part: str) -> list[float]:
+        return [np.nan if main is None else getattr(main, part) for main in mains]
+
+    words = ["" if each is None else each.words for each in mine]
+    warnings = ["" if each is None else each.warning for each in mine]
+    explained = "share of its KL from uniform attention that its line predicts on texts it was not fitted on"
+    facts = number("kl_explained", explained, "share", range=(None, 1), label="KL explained")
+    nats = number("nats", "KL from uniform attention", "nats", label="nats from uniform")
+    table = table.with_column(text("description", "what it does, in a line"), words)
+    table = table.with_column(facts, read("explained"), low=read("low"), high=read("high"))
+    table = table.with_column(nats, read("nats"))
+    return table.with_column(text("other_half", "what the other half of the texts says first, if it differs"), warnings)
+
+
+def _roles_table(findings: Findings) -> Table:
+    rows = []
+    for place, head in enumerate(findings.heads):
+        for role in head.roles:
+            numbers = {"value": role, "threshold": role.threshold, "q": role.q}
+            rows.append(
+                {"head": place, "role": role.name, "measure": role.measure, "tentative": role.tentative, **numbers}
+            )
+    return Table.of(Atlas.TABLES["roles"], rows)

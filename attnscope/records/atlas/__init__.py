@@ -1,1 +1,0 @@
-"""Records of all heads with the texts behind them."""
