@@ -80,7 +80,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def test_the_best_examples_of_a_head_contain_what_it_reacts_to(planted: Model) -> None:
     rare = {3, 17, 31, 32, 55, 70}
     found = atlas(planted, letters(80, rare), AtlasOptions(examples=6))
-    mine = [one for one in examples_of(found) if one.wanted.head == 0]
+    mine = [one for one in examples_of(found) if one.wanted.head == 0 and one.wanted.why != "failure"]
     top = [one for one in mine if one.wanted.why == "top"]
     assert {one.text for one in top} == rare
     assert all("z" in one.labels for one in top)
@@ -194,7 +194,7 @@ def dense(model: Model, text: str) -> dict[str, dict[int, torch.Tensor]]:
 
 
 def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own: Model, of_own: Atlas) -> None:
-    assert {one.wanted.why for one in examples_of(of_own)} == {"top", "decile"}
+    assert {one.wanted.why for one in examples_of(of_own)} >= {"top", "decile"}
     for one in examples_of(of_own)[::7]:
         head = places_of(of_own)[one.wanted.head]
         weights = dense(own, SENTENCES[one.text])[head.kind][head.layer][0, head.head].numpy()
@@ -406,10 +406,8 @@ def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeyp
     # Of the start token, which the decoder reads first.
     shown = next(one for one in examples_of(found) if places_of(found)[one.wanted.head].kind == "decoder")
     assert len(shown.labels) == shown.n_tokens
-    written = [
-        (label.strip("\u2581\u00b7"), own.strip())
-        for label, (_, own) in zip(shown.labels, pieces_of(shown), strict=True)
-    ]
+    pairs = zip(shown.labels, pieces_of(shown), strict=True)
+    written = [(label.strip("\u2581\u00b7"), own.strip()) for label, (_, own) in pairs]
     assert shown.excerpt in texts[shown.text] and all(label == own for label, own in written[1:])
 
 

@@ -50,7 +50,10 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Pa
         assert record.record_kind() is kind is kind_of_schema(record.SCHEMA)
         for which in ("show", "draw", "glance", "query", "page"):
             assert not getattr(kind, which) or callable(kind.view(which))
-        assert {*kind.shown_with} <= {*signature(kind.view("show")).parameters}
+        parameters = signature(kind.view("show")).parameters
+        if "shown" in parameters:  # of a result, its report takes the options
+            parameters = {**parameters, **signature(record.report).parameters}
+        assert {*kind.shown_with} <= {*parameters}
         assert not kind.draw or {*kind.drawn_with} <= {*signature(kind.view("draw")).parameters}
         assert {*kind.usual} <= {*kind.formats} and {*kind.lossless} <= {*kind.data}
 

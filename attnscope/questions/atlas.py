@@ -235,8 +235,8 @@ class Atlas(Result):
             answer=_answer(self, self.order(None)),
             blocks=blocks,
             guide=_guide(self),
-            source=corpus_line(self),  # type: ignore[arg-type]  # as of all that have a corpus
-            problems=corpus_notes(self),  # type: ignore[arg-type]
+            source=corpus_line(self),
+            problems=corpus_notes(self),
             notes=[f"lift: attention divided by {OUTSIDE_SINKS}"],
         )
 
