@@ -102,7 +102,7 @@ def test_a_comparison_of_texts_is_the_two_texts(show: Show, tmp_path: Path) -> N
     opened = show(load(tmp_path / "compare.npz"))
     opened.settle("grid")
     held = np.load(tmp_path / "compare.npz")
-    for number, name in enumerate(("weights", "other_weights")):
+    for number, name in enumerate(("weights:first", "weights:second")):
         opened.show(v="matrix", t=number, h="1.2")
         np.testing.assert_allclose(opened.matrix(), held[name][9], atol=5.1e-5)
 
@@ -119,7 +119,7 @@ def test_records_about_heads_are_tables_of_heads(show: Show, records: Path, name
         layer, head = int(row["layer"]), int(row["head"])
         if name == "ablation":
             one = next(one for one in told["heads"] if (one["layer"], one["head"]) == (layer, head))
-            assert float(row["zero_l2"]) == pytest.approx(one["effects"]["zero_l2"]["value"], rel=1e-6)
+            assert float(row["zero_l2"]) == pytest.approx(one["zero_l2"], rel=1e-6)
         elif name == "relations":
             place = next(
                 place for place, one in enumerate(told["heads"]) if (one["layer"], one["head"]) == (layer, head)
@@ -129,8 +129,8 @@ def test_records_about_heads_are_tables_of_heads(show: Show, records: Path, name
                 shown = row[relation["relation"].replace(":", "_")]
                 assert (float(shown) if shown else None) == pytest.approx(value, rel=1e-6)
         else:
-            mine = np.sqrt(np.maximum(told["hellinger.mean"][told["heads"].index(f"L{layer}H{head}")], 0))
-            others = np.delete(mine, told["heads"].index(f"L{layer}H{head}"))
+            number = [(one["layer"], one["head"]) for one in told["heads"]].index((layer, head))
+            others = np.delete(told["distance:hellinger"][number], number)
             assert float(row["nearest_distance"]) == pytest.approx(others.min())
 
 
@@ -169,14 +169,13 @@ def test_a_comparison_has_a_grid_of_layers_and_heads(show: Show, records: Path) 
     opened = show(load(records / "compare" / "compare.npz"))
     opened.settle("numbers")
     held = np.load(records / "compare" / "compare.npz")
-    table = "hellinger"
-    mine = np.sqrt(np.maximum(held[f"{table}.mean"][8], 0))
+    mine = held["distance:hellinger"][8]
     other = int(np.argmin(np.where(np.arange(14) == 8, np.inf, mine)))
     opened.show(v="numbers", head="L1H0")
     opened.page.locator(".numbers .heat canvas").last.press("ArrowRight")
     opened.until("location.hash.includes('L1H1')")
     assert float(opened.table()[2][2]) == pytest.approx(mine[other], rel=1e-6)
-    low, high = (np.sqrt(max(0.0, held[f"{table}.{end}"][8, other])) for end in ("low", "high"))
+    low, high = (held[f"distance_{end}:hellinger"][8, other] for end in ("low", "high"))
     assert f"[{low:.2f}, {high:.2f}]" in opened.text("#readout")
     opened.page.locator(".numbers .heat canvas").last.press("Enter")
     opened.settle("head")
