@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attnscope.records.atlas.record import Atlas
 
 import attnscope
 from attnscope.corpus import Copies, Corpus, CorpusText, distinct
 from attnscope.models.model import Model
 from attnscope.pages import page_of_record
+from attnscope.questions.atlas import Atlas
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from tests.atlas_helpers import small_atlas
@@ -75,7 +75,7 @@ def page_sizes(model: Model, texts: list[CorpusText]) -> dict[str, Any]:
     """Megabytes of pages, and seconds to make them."""
     real = attnscope.atlas(model, texts, replace(AtlasOptions(), heads=HeadsOptions(describe=DescribeOptions())))
     found: dict[str, Any] = {
-        "corpus": {"heads": len(real.heads), "examples": len(real.facts), "mb": _megabytes(real)},
+        "corpus": {"heads": len(real["heads"]), "examples": len(real["examples"]), "mb": _megabytes(real)},
     }
     for n, (n_layers, n_heads) in SHAPES.items():
         made = small_atlas(n_layers, n_heads, n_tokens=64, n_top=10)

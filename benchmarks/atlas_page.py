@@ -33,7 +33,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         atlas = small_atlas(given.layers, given.heads, n_tokens=given.tokens, n_top=10)
         path = page_of_record(atlas).save(Path(folder) / "atlas.html")
-        result["examples"] = len(atlas.facts)
+        result["examples"] = len(atlas["examples"])
         result["page_mb"] = round(path.stat().st_size / 1e6, 1)
         result |= browse(path)
         result["bertviz_one_text"] = browse_rival(Path(folder), given.tokens)

@@ -77,8 +77,8 @@ def test_one_json_document(run: Run, tiny_bert: Path) -> None:
 def test_records_by_file_and_by_folder(run: Run, tmp_path: Path) -> None:
     first, second = simple(5), simple(6, seed=1)
     first.save(tmp_path / "one" / "heatmap.npz")
-    second.save(tmp_path / "two.json")
-    status, out, err = run("page", "--record", "one", "--record", "two.json", "-o", "p.html", "--pick", "L1H2")
+    second.save(tmp_path / "two.npz")
+    status, out, err = run("page", "--record", "one", "--record", "two.npz", "-o", "p.html", "--pick", "L1H2")
     assert (status, out) == (0, "p.html\n"), err
     assert texts("p.html") == [first.text, second.text]
     assert held("p.html")["texts"][0]["maps"][0]["heads"] == [[1, 2]]

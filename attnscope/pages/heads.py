@@ -39,7 +39,7 @@ N_DIGITS = 8
 FIRST_COLUMNS = ("kl_explained", "nats", "score_median", "score_p90")
 """The columns that stand first where a reader chooses an axis. They and the next ones are no measures."""
 
-PLACES = ("map_x", "map_y", "resting_share")
+PLACES = ("map_x", "map_y", "resting_share", "active_share")
 
 
 @dataclass(frozen=True, eq=False)

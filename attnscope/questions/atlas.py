@@ -382,7 +382,7 @@ def head_tables(findings: Findings) -> dict[str, Table]:
     table = table.with_column(text("role", "its roles, the strongest first, with + between them"), roles)
     if findings.descriptions is not None:
         table = _with_descriptions(table, findings)
-    gone = {"nats", "explained", "active_nats", "active_explained", "terms"}
+    gone = {"nats", "explained", "active_nats", "active_explained", "terms", "role_value"}
     for column in known.columns:
         name = column.names[0] if column.names else column.name
         if not column.is_number or column.kind == "role" or name in gone:
