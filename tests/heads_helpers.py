@@ -11,6 +11,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TokenCounts
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.studies.heads.options import HeadsOptions
+from attnscope.studies.inputs.texts import texts_of
 from attnscope.studies.measuring.tally import Tally
 from tests.record_helpers import require_close
 
@@ -37,8 +38,7 @@ def require_same(one: Findings, other: Findings) -> None:
 def study_tallies(model: Any, texts: Any, options: HeadsOptions | None = None) -> tuple[Findings, Mapping[str, Tally]]:
     """What `attnscope.heads` finds, and the sums over texts that it rests on, by kind of attention."""
     options = options or HeadsOptions()
-    reading = study.open_reading(model, texts, options, None)
-    found, done = with_plain_torch(study.study_heads)(reading, options)
+    found, done = with_plain_torch(study.study_heads)(model, texts_of(texts, model), options)
     return found, done.tallies
 
 

@@ -95,7 +95,7 @@ def report(
     is_one = is_chosen and len({(head.layer, head.head) for head in findings.heads}) == 1
     if findings.of_senses:
         blocks += _senses_blocks(findings)
-    elif findings.heads:
+    elif any(head.roles for head in findings.heads) or (findings.descriptions and findings.descriptions.heads):
         blocks += _blocks(findings, sort, is_chosen=is_chosen)
     blocks += _needles_blocks(findings.needles)
     if is_one:
@@ -138,15 +138,19 @@ def _answer(findings: Findings) -> list[str]:
         parts.append(f"{n}{of} {singular if n == 1 else verb} {rest}")
     said_of_all = ", ".join(parts) or f"none of its {amount(len(heads), 'head')} has a role"
     answer = [f"{model_of(findings.run)}: {said_of_all}"]
-    further = (evidence_line(findings), idle_line(findings), _control_line(findings.control))
-    return [*answer, *filter(None, further)]
+    evidence = evidence_line(findings)
+    if not parts and evidence:
+        answer = []  # it says why there is none
+    return [*answer, *filter(None, (evidence, idle_line(findings), _control_line(findings.control)))]
 
 
 def _guide(findings: Findings) -> list[str]:
     """Say how to read it."""
     if findings.of_senses:
         return ["uniform: the value of a head that attends to all keys alike"]
-    guide = ["value: of the measure that the role rests on, with its 95% interval over texts"]
+    guide = []
+    if any(head.roles for head in findings.heads):
+        guide.append("value: of the measure that the role rests on, with its 95% interval over texts")
     described = findings.descriptions
     if described is not None and not described.heads:
         guide.append(
@@ -219,7 +223,8 @@ def _telling(findings: Findings, row: int, described: Mapping[Any, HeadDescripti
     if described:
         each = described.get(head.address)
         return each.tells if each is not None else 0.0
-    return max((role.value for role in head.roles if role.name not in SINKS), default=-1.0)
+    values = [role.value for role in head.roles if role.name not in (*SINKS, "diffuse")]
+    return max(values, default=-1.0 + bool(head.roles) / 2)
 
 
 def _next(findings: Findings, n_more: int) -> Note:
