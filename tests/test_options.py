@@ -18,8 +18,7 @@ from attnscope.cli.build import command
 from attnscope.errors import UsageError
 from attnscope.options import heads_from, numbers_from, refuse_beside
 from attnscope.studies.heads.options import HeadsOptions, HeadsOrder
-from attnscope.studies.inputs.options import OneText, TextsWanted, refuse_file_names
-from attnscope.studies.running.options import SharedWork
+from attnscope.studies.inputs.options import OneText, SharedWork, TextsWanted, refuse_file_names
 from tests.conftest import Run
 
 COMMANDS = cli.commands()

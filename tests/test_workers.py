@@ -30,8 +30,8 @@ from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.studies.executors import RUNS
 from attnscope.studies.heads.study import study_heads
+from attnscope.studies.inputs.options import SharedWork
 from attnscope.studies.inputs.texts import Progress, texts_of
-from attnscope.studies.running.options import SharedWork
 from attnscope.studies.workers import Workers
 from tests.block_functions import DeadlyMeasurer
 from tests.conftest import Run

@@ -5,8 +5,7 @@ from dataclasses import replace
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Files
 from attnscope.studies.atlas.options import AtlasOrder
-from attnscope.studies.inputs.options import TextsWanted
-from attnscope.studies.running.options import SharedWork
+from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
 
 def atlas(*, texts: TextsWanted, order: AtlasOrder, model: Chosen, running: SharedWork, files: Files) -> None:

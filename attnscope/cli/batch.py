@@ -11,8 +11,7 @@ from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, MapDrawing, Printing
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.options import option, options, read_names
-from attnscope.studies.inputs.options import TextFiles
-from attnscope.studies.running.options import SharedWork
+from attnscope.studies.inputs.options import SharedWork, TextFiles
 
 if TYPE_CHECKING:
     from attnscope.records.batches import Batch

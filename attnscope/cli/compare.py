@@ -8,8 +8,7 @@ from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.errors import UsageError
 from attnscope.options import option, options
 from attnscope.studies.compare.options import CompareOrder
-from attnscope.studies.inputs.options import TextsWanted
-from attnscope.studies.running.options import SharedWork
+from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
 
 @options

@@ -6,8 +6,7 @@ from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.options import refuse_beside
 from attnscope.studies.heads.options import HeadsOrder
-from attnscope.studies.inputs.options import TextsWanted
-from attnscope.studies.running.options import SharedWork
+from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
 
 def heads(

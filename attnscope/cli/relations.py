@@ -4,7 +4,7 @@ from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.options import option, options
 from attnscope.questions.relations import AnnotationOptions, RelationsOptions
-from attnscope.studies.running.options import SharedWork
+from attnscope.studies.inputs.options import SharedWork
 
 
 @options

@@ -1,1 +1,0 @@
-"""How a study runs: passes over a corpus, workers, memory, failures."""
