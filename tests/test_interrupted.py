@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attnscope.studies.relations.sums import LinkMeasurer
+from attnscope.studies.relations.links import LinkMeasurer
 
 from attnscope.results.reading import read_description
 from attnscope.results.storage import write_whole
