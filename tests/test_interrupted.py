@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attnscope.studies.relations.links import LinkMeasurer
 
 from attnscope.results.reading import read_description
 from attnscope.results.storage import write_whole
@@ -19,6 +18,7 @@ from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as heads_study
 from attnscope.studies.measuring.head_blocks import HeadMeasurer
 from attnscope.studies.relations import study as relations
+from attnscope.studies.relations.links import LinkMeasurer
 from attnscope.unfinished import settle
 from tests.conftest import SAMPLES, Run
 from tests.heads_helpers import after

@@ -3,8 +3,7 @@
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.questions.ablate import AblateOptions
-from attnscope.studies.inputs.options import TextsWanted
-from attnscope.studies.inputs.options import SharedWork
+from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
 
 def ablate(
