@@ -364,7 +364,8 @@ def test_the_shell_completes_commands_models_measures_and_roles(line: str, offer
 
 def test_commands_are_short_and_start_without_studies() -> None:
     folder = Path(cli.__file__).parent
-    trees = {path.stem: ast.parse(path.read_text("utf-8")) for path in folder.glob("*.py")}
+    paths = [path for path in folder.glob("*.py") if path.stem != "quiz"]  # which is imported when it is asked for
+    trees = {path.stem: ast.parse(path.read_text("utf-8")) for path in paths}
     for name in cli.NAMES:
         functions = [node for node in trees[name].body if isinstance(node, ast.FunctionDef)]
         assert name == "learn" or name in {one.name for one in functions}
@@ -380,4 +381,4 @@ def test_commands_are_short_and_start_without_studies() -> None:
         "attnscope.version",
         "attnscope.choice",
     )
-    assert all(name.startswith(light) or name.endswith("options") for name in ours), ours
+    assert {name for name in ours if not (name.startswith(light) or name.endswith("options"))} == set()

@@ -68,7 +68,8 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
     about: Any
     if known.argument:
         complete = _completion(known)
-        about = typer.Argument(help=known.help, show_default=False, metavar=known.metavar, autocompletion=complete)
+        metavar = known.metavar or field.name.upper()
+        about = typer.Argument(help=known.help, show_default=False, metavar=metavar, autocompletion=complete)
     else:
         flags = known.flags or (f"--{field.name.replace('_', '-')}",)
         about = typer.Option(
@@ -158,8 +159,7 @@ class Command(_PlainFlags, TyperCommand):
                 parameter.hidden = False  # type: ignore[attr-defined]  # options and typer's arguments have it
             args = ["--help"]
         elif {"-h", "--help"} & {*words}:
-            usage = " ".join(["Usage:", ctx.command_path, *self.collect_usage_pieces(ctx)])
-            typer.echo(write_help(self, usage, f"{ctx.command_path} {HELP_ALL}"))
+            typer.echo(write_help(self, ctx.command_path, f"{ctx.command_path} {HELP_ALL}"))
             ctx.exit()
         elif not ctx.resilient_parsing and self.make_parser(ctx).parse_args(args=[*args])[0].get("out") == "":
             raise UsageError("--out is empty", "name a file or folder; . is the folder that you are in")

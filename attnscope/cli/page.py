@@ -21,7 +21,7 @@ class PageTokens(Tokens):
 class PageWanted(TextFiles):
     """What a page shows, and where it is written."""
 
-    texts: tuple[str, ...] = option("Texts; `-` reads one from stdin.", default=(), argument=True, metavar="[TEXT]...")
+    texts: tuple[str, ...] = option("Texts; `-` reads one from stdin.", default=(), argument=True, metavar="TEXT")
     split: str = option("How a text file is split into texts: line, paragraph or file.", default="file")
     image: tuple[Path, ...] = option(
         "A photo; may be given several times. With TEXT, for models that read both: where in it each word looks.",

@@ -23,25 +23,31 @@ _SHORT = 30
 """Characters of a default that is repeated."""
 
 
-def write_help(command: Any, usage: str, more: str) -> str:
+def write_help(command: Any, path: str, more: str) -> str:
     """Return the help of a command.
 
     Args:
         command: The command, as typer made it.
-        usage: Its usage in one line.
+        path: What is typed for it, such as "attnscope heads".
         more: The command that shows all options.
     """
     width = min(shutil.get_terminal_size().columns, WIDEST) - 1
-    lines = [usage, ""]
-    for paragraph in (command.help or "").split("\n\n"):
-        lines += [*_paragraph(paragraph, width), ""]
     shown = [parameter for parameter in command.params if not parameter.hidden]
     arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
     others = [parameter for parameter in shown if parameter.param_type_name == "option"]
+    lines = [" ".join(["Usage:", path, *map(_usage, arguments), "[OPTIONS]"]), ""]
+    for paragraph in (command.help or "").split("\n\n"):
+        lines += [*_paragraph(paragraph, width), ""]
     for parameter in (*arguments, *others):
         lines += _option(parameter, width)
     lines += ["", f"All options: {more}"]
     return "\n".join(lines)
+
+
+def _usage(argument: Any) -> str:
+    """Return how an argument is given, such as [TEXT] or FILES..."""
+    name: str = argument.metavar if argument.required else f"[{argument.metavar}]"
+    return name if argument.nargs == 1 else f"{name}..."
 
 
 def _paragraph(paragraph: str, width: int) -> list[str]:

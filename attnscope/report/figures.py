@@ -153,7 +153,7 @@ def _curves(report: Report, blocks: Sequence[Curves], lettering: Lettering) -> D
     axes = figure.add_axes((left, bottom, 0.97 - left, plot_height / height))
     # Ranges of many lines lie below single lines.
     for series in sorted(block.series, key=lambda series: not series.is_range):
-        draw_line(axes, block.x, series.points, series.color or INK, sheet, series.name)
+        draw_line(axes, block.x, series.points, series.color or INK, sheet, printable(series.name))
     axes.set_xlim(block.x[0], block.x[-1])
     if block.logarithmic:
         axes.set_xscale("log", base=2)
