@@ -398,9 +398,15 @@ def say(notes: Iterable[str], quiet: bool) -> None:
 
 
 def print_paths(paths: Iterable[str | Path]) -> None:
-    """Prints the files that were written, one per line: as they are for programs, and as is safe on a terminal."""
+    """Print the files that were written, one per line: as they are for programs, and as is safe on a terminal.
+
+    On a terminal a page also has its address, which a browser opens.
+    """
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
     for path in paths:
-        print(safe(str(path)) if sys.stdout is not None and sys.stdout.isatty() else path)
+        print(safe(str(path)) if is_terminal else path)
+        if is_terminal and str(path).endswith(".html"):
+            print(f"open {Path(path).resolve().as_uri()}")
 
 
 def print_json(document: str | Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Progress bars on stderr, which only a terminal sees."""
+"""Progress on stderr: a bar on a terminal, elsewhere a line once a minute."""
 
 import contextlib
 import sys
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iterator[Report | None]":
-    """A progress bar on stderr with texts, tokens, tokens a second and the time left; only on a terminal."""
+    """A progress bar on stderr with texts, tokens, tokens a second and the time left; elsewhere a line a minute."""
     started, step = time.monotonic(), ""
     with _bar(quiet, "reading") as update:
 
@@ -40,8 +40,11 @@ def progress_of_steps(quiet: bool, what: str) -> "Iterator[Callable[[int, int], 
 
 @contextlib.contextmanager
 def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
-    if quiet or sys.stderr is None or not sys.stderr.isatty():
+    if quiet or sys.stderr is None:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _once_a_minute(what)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -55,3 +58,23 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
             (bar.reset if restart else bar.update)(task, **facts)
 
         yield update
+
+
+MINUTE_S = 60.0
+
+
+def _once_a_minute(what: str) -> "Callable[..., None]":
+    """Return what says once a minute how far the work is; it takes what a progress bar takes."""
+    said = time.monotonic()
+
+    def update(
+        restart: bool = False, description: str = what, completed: float = 0.0, total: float | None = None
+    ) -> None:
+        nonlocal said
+        if restart or time.monotonic() - said < MINUTE_S:
+            return
+        said = time.monotonic()
+        share = f" ({completed / total:.0%})" if total else ""
+        print(f"note: {description}{share}", file=sys.stderr, flush=True)
+
+    return update
