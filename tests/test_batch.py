@@ -25,7 +25,7 @@ from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import write
 from attnscope.pages.gallery import page
-from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.questions.batch import Batch, DrawnText, FailedText
 from attnscope.studies.batch import study, worker
 from attnscope.studies.batch.folder import folder_name
 from attnscope.studies.inputs.options import LoadOptions
@@ -70,7 +70,7 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.run.ProcessPoolExecutor", None)
+    monkeypatch.setattr("attnscope.studies.executors.ProcessPoolExecutor", None)
 
 
 def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_path: Path) -> None:

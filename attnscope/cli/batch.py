@@ -14,7 +14,7 @@ from attnscope.options import option, options, read_names
 from attnscope.studies.inputs.options import SharedWork, TextFiles
 
 if TYPE_CHECKING:
-    from attnscope.records.batches import Batch
+    from attnscope.questions.batch import Batch
 
 
 @options

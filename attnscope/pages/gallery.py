@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from attnscope.errors import amount
 from attnscope.pages.document import policy_hash
-from attnscope.records.batches import Batch, DrawnText, FailedText
+from attnscope.questions.batch import Batch, DrawnText, FailedText
 
 _MOST_CHARACTERS = 400
 _SHOWN_IN_IMG = (".png", ".svg")

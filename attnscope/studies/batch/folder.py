@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.batches import Batch, DrawnText
+from attnscope.questions.batch import Batch, DrawnText
 from attnscope.records.frame.kinds import KINDS
 from attnscope.results.file_sets import OwnFiles, remove_unfinished, replace_together
 from attnscope.results.storage import is_plain_file, write_whole

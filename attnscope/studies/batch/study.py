@@ -20,8 +20,8 @@ from attnscope.host import physical_bytes
 from attnscope.models.catalog import verify
 from attnscope.models.files import hashes
 from attnscope.pages.gallery import page
+from attnscope.questions.batch import Batch, DrawnText, FailedText
 from attnscope.questions.maps import spans
-from attnscope.records.batches import Batch, DrawnText, FailedText
 from attnscope.results.file_sets import require_writable
 from attnscope.studies.batch.folder import BatchFolder, folder_name
 from attnscope.studies.batch.worker import BatchOptions, Done, Drawer, Task

@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError, is_out_of_memory
 from attnscope.models.files import remember_hashes
 from attnscope.models.model import Model
 from attnscope.output import write
-from attnscope.records.batches import DrawnText
+from attnscope.questions.batch import DrawnText
 from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.results.file_sets import replace_together
 from attnscope.results.storage import write_whole

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnscope.errors import parse_json
-from attnscope.records.frame import codec
-from attnscope.records.frame.checks import require_types
 
 BATCH_SCHEMA = "attnscope.batch/1"
 
@@ -47,20 +45,19 @@ class DrawnText:
     asked: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """One line of the manifest, as plain JSON values; files with their folder, `/` between."""
+        """Return one line of the manifest, as plain JSON values; files with their folder, `/` between."""
         files = {f"{self.folder}/{name}": size for name, size in self.files.items()}
-        described = {**codec.describe(self), "n_tokens": len(self.tokens), "files": files}
-        return {name: described[name] for name in _LISTED}
+        told = {**vars(self), "tokens": list(self.tokens), "n_tokens": len(self.tokens), "files": files}
+        return {name: told[name] for name in _LISTED}
 
     def entry(self) -> str:
-        """What is kept beside the files: all that does not depend on where in a corpus the text stands."""
-        described = codec.describe(self)
-        entry = {"schema": BATCH_SCHEMA, **{name: described[name] for name in _ENTRY}}
-        return json.dumps(entry, ensure_ascii=False) + "\n"
+        """Return what is kept beside the files: all that does not depend on where in a corpus the text stands."""
+        told = {"schema": BATCH_SCHEMA, **{name: getattr(self, name) for name in _ENTRY}}
+        return json.dumps(told, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_entry(cls, content: str, **place: Any) -> DrawnText:
-        """The text that `entry` described, at a place in a corpus: `index`, `source`, `line` and `folder`.
+        """Return the text that `entry` described, at a place in a corpus: `index`, `source`, `line` and `folder`.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: It is no such description.
@@ -68,9 +65,16 @@ class DrawnText:
         entry = parse_json(content)
         if entry["schema"] != BATCH_SCHEMA:
             raise ValueError(f"it holds {entry['schema']!r}")
-        text: DrawnText = codec.build(cls, entry, **place)
-        require_types(text)
-        return text
+        told = {name: entry[name] for name in _ENTRY}
+        for name in ("tokens", "notes"):
+            told[name] = tuple(told[name])
+        texts = [told["fingerprint"], told["text"], told["model"], *told["tokens"], *told["notes"], *told["files"]]
+        texts += [*told["asked"].keys(), *told["asked"].values(), *told["run"].keys()]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a text of it is none")
+        if not all(type(size) is int for size in told["files"].values()):
+            raise ValueError("a size of it is no number")
+        return cls(**told, **place)
 
 
 _ENTRY = ("fingerprint", "text", "tokens", "model", "run", "notes", "files", "asked")
