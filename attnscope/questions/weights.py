@@ -189,10 +189,11 @@ class HeadWeights(Result):
         """Return which heads feed which and what heads copy; of picked heads all that is known."""
         picked = self.options.get("picked") or []
         likeness = _likeness(self)
+        named = ", ".join(self.head_names[row] for row in picked)
         blocks = [block for row in picked for block in _of_head(self, row)] if picked else [*_of_all(self)]
         return Report(
             model=model_of(self.run),
-            answer=[self.head_names[row] for row in picked[:1]] if picked else list(_answer(self)),
+            answer=[f"what the weights of {named} say"] if picked else list(_answer(self)),
             blocks=blocks,
             guide=[note for note in (*_guide(self), likeness) if note],
             subtitle="what the weights of its heads say",
@@ -409,7 +410,7 @@ def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     directions = weights.table("directions")
     for of, ends in (("writes", ("reads", "writes")), ("seeks", ("queries", "keys"))):
         order = np.flatnonzero((directions["head"] == row) & (directions["of"] == of)).tolist()
-        shares = [percent(value, 1) for value in directions["share"].tolist()]
+        shares = [percent(value, 1) if np.isfinite(value) else "" for value in directions["share"].tolist()]
         if order:
             yield Ranking(
                 heading=f"singular directions, {' → '.join(ends)}",
