@@ -103,7 +103,7 @@ def test_everything_else_is_copied(tmp_path: Path) -> None:
     about = json.loads((out / "prune.json").read_text("utf-8"))
     assert about["schema"] == "attnscope.prune/1"
     assert about["heads"] == ["L1H0"]
-    assert about["effects"][0]["value"] > 0
+    assert about["effects"]["zero_l2"] > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert", "out"]
     assert load(str(out)).info.n_layers == (3,)
 

@@ -258,7 +258,7 @@ def _paths(patching: Patching) -> Iterator[Block]:
             figure="paths",
             title="paths on which heads act on the answer",
             layers={name: _layer_of(name, max(layers.values()) + 1) for row in clear for name in ends[row][:2]},
-            links=[Link(*ends[row], weight=float(sizes[row])) for row in clear],
+            links=[Link(ends[row][0], ends[row][1], ends[row][2], float(sizes[row])) for row in clear],
             notes=[
                 f"the {n_paths} with the largest effects whose 95% interval does not hold 0; wider = a larger effect, "
                 "of either sign; grey: to the logits without any other head"

@@ -109,7 +109,8 @@ class Training(Result):
             is_head &= heads["kind"] == kind
         if not is_head.any():
             raise AttnscopeError(f"the result has no head L{layer}H{head}", "layers and heads count from 0")
-        return self.interval("value")[self._row("measures", measure)][:, is_head.argmax()]
+        values: Floats = self.interval("value")[self._row("measures", measure)][:, is_head.argmax()]
+        return values
 
     def composition(self, by: str, sender: tuple[int, int], receiver: tuple[int, int]) -> Floats:
         """Return how much one head reads of what another writes, above random directions, (checkpoint,).
@@ -125,7 +126,8 @@ class Training(Result):
         wanted = "L{}H{} → L{}H{}".format(*sender, *receiver)
         for row, pair in enumerate(zip(self.table("pairs")["by"].tolist(), self.pair_names, strict=True)):
             if pair == (by, wanted):
-                return self.excess[row]
+                excess: Floats = self.excess[row]
+                return excess
         names = wanted.replace("→", "and")
         raise AttnscopeError(f"the result has no {by} composition of {names}", "it is followed with --composition")
 

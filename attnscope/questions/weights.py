@@ -141,7 +141,8 @@ class HeadWeights(Result):
         """How many standard deviations the squared share is above its mean, (Q K V, sender, receiver)."""
         squared: Floats = self["composition"].astype(np.float64) ** 2
         with np.errstate(divide="ignore", invalid="ignore"):
-            return (squared * self.options["dimension"] - 1) / np.sqrt(self._composed.variation)
+            deviations: Floats = (squared * self.options["dimension"] - 1) / np.sqrt(self._composed.variation)
+        return deviations
 
     def strongest(self, by: str, most: int = 10) -> list[tuple[int, int]]:
         """Return the pairs (sender, receiver) that compose most by "Q", "K" or "V", above random directions."""
@@ -441,7 +442,9 @@ def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
 
 def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
     """Show which heads a head reads, and which read it."""
-    names, titles, columns = weights.head_names, [], {by: [] for by in COMPOSITIONS}
+    names = weights.head_names
+    titles: list[str] = []
+    columns: dict[str, list[str]] = {by: [] for by in COMPOSITIONS}
     for title, place in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
         excess, composition = weights.excess[place], weights["composition"][place]  # (Q K V, other head)
         if not np.isfinite(excess).any():

@@ -71,10 +71,19 @@ class Pruned:
         """The heads' names."""
         return tuple(self.effect.head_names)
 
+    def _effects(self) -> dict[str, float]:
+        """Return what changes without all the heads, by the names of columns."""
+        heads, together = self.effect.table("heads"), self.effect.table("together")
+        effects = {}
+        for quantity in self.effect.quantities:
+            row = self.effect.row("together", quantity) if len(together) else heads.interval(quantity)[0]
+            assert row is not None
+            effects |= dict(zip((quantity, f"{quantity}_low", f"{quantity}_high"), row.tolist(), strict=True))
+        return effects
+
     def as_json(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
         effects = self.effect.as_json()
-        together = effects.get("together") or effects["heads"]
         document: dict[str, Any] = plain(
             {
                 "schema": PRUNE_SCHEMA,
@@ -84,7 +93,7 @@ class Pruned:
                 "difference_to_gated": self.difference,
                 "sha256": self.sha256,
                 "corpus": effects["corpus"],
-                "effects": together,
+                "effects": self._effects(),
             },
             finite,
         )

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.frequencies import read_frequencies
@@ -137,7 +138,7 @@ class _Weights:
             "dimension": composed.dimension,
             "n_draws": self.options.draws,
         }
-        arrays = {
+        arrays: dict[str, NDArray[Any]] = {
             "composition": composed.share,
             "sender_spread": composed.sender_spread,
             "receiver_spread": composed.receiver_spread,
@@ -252,8 +253,8 @@ class _Weights:
         matching = self._scores(attention, "matching")
         values, outputs = attention.reads("value"), _writes_of(attention, centres=self.centres)
         queries, keys = attention.reads("query"), attention.reads("key")
-        writes: list[Sequence[Direction]] = [()] * n
-        seeks = list(writes)
+        writes: Sequence[Sequence[Direction]] = [()] * n
+        seeks = writes
         by_head: list[Sequence[tuple[str, Tokens]]] = [()] * n
         if self.ends is not None and self.options.directions:
             if values is not None and outputs is not None:
