@@ -99,6 +99,14 @@ class Pruned:
         )
         return document
 
+    def _single(self, head: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return what changes without the one head, in the form of the table `together`."""
+        parts = ("", "_low", "_high", "_count")
+        return [
+            {"quantity": name, **{f"value{part}": head.get(name + part) for part in parts}}
+            for name in self.effect.quantities
+        ]
+
 
 @with_plain_torch
 def prune(
