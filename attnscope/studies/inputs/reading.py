@@ -276,8 +276,7 @@ def _view(model: Model, view: View) -> Reading:
     seen = model.viewer.view(view.photos, view.text.strip() and view.text, n)
     text, notes = view.text, seen.notes
     if not has_text:
-        written = seen.tokens.offsets[~seen.tokens.special]
-        text = " ".join(seen.tokens.text[written[0, 0] : written[-1, 1]].split()) if len(written) else ""
+        text = _ordinary_text(seen.tokens)
         if not text:
             raise AttnscopeError(f"{model.info.name} writes nothing of this picture", "give a text that it is to write")
         notes += (f"no text was given: the words are what the model itself writes, “{text}”",)
@@ -301,11 +300,18 @@ def _hear(model: Model, speech: Speech) -> Reading:
         _, target, note = encode_within(model.info.max_tokens, model.writer.encode_target, speech.transcript)
     else:
         target = model.writer.transcribe(heard, MOST_WRITTEN)
-        written = " ".join(target.text.split()) or "nothing"
+        written = _ordinary_text(target) or " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
     notes = (*heard.notes, note) if note else heard.notes
     inputs = {**heard.inputs, **model.writer.decoder_inputs(target)}
     return Reading(target.text, heard.tokens, target, notes, inputs, sound=heard.sound)
+
+
+def _ordinary_text(tokens: Tokens) -> str:
+    """Return the text without the special tokens at its ends, on one line."""
+    places = tokens.offsets[~tokens.special]
+    places = places[(places >= 0).all(1)]
+    return " ".join(tokens.text[places[0, 0] : places[-1, 1]].split()) if len(places) else ""
 
 
 def encode_within(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -286,10 +287,22 @@ def _study(
         "problems": problems,
         "complete": complete,
     }
-    notes = list(dict.fromkeys(done.notes))
+    notes = _say_once(done.notes, sense.noun)
     if done.n == 1:
         notes.append(f"of one {sense.noun} there are no intervals")
     return Findings(run_of(model.info, notes), corpus, _describe(sense.catalogue), done.heads())
+
+
+def _say_once(notes: Sequence[str], noun: str) -> list[str]:
+    """Return notes that differ only in the file that they open with, or in what they quote, as one."""
+    alike: dict[str, list[str]] = {}
+    for note in dict.fromkeys(notes):
+        without_file = re.sub(r"^\S+\.\w+ ", "", note)
+        alike.setdefault(without_file.partition("“")[0], []).append(note)
+    return [
+        first if not more else f"{first}; likewise for {amount(len(more), f'more {noun}')}"
+        for first, *more in alike.values()
+    ]
 
 
 def _require_finite(probe: SenseSums[Any, Any], model: Model, source: str) -> None:
