@@ -143,7 +143,7 @@ def test_what_is_missing_cut_off_or_stale_is_drawn_again(
 def test_a_fingerprint_is_of_all_that_files_depend_on(tmp_path: Path, tiny_bert: Path) -> None:
     source = study.models.resolve(str(tiny_bert))
     base = study._common(source, HOW)
-    assert study._common(source, replace(HOW, workers=1, threads=3, force=True)) == base
+    assert study._common(source, replace(HOW, workers=1, threads=3, replace=True)) == base
     for change in (
         {"layers": (1,)}, {"formats": ("png",)}, {"query": None}, {"words": True}, {"hide_special": True},
         {"style": Style("head")}, {"generate": 1}, {"chat": True}, {"loading": LoadOptions(dtype="float64")},
@@ -159,7 +159,7 @@ def test_a_fingerprint_is_of_all_that_files_depend_on(tmp_path: Path, tiny_bert:
         ({"layers": None, "pick": ((0, 1), (1, 2))}, "--layers 0, now not given; --pick not given, now L0H1,L1H2"),
         ({"words": True}, "--words off, now on"),
         ({"query": "mat", "style": Style("head")}, "--scale fixed, now head; --query cat, now mat"),
-        ({"formats": ("png",), "force": True}, "--format png,svg,pdf,npz,json, now png"),
+        ({"formats": ("png",)}, "--format png,svg,pdf,npz,json, now png"),
     ],
 )
 def test_figures_of_other_options_are_not_deleted_without_being_told_to(
@@ -330,7 +330,7 @@ def test_an_earlier_result_is_whole_until_each_text_is_drawn_again(
 
     drawing = worker.Drawer._draw
     monkeypatch.setattr(worker.Drawer, "_draw", draw)
-    assert batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, force=True)).n_fresh == 5
+    assert batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, replace=True)).n_fresh == 5
     assert len(seen) == 10 and all(one == before for one in seen)
     assert files(copied) == before
 
@@ -345,7 +345,7 @@ def test_a_text_that_fails_leaves_what_was_there(
         raise AttnscopeError("it is full")
 
     monkeypatch.setattr(worker.Drawer, "_draw", fail)
-    assert len(batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, force=True)).failed) == 5
+    assert len(batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, replace=True)).failed) == 5
     after = files(copied)
     assert after.pop(f"{folder_name(0, TEXTS[0])}/mine.png") == b"mine"
     assert {name: after[name] for name in before if "/" in name} == {n: c for n, c in before.items() if "/" in n}

@@ -65,7 +65,8 @@ class DrawnText:
         entry = parse_json(content)
         if entry["schema"] != BATCH_SCHEMA:
             raise ValueError(f"it holds {entry['schema']!r}")
-        told = {name: entry[name] for name in _ENTRY}
+        told = {name: entry[name] for name in _ENTRY if name != "asked"}
+        told["asked"] = entry.get("asked", {})  # earlier versions did not keep it
         for name in ("tokens", "notes"):
             told[name] = tuple(told[name])
         texts = [told["fingerprint"], told["text"], told["model"], *told["tokens"], *told["notes"], *told["files"]]
