@@ -142,6 +142,7 @@ import os, signal, sys
 import torch
 import attnscope
 import attnscope.studies.heads.study as study
+from attnscope.studies.workers import Workers
 torch.set_num_threads(1)
 study.BLOCK = 64
 seen = []
