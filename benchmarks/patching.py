@@ -21,7 +21,7 @@ import torch
 import attnscope
 from attnscope.choice import Choice
 from attnscope.core.attention.seam import attend
-from attnscope.core.exact.intervals import pair_means
+from attnscope.core.exact.pairs import pair_means
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import Patching
 from attnscope.studies.patch.reading import batches_of, read_pairs

@@ -17,7 +17,8 @@ from attnscope.core.questions.descriptions import (
     score,
     score_of_texts,
 )
-from attnscope.core.questions.sampled_rows import Column, Rows, Table
+from attnscope.core.questions.fit_tables import Table
+from attnscope.core.questions.sampled_rows import Column, Rows
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))

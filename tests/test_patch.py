@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import attnscope
-from attnscope.core.exact.intervals import pair_means
+from attnscope.core.exact.pairs import pair_means
 from attnscope.core.interventions.patched import Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap

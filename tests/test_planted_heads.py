@@ -177,9 +177,9 @@ def test_the_first_token_is_never_the_rarest(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[TextFacts] = []
     made = HeadMeasures.__init__
 
-    def see(self: HeadMeasures, facts: TextFacts, **options: Any) -> None:
+    def see(self: HeadMeasures, facts: TextFacts, *more: Any, **options: Any) -> None:
         seen.append(facts)
-        made(self, facts, **options)
+        made(self, facts, *more, **options)
 
     monkeypatch.setattr(HeadMeasures, "__init__", see)
     heads(planted_llama(), [CorpusText(1, "ids", 1, ids=(9, 1, 2, 3, 1, 4))])

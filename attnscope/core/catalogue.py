@@ -411,6 +411,17 @@ MEASURES: dict[str, Measure] = {
 }
 """All head measures by name."""
 
+KEY_FAMILIES = {name: measure.family for name, measure in MEASURES.items() if isinstance(measure.family, Keys)}
+"""What the measures of keys read, by name."""
+
+PAIR_FAMILIES = {name: measure.family for name, measure in MEASURES.items() if isinstance(measure.family, Pairs)}
+"""What the measures of pairs read, by name."""
+
+_ROW_FAMILIES = {name: measure.family for name, measure in MEASURES.items() if isinstance(measure.family, Row)}
+
+ROW_STATISTICS = {name: family.statistic for name, family in _ROW_FAMILIES.items() if family.of == "query"}
+"""Which number of one row a measure is, by name."""
+
 FROM_OFFSETS = next(name for name, measure in MEASURES.items() if measure.family == Row("largest_offset", of="corpus"))
 """The measure that has no sum of its own: which offset counts is known once the whole corpus has been seen."""
 

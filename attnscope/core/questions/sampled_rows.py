@@ -10,15 +10,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from attnscope.core.questions.fit_tables import Floats, Table
 
-RIDGE = 1e-4
 _ENTRIES_AT_ONCE, _WEIGHTS_AT_ONCE = 2**16, 2**21
 _TABLE_BYTES = _COLUMN_BYTES = 2**26
 _MOST_DENSE, _MOST_CODES = 160, 1024
@@ -302,11 +301,12 @@ class Rows:
         of_keys: NDArray[np.uint8] = self.features[column.key_feature]
         if column.keys is not None:
             of_keys = column.keys[self.key_types]
+        of_rows = column.rows
+        if of_rows is not None:
+            of_rows = of_rows[self.index]
         if column.queries is not None:
             of_rows = column.queries[self.query_types]
-        elif column.rows is not None:
-            of_rows = column.rows[self.index]
-        else:
+        if of_rows is None:
             return of_keys
         first_of_row = (of_rows * np.uint8(column.n_key_levels))[self.row_of]
         levels_of_both: NDArray[np.uint8] = np.add(first_of_row, of_keys, dtype=np.uint8)
@@ -439,85 +439,3 @@ class Rows:
 def starts_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where each of some rows begins, and where the last ends, (row + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-class Loss(NamedTuple):
-    """The loss of a fit at some weights.
-
-    Attributes:
-        value: In nats.
-        e: (combination,): exp of its score, up to a factor.
-        z: (row,): their sum over the row's keys.
-    """
-
-    value: float
-    e: Floats
-    z: Floats
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """The combinations of some features' levels: all that a step of a fit needs of sampled rows.
-
-    Attributes:
-        values: (combination, feature): the features' values.
-        counts: (row, combination): how many of a row's keys have them; if sparse, entry by entry.
-        row_of: (entry,): the row of each.
-        cells: (entry,): its row times the number of combinations, plus its combination; None if `counts` is sparse.
-    """
-
-    values: Floats
-    counts: Floats | sp.csr_array
-    row_of: NDArray[np.int64]
-    cells: NDArray[np.int64] | None
-
-    @cached_property
-    def places(self) -> NDArray[np.int32]:
-        """Return the combination of each entry, (entry,)."""
-        if not isinstance(self.counts, np.ndarray):
-            return np.asarray(self.counts.indices, np.int32)
-        assert self.cells is not None
-        return (self.cells - self.row_of * len(self.values)).astype(np.int32)
-
-    @cached_property
-    def counts_by_combination(self) -> Floats | sp.csc_array:
-        """Return the same counts, (combination, row), which each step needs; SciPy takes long to transpose them."""
-        return self.counts.T
-
-    @property
-    def n_bytes(self) -> int:
-        """Return how much memory it takes."""
-        if not isinstance(self.counts, np.ndarray):
-            return int(self.counts.data.nbytes + self.counts.indices.nbytes)
-        assert self.cells is not None
-        return int(self.counts.nbytes + self.cells.nbytes)
-
-    def log_sums(self, weights: Floats) -> Floats:
-        """Return the logarithm of Z of each row, (row,), in nats."""
-        scores = self.values @ weights
-        top = scores.max(initial=0.0)
-        log_sums: Floats = np.log(self.counts @ np.exp(scores - top)) + top
-        return log_sums
-
-    def loss(self, weights: Floats, expected: Floats, rows: Floats) -> Loss:
-        """Return what a fit minimises: the mean of ln Z - Σ w E_A[f] over rows, with the ridge.
-
-        Args:
-            weights: (feature,): w.
-            expected: (feature,): the mean of E_A[f].
-            rows: (row,): what each row counts.
-        """
-        scores = self.values @ weights
-        top = scores.max(initial=0.0)
-        e = np.exp(scores - top)
-        z = self.counts @ e
-        value = rows @ np.log(z) + top - weights @ expected + RIDGE / 2 * (weights @ weights)
-        return Loss(float(value), e, z)
-
-    def derivatives(self, loss: Loss, weights: Floats, expected: Floats, rows: Floats) -> tuple[Floats, Floats]:
-        """Return the gradient, (feature,), and the second derivatives, (feature, feature), at the weights of a loss."""
-        means = self.counts @ (loss.e[:, None] * self.values) / loss.z[:, None]
-        # How much p gives to each combination, over all rows.
-        mass = loss.e * (self.counts_by_combination @ (rows / loss.z))
-        second = (self.values * mass[:, None]).T @ self.values - (means * rows[:, None]).T @ means
-        return rows @ means - expected + RIDGE * weights, second + RIDGE * np.eye(len(weights))

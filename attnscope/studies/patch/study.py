@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.intervals import pair_means, shares_of_total, weakest_total
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
+from attnscope.core.exact.pairs import pair_means, shares_of_total, weakest_total
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs
