@@ -150,12 +150,12 @@ def tree_of(merges: Floats, order: NDArray[np.int64]) -> tuple[list[tuple[tuple[
     nodes: list[tuple[float, float]] = [(0.0, 0.0)] * len(order)
     for place, head in enumerate(order.tolist()):
         nodes[head] = (place + 0.5, 0.0)
-    branches = []
+    branches: list[tuple[tuple[float, float], ...]] = []
     for a, b, height, _ in merges.tolist():
         (left, low), (right, lower) = sorted((nodes[int(a)], nodes[int(b)]))
         branches.append(((left, low), (left, height), (right, height), (right, lower)))
         nodes.append(((left + right) / 2, height))
-    highest = max((height for *_, height, _ in merges.tolist()), default=0.0)
+    highest = float(merges[:, 2].max(initial=0.0))
     return branches, highest or 1.0
 
 

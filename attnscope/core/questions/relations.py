@@ -126,9 +126,9 @@ def _links_of_call(call: AttentionCall, facts: LinkFacts) -> LinkSums:
     sums = LinkSums.empty(facts, n_heads)
     step = max(1, WEIGHTS_AT_ONCE // (n_heads * n_keys))
     for text in range(n_texts):
-        for rows in (facts.row_text == text).nonzero()[:, 0].split(step):
+        for rows in (facts.row_text == text).nonzero()[:, 0].split(step):  # type: ignore[no-untyped-call]
             pieces = facts.pieces[torch.isin(facts.pieces[:, 0], rows)]
-            queries, place = pieces[:, 1].unique(return_inverse=True)
+            queries, place = pieces[:, 1].unique(return_inverse=True)  # type: ignore[no-untyped-call]
             part, _ = rows_of(call, text, queries, n_keys)
             _add_rows(sums, facts, rows, pieces[:, 0], attention_weights(part)[0].movedim(1, 0)[place])
     return sums

@@ -231,7 +231,7 @@ class Cutting(OfRows[CutPart]):
             read = self._reader.read(batch)
             rerun = self._model.rerun(read.batch, logits=bool(len(read.rows)))
             # Padding is no hidden state, and what is computed there need not be a number.
-            are_numbers = {
+            are_numbers: dict[str, dict[int, Tensor]] = {
                 kind: {layer: fine.float().log() for layer, fine in by_layer.items()}
                 for kind, by_layer in rerun.are_numbers.items()
             }
@@ -382,7 +382,8 @@ class _Whole:
 
     def sums(self) -> Floats:
         """Return squared hidden states, 0, and losses, (row, 2 + loss)."""
-        return self._by_row(self._hidden.square()[None], self._logs)[0]
+        sums: Floats = self._by_row(self._hidden.square()[None], self._logs)[0]
+        return sums
 
     def changes(self, outputs: Outputs, times: int) -> Floats:
         """Return squared changes of hidden states, KL divergence, and losses, (time, row, 2 + loss)."""

@@ -74,7 +74,7 @@ class Pruned:
     def _effects(self) -> dict[str, float]:
         """Return what changes without all the heads, by the names of columns."""
         heads, together = self.effect.table("heads"), self.effect.table("together")
-        effects = {}
+        effects: dict[str, float] = {}
         for quantity in self.effect.quantities:
             row = self.effect.row("together", quantity) if len(together) else heads.interval(quantity)[0]
             assert row is not None

@@ -179,7 +179,8 @@ class _Study:
     def _effects(self, done: CutPart, n_sets: int, n_heads: int) -> tuple[list[Column], dict[str, Floats], Table]:
         """Return the effects of heads as columns, and those of all of them together as a table."""
         parts = _parts(done.sums)  # (cut, quantity, 4)
-        columns, values = [], {}
+        columns: list[Column] = []
+        values: dict[str, Floats] = {}
         rows = []
         first = 0
         for mode in self._options.modes:

@@ -121,7 +121,7 @@ class _Reader:
     def _encode(self, text: str) -> Tokens:
         if len(text) > MOST_CHARACTERS:
             raise _BadPairError(f"it has {len(text):,} characters, more than {MOST_CHARACTERS:,}")
-        tokens = self._model.tokenizer.encode(text)
+        tokens: Tokens = self._model.tokenizer.encode(text)
         limit = self._model.info.max_tokens
         if limit is not None and len(tokens) > limit:
             raise _BadPairError(f"it has {len(tokens)} tokens, and {self._model.info.name} takes {limit}")
