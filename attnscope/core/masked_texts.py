@@ -23,6 +23,9 @@ from attnscope.core.facts import TextFacts, key_facts, pair_facts
 KEPT_PAIRS = 2**19
 """Pairs of a query and a key of a batch up to which their table is kept from layer to layer, as 12 numbers a pair."""
 
+LEAST_QUERIES = 4
+"""Queries in one table, however many keys there are."""
+
 NAMES = measure_names()
 """The measures that have sums of their own, `<name>_active` after each."""
 
@@ -174,7 +177,7 @@ class MaskedTexts:
             return _row_sums(weights, self._tables[block])
         # A table is no larger than a tile, however few the heads are.
         n_texts, n_queries, n_keys = block.shape
-        at_once = max(tiles.TILE_ELEMENTS // (n_texts * n_keys * len(_TABLE)), 1)
+        at_once = max(tiles.TILE_ELEMENTS // (n_texts * n_keys * len(_TABLE)), LEAST_QUERIES)
         sums = []
         for start in range(0, n_queries, at_once):
             some = slice(start, min(start + at_once, n_queries))
