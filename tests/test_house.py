@@ -11,9 +11,9 @@ import attnscope
 
 ROOT = Path(attnscope.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_LINES, MOST_LINES_OF_TESTS = 500, 600
+MOST_LINES, MOST_LINES_OF_TESTS = 550, 600
 MOST_PARAMETERS = 8
-MOST_FILES = 14
+MOST_FILES = 24
 MANY_PARAMETERS = {
     "core/attention/multihead.py:__init__", "core/attention/multihead.py:forward",  # as torch.nn.MultiheadAttention's
     "models/__init__.py:load", "records/maps/elsewhere.py:record_from_arrays",
@@ -39,8 +39,17 @@ def parse(path: Path) -> ast.Module:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """The modules of attnscope that a file imports anywhere in it: on use and for types alone too."""
-    for node in ast.walk(parse(path)):
+    """The modules of attnscope that a file imports anywhere in it: on use too, but not for types alone."""
+    tree = parse(path)
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -49,8 +58,18 @@ def imports_of(path: Path) -> Iterator[str]:
                 yield inner if inner in MODULES else node.module
 
 
+CIRCLES = {
+    ("attnscope.models.hf.model", "attnscope.models.hf.assembling"),  # an untrained model is assembled like any other
+    ("attnscope.studies.inputs.options", "attnscope.studies.workers"),
+    ("attnscope.questions.relations", "attnscope.questions.relations_drawing"),
+}
+"""Pairs of modules of which the first imports the second on use alone. The list may only get shorter."""
+
+
 def test_no_circle_of_imports() -> None:
     left = {module: {*imports_of(path)} & {*MODULES} - {module} for module, path in MODULES.items()}
+    for first, second in CIRCLES:
+        left[first].remove(second)
     while left:
         free = [module for module, needed in left.items() if not needed & {*left}]
         assert free, f"a circle among {sorted(left)}"
