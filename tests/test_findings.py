@@ -178,7 +178,7 @@ def test_facts_that_a_record_does_not_tell_are_those_of_its_heads() -> None:
 
 
 def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:
-    from attnscope.questions.heads import idle_line
+    from attnscope.questions.head_roles import idle_line
     from attnscope.records.ablation import Effect
     from attnscope.records.heads.findings import Findings, Head
 

@@ -13,7 +13,7 @@ from attnscope.core import catalogue
 from attnscope.core.catalogue import OFFSETS
 from attnscope.errors import AttnscopeError
 from attnscope.models.own.glass_box import roles as own_roles
-from attnscope.questions.heads import role_notes
+from attnscope.questions.head_roles import role_notes
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import FEWEST_TEXTS
 from attnscope.studies.heads.study import heads

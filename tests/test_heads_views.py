@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from attnscope.drawing import head_maps as measure_figures
 from attnscope.drawing import inks
 from attnscope.errors import AttnscopeError
+from attnscope.questions import head_roles
 from attnscope.questions import heads as heads_question
 from attnscope.records.ablation import Effect
 from attnscope.records.heads.findings import Findings
@@ -52,7 +53,7 @@ def shown(
 
 def grid(findings: Findings, console: Console) -> RenderableType:
     """The first role of each head, as --all prints it."""
-    return Group(*heads_question.RoleGrid(findings).show(console, every=True))
+    return Group(*head_roles.RoleGrid(findings).show(console, every=True))
 
 
 def whole(findings: Findings, console: Console) -> RenderableType:
@@ -94,22 +95,22 @@ class TestMarks:
     def test_unknown_roles_get_letters_and_colours_of_their_own(self) -> None:
         names = [f"relation_{number}" for number in range(37)]
         findings = of(head(0, 0, *(role(name) for name in (*ROLES, *names))))
-        marks = heads_question.marks_of(findings)
+        marks = head_roles.marks_of(findings)
         assert set(marks) == {*ROLES, *names}
         assert len({mark.glyph for mark in marks.values()}) == len(marks)
         assert len({mark.color.upper() for mark in marks.values()}) == len(marks)
 
     def test_every_letter_has_a_small_one_for_tentative_roles(self) -> None:
-        marks = heads_question.marks_of(of(head(0, 0, *(role(f"r{number}") for number in range(90)))))
+        marks = head_roles.marks_of(of(head(0, 0, *(role(f"r{number}") for number in range(90)))))
         letters = [mark.letter(tentative=True) for mark in marks.values()]
         assert all(len(letter) == 1 and letter.islower() for letter in letters)
 
     def test_a_role_keeps_its_mark_whatever_else_occurs(self) -> None:
         alone, among = of(head(0, 0, role("rare"))), fake_findings(6, 12)
-        assert heads_question.marks_of(alone)["rare"] == heads_question.marks_of(among)["rare"]
+        assert head_roles.marks_of(alone)["rare"] == head_roles.marks_of(among)["rare"]
 
     def test_letters_come_from_the_name_where_they_are_free(self) -> None:
-        marks = heads_question.marks_of(of(head(0, 0, role("coreference"), role("dobj"))))
+        marks = head_roles.marks_of(of(head(0, 0, role("coreference"), role("dobj"))))
         assert (marks["coreference"].glyph, marks["dobj"].glyph) == ("C", "O")
 
     def test_known_roles_can_be_told_apart_without_one_kind_of_cone(self) -> None:
@@ -192,7 +193,7 @@ class TestGrid:
         lines = shown(grid, findings, width).splitlines()
         assert all(len(line) <= width for line in lines)
         rows = [line[3:] for line in lines if line.startswith("L1 ")]
-        marks = heads_question.marks_of(findings)
+        marks = head_roles.marks_of(findings)
         wanted = [marks[one.roles[0].name].glyph for one in findings.heads if one.layer == 1]
         assert [letter for row in rows for letter in row if letter not in " +"] == wanted
         if (width, n_heads) in ((80, 12), (80, 32)):

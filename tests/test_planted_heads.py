@@ -16,6 +16,7 @@ from attnscope.core.catalogue import OFFSETS
 from attnscope.core.facts import TextFacts
 from attnscope.core.measures import Measured, measures_of_weights
 from attnscope.corpus import CorpusText
+from attnscope.questions import head_roles
 from attnscope.questions import heads as heads_question
 from attnscope.records.heads.findings import Head
 from attnscope.report.wording import label
@@ -236,7 +237,7 @@ def test_induction_heads_that_rest_nearly_always_are_named() -> None:
 def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
     findings = fake_findings(6, 12)
     rests = next(head for head in findings.heads if [role.name for role in head.roles] == ["first_token"])
-    found = heads_question.nearest_role(findings, rests)
+    found = head_roles.nearest_role(findings, rests)
     assert found is not None
     # The strongest by its part of the threshold, of all that are above uniform attention's value.
     parts = {}
@@ -252,4 +253,4 @@ def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
     assert f"for a role: {label(found.role)} 1" in " ".join(text.split())
     assert "1 head is only a sink; strongest pattern outside sinks" in " ".join(text.split())
     named = replace(rests, roles=(*rests.roles, replace(rests.roles[0], name="local")))
-    assert heads_question.nearest_role(findings, named) is None
+    assert head_roles.nearest_role(findings, named) is None

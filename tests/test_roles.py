@@ -8,7 +8,7 @@ import pytest
 from attnscope.core.catalogue import MEASURES, OFFSETS
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.errors import UsageError
-from attnscope.questions.heads import role_notes
+from attnscope.questions.head_roles import role_notes
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, amount
 from attnscope.questions.atlas import Atlas, head_tables
 from attnscope.questions.compare import Comparison
 from attnscope.questions.distances import distance_line
@@ -311,7 +311,7 @@ def _heads_of_relations(result: Relations) -> Heads:
     for row, relation in enumerate(relations["relation"].tolist()):
         names = ("no_verdict", "n_scored", "baseline", "rule")
         no_verdict, n_scored, baseline, rule = (relations[name][row].item() for name in names)
-        scored = f"{n_scored} links scored" + (f"; no verdict: {no_verdict}" if no_verdict else "")
+        scored = f"{amount(n_scored, 'link')} scored" + (f"; no verdict: {no_verdict}" if no_verdict else "")
         meaning = f"accuracy of {relation}; baseline: {rule or 'none'}; {scored}"
         name = relation.replace(":", "_").replace(" ", "_")
         parts = {part: result[f"accuracy_{part}"][row] for part in ("low", "high")}

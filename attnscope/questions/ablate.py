@@ -183,7 +183,8 @@ def quantity_column(name: str, *, by_layer: bool = False, n_directions: int = 0)
         meaning = f"E |dL/dξ|, ξ the factor on a head's output{divided}"
         return number(name, meaning, "" if by_layer else "nats", label="importance E |dL/dξ|", short="|dL/dξ|")
     if name == "sensitivity":
-        return number(name, f"mean |d⟨u, h⟩/dξ| over {n_directions} directions u of the last hidden states{divided}")
+        directions = amount(n_directions, "direction")
+        return number(name, f"mean |d⟨u, h⟩/dξ| over {directions} u of the last hidden states{divided}")
     instead = _INSTEAD[mode]
     if measured == "l2":
         meaning = f"relative change of the last hidden states {instead}"

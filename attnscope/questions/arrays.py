@@ -78,7 +78,7 @@ def record_from_arrays(
     key_labels = labels if keys is None else _labels(keys, "keys")
     if array.ndim != 4 or array.shape[2:] != (len(labels), len(key_labels)) or 0 in array.shape:
         raise AttnscopeError(
-            f"the weights have shape {array.shape}, not (layer, head, {len(labels)} queries, {len(key_labels)} keys)",
+            f"the weights have shape {array.shape}, not (layer, head, query {len(labels)}, key {len(key_labels)})",
             "drop the axis of the batch: weights[:, 0]"
             if array.ndim == 5
             else "one number for each pair of tokens: weights[layer, head, query, key]",

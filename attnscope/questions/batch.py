@@ -47,13 +47,13 @@ class DrawnText:
     def as_json(self) -> dict[str, Any]:
         """Return one line of the manifest, as plain JSON values; files with their folder, `/` between."""
         files = {f"{self.folder}/{name}": size for name, size in self.files.items()}
-        told = {**vars(self), "tokens": list(self.tokens), "n_tokens": len(self.tokens), "files": files}
-        return {name: told[name] for name in _LISTED}
+        described = {**vars(self), "tokens": list(self.tokens), "n_tokens": len(self.tokens), "files": files}
+        return {name: described[name] for name in _LISTED}
 
     def entry(self) -> str:
         """Return what is kept beside the files: all that does not depend on where in a corpus the text stands."""
-        told = {"schema": BATCH_SCHEMA, **{name: getattr(self, name) for name in _ENTRY}}
-        return json.dumps(told, ensure_ascii=False) + "\n"
+        described = {"schema": BATCH_SCHEMA, **{name: getattr(self, name) for name in _ENTRY}}
+        return json.dumps(described, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_entry(cls, content: str, **place: Any) -> DrawnText:
@@ -65,17 +65,24 @@ class DrawnText:
         entry = parse_json(content)
         if entry["schema"] != BATCH_SCHEMA:
             raise ValueError(f"it holds {entry['schema']!r}")
-        told = {name: entry[name] for name in _ENTRY if name != "asked"}
-        told["asked"] = entry.get("asked", {})  # earlier versions did not keep it
+        described = {name: entry[name] for name in _ENTRY if name != "asked"}
+        described["asked"] = entry.get("asked", {})  # earlier versions did not keep it
         for name in ("tokens", "notes"):
-            told[name] = tuple(told[name])
-        texts = [told["fingerprint"], told["text"], told["model"], *told["tokens"], *told["notes"], *told["files"]]
-        texts += [*told["asked"].keys(), *told["asked"].values(), *told["run"].keys()]
+            described[name] = tuple(described[name])
+        texts = [
+            described["fingerprint"],
+            described["text"],
+            described["model"],
+            *described["tokens"],
+            *described["notes"],
+            *described["files"],
+        ]
+        texts += [*described["asked"].keys(), *described["asked"].values(), *described["run"].keys()]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("a text of it is none")
-        if not all(type(size) is int for size in told["files"].values()):
+        if not all(type(size) is int for size in described["files"].values()):
             raise ValueError("a size of it is no number")
-        return cls(**told, **place)
+        return cls(**described, **place)
 
 
 _ENTRY = ("fingerprint", "text", "tokens", "model", "run", "notes", "files", "asked")

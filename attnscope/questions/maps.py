@@ -121,11 +121,11 @@ class HeadMaps:
         return arrays
 
     @classmethod
-    def rebuild(cls, told: Mapping[str, Any], tables: Mapping[str, Table], arrays: Mapping[str, Any]) -> Self:
+    def rebuild(cls, described: Mapping[str, Any], tables: Mapping[str, Table], arrays: Mapping[str, Any]) -> Self:
         """Return the maps of one kind.
 
         Args:
-            told: Its row of the table of maps, and the `texts` of queries and keys.
+            described: Its row of the table of maps, and the `texts` of queries and keys.
             tables: Its tables, by name.
             arrays: Its arrays, by name.
         """
@@ -133,20 +133,20 @@ class HeadMaps:
         layers = tuple(dict.fromkeys(heads["layer"].tolist()))
         numbers = tuple(dict.fromkeys(heads["head"].tolist()))
         queries, keys = (
-            tokens_of(tables[side], *texts) for side, texts in zip(("queries", "keys"), told["texts"], strict=True)
+            tokens_of(tables[side], *texts) for side, texts in zip(("queries", "keys"), described["texts"], strict=True)
         )
-        part = tuple(told[name] for name in ("first_query", "first_key", "whole_queries", "whole_keys"))
+        part = tuple(described[name] for name in ("first_query", "first_key", "whole_queries", "whole_keys"))
         names = tuple(heads["name"][: len(numbers)].tolist())
         shape = (len(layers), len(numbers))
         known: dict[str, Any] = {
-            "kind": told["kind"],
+            "kind": described["kind"],
             "layers": layers,
             "heads": numbers,
             "queries": queries,
-            "keys": keys if told["kind"] == "cross" or part[0] >= 0 else queries,
-            "n_layers": told["n_layers"],
-            "n_heads": told["n_heads"],
-            "n_kv_heads": told["n_kv_heads"],
+            "keys": keys if described["kind"] == "cross" or part[0] >= 0 else queries,
+            "n_layers": described["n_layers"],
+            "n_heads": described["n_heads"],
+            "n_kv_heads": described["n_kv_heads"],
         }
         for name in cls.ARRAYS:
             values = arrays[name]
@@ -156,10 +156,10 @@ class HeadMaps:
             known["part"] = part
         if any(names):
             known["head_names"] = names
-        return cls(**known, **cls.more(told))
+        return cls(**known, **cls.more(described))
 
     @classmethod
-    def more(cls, told: Mapping[str, Any]) -> dict[str, Any]:
+    def more(cls, described: Mapping[str, Any]) -> dict[str, Any]:
         """Return further fields of it, from its row of the table of maps."""
         return {}
 
@@ -330,18 +330,18 @@ class MapsResult(Record, Generic[M]):
         return self._stored.arrays()
 
     @classmethod
-    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
+    def rebuild(cls, described: Mapping[str, Any], archive: Mapping[str, Any]) -> Self:
         """Return the result that `describe` and `arrays` were made of; what is damaged raises anything."""
-        stored = cls.STORED.rebuild(described, held)
+        stored = cls.STORED.rebuild(described, archive)
         stored.require_whole()
         options = stored.options
         maps = []
         for number, row in enumerate(_dicts(stored.table("maps"))):
             kind = f":{row['kind']}" if number else ""
-            told = {**row, "texts": options["texts"][number]}
+            of_map = {**row, "texts": options["texts"][number]}
             tables = {name: stored.tables[f"{name}{kind}"] for name in ("heads", "queries", "keys")}
             arrays = {name: stored.grids[f"{name}{kind}"] for name in cls.MAPS.ARRAYS}
-            maps.append(cls.MAPS.rebuild(told, tables, arrays))
+            maps.append(cls.MAPS.rebuild(of_map, tables, arrays))
         picked = options["picked"]
         more = {name: _frozen(options[name]) for name in cls.FIELDS}
         return cls(  # type: ignore[call-arg]  # a dataclass

@@ -167,7 +167,8 @@ class Sound:
     def facts(self) -> str:
         """What it is, in one line."""
         return (
-            f"{self.source}: {self.seconds:.2f} s, {len(self.envelope)} frames of {self.seconds_per_frame:g} s; "
+            f"{self.source}: {self.seconds:.2f} s, {amount(len(self.envelope), 'frame')} of "
+            f"{self.seconds_per_frame:g} s; "
             f"the model listens for {self.window_seconds:g} s"
         )
 

@@ -144,20 +144,22 @@ def cells_of(result: Relations) -> Cells:
     left_out = {*rest[max(0, MOST_RELATIONS - len(ranked) + len(rest)) :]}
     rows = [row for row in ranked if row not in left_out]
     above = (result["accuracy"] - relations["baseline"][:, None])[rows]
-    found = result["found"][rows]
+    expressed = result["found"][rows]
     best = relations["best"][rows].tolist()
-    best = [head if found[place, head] else -1 for place, head in enumerate(best)]
+    best = [head if expressed[place, head] else -1 for place, head in enumerate(best)]
     layers = result.table("heads")["layer"]
     numbers, sizes = np.unique(layers, return_counts=True)
     if len(layers) <= MOST_HEADS:
         names = [f"H{head}" for head in result.table("heads")["head"].tolist()]
         groups = [(f"L{layer}", int(n)) for layer, n in zip(numbers.tolist(), sizes, strict=True)]
-        return Cells(rows, above, found, best, names, groups)
+        return Cells(rows, above, expressed, best, names, groups)
     starts = np.cumsum([0, *sizes[:-1]])
     by_layer = np.fmax.reduceat(above, starts, axis=1)
     columns = [int(np.searchsorted(numbers, layers[head])) if head >= 0 else -1 for head in best]
     names = [f"L{layer}" for layer in numbers.tolist()]
-    return Cells(rows, by_layer, np.logical_or.reduceat(found, starts, axis=1), columns, names, [("", len(numbers))])
+    return Cells(
+        rows, by_layer, np.logical_or.reduceat(expressed, starts, axis=1), columns, names, [("", len(numbers))]
+    )
 
 
 def _columns_beside(result: Relations, rows: Sequence[int], lettering: Lettering) -> list[tuple[str, Any, str, float]]:

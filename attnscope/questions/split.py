@@ -108,12 +108,12 @@ class Split(Result):
         counts = self.table("counts")["n_heads"]
         if n_heads not in counts:
             listed = ", ".join(map(str, counts.tolist()))
-            raise AttnscopeError(f"{n_heads} heads are not in this record", f"it has {listed}")
-        found = self
+            raise AttnscopeError(f"there is no split into {amount(n_heads, 'head')} in this record", f"it has {listed}")
+        result = self
         for name in ("counts", "heads", "drops"):
             if name in self.tables:
-                found = found.select(name, found.table(name)["n_heads"] == n_heads)
-        return found
+                result = result.select(name, result.table(name)["n_heads"] == n_heads)
+        return result
 
     @property
     def tokens(self) -> tuple[list[str], list[str]]:

@@ -196,14 +196,14 @@ def require_shown(record: Any) -> None:
 
 def _mapping(record: Any, name: str) -> Mapping[str, Any]:
     """Return what a result says of its run or its corpus; empty where it says nothing."""
-    told = getattr(record, name, {})
-    _require(isinstance(told, Mapping), f"its {name}")
-    return told
+    said = getattr(record, name, {})
+    _require(isinstance(said, Mapping), f"its {name}")
+    return said
 
 
-def _entries(told: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+def _entries(said: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
     """Return a list of mappings under a name; empty where there is none."""
-    entries: Sequence[Mapping[str, Any]] = told.get(name, ())
+    entries: Sequence[Mapping[str, Any]] = said.get(name, ())
     is_list = isinstance(entries, list | tuple)
     _require(is_list and all(isinstance(entry, Mapping) for entry in entries), f"the {name} of the result")
     return entries

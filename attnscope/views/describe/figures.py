@@ -14,7 +14,7 @@ from attnscope.drawing.inks import blend, ink_on
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import Page
 from attnscope.errors import amount
-from attnscope.questions.heads import description_notes
+from attnscope.questions.head_roles import description_notes
 from attnscope.records.heads.descriptions import LITTLE, HeadDescription, Term
 from attnscope.records.heads.findings import Findings
 from attnscope.report.numbers import percent

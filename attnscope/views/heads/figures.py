@@ -30,7 +30,8 @@ from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.page import HeadGrid, Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError, amount
-from attnscope.questions import heads as heads_summary
+from attnscope.questions import head_roles
+from attnscope.questions.heads import large_measures
 from attnscope.records.heads.findings import Findings, Head
 from attnscope.report.numbers import number
 from attnscope.report.role_marks import UNCLASSIFIED, Mark
@@ -59,7 +60,7 @@ def pages(findings: Findings, style: Style = USUAL, measures: str | None = None)
     """
     if not findings.heads:
         raise AttnscopeError("these findings are about no heads", "so there is nothing to draw")
-    large = heads_summary.large_measures(findings, measures)
+    large = large_measures(findings, measures)
     lettering = lettering_for(_texts(findings), style.paper)
     shared: dict[object, MeasurePage] = {}
     if not findings.of_senses:
@@ -153,7 +154,7 @@ def atlas_layout(findings: Findings, lettering: Lettering) -> Atlas:
     around = len(shapes) * (HEAD_NAMES_PX + (KIND_PX if len(shapes) > 1 else 0))
     paper = lettering.paper
     room = paper.room_px - LEFT_PX
-    marks = heads_summary.marks_of(findings)
+    marks = head_roles.marks_of(findings)
     notes = " · ".join(_atlas_notes(findings))
     choices = []
     for beside in (False,) if paper.fixed else (False, True):
@@ -305,9 +306,9 @@ def _legend(
     """The roles that occur, down one column and then the next: x, y and what stands there."""
     left, top, width = room
     wide = width / columns
-    counts = heads_summary.counts(findings, marks)
+    counts = head_roles.counts(findings, marks)
     entries = [_entry(findings, count, marks[count.role], wide - 70, lettering) for count in counts]
-    if n_none := len(heads_summary.unclassified(findings.heads)):
+    if n_none := len(head_roles.unclassified(findings.heads)):
         nothing = Mark(UNCLASSIFIED, _EMPTY)
         entries.append(Entry(nothing, "unclassified", amount(n_none, "head"), ("no role passed its test",)))
     per_column = -(-len(entries) // columns)
@@ -319,11 +320,11 @@ def _legend(
     return corners
 
 
-def _entry(findings: Findings, count: heads_summary.Count, mark: Mark, room: float, lettering: Lettering) -> Entry:
+def _entry(findings: Findings, count: head_roles.Count, mark: Mark, room: float, lettering: Lettering) -> Entry:
     facts = findings.role_facts(count.role)
     compact = lettering.paper.fixed  # a paper says in its caption what roles are
     lines = wrap_lines(printable(facts.what, 400), room, lettering) if facts.what and not compact else ()
-    least = heads_summary.threshold(findings, count.role)
+    least = head_roles.threshold(findings, count.role)
     needs = f"{printable(facts.measure)} ≥ {least}" if least else ""
     heads = amount(count.n_heads, "head")
     if count.n_strongest < count.n_heads:
@@ -361,15 +362,15 @@ def _atlas_notes(findings: Findings, *, numbers: bool = True) -> list[str]:
         notes.append(
             f"a role is given where its value is above threshold and baseline at a false discovery rate of {level:g}"
         )
-    return [*notes, *heads_summary.role_notes(findings), *corpus_notes(findings)]
+    return [*notes, *head_roles.role_notes(findings), *corpus_notes(findings)]
 
 
 def _texts(findings: Findings) -> list[str]:
     """All texts of a record that a figure may show, to find fonts for."""
-    marks = heads_summary.marks_of(findings)
+    marks = head_roles.marks_of(findings)
     texts = [text for name in marks for text in (label(name), findings.role_facts(name).what)]
     for name in findings.measure_names:
         texts += [name, findings.measure_facts(name).what, findings.measure_facts(name).unit]
     texts += [mark.glyph + mark.glyph.lower() for mark in marks.values()]
-    texts += [model_of(findings.run), corpus_line(findings), *findings.kinds, *heads_summary.role_notes(findings)]
+    texts += [model_of(findings.run), corpus_line(findings), *findings.kinds, *head_roles.role_notes(findings)]
     return [printable(text, 400) for text in (*texts, *texts_of(findings))]

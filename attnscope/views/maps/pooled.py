@@ -287,7 +287,7 @@ def _titles(record: PooledHeatmap, sheet: Sheet) -> tuple[str, str]:
     kind = f"{attention.kind} " if len(record.maps) > 1 else ""
     tokens = amount(len(attention.keys), "token")
     if attention.kind == "cross":
-        tokens = f"{len(attention.queries):,} × {len(attention.keys):,} tokens"
+        tokens = f"{len(attention.queries):,} × {amount(len(attention.keys), 'token')}"
     text = " ".join(record.text[:_LONGEST_TEXT].split())
     return f"{record.run.get('model', 'model')} · {kind}{sheet.subject} · {tokens}", f"“{text}”"
 
