@@ -13,6 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import amount
+
 SMALL = ", small"
 """What the name of a picture ends in that is all of a photo, made small, beside one with more detail."""
 
