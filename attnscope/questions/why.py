@@ -16,9 +16,6 @@ from attnscope.results.result import Result
 from attnscope.results.table import Array, Floats, Table, count, text
 from attnscope.results.table import number as numbers
 
-NO_LAYER = -1
-"""The layer of a part that belongs to none; likewise the head of what is no head."""
-
 MOST_PARTS = 12
 """How many parts of each side the figure shows one by one."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -21,7 +20,3 @@ class Effect:
     low: float
     high: float
     count: float
-
-
-Effects = Mapping[str, Effect]
-"""By name: "zero_l2", "mean_loss" …"""

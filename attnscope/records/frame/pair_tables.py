@@ -21,12 +21,6 @@ def head_name(place: HeadPlace) -> str:
     return f"L{place[0]}H{place[1]}"
 
 
-def read_head_name(name: str) -> HeadPlace:
-    """The place of a head from its name, such as L3H1."""
-    layer, head = name.removeprefix("L").split("H")
-    return int(layer), int(head)
-
-
 def require_known(known: Iterable[HeadPlace], picked: Iterable[HeadPlace], where: str) -> None:
     """Refuses picked heads that a record does not hold.
 
