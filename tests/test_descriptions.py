@@ -226,7 +226,7 @@ def test_findings_say_what_a_head_does_and_keep_it(study_of_own: Findings, tmp_p
 
 
 def test_without_descriptions_a_record_says_so(own: Model, paragraphs: list[str], study_of_own: Findings) -> None:
-    found = heads(own, paragraphs[:3])
+    found = heads(own, paragraphs[:3], HeadsOptions(describe=None))
     assert found.descriptions is None and "description" not in found.head_table().flat()
     with pytest.raises(AttnscopeError, match="no descriptions"):
         found.description(0, 0)

@@ -84,7 +84,7 @@ def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.HeadMeasurer._run_batch", interrupted)
+    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.HeadMeasurer.measure", interrupted)
     found = heads(own, SENTENCES)
     assert (found.heads, found.corpus["n_texts"], found.corpus["complete"]) == ((), 0, False)
 

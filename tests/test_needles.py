@@ -433,6 +433,7 @@ def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
     [
         (["--probe", "needle", "--chunk", "5"], "--chunk cannot be given beside --probe needle"),
         (["--probe", "needle", "--workers", "2"], "--workers cannot be given beside --probe needle"),
+        (["--probe", "needle", "--pick", "L0H0"], "--pick cannot be given beside --probe needle"),
         (["--probe", "repeat", "--lengths", "48"], "are of --probe needle"),
         (["--probe", "needle", "--lengths", "1k"], "'1k' in --lengths"),
         (["--probe", "needle", "--threshold", "induction=.3"], "there is no role 'induction'"),

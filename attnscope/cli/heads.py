@@ -30,6 +30,7 @@ def heads(
             texts if order.image else replace(texts, text=None),  # a recording has its transcript
             running,
             order.heads,
+            pick=order.describing.pick,
             audio=order.image and order.audio,
             probe=order.probe,
         )

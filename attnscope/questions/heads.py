@@ -6,12 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console, RenderableType
 
 from attnscope.errors import AttnscopeError, UsageError, amount, require_choice, suggest
+from attnscope.questions.ablate import quantity_column
 from attnscope.questions.head_roles import (
     RoleGrid,
     carried_line,
@@ -56,6 +57,9 @@ MOST_LETTERS = 36
 
 LEADING = ("distance_patches", "monotonicity")
 """The measure of pictures and of recordings whose map is shown."""
+
+EFFECTS = ("zero_loss", "zero_l2", "zero_kl")
+"""Columns of what changes without a head that are titled as `ablate` titles them."""
 
 _SHARES = re.compile(r" \((\d+%; uniform )?\d+%\)")
 _PARTS = re.compile(r"(?<=[,;]) (?![^(]*\))")
@@ -183,6 +187,9 @@ def _blocks(findings: Findings, sort: str | None, *, is_chosen: bool) -> Iterato
     ]
     effect = _effect_column(findings)
     columns: list[str | Words] = [effect] if effect else []
+    if effect in EFFECTS:
+        shown_as = replace(table.columns[effect], short=quantity_column(effect).short)
+        table = Table({**table.columns, effect: shown_as}, table.values)
     columns += [words for words in said if any(words.texts)]
     whole = Words("what it does", [line.whole for line in lines], wraps=True)
     short: list[str | Words] = [Words("what it does", [line.short for line in lines])]

@@ -314,7 +314,7 @@ class Findings(StudyRecord):
         if self.descriptions is None or not self.descriptions.heads:
             raise AttnscopeError(
                 "these findings have no descriptions of heads",
-                "study at least two texts, in Python with HeadsOptions(describe=attnscope.DescribeOptions())",
+                "study at least two texts, without --no-describe (in Python HeadsOptions(describe=None))",
             )
         try:
             return self.descriptions.of(layer, head, kind)

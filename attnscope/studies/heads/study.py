@@ -140,9 +140,9 @@ def study(
     if order.probe == "needle":
         refuse_beside(
             "--probe needle",
-            replace(options, thresholds={}, causal=False, describe=None),
+            replace(options, thresholds={}, causal=False, describe=HeadsOptions().describe),
             workers=workers,
-            describe=options.describe and options.describe.heads,
+            pick=options.describe and options.describe.heads,
         )
         threshold = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})[RETRIEVAL]
         needles = replace(order.needles, threshold=threshold, ablate=options.causal)
