@@ -12,7 +12,7 @@ from tests.processes import modules_after, python
 HEAVY = {"torch", "transformers", "matplotlib"}
 PROGRAMS = {
     "the package": (
-        "import attnscope; assert 'Workers' in dir(attnscope)\n"
+        "import attnscope; assert 'Corpus' in dir(attnscope)\n"
         "attnscope.Corpus, attnscope.load_record, attnscope.heads, attnscope.HeadsOptions",
         HEAVY,
     ),

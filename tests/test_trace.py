@@ -269,8 +269,8 @@ def test_models_off_the_seam_are_refused() -> None:
 @pytest.mark.parametrize(
     ("how", "error", "says"),
     [
-        ({"token": "dog"}, AttnscopeError, "no token is 'dog'"),
-        ({"token": "@9"}, AttnscopeError, "no token @9"),
+        ({"query": "dog"}, AttnscopeError, "no token is 'dog'"),
+        ({"query": "@9"}, AttnscopeError, "no token @9"),
         ({"heads": [2]}, AttnscopeError, "no head 2"),
         ({"engine": "hf"}, UsageError, "engine 'hf'"),
     ],
@@ -285,7 +285,7 @@ def test_what_a_model_has_not_is_refused() -> None:
     for how, says in (
         ({"layer": 7}, "no layer 7"),
         ({"layer": 0, "heads": 9}, "no head 9"),
-        ({"layer": 0, "token": "@99"}, "no token"),
+        ({"layer": 0, "query": "@99"}, "no token"),
         ({"layer": 0, "kind": "cross"}, "no cross attention"),
     ):
         with pytest.raises(AttnscopeError, match=says):

@@ -45,8 +45,9 @@ def _ablate(known: KnownModel) -> dict[str, Any]:
     import attnscope
 
     found = attnscope.ablate(known.model, [text.written for text in known.texts], attnscope.AblateOptions(("mean",)))
-    values = np.array([head.effects["mean_loss"].value for head in found.heads])
-    return _area(values, np.array([(head.layer, head.head) in known.circuit for head in found.heads]))
+    heads = found.table("heads")
+    places = zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)
+    return _area(heads["mean_loss"], np.array([place in known.circuit for place in places]))
 
 
 def _induction_pairs(known: KnownModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
