@@ -14,10 +14,10 @@ import pytest
 
 import attnscope.core
 
-ARRAY = re.compile(r"\b(Tensor|NDArray|Floats|Integers|Array|ArrayLike|Rows|Sum|Float|Bool|Int|Shaped)\b")
+ARRAY = re.compile(r"\b(Tensor|NDArray|Floats|Integers|Array|ArrayLike|Sum|Float|Bool|Int|Shaped)\b")
 """Annotations of arrays."""
 
-NUMBERS = re.compile(r"\b(Tensor|NDArray|Floats|Array|Rows|Float|float|Shaped)\b")
+NUMBERS = re.compile(r"\b(Tensor|NDArray|Floats|Array|Float|float|Shaped)\b")
 """Annotations of results that have a unit or a range."""
 
 SHAPE = re.compile(
@@ -114,7 +114,7 @@ def test_there_is_something_to_walk() -> None:
     assert {
         "attention.seam.attend",
         "exact.intervals.mean_interval",
-        "measures.facts.outlying",
+        "facts.outlying",
     } <= FUNCTIONS.keys()
 
 

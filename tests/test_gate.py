@@ -230,9 +230,9 @@ def test_blocks_are_the_outermost_of_lists() -> None:
 
 
 def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.models.hf import network
+    from attnscope.models.hf import model as hf_model
 
-    monkeypatch.setattr(network, "tolerance", lambda *_: -1.0)
+    monkeypatch.setattr(hf_model, "tolerance", lambda *_: -1.0)
     model = wrapped("bert")
     assert not model.resumes
     batch = batch_of(model)

@@ -134,7 +134,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("name", ["typer", "attnscope.cli.see.heatmap", "rich", "torch", "numpy"])
+@pytest.mark.parametrize("name", ["typer", "attnscope.cli.heatmap", "rich", "torch", "numpy"])
 def test_ctrl_c_at_an_import_is_one_line_and_130(name: str, tmp_path: Path) -> None:
     code = _STRUCK.format(name=name, arguments=["heatmap", "a b", "-m", "own", "-o", "out", "-f", "png,npz"])
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)

@@ -1,7 +1,8 @@
 """Hold what texts and one mask determine, whatever the weights, so that all layers under this mask share it.
 
 That is: which queries count, what keys and pairs of a query and a key are worth, how the rows of a tile are read off by
-it, and what uniform attention comes to. `core.measures` adds up heads by it. Knows no layers.
+it, and what uniform attention comes to. `core.measures` adds up heads by it. Knows no layers. Ours; the measures' own
+sources are in `catalogue`.
 
 Shapes: b texts, m mask heads (1 if all heads share one), q queries, k keys.
 """
@@ -56,8 +57,8 @@ def columns_of(names: tuple[str, ...], ending: str = "") -> tuple[list[int], lis
     return which, [NAMES.index(names[number] + ending) for number in which]
 
 
-def weigh(shares: Float[Tensor, "b head q"], columns: Float[Tensor, "b m q column"]) -> Float[Tensor, "b head column"]:
-    """Return sums over queries of each head's share times what is known of the query."""
+def weigh(shares: Float[Tensor, "b head q"], columns: Float[Tensor, "#b m q column"]) -> Float[Tensor, "b head column"]:
+    """Return sums over queries of each head's share times what is known of the query; 0 if there are no queries."""
     if columns.shape[1] == 1:
         return shares @ columns[:, 0]
     return (shares[:, :, None] @ columns).squeeze(2)
@@ -132,7 +133,7 @@ class MaskedTexts:
         self.uniform[..., ACTIVE] = 0
 
     def zeros(self, *shape: int) -> Tensor:
-        """Return zeros in the precision of sums."""
+        """Return zeros of a shape, in the dtype of sums."""
         return torch.zeros(shape, dtype=self.exact, device=self.device)
 
     def units(self, block: Block) -> slice:
@@ -172,7 +173,12 @@ class MaskedTexts:
         return inside
 
     def row_sums(self, block: Block, weights: Tensor) -> Float[Tensor, "b q head column"]:
-        """Return the sums over keys of weights times the functions of _TABLE."""
+        """Return the sums over keys of weights times the functions of _TABLE, each in the unit of its function.
+
+        Args:
+            block: Where the rows lie.
+            weights: (b, head, q, k), 0 to 1, or unscaled; sums are linear in them.
+        """
         if block in self._tables:
             return _row_sums(weights, self._tables[block])
         # A table is no larger than a tile, however few the heads are.
@@ -185,14 +191,27 @@ class MaskedTexts:
         return torch.cat(sums, 1)
 
     def pair_parts(self, block: Block, rows: Tensor, band: Tensor) -> list[Float[Tensor, "b q head column"]]:
-        """Return what measures of pairs add up: the `row_sums`, and the weights `at_offsets`, all and outside sinks."""
+        """Return what measures of pairs add up: the `row_sums`, and the weights `at_offsets`, all and outside sinks.
+
+        Args:
+            block: Where the rows lie.
+            rows: The `row_sums`, (b, q, head, column).
+            band: The weights `at_offsets`, (b, head, q, offset), 0 to 1.
+
+        Returns:
+            The three parts, each (b, q, head, column), each in the unit of what it was made of.
+        """
         n_queries, n_keys = block.shape[1:]
         off = self.off[block.texts, None, None, block.keys].expand(-1, -1, n_queries, n_keys)
         band_off = band * self.at_offsets(block, off).to(band.dtype)
         return [rows, band.transpose(1, 2), band_off.transpose(1, 2)]
 
     def pair_values(self, parts: list[Tensor]) -> Float[Tensor, "... value"]:
-        """Return the values of PAIRS by their `pair_parts`, of all keys, then of those outside sinks."""
+        """Return the values of PAIRS by their `pair_parts`, of all keys, then of those outside sinks, each in its unit.
+
+        Args:
+            parts: Each (b, q, head, column), or sums of these, (..., column).
+        """
         both = torch.cat(parts, -1)
         return both @ self._map.to(both.dtype)
 

@@ -255,7 +255,10 @@ def layer_facts(
     factor: Float[Tensor, "head d d_value"] | None,
     which: Bool[Tensor, "batch key"] | None,
 ) -> dict[str, Tensor]:
-    """Return what keys are worth in one layer, by fact, (batch, head or 1, key). Unknown facts are missing."""
+    """Return what keys are worth in one layer, by fact, (batch, head or 1, key). Unknown facts are missing.
+
+    Source: `facts`; norms of values are Kobayashi et al. 2020.
+    """
     facts: dict[str, Tensor] = {}
     if values.shape[-1]:
         facts["value_norm"] = value_norms(values, n_heads)

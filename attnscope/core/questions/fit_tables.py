@@ -1,6 +1,6 @@
 """Count combinations of features' levels in rows of attention, and take the loss of a fit and its derivatives by them.
 
-These tables are all that a step of a fit needs (`descriptions`). `sampled_rows` counts them.
+These tables are all that a step of a fit needs (`descriptions`). `sampled_rows` counts them. Ours.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ class Table:
         return Loss(float(value), e, z)
 
     def derivatives(self, loss: Loss, weights: Floats, expected: Floats, rows: Floats) -> tuple[Floats, Floats]:
-        """Return the gradient, (feature,), and the second derivatives, (feature, feature), at the weights of a loss."""
+        """Return the gradient, (feature,), and the second derivatives, (feature, feature), at the weights of a loss.
+
+        Both are in nats for a weight of 1, and for its square.
+        """
         means = self.counts @ (loss.e[:, None] * self.values) / loss.z[:, None]
         # How much p gives to each combination, over all rows.
         mass = loss.e * (self.counts_by_combination @ (rows / loss.z))

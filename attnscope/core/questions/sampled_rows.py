@@ -136,7 +136,7 @@ class Rows:
             self.entries = np.arange(n_entries)
 
     def select(self, rows: NDArray[np.int64]) -> Rows:
-        """Copy some of the rows, by their numbers, ascending."""
+        """Copy some of the rows, by their numbers, (row,), ascending."""
         lengths = self.lengths[rows]
         starts = starts_of(lengths)
         entries = np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1])
@@ -270,7 +270,7 @@ class Rows:
         return column is not None and column.gate < 0
 
     def values_of(self, feature: int, head: int) -> Floats:
-        """Return the values of a feature's levels, (level,)."""
+        """Return the values of a feature's levels, (level,), 0 to 1."""
         column = self.column_of(feature, head)
         if column is not None:
             return column.values
@@ -313,7 +313,7 @@ class Rows:
         return levels_of_both
 
     def by_entry(self, feature: int, head: int) -> Floats:
-        """Return the values of a feature, (entry,)."""
+        """Return the values of a feature, (entry,), 0 to 1."""
         return self.values_of(feature, head)[self.levels_of(feature, head)]
 
     @cached_property
@@ -326,7 +326,7 @@ class Rows:
         return n_texts
 
     def variance(self, feature: int, head: int = 0) -> float:
-        """Return how much a feature varies within a row under uniform attention."""
+        """Return how much a feature varies within a row under uniform attention: the mean variance, 0 to 1/4."""
         values = self.by_entry(feature, head)
         mean = np.add.reduceat(values, self.first) / self.lengths
         square = np.add.reduceat(values * values, self.first) / self.lengths
@@ -362,13 +362,19 @@ class Rows:
         return self.mean_under([feature], head, self._n_keys)[0]
 
     def mean_under(self, features: Sequence[int], head: int, unscaled: NDArray[np.floating]) -> list[float]:
-        """Return the means of E_p[f] of some features, 0 to 1, for p that is known up to a factor of each row."""
+        """Return the means of E_p[f] of some features, 0 to 1, for p that is known up to a factor of each row.
+
+        Args:
+            features: Their numbers.
+            head: The head whose rows' weights count.
+            unscaled: (entry,): p times any factor of its row above 0.
+        """
         sums = np.add.reduceat(unscaled, self.first, dtype=np.float64)
         p = unscaled * (self.weights[head] / np.maximum(sums, 1e-30))[self.row_of]
         return [float(self.by_entry(feature, head) @ p) for feature in features]
 
     def means(self, unscaled: NDArray[np.floating], weights: Floats) -> Floats:
-        """Return the means of E_p[f] of the shared features for several p at once, (p, feature).
+        """Return the means of E_p[f] of the shared features for several p at once, (p, feature), 0 to 1.
 
         Args:
             unscaled: (p, entry): probabilities up to a factor of each row; sums have their precision.
@@ -385,12 +391,12 @@ class Rows:
     # What terms expect
 
     def scores(self, terms: tuple[int, ...], weights: Floats, head: int) -> Floats:
-        """Return Σ w f of some terms, (entry,)."""
+        """Return Σ w f of some terms, (entry,), in nats."""
         table = self.table(terms, head)
         return (table.values @ weights)[table.places]
 
     def unscaled(self, terms: tuple[int, ...], weights: Floats, head: int) -> NDArray[np.float32]:
-        """Return p of some terms up to a factor of each row, (entry,)."""
+        """Return p of some terms up to a factor of each row, (entry,), at least 0."""
         table = self.table(terms, head)
         scores = table.values @ weights
         p: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[table.places]
