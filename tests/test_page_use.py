@@ -58,13 +58,13 @@ def test_a_chosen_cell_says_which_command_says_why(tmp_path: Path, open_page: Ca
     page = attnscope.page(model, "the cat's a cat")
     opened = open_page(page)
     record = attnscope.why(model, "the cat's a cat", 1, 2, 3)
-    opened.show(v="matrix", h="1.2", q=3, k=record.key)
+    opened.show(v="matrix", h="1.2", q=3, k=record.score["key"])
     command = shlex.split(opened.text(".why code"))
     expected = ["attnscope", "why", "the cat's a cat", "-m", str(folder), "--pick", "L1H2"]
-    assert command == [*expected, "--query", "@3", "--key", f"@{record.key}"]
+    assert command == [*expected, "--query", "@3", "--key", f"@{record.score['key']}"]
     opened.click(".why button")
     assert shlex.split(opened.page.evaluate("navigator.clipboard.readText()")) == command
-    opened.show(v="matrix", h="0.1", q=3, k=record.key)
+    opened.show(v="matrix", h="0.1", q=3, k=record.score["key"])
     assert "--pick L0H1" in opened.text(".why code")
     for none in ({"h": "mean", "q": 3, "k": 1}, {"h": "0.1", "q": 3}):
         opened.show(v="matrix", **none)

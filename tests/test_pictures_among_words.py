@@ -93,7 +93,7 @@ def _cross_keys(network: Any, inputs: Any) -> NDArray[np.float32]:
         return attend(call)
 
     with torch.no_grad():
-        network.run(inputs, keep)
+        network.run_inputs(inputs, keep)
     return kept[0]
 
 
@@ -284,7 +284,7 @@ def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
         (("--image", "a.png", *model), "give a text"),
         (("--image", "a.png", "--image", "b.png", *model), "several pictures are shown among words"),
         (("--image", "a.png", "the cat", "-m", "minilm"), "reads no pictures among words"),
-        (("--image", "a.png", QUESTION, *model, "--pooled", "64"), "has no --pooled"),
+        (("--image", "a.png", QUESTION, *model, "--pool", "64"), "has no --pool"),
     ):
         code, _, err = run("heatmap", *arguments)
         assert code in (1, 2) and told in err, arguments

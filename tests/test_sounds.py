@@ -177,7 +177,7 @@ def test_from_the_command_line(run: Run, whisper_folder: Path, tmp_path: Path) -
     status, out, err = run("heatmap", "--audio", "speech.wav", "-m", name, "--json", "-f", "npz", "--pick", "L1H1")
     assert status == 0 and "the model itself writes" in err
     document = json.loads(out)
-    assert document["record"]["sound"]["seconds"] == 0.61 and len(document["envelope"]) == 31
+    assert document["options"]["sound"]["seconds"] == 0.61 and len(document["envelope"]) == 31
     eyes = str(write_vision(tmp_path / "vit"))
     for arguments, ended, said in (
         (("--audio", "speech.wav"), 1, "minilm takes texts, not recordings"),

@@ -182,4 +182,3 @@ def test_the_command_times_words(folder: Path, run: Run) -> None:
         assert json.loads(out)["options"]["sound"]["followed"] == [[0, 1], [1, 0]]
     finally:
         config.write_text(before)
-    assert "only the words of a recording are timed" in run("heatmap", "a b", "-m", "own", "--words")[2]
