@@ -307,7 +307,7 @@ def test_sizes_and_fonts_that_make_no_sense_are_refused(given: dict[str, Any], s
 
 
 @pytest.mark.parametrize(
-    "command_line", ["heatmap a", "heads a", "rollout a", "cost bert-base --plot", "batch f -o out"]
+    "command_line", ["heatmap a", "heads a", "heatmap a --rollout", "learn cost bert-base", "batch f -o out"]
 )
 def test_every_command_that_draws_refuses_them_before_it_begins(run: Run, tmp_path: Path, command_line: str) -> None:
     status, out, err = run(*command_line.split(), "--width", "sheet")

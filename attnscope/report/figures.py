@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -104,16 +105,18 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
     room = (paper.room_px if paper.fixed else _GRID_PX) - _NAMES_PX
     cell = min(64.0, room / n_columns)
     left = layout.MARGIN_PX + _NAMES_PX
-    top = layout.MARGIN_PX + 76 + _LABELS_PX
+    # The names of columns, as many as there is room for.
+    shown = every_nth(n_columns, max(1, int(n_columns * cell / 15)))
+    labels = {column: lettering.fit(printable(block.columns[column], 40), 12.5, _LABELS_PX) for column in shown}
+    longest = max(lettering.width_px(label, paper.letters(12.5)) for label in labels.values())
+    top = layout.MARGIN_PX + 76 + math.ceil(longest)
 
     page = Page(paper.width_for(left + n_columns * cell + layout.MARGIN_PX, 900), lettering)
     page.head(f"{report.model} · {block.title}", report.subtitle)
 
-    # The names of rows and columns; of columns as many as there is room for.
     for row, name in enumerate(block.rows[:_MOST_ROWS]):
         page.write(left - 8, top + (row + 0.5) * _ROW_PX, printable(name, 40), 12.5, ha="right", color=INK)
-    for column in every_nth(n_columns, max(1, int(n_columns * cell / 15))):
-        label = lettering.fit(printable(block.columns[column], 40), 12.5, _LABELS_PX)
+    for column, label in labels.items():
         x = left + (column + 0.5) * cell
         page.write(x, top - 8, label, 12.5, ha="center", va="bottom", rotation=90)
 
@@ -158,7 +161,8 @@ def _curves(report: Report, blocks: Sequence[Curves], lettering: Lettering) -> D
     if block.logarithmic:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        powers = [x for x in block.x if math.log2(x).is_integer()][::2]
+        axes.set_xticks(powers, [f"{x:,.0f}" if x < 1024 else f"{x // 1024:,.0f} k" for x in powers])
     else:
         axes.set_ylim(block.floor, None)
         axes.locator_params(axis="x", integer=True)
