@@ -187,10 +187,11 @@ def test_needles_with_hostile_names_are_drawn_as_svg_that_can_be_read(tmp_path: 
             ElementTree.parse(path)
 
 
-def test_a_table_that_is_not_called_as_its_measure_is_refused(tmp_path: Path) -> None:
-    path = rewritten("picked.npz", tmp_path, lambda told: told["tables"][0].update(measure=CONTROLS))
-    with pytest.raises(AttnscopeError, match="not called as its measure"):
+def test_a_distance_of_another_name_is_refused(tmp_path: Path) -> None:
+    path = rewritten("picked.npz", tmp_path, lambda told: told["options"].update(distances=[CONTROLS]))
+    with pytest.raises(AttnscopeError, match="it has a distance") as refused:
         attnscope.load_record(path)
+    require_plain(refused.value.message)
 
 
 def test_what_a_saved_cost_calls_its_curves_is_drawn_as_text(tmp_path: Path) -> None:

@@ -161,18 +161,14 @@ def npz(**changes: Any) -> bytes:
     described = record.describe()
     for name in [name for name in changes if name in described]:
         described[name] = changes.pop(name)
-    arrays = record.arrays() | {"record": np.array(json.dumps(described))} | changes
+    arrays = record.arrays() | {"record": np.frombuffer(json.dumps(described).encode(), np.uint8)} | changes
     held = io.BytesIO()
     np.savez(held, **{name: array for name, array in arrays.items() if array is not None})
     return held.getvalue()
 
 
-def described_map(**changes: Any) -> list[dict[str, Any]]:
-    return [simple(3).describe()["maps"][0] | changes]
-
-
-def cut_labels(entry: dict[str, Any]) -> dict[str, Any]:
-    return entry | {"labels": ["a", "b", ""]}
+def longest(label: str) -> np.ndarray:
+    return np.array([label, "b", "c"])
 
 
 PICKLED = np.array([{"a": 1}], dtype=object)
@@ -188,21 +184,22 @@ DAMAGED: dict[str, bytes] = {
     "no record": npz(record=None),
     "no weights": npz(weights=None),
     "another schema": npz(schema="someone.else/7"),
-    "no maps": npz(maps=[]),
-    "no JSON": npz(record=np.array("{")),
-    "a list": npz(record=np.array("[]")),
-    "fewer heads": npz(weights=simple(3).weights[:, :2]),
-    "fewer tokens": npz(weights=simple(2).weights),
-    "negative weights": npz(weights=-simple(3).weights),
-    "weights beyond 1": npz(weights=simple(3).weights * 10),
-    "infinite weights": npz(weights=simple(3).weights * np.inf),
-    "a kind that is a path": npz(maps=described_map(kind="../../tmp/x")),
-    "layers that are words": npz(maps=described_map(layers=["one", "two"])),
-    "an empty label": npz(maps=described_map(keys=cut_labels(described_map()[0]["keys"]))),
-    "a lone surrogate": npz(maps=described_map(keys=described_map()[0]["keys"] | {"text": "\ud800"})),
-    "fewer ids": npz(maps=described_map(keys=described_map()[0]["keys"] | {"ids": [1]})),
-    "ids beyond int64": npz(maps=described_map(keys=described_map()[0]["keys"] | {"ids": [2**70, 0, 0]})),
-    "a head picked that is not there": npz(picked=[[9, 9]]),
+    "no maps": npz(**{"maps/kind": None}),
+    "tokens of no map": npz(more=np.zeros(3)),
+    "no JSON": npz(record=np.frombuffer(b"{", np.uint8)),
+    "a list": npz(record=np.frombuffer(b"[]", np.uint8)),
+    "fewer heads": npz(weights=simple(3).arrays()["weights"][:4]),
+    "fewer tokens": npz(weights=simple(2).arrays()["weights"]),
+    "negative weights": npz(weights=-simple(3).arrays()["weights"]),
+    "weights beyond 1": npz(weights=simple(3).arrays()["weights"] * 10),
+    "infinite weights": npz(weights=simple(3).arrays()["weights"] * np.inf),
+    "a kind that is a path": npz(**{"maps/kind": np.array(["../../tmp/x"])}),
+    "layers that are words": npz(**{"heads/layer": np.array(["one", "two", "x", "y", "z", "u"])}),
+    "an empty label": npz(**{"keys/token": longest("")}),
+    "fewer ids": npz(**{"keys/id": np.array([1])}),
+    "ids that are no numbers": npz(**{"keys/id": np.array([0.5, 0, 0])}),
+    "a head picked that is not there": npz(options={**simple(3).describe()["options"], "picked": [[9, 9]]}),
+    "options that are none": npz(options=[]),
 }
 
 

@@ -159,6 +159,12 @@ class Comparison(Result):
             for part in ("", "_low", "_high", "_count"):
                 if self.grids[f"distance{part}:{name}"].shape != (n_rows, n_columns):
                     raise ValueError("its distances do not fit its heads")
+            for end in (f"distance_low:{name}", f"distance_high:{name}"):
+                if np.any(self.grids[end] < -1e-6):
+                    raise ValueError(f"a number of {end} is not between 0 and 1")
+            counts = self.grids[f"distance_count:{name}"]
+            if not np.all(counts >= 0) or np.any(np.isinf(counts)):
+                raise ValueError("texts of its distances are not counted")
         if self.compared in ("picked", "texts"):
             compare_texts.require_texts(self)
 

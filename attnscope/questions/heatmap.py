@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.questions.maps import MAP_TABLES, ROLLOUT, HeadMaps, MapsResult
 from attnscope.questions.places import Picture, Sound, SpokenWord
+from attnscope.records.frame.record import Record
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 from attnscope.results.tokens import Tokens
@@ -389,6 +390,8 @@ class Rollout(Heatmap):
 
     FIELDS: ClassVar[tuple[str, ...]] = ("changes", "residual")
     SCHEMA: ClassVar[str] = "attnscope.rollout/2"
+    _repr_html_ = Record._repr_html_  # a notebook shows its tables, as the terminal does
+    _repr_png_ = None  # type: ignore[assignment]
 
     residual: float = 0.5
 

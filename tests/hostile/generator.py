@@ -102,7 +102,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "show": tuple(
         f"INPUTS/{name}" for name in (
             "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.npz", "cost.npz",
-            "rollout.npz", "heatmap.npz", "pooled.npz", "picked.npz", "pair.npz", "rollout.json", "heatmap.json",
+            "rollout.npz", "heatmap.npz", "pooled.npz", "picked.npz", "pair.npz",
             "atlas.npz", "weights.npz", "training.npz", "models.npz", "needles.npz",
             "looking.npz", "listening.npz", "pairs.npz", "patching.npz",
         )
@@ -201,7 +201,7 @@ class Generator:
             known |= {"TEXT": "a dog sat", "bert-base": "gpt2", "what": "a dog"}
             known |= {str(self.inputs / was): str(self.inputs / now) for was, now in OTHER.items()}
         words += ["--replace"] * (name == "batch")
-        return Case((name, *(known.get(word, word) for word in words)), out)
+        return Case((*name.split(), *(known.get(word, word) for word in words)), out)
 
     def _change(self, name: str, lot: random.Random) -> Case:
         """A command line that works, with things changed, damaged or added."""
@@ -226,7 +226,7 @@ class Generator:
 
     def _make_up(self, name: str, lot: random.Random) -> Case:
         """A command line made of what its parameters may take, and of what they may not."""
-        arguments, out = [name], None
+        arguments, out = name.split(), None
         for one in COMMANDS[name].params:
             if one.param_type_name == "argument":
                 for _ in range(lot.choice((1, 1, 2)) if one.name in SEVERAL else 1):
