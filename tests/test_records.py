@@ -271,9 +271,9 @@ def test_a_record_is_read_from_its_folder_among_others(tmp_path: Path) -> None:
     assert len(Findings.load(tmp_path).heads) == 2
 
 
-def test_records_are_saved_as_npz_or_json_only(tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match=r"\.npz or \.json, not '\.csv'"):
-        simple().save(tmp_path / "x.csv")
+def test_records_are_saved_in_their_own_formats_only(tmp_path: Path) -> None:
+    with pytest.raises(AttnscopeError, match=r"\.npz, \.json or \.csv, not '\.txt'"):
+        simple().save(tmp_path / "x.txt")
     assert not list(tmp_path.iterdir())
 
 

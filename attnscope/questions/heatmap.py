@@ -390,7 +390,7 @@ class Rollout(Heatmap):
 
     FIELDS: ClassVar[tuple[str, ...]] = ("changes", "residual")
     SCHEMA: ClassVar[str] = "attnscope.rollout/2"
-    _repr_html_ = Record._repr_html_  # a notebook shows its tables, as the terminal does
+    _repr_html_ = Record._repr_html_  # type: ignore[assignment]  # a notebook shows its tables, as the terminal does
     _repr_png_ = None  # type: ignore[assignment]
 
     residual: float = 0.5

@@ -45,9 +45,10 @@ class StyleOptions(TypedDict, total=False):
 
 
 _PLUMBING = frozenset({
-    "ASCII", "COMPRESSED", "HOLDS", "LISTS_ARRAYS", "SCHEMA", "TOLD", "arrays", "as_json", "block", "content",
-    "describe", "drawn_texts", "facts", "is_empty", "read", "read_apart", "rebuild", "record_kind", "require_whole",
-    "shape", "style", "usual_scale",
+    "ARRAYS", "ASCII", "COMPRESSED", "FIELDS", "HOLDS", "LISTS_ARRAYS", "MAPS", "SCHEMA", "STORED", "TABLES", "TOLD",
+    "arrays", "as_json", "block", "content", "describe", "drawn_texts", "facts", "is_empty", "is_of_text",
+    "more_arrays", "more_options", "more_tables", "read", "read_apart", "read_more", "rebuild", "record_kind",
+    "require_sound", "require_whole", "shape", "style", "usual_scale",
 })  # fmt: skip
 """Names that the package itself uses, which would crowd what a notebook completes."""
 
