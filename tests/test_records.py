@@ -272,7 +272,7 @@ def test_a_record_is_read_from_its_folder_among_others(tmp_path: Path) -> None:
 
 
 def test_records_are_saved_in_their_own_formats_only(tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match=r"\.npz, \.json or \.csv, not '\.txt'"):
+    with pytest.raises(AttnscopeError, match=r"\.npz, \.csv or \.json, not '\.txt'"):
         simple().save(tmp_path / "x.txt")
     assert not list(tmp_path.iterdir())
 
