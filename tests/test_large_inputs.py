@@ -218,7 +218,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("command", [["heatmap", "--file"], ["heads", "--file"], ["relations", "--annotated-as", "jsonl"]])
+@pytest.mark.parametrize(
+    "command", [["heatmap", "--file"], ["heads", "--file"], ["relations", "--annotated-as", "jsonl"]]
+)
 def test_a_pipe_that_nobody_writes_to_is_given_up(run: Run, tmp_path: Path, command: list[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
     status, out, err = run(*command, "pipe", "-m", "own")
