@@ -320,7 +320,7 @@ def test_the_figures_show_the_curves_and_name_their_ticks() -> None:
             np.testing.assert_array_equal(line.get_xydata(), np.stack([record["lengths"]["n_tokens"], values], 1))
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
         drawing.figure.canvas.draw()
-        assert "2,048" in {tick.get_text() for tick in axes.get_xticklabels()}
+        assert "2 k" in {tick.get_text() for tick in axes.get_xticklabels()}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ HEAVY = {"torch", "transformers", "matplotlib"}
 PROGRAMS = {
     "the package": (
         "import attnscope; assert 'Corpus' in dir(attnscope)\n"
-        "attnscope.Corpus, attnscope.load_record, attnscope.heads, attnscope.HeadsOptions",
+        "attnscope.Corpus, attnscope.load_record, attnscope.HeadsOptions",
         HEAVY,
     ),
     "texts": ("import attnscope.text", HEAVY | {"tokenizers"}),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, amount, first_line
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import KINDS
 from attnscope.results import reading
@@ -78,7 +78,8 @@ def record_from_arrays(
     key_labels = labels if keys is None else _labels(keys, "keys")
     if array.ndim != 4 or array.shape[2:] != (len(labels), len(key_labels)) or 0 in array.shape:
         raise AttnscopeError(
-            f"the weights have shape {array.shape}, not (layer, head, query {len(labels)}, key {len(key_labels)})",
+            f"the weights have shape {array.shape}, not (layer, head, {amount(len(labels), 'query', 'queries')}, "
+            f"{amount(len(key_labels), 'key')})",
             "drop the axis of the batch: weights[:, 0]"
             if array.ndim == 5
             else "one number for each pair of tokens: weights[layer, head, query, key]",
