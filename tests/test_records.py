@@ -71,7 +71,7 @@ def any_tokens(draw: st.DrawFn, n: int) -> Tokens:
         offsets=np.array(draw(st.lists(st.tuples(*[st.integers(-1, 99)] * 2), min_size=n, max_size=n)), np.int32),
         special=np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n))),
         words=draw(st.one_of(st.none(), numbers.map(lambda w: np.array(w, np.int32)))),
-        segments=np.array(draw(numbers), np.int32),
+        segments=np.array(draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), np.int32),
         pair=draw(st.one_of(st.none(), TEXT)),
         n_given=draw(st.integers(-1, n)),
     )
