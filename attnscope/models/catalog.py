@@ -30,7 +30,7 @@ from attnscope.models.files import (
     require_model,
     weights_sha256,
 )
-from attnscope.records.frame.checks import MOST_HEADS
+from attnscope.results.table import MOST_HEADS
 
 
 @dataclass(frozen=True)

@@ -221,19 +221,17 @@ def _models_report(comparison: Comparison) -> Report:
         parts[part] = np.full(len(apart), np.nan)
         parts[part][same[:, 0]] = comparison.grids[f"distance_{part}:{name}"][same[:, 0], same[:, 1]]
     heads = comparison.table("heads").with_column(column, apart, **parts)
-    n_moved, n_matched = int(comparison.moved().sum()), int((match >= 0).sum())
+    moved = comparison.moved()
     matches = [
         f"{comparison.other_head_names[other]} {fixed(distances[row, other], 3)}" if other >= 0 else ""
         for row, other in enumerate(match.tolist())
     ]
     order = [int(row) for row in np.argsort(-np.nan_to_num(apart, nan=-1.0), kind="stable") if np.isfinite(apart[row])]
-    answer = [
-        f"{models[0]} and {models[1]}: {n_moved} of {amount(n_matched, 'head')} match one of another number",
-    ]
+    n_matched = amount(int((match >= 0).sum()), "head")
+    answer = [f"{models[0]} and {models[1]}: {moved.sum()} of {n_matched} match one of another number"]
     if order:
         first = comparison.head_names[order[0]]
         answer.append(f"{first} differs most from the head of its number: {fixed(apart[order[0]], 3)}")
-    moved = comparison.moved()
     return Report(
         model=f"{models[0]} and {models[1]}",
         answer=answer,
@@ -265,6 +263,7 @@ def _models_report(comparison: Comparison) -> Report:
 
 
 def _names(comparison: Comparison, chosen: NDArray[np.bool_]) -> str:
+    """Return the names of chosen heads, the first twenty of them."""
     names = [name for name, is_chosen in zip(comparison.head_names, chosen.tolist(), strict=True) if is_chosen]
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
@@ -290,22 +289,22 @@ def _ranked_pairs(
     comparison: Comparison, pairs: Sequence[tuple[int, int]], heading: str, joint: str = " and "
 ) -> Ranking:
     """Return pairs of heads with their distances by every measure."""
-    columns, values = [], {}
+    columns = []
+    values = {}
     rows = np.array([a for a, _ in pairs], np.int64)
     others = np.array([b for _, b in pairs], np.int64)
     for name in comparison.distance_names:
-        # The same with and without special tokens, in a word.
-        column = name.replace("_without_special", "_w/o_special")
-        columns.append(number(column, "distance of two heads"))
+        short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
+        columns.append(number(name, "distance of two heads", short=short))
         for part in ("", "_low", "_high"):
-            values[f"{column}{part}"] = comparison.grids[f"distance{part}:{name}"][rows, others]
+            values[f"{name}{part}"] = comparison.grids[f"distance{part}:{name}"][rows, others]
     return Ranking(
         heading=heading,
         what="heads",
         noun="pair",
         names=[f"{_name(comparison, a)}{joint}{_name(comparison, b)}" for a, b in pairs],
         table=Table.of_arrays(columns, **values),
-        columns=[column.name for column in columns],
+        columns=comparison.distance_names,
         order=range(len(pairs)),
     )
 

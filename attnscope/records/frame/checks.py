@@ -1,14 +1,7 @@
-"""Which values the fields of a record may have: of their types, and as their metadata say.
+"""Which values the fields of a record of heads may have: of their types, and as their metadata say.
 
-- `shaped(axes)`: the shape of an array, or the length of a sequence.
-- `"range": (least, most)`: its numbers lie between these, with `SLACK` for rounding, or are NaN. With None for `most`
-  all finite ones from `least` on do.
-- `"index": axis`: its whole numbers count things from 0, so they are smaller than the size of that axis; `"least": -1`
-  allows -1 for none.
-- `"distinct": name`: no two of its members have the same attribute of that name; empty = no two are the same.
-- `"choices"`: the values it may have.
-- `"filled"`: it is not empty.
-- `"weights"`: its rows are attention weights.
+- `"range": (least, most)`: its numbers lie between these, with `SLACK` for rounding, or are NaN.
+- `"distinct": name`: no two of its members have the same attribute of that name.
 
 What a class cannot say so, its method `require_whole` checks.
 """
@@ -19,115 +12,56 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
 
 from attnscope.records.frame.codec import hints_of
-
-SLACK = 0.01
-"""So far beyond its range may rounding carry a number."""
-
-MOST_HEADS = 10_000
-"""No model has as many layers, nor as many heads in one: numbers beyond are damage."""
+from attnscope.results.table import MOST_HEADS, SLACK
 
 NUMBER: dict[str, Any] = {"range": (0, MOST_HEADS - 1)}
 """Metadata of the number of a layer or head: tables are made as large as it says."""
 
-SHARE: dict[str, Any] = {"range": (0, 1)}
-
-
-def shaped(axes: str, **more: Any) -> dict[str, Any]:
-    """Metadata of a field that has a shape, or of a sequence that has a length.
-
-    Args:
-        axes: The axes, such as "layers heads queries 2": a number; a field or property of the record or of one that
-            holds it, which is a size itself or has a length; or a name of its own, which stands for one size
-            throughout the record.
-        more: Further metadata, such as `ARRAY`.
-    """
-    return {"shape": tuple(axes.split()), **more}
-
 
 def require_whole(record: Any) -> None:
-    """Refuses a record that is not what its class says, in it or in what it holds.
+    """Refuse a record that is not what its class says, in it or in what it holds.
 
     Raises:
         ValueError: A field is not of its type, not as its metadata say, or `require_whole` of a class refuses it.
     """
     require_types(record)
-    _require_metadata(record, ())
+    _require_metadata(record)
 
 
-def _require_metadata(record: Any, holders: Sequence[Any]) -> None:
-    """Checks a dataclass whose fields are of their types; `holders` hold it, the nearest first, and name sizes too."""
-    sizes: dict[str, int] = {}
-    records = (record, *holders)
+def _require_metadata(record: Any) -> None:
+    """Check a dataclass whose fields are of their types, and the dataclasses in it."""
     for field in dataclasses.fields(record):
-        value, rules = getattr(record, field.name), field.metadata
+        value = getattr(record, field.name)
         if value is None:
             continue
-        for item in (value.values() if isinstance(value, Mapping) else (value,)) if rules else ():
-            _require_value(field.name, item, rules, records, sizes)
-        for part in (value,) if dataclasses.is_dataclass(value) else value if isinstance(value, tuple) else ():
+        _require_value(field.name, value, field.metadata)
+        parts = value if isinstance(value, tuple) else (value,)
+        for part in parts:
             if dataclasses.is_dataclass(part):
-                _require_metadata(part, records)
+                _require_metadata(part)
     if hasattr(record, "require_whole"):
         record.require_whole()
 
 
-def _require_value(
-    name: str, value: Any, rules: Mapping[str, Any], records: Sequence[Any], sizes: dict[str, int]
-) -> None:
-    if "shape" in rules:
-        axes, shape = rules["shape"], value.shape if isinstance(value, np.ndarray) else (len(value),)
-        wanted = tuple(_size(axis, records, sizes, n) for axis, n in zip_longest(axes, shape))
-        if shape != wanted[: len(axes)]:
-            raise ValueError(f"the shape of its {name}, {shape}, does not fit {' x '.join(axes)}")
-    if "filled" in rules and not np.size(value):
-        raise ValueError(f"its {name} are empty")
+def _require_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
+    """Refuse a value that breaks one of the rules."""
     if "range" in rules:
         least, most = rules["range"]
-        beyond = np.isinf(value) if most is None else np.greater(value, most + SLACK)
-        if np.any(beyond) or np.any(np.less(value, least - SLACK)):
-            bounds = f"{least} or more" if most is None else f"between {least} and {most}"
-            raise ValueError(f"a number of its {name} is not {bounds}")
-    if "index" in rules:
-        numbers, size = np.asarray(value, np.int64), _size(rules["index"], records, sizes, None)
-        if numbers.size and not rules.get("least", 0) <= numbers.min() <= numbers.max() < size:
-            raise ValueError(f"a number of its {name} is not between {rules.get('least', 0)} and {size - 1}")
+        if np.any(np.greater(value, most + SLACK)) or np.any(np.less(value, least - SLACK)):
+            raise ValueError(f"a number of its {name} is not between {least} and {most}")
     if "distinct" in rules:
-        members = [getattr(member, rules["distinct"]) if rules["distinct"] else member for member in value]
+        members = [getattr(member, rules["distinct"]) for member in value]
         if len({*members}) < len(members):
             raise ValueError(f"two of its {name} are the same")
-    if "choices" in rules and value not in rules["choices"]:
-        raise ValueError(f"its {name} is {show_value(value)}, not one of {', '.join(rules['choices'])}")
-    if "weights" in rules:
-        _require_weights(name, value)
-
-
-def _size(axis: str | None, records: Sequence[Any], sizes: dict[str, int], measured: int | None) -> int:
-    """The size that an axis must have. A name that the records do not know has the size that it had first."""
-    if axis is None or axis.isdecimal():
-        return int(axis or -1)
-    for record in records:
-        if (value := getattr(record, axis, None)) is not None:
-            return value if isinstance(value, int) else len(value)
-    return sizes.setdefault(axis, -1 if measured is None else measured)
-
-
-def _require_weights(name: str, weights: Any) -> None:
-    """Refuses attention weights, (..., query, key), whose rows hold more than there is; NaN and empty rows may be."""
-    # Rounding, in 16 bits too, stays far below the upper bounds.
-    if np.any(weights < 0) or np.any(weights > 1.1):
-        raise ValueError(f"its {name} are not between 0 and 1")
-    if weights.size and np.nansum(weights, -1).max() > 1.1:
-        raise ValueError(f"its {name} sum to more than 1 in a row")
 
 
 def require_types(record: Any, where: str = "it") -> None:
-    """Refuses a record in which a field is not of the type that its class says, in it and in all that it holds.
+    """Refuse a record in which a field is not of the type that its class says, in it and in all that it holds.
 
     Args:
         record: A dataclass.
@@ -142,7 +76,7 @@ def require_types(record: Any, where: str = "it") -> None:
 
 
 def require_type(value: Any, hint: Any, where: str) -> None:
-    """Refuses a value that is not of a type, itself or in what it holds.
+    """Refuse a value that is not of a type, itself or in what it holds.
 
     Raises:
         ValueError: It is not.
@@ -162,7 +96,7 @@ _DTYPES = {np.bool_: "b", np.int64: "iu", np.int32: "iu", np.float32: "f", np.fl
 
 
 def _fits(value: Any, hint: Any, where: str) -> bool:
-    """Whether a value is of a type; what lies deeper raises by itself."""
+    """Return whether a value is of a type; what lies deeper raises by itself."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
@@ -213,7 +147,7 @@ def _fits_wholly(value: Any, hint: Any, where: str) -> bool:
 
 
 def show_value(value: Any) -> str:
-    """A value as a message about damage names it."""
+    """Return a value as a message about damage names it."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}"
     return f"{str(value)[:40]!r}" if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"

@@ -45,7 +45,7 @@ class StyleOptions(TypedDict, total=False):
 
 
 _PLUMBING = frozenset({
-    "ARRAYS", "ASCII", "COMPRESSED", "FIELDS", "HOLDS", "LISTS_ARRAYS", "MAPS", "SCHEMA", "STORED", "TABLES", "TOLD",
+    "ARRAYS", "ASCII", "COMPRESSED", "FIELDS", "HOLDS", "MAPS", "SCHEMA", "STORED", "TABLES",
     "arrays", "as_json", "block", "content", "describe", "drawn_texts", "facts", "is_empty", "is_of_text",
     "more_arrays", "more_options", "more_tables", "read", "read_apart", "read_more", "rebuild", "record_kind",
     "require_sound", "require_whole", "shape", "style", "usual_scale",
@@ -61,14 +61,12 @@ class Record:
         ASCII: Whether its JSON is written in ASCII alone.
         HOLDS: The field without which there is nothing to draw, as after an interruption; empty = there
             is always something.
-        LISTS_ARRAYS: Whether its JSON has its arrays too, as lists.
         COMPRESSED: Whether the arrays of its npz are compressed.
     """
 
     SCHEMA: ClassVar[str]
     ASCII: ClassVar[bool] = False
     HOLDS: ClassVar[str] = ""
-    LISTS_ARRAYS: ClassVar[bool] = True
     COMPRESSED: ClassVar[bool] = False
 
     def __dir__(self) -> list[str]:
@@ -94,12 +92,12 @@ class Record:
         return self.describe()
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays that an npz keeps beside what describes them, by name."""
-        return codec.arrays_of(self)
+        """Return the arrays that an npz keeps beside what describes them, by name."""
+        return {}
 
     def as_json(self) -> dict[str, Any]:
         """What its JSON holds, as plain values; NaN and infinities become null."""
-        arrays = self.arrays() if self.LISTS_ARRAYS else {}
+        arrays = self.arrays()
         document: dict[str, Any] = plain({**self.describe(), **arrays}, finite)
         return document
 
@@ -251,8 +249,8 @@ class Record:
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
-        """The record that `describe` and `arrays` were made of; what is damaged raises anything."""
-        record: Self = codec.build(cls, described, held)
+        """Return the record that `describe` and `arrays` were made of; what is damaged raises anything."""
+        record: Self = codec.build(cls, described)
         return record
 
     def __repr__(self) -> str:
