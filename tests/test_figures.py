@@ -21,7 +21,7 @@ from attnscope.drawing.canvas import MARK
 from attnscope.drawing.files import png
 from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import SCALES, Scale, Style
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
 from attnscope.views.maps.figures import BarsPage, Painter, sheets_of
 from attnscope.views.maps.pages import glance
@@ -588,22 +588,6 @@ def test_a_long_text_and_a_long_token_are_cut_with_an_ellipsis() -> None:
         if text.get_rotation() == 0:
             box = text.get_window_extent(canvas.agg.get_renderer())
             assert box.x0 >= 0 and box.x1 <= canvas.width_px, text.get_text()
-
-
-# What cannot be drawn
-
-
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no scale 'log'"):
-        Style("log")  # type: ignore[arg-type]
-    with pytest.raises(AttnscopeError, match="no colormap 'beige'"):
-        simple().draw(tmp_path, cmap="beige")
-    with pytest.raises(AttnscopeError, match="no token is 'x'"):
-        simple().draw(tmp_path, query="x")
-    (tmp_path / "file").write_text("kept")
-    with pytest.raises(AttnscopeError, match="cannot write"):
-        simple().draw(tmp_path / "file")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_glance_is_the_first_figure(tmp_path: Path) -> None:

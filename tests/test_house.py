@@ -11,7 +11,7 @@ import attnscope
 
 ROOT = Path(attnscope.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_LINES, MOST_LINES_OF_TESTS = 550, 620
+MOST_LINES, MOST_LINES_OF_TESTS = 550, 600
 MOST_PARAMETERS = 8
 MOST_FILES = 24
 MANY_PARAMETERS = {

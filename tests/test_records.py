@@ -16,7 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from attnscope.errors import AttnscopeError
+from attnscope.drawing.style import Style
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import spans
 from attnscope.records import load_record as load
@@ -474,3 +475,19 @@ def test_a_notebook_completes_what_was_measured_and_little_else() -> None:
     names = [name for name in dir(simple()) if not name.startswith("_")]
     assert {"maps", "text", "run", "of", "draw", "page", "save", "to_csv"} <= {*names}
     assert not {"require_whole", "SCHEMA", "rebuild"} & {*names} and len(names) <= 35
+
+
+# What cannot be drawn
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no scale 'log'"):
+        Style("log")  # type: ignore[arg-type]
+    with pytest.raises(AttnscopeError, match="no colormap 'beige'"):
+        simple().draw(tmp_path, cmap="beige")
+    with pytest.raises(AttnscopeError, match="no token is 'x'"):
+        simple().draw(tmp_path, query="x")
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(AttnscopeError, match="cannot write"):
+        simple().draw(tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
