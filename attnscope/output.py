@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.questions.maps import choose_heads
-from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
 from attnscope.results.file_sets import OwnFiles, replace_together, require_writable
+from attnscope.results.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
 from attnscope.results.storage import PAGE_MARK, require_replaceable
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
     from attnscope.questions.heatmap import Heatmap
-    from attnscope.records.frame.record import Record
+    from attnscope.results.record import Record
     from attnscope.views.maps.process import DrawingProcess
 
 HOME = Path("attnscope-out")
@@ -188,7 +188,7 @@ def plan(
         UsageError: There is no such format, or no folder for files.
         AttnscopeError: The folder cannot be written.
     """
-    about = KINDS[f"attnscope.{kind}"]
+    about = KINDS[kind]
     out, stem, formats = _split_target(about, out, formats)
     if formats is not None and not about.glance and TEXT in map(str.strip, formats.lower().split(",")):
         raise UsageError(
@@ -206,7 +206,7 @@ def plan(
         require_writable(folder)
     chosen = {name: value for name, value in options.items() if value is not None}
     about.require_options(chosen)
-    load_named("attnscope.drawing.style:Style")(**_of_style(chosen))
+    load_named("drawing.style:Style")(**_of_style(chosen))
     return Output(about, out, files, json, quiet, TEXT in named, chosen, stem, named=formats is not None)
 
 
@@ -357,7 +357,7 @@ def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> 
     """A note where figures among some files show code points in the place of characters that no font has."""
     if not any(name.endswith(FIGURE_FORMATS) for name in files):
         return []
-    note = load_named("attnscope.drawing.lettering:note_missing")(texts, font)
+    note = load_named("drawing.lettering:note_missing")(texts, font)
     return [note] if note else []
 
 

@@ -13,7 +13,7 @@ import attnscope
 from attnscope import models
 from attnscope.drawing import style
 from attnscope.models.devices import dtype_of
-from attnscope.records import load_record as load
+from attnscope.results.record import load_record as load
 from tests.cli_helpers import TIRED, WIDE, elsewhere, files, loaded_once, require_one_line
 from tests.conftest import Result, Run
 

@@ -17,7 +17,7 @@ import pytest
 
 from attnscope import cli
 from attnscope.models import catalog
-from attnscope.records import load_record as load
+from attnscope.results.record import load_record as load
 from attnscope.studies.maps import order as heatmap_order
 from tests.cli_helpers import elsewhere, files, loaded_once, process, require_one_line
 from tests.conftest import Run
@@ -155,7 +155,7 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
 
         raise AttnscopeError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}", "make room there")
 
-    monkeypatch.setattr("attnscope.records.frame.record.write_whole", full)
+    monkeypatch.setattr("attnscope.results.record.write_whole", full)
     require_one_line(run("heatmap", "x", "-f", "npz", "-o", "out"), "No space left on device")
     assert files(tmp_path) == []
 

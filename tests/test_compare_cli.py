@@ -9,8 +9,8 @@ import pytest
 
 import attnscope
 from attnscope.questions.compare_figures import tree_of
-from attnscope.records import load_record as load
 from attnscope.report.figures import pages
+from attnscope.results.record import load_record as load
 from tests.conftest import Run
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")

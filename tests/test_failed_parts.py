@@ -10,10 +10,10 @@ from matplotlib.text import Text
 
 from attnscope.drawing.canvas import Drawing
 from attnscope.errors import AttnscopeError
-from attnscope.records import load_record as load
-from attnscope.records.frame.record import Record
 from attnscope.report.html import to_html
 from attnscope.report.plain_text import open_console, print_record
+from attnscope.results.record import Record
+from attnscope.results.record import load_record as load
 from tests.conftest import Run
 from tests.made_records import RECORDS
 from tests.page_helpers import Opened

@@ -13,9 +13,9 @@ import pytest
 import attnscope
 from attnscope import output
 from attnscope.errors import AttnscopeError
-from attnscope.records import file_of
 from attnscope.records.heads.findings import Findings
 from attnscope.results.file_sets import OwnFiles, find_unmoved, locate, replace_together
+from attnscope.results.kinds import file_of
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple

@@ -15,9 +15,9 @@ import pytest
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import plan
-from attnscope.records import load_record as load
-from attnscope.records.frame.kinds import FIGURE_FORMATS, KINDS, Kind, kind_of_schema
-from attnscope.records.frame.record import Record
+from attnscope.results.kinds import FIGURE_FORMATS, KINDS, LOSSLESS, Kind, kind_of_schema
+from attnscope.results.record import Record
+from attnscope.results.record import load_record as load
 from tests.conftest import Run
 from tests.made_records import EVERY, MADE
 from tests.processes import modules_after
@@ -38,15 +38,15 @@ OPTIONS = {
 
 
 def kind_of(name: str) -> Kind:
-    return KINDS[f"attnscope.{name}"]
+    return KINDS[name]
 
 
 def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Path) -> None:
-    assert {f"attnscope.{name}" for name in FILES} == {*KINDS}
+    assert {*FILES} == {*KINDS}
     for name, file in FILES.items():
         kind = kind_of(name)
         record = load(made / file)
-        assert isinstance(record, kind.record_class())
+        assert isinstance(record, kind.load_class())
         assert record.record_kind() is kind is kind_of_schema(record.SCHEMA)
         for which in ("show", "draw", "glance", "query", "page"):
             assert not getattr(kind, which) or callable(kind.view(which))
@@ -55,7 +55,7 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Pa
             parameters = {**parameters, **signature(record.report).parameters}
         assert {*kind.shown_with} <= {*parameters}
         assert not kind.draw or {*kind.drawn_with} <= {*signature(kind.view("draw")).parameters}
-        assert {*kind.usual} <= {*kind.formats} and {*kind.lossless} <= {*kind.data}
+        assert {*kind.usual} <= {*kind.formats} and LOSSLESS in kind.data
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -169,7 +169,7 @@ def test_saved_records_are_shown_and_drawn_without_a_model_library(made: Path, t
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_record_of_another_kind_is_refused_by_name(name: str, made: Path) -> None:
-    other: type[Record] = KINDS["attnscope.cost" if name != "cost" else "attnscope.heads"].record_class()
+    other: type[Record] = KINDS["cost" if name != "cost" else "heads"].load_class()
     with pytest.raises(AttnscopeError, match=rf"is no .*attnscope\.{name}/\d"):
         other.load(made / FILES[name])
 
@@ -208,8 +208,8 @@ def test_one_public_function_loads_every_kind_from_its_file_and_its_folder(made:
         kind = kind_of(name)
         record = attnscope.load_record(made / file)
         folder = tmp_path / name
-        record.save(folder / kind.file(kind.lossless[0]))
-        assert type(attnscope.load_record(folder)) is kind.record_class() or isinstance(record, kind.record_class())
+        record.save(folder / kind.file(LOSSLESS))
+        assert type(attnscope.load_record(folder)) is kind.load_class() or isinstance(record, kind.load_class())
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -225,4 +225,4 @@ def test_a_record_shows_itself_in_a_notebook_and_in_a_line(name: str, made: Path
 
 
 def test_an_atlas_is_not_a_atlas() -> None:
-    assert [KINDS[f"attnscope.{name}"].one for name in ("atlas", "trace")] == ["an atlas", "a trace"]
+    assert [KINDS[name].with_article for name in ("atlas", "trace")] == ["an atlas", "a trace"]

@@ -16,8 +16,8 @@ from attnscope.drawing.canvas import Canvas, Drawing
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.records import load_record as load
-from attnscope.records.frame.record import Record
+from attnscope.results.record import Record
+from attnscope.results.record import load_record as load
 from attnscope.views.heads import figures as heads_figures
 from attnscope.views.maps.figures import Painter, sheets_of
 from tests.conftest import Run

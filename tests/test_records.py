@@ -20,8 +20,8 @@ from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import spans
-from attnscope.records import load_record as load
 from attnscope.records.heads.findings import Findings
+from attnscope.results.record import load_record as load
 from attnscope.results.storage import write_whole
 from attnscope.results.tokens import Tokens
 from tests.findings_helpers import fake_findings

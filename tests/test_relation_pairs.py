@@ -17,7 +17,7 @@ from attnscope.core.questions.relations import Links, links_of_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.questions.relations import expressed_by, word_numbers
-from attnscope.records import load_record as load
+from attnscope.results.record import load_record as load
 from attnscope.studies.relations.evidence import RULES, pair_rule_hits
 from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans

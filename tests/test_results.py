@@ -8,8 +8,9 @@ import pytest
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame import kinds
-from attnscope.records.frame.kinds import Kind
+from attnscope.questions import ablate
+from attnscope.results import kinds
+from attnscope.results.kinds import Kind
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Table, count, number, share, text
 from attnscope.results.tokens import tokens_of, tokens_table
@@ -30,11 +31,9 @@ class Effects(Result):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = Kind(
-        "attnscope.effects", "record of effects", f"{__name__}:Effects", "ablate", "effects", ("npz", "csv", "json"),
-        ("npz",), "",
-    )  # fmt: skip
-    monkeypatch.setitem(kinds.KINDS, "attnscope.effects", kind)
+    kind = Kind(what="record of effects", result="questions.ablate:Effects", command="ablate", stem="effects")
+    monkeypatch.setattr(ablate, "Effects", Effects, raising=False)
+    monkeypatch.setitem(kinds.KINDS, "effects", kind)
 
 
 def effects() -> Effects:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attnscope.cli import build_app
-from attnscope.records import load_record as load
+from attnscope.results.record import load_record as load
 from tests.findings_helpers import described_findings
 from tests.page_helpers import SEEN, Opened
 from tests.record_helpers import map_of, record_of, tokens_of

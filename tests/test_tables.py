@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from attnscope.records import load_record as load
-from attnscope.records.frame.record import Record
 from attnscope.report import numbers
 from attnscope.report.plain_text import open_console
 from attnscope.report.table import TextColumn, TextTable
+from attnscope.results.record import Record
+from attnscope.results.record import load_record as load
 
 RECORDS = sorted((Path(__file__).parent / "records").iterdir())
 WIDTHS = (0, 20, 40, 60, 79, 80, 99, 100, 120, 200)

@@ -57,11 +57,11 @@ def batch(
     - `attnscope batch 'corpus/*.jsonl.gz' -o figures -L 3-5 --format svg --workers 2`
     """
     from attnscope.drawing.style import Style
-    from attnscope.records.frame.kinds import KINDS
+    from attnscope.results.kinds import KINDS
     from attnscope.studies.batch.study import batch as draw
     from attnscope.studies.batch.worker import BatchOptions
 
-    formats = read_names(wanted.formats, KINDS["attnscope.heatmap"].formats, "format")
+    formats = read_names(wanted.formats, KINDS["heatmap"].formats, "format")
     how = BatchOptions(
         layers=which.layers,
         heads=which.heads,

@@ -60,9 +60,9 @@ class Files(Printing):
     def plan(self, kind: str, **how: Any) -> Output:
         """Return what is to become of a record of a kind, checked before it is made: by `output.plan`."""
         from attnscope.output import plan
-        from attnscope.records.frame.kinds import KINDS
+        from attnscope.results.kinds import KINDS
 
-        if self.every and "every" in KINDS[f"attnscope.{kind}"].options:
+        if self.every and "every" in KINDS[kind].options:
             how["every"] = True
         return plan(kind, self.out, self.formats, json=self.json, quiet=self.quiet, **how)
 

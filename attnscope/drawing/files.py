@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnscope.drawing.canvas import DPI, Drawing, matplotlib_defaults
 from attnscope.errors import UsageError
-from attnscope.records.frame.kinds import FIGURE_FORMATS
+from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.storage import write_whole
 from attnscope.version import VERSION
 

@@ -25,7 +25,7 @@ _INCHES, _DPI, _POINTS = (1.0, 40.0), (30, 2400), (3.0, 40.0)
 
 @dataclass(frozen=True)
 class Style:
-    """How figures are drawn; `records.frame.record.StyleOptions` says what each option does."""
+    """How figures are drawn; `results.record.StyleOptions` says what each option does."""
 
     scale: Scale = "fixed"
     cmap: str = DEFAULT_CMAP

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.questions.maps import MAP_TABLES, ROLLOUT, HeadMaps, MapsResult
 from attnscope.questions.places import Picture, Sound, SpokenWord
-from attnscope.records.frame.record import Record
+from attnscope.results.record import Record
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 from attnscope.results.tokens import Tokens

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.records.frame.record import Record
+from attnscope.results.record import Record
 from attnscope.results.result import Result
 from attnscope.results.storage import finite, json_array, plain
 from attnscope.results.table import HEADS, Table, count, text

@@ -47,7 +47,7 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
         AttnscopeError: There is nothing to draw.
     """
     if result.is_empty:
-        raise AttnscopeError(f"{result.record_kind().one} without heads has nothing to draw")
+        raise AttnscopeError(f"{result.record_kind().with_article} without heads has nothing to draw")
     report = result.report(**{name: value for name, value in shown.items() if value is not None})
     figures = report.figures()
     lettering = lettering_for(_texts(report), style.paper)

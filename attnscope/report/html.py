@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from attnscope.records.frame.record import Record
 from attnscope.report.plain_text import open_console, print_record
+from attnscope.results.record import Record
 
 WIDTH = 110
 """Characters in a line; a notebook scrolls what is wider."""

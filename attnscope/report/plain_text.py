@@ -17,7 +17,7 @@ from attnscope.errors import one_line
 from attnscope.errors import safe as safe
 
 if TYPE_CHECKING:
-    from attnscope.records.frame.record import Record
+    from attnscope.results.record import Record
 
 _ASCII = {
     "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.frame.record import Record
+from attnscope.results.record import Record
 from attnscope.results.storage import finite, plain
 from attnscope.results.table import PARTS, Array, Column, Floats, Table, require_values
 
@@ -156,7 +156,7 @@ class Result(Record):
         """Return the result that `describe` and `arrays` were made of; what is damaged raises anything."""
         tables = {}
         for name, columns in described["columns"].items():
-            known = [Column(**{**column, "range": tuple(column["range"])}) for column in columns]
+            known = [Column.rebuild(column) for column in columns]
             prefix = f"{name}/"
             values = {key.removeprefix(prefix): held[key] for key in held if key.startswith(prefix)}
             tables[name] = Table({column.name: column for column in known}, values)
@@ -169,6 +169,8 @@ class Result(Record):
         Raises:
             ValueError: They are not.
         """
+        if not isinstance(self.options, Mapping):
+            raise ValueError("its options are no object")
         sizes = {name: len(table) for name, table in self.tables.items()}
         for name, table in self.tables.items():
             if _base(name) not in self.TABLES:

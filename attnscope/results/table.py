@@ -51,6 +51,22 @@ class Column:
     kind: Kind = "number"
     refers_to: str = ""
 
+    @classmethod
+    def rebuild(cls, described: Mapping[str, Any]) -> Column:
+        """Return the column that `dataclasses.asdict` described.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        low, high = described["range"]
+        column = cls(**{**described, "range": (low, high)})
+        texts = [column.name, column.meaning, column.unit, column.label, column.short, column.refers_to]
+        are_texts = all(isinstance(value, str) for value in texts)
+        are_bounds = all(bound is None or isinstance(bound, int | float) for bound in column.range)
+        if not (are_texts and are_bounds and column.kind in DTYPES):
+            raise ValueError(f"a column is no column: {str(described)[:60]}")
+        return column
+
     @property
     def title(self) -> str:
         """What people read."""

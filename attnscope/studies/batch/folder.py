@@ -15,8 +15,8 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeError
 from attnscope.questions.batch import Batch, DrawnText
-from attnscope.records.frame.kinds import KINDS
 from attnscope.results.file_sets import OwnFiles, remove_unfinished, replace_together
+from attnscope.results.kinds import KINDS
 from attnscope.results.storage import is_plain_file, write_whole
 from attnscope.text import slug
 
@@ -139,7 +139,7 @@ def require_own(folder: Path) -> None:
 
 def own_files() -> OwnFiles:
     """Return the files of a text in its folder: a record of attention, figures, and the entry that lists them."""
-    return OwnFiles(KINDS["attnscope.heatmap"].named_files | {ENTRY}, has_figures=True, index=ENTRY, listed=_files_of)
+    return OwnFiles(KINDS["heatmap"].named_files | {ENTRY}, has_figures=True, index=ENTRY, listed=_files_of)
 
 
 def _files_of(folder: Path) -> list[str]:

@@ -16,8 +16,8 @@ from attnscope.models.files import remember_hashes
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.questions.batch import DrawnText
-from attnscope.records.frame.kinds import FIGURE_FORMATS
 from attnscope.results.file_sets import replace_together
+from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.storage import write_whole
 from attnscope.studies.batch.folder import ENTRY, own_files, require_own
 from attnscope.studies.inputs.options import LoadOptions

@@ -13,7 +13,7 @@ from attnscope.models.info import ModelInfo
 from attnscope.models.own.layouts import native_info
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.pooled import PooledHeatmap
-from attnscope.records.frame.kinds import SIZES
+from attnscope.results.kinds import SIZES
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of

@@ -22,10 +22,9 @@ from attnscope.pages.heads import heads_of
 from attnscope.questions.arrays import load_arrays
 from attnscope.questions.atlas import Atlas
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.records import file_of
-from attnscope.records.frame.kinds import KINDS
 from attnscope.records.heads.findings import Findings
 from attnscope.results.file_sets import require_writable
+from attnscope.results.kinds import KINDS, file_of
 from attnscope.results.reading import schema_of
 from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
 from attnscope.senses.photos import Photo, read_photo
@@ -271,10 +270,10 @@ def _by_layer(attention: AttentionMap, full: Mapping[int, NDArray[np.float32]]) 
 def _load_maps(path: Path) -> Heatmap:
     """The record of a file or folder, also of bare arrays."""
     path = file_of(path)
-    kind = KINDS.get(schema_of(path).partition("/")[0])
+    kind = KINDS.get(schema_of(path).partition("/")[0].removeprefix("attnscope."))
     if kind is not None and kind.page and not kind.query:
         raise AttnscopeError(
-            f"{path} holds no attention on a text that a page could show: it is {kind.one}",
+            f"{path} holds no attention on a text that a page could show: it is {kind.with_article}",
             f"`attnscope show {path} -f html -o FOLDER` makes the page of it",
         )
     return load_arrays(path) or Heatmap.load(path)

@@ -17,7 +17,7 @@ from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.host import block_interrupts, delay_interrupts, tame_matplotlib
 from attnscope.questions.heatmap import Heatmap
-from attnscope.records.frame.kinds import FIGURE_FORMATS
+from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.views.maps.figures import Painter, sheets_of
 from attnscope.views.maps.sheets import Sheet
 
