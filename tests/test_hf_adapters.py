@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 import attnscope
 from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load, resolve
 from attnscope.models.files import file_sha256
@@ -110,9 +111,11 @@ def test_the_adapter_of_a_model_with_a_head_is_fitted_to_its_base(tmp_path: Path
     wrapped = adapted(base, tmp_path / "lora", cls, ["query", "key"], task_type="SEQ_CLS")
     shown = load(str(tmp_path / "lora"))
     with torch.no_grad():
-        expected = torch.stack(wrapped(IDS, output_attentions=True).attentions)
-    torch.testing.assert_close(maps(shown, IDS), expected, rtol=0, atol=2e-5)
-    assert "its classifier is left out" in shown.info.notes[0]
+        output = wrapped(IDS, output_attentions=True)
+        logits = shown.outputs(Batch(IDS), attend).logits
+    torch.testing.assert_close(maps(shown, IDS), torch.stack(output.attentions), rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits[:, 0], output.logits, rtol=0, atol=2e-5)
+    assert shown.info.head.startswith("kept: BertForSequenceClassification")
     assert shown.info.engine == "hf"
 
 

@@ -40,6 +40,7 @@ class ModelInfo:
         notes: What a user must know to read the pictures truly, one sentence each.
         adapter: The adapter that is part of the weights, "" = none.
         adapter_sha256: Hash of its weights.
+        head: What becomes of the head that its files hold for a task; "" = they name none.
         heads: Of a model whose heads are known by construction: the name of each ("L0H1"), and what it attends to.
     """
 
@@ -63,6 +64,7 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     adapter: str = ""
     adapter_sha256: str = ""
+    head: str = ""
     heads: tuple[tuple[str, str], ...] = ()
 
     def choose_kind(self, kind: str | None) -> str:
@@ -114,6 +116,7 @@ class ModelInfo:
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
             ("parameters", f"{self.n_parameters:,}{counted}"),
+            *([("head for a task", self.head)] if self.head else []),
             ("limit", amount(self.max_tokens, "token") if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),

@@ -123,8 +123,8 @@ class Outputs:
 
     Attributes:
         hidden: The last hidden states, (batch, token, d_model); of an encoder-decoder the decoder's.
-        logits: Scores of the vocabulary at each of these tokens, or at the last of them, (batch, token, vocabulary);
-            None where the model has no language-model head, or they were not asked for.
+        logits: Scores of the vocabulary, or of classes, at each of these tokens, or at the last of them, (batch, token,
+            vocabulary); of a classifier of texts (batch, 1, class). None = the model has no head, or was not asked.
     """
 
     hidden: "Tensor"
@@ -290,8 +290,8 @@ class Ears(Protocol):
         """Return a recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
 
 
-Loss = Literal["causal", "masked", "target"]
-"""What a model was trained to predict: the next token, masked tokens, or the tokens of a decoder's target."""
+Loss = Literal["causal", "masked", "target", "class", "token_class"]
+"""What a head on a model predicts: the next token, masked tokens, a target, or the class of a text or token."""
 
 
 class Model:
@@ -342,8 +342,13 @@ class Model:
 
     @property
     def loss(self) -> Loss | None:
-        """Return what its language-model head predicts; None without one."""
+        """Return what its head predicts; None without one."""
         return None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of its classes, where its head is a classifier's."""
+        return ()
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
         """Run a batch with the probe at the seam of every attention.

@@ -19,7 +19,7 @@ from attnscope.models.hf.check import survey_attention
 from attnscope.models.hf.dispatch import input_device
 from attnscope.models.hf.examples import accepts, max_tokens
 from attnscope.models.hf.layers import Survey
-from attnscope.models.hf.model import HuggingFaceModel
+from attnscope.models.hf.model import CLASS_LOSSES, HuggingFaceModel, labels_of, loss_of
 from attnscope.models.hf.parts import (
     base_of,
     in_one_line,
@@ -179,8 +179,20 @@ def _build(
         notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
         adapter=raw.adapter.name,
         adapter_sha256=raw.adapter.sha256,
+        head=_describe_head(raw.model, base),
     )
     return HuggingFaceModel(raw.model, base, raw.tokenizer, info, survey, raw.processor, open_eyes, open_viewer, memory)
+
+
+def _describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
+    """Say whether the head that a model was saved with is there."""
+    kept = type(model).__name__
+    named = (model.config.architectures or [kept])[0]
+    if model is not base:
+        classes = labels_of(model)
+        listed = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
+        return f"kept: {kept}" + (f", classes {listed}" if loss_of(model, ("encoder",)) in CLASS_LOSSES else "")
+    return f"dropped: that of {named}" if "For" in named else ""
 
 
 def assemble_untrained(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:

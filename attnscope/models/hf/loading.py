@@ -200,6 +200,12 @@ def _read_model(
     return model, notes
 
 
+CLASSIFIERS = (
+    (modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
+    (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForTokenClassification),
+)
+
+
 def _auto_class(config: Any, *, is_gguf: bool) -> Any:
     """With its head where it can write or fill in masked tokens, else the base model, else as config.json names it."""
     names = set(config.architectures or ())
@@ -213,6 +219,11 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
         # GGUF files name no class; they hold language models.
         if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):
             return auto
+    # A classifier that reads texts alone: of pictures and sounds the base model is shown.
+    if not config.is_encoder_decoder and not is_gguf:
+        for mapping, auto in CLASSIFIERS:
+            if mapping.get(config.model_type) in names:
+                return auto
     for kind in (getattr(transformers, name, None) for name in config.architectures or ()):
         # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
         is_apart = (

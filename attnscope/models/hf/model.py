@@ -132,8 +132,13 @@ class HuggingFaceModel(Model):
 
     @cached_property
     def loss(self) -> Loss | None:
-        """Return what its language-model head predicts; None without one that does."""
+        """Return what its head predicts; None without one that does."""
         return loss_of(self.model, self.info.kinds) if self.at_seam else None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of its classes, where its head is a classifier's."""
+        return labels_of(self.model) if self.loss in CLASS_LOSSES else ()
 
     @cached_property
     def resumes(self) -> bool:
@@ -287,7 +292,7 @@ class HuggingFaceModel(Model):
 
     def unembedding(self) -> nn.Module | None:
         """Return what its scores of the vocabulary come from; None where its head predicts no words."""
-        head: Any = None if self.loss is None else self.model.get_output_embeddings()
+        head: Any = None if self.loss is None or self.labels else self.model.get_output_embeddings()
         return head if isinstance(head, nn.Module) else None
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
@@ -389,11 +394,16 @@ def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, A
     return True
 
 
+CLASS_LOSSES = ("class", "token_class")
+"""What classifiers predict."""
+
 _LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
     ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
     ("causal", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     ("causal", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),  # of text alone: the language model's head
     ("target", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    ("class", modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    ("token_class", modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
 )
 
 
@@ -401,19 +411,31 @@ def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
     """Return what a model's head predicts, by its class and by what its attention hides; None without such a head.
 
     A head that was trained to write but whose attention looks both ways (BERT's, without `is_decoder`) predicts
-    nothing.
+    nothing. Nor does a classifier with a single class, or whose classes exclude nothing.
     """
+    classifies = len(kinds) == 1 and len(labels_of(model)) > 1
+    classifies = classifies and model.config.problem_type != "multi_label_classification"
     suits: dict[Loss, bool] = {
         "masked": kinds == ("encoder",),
         "causal": kinds == ("decoder",),
         "target": "cross" in kinds,
+        "class": classifies,
+        "token_class": classifies,
     }
     name = type(model).__name__
     untyped: Any = model
     for loss, names in _LOSSES:
-        if suits[loss] and name in names.values() and untyped.get_output_embeddings() is not None:
+        if not suits[loss] or name not in names.values():
+            continue
+        if loss in CLASS_LOSSES or untyped.get_output_embeddings() is not None:
             return loss
     return None
+
+
+def labels_of(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the names of the classes that a configuration knows, in the order of the logits."""
+    names: dict[int, str] = getattr(model.config, "id2label", None) or {}
+    return tuple(str(names[number]) for number in sorted(names))
 
 
 def run_with_logits(
@@ -449,6 +471,8 @@ def run_with_logits(
         output = perform(base, arguments, plan, probe, light, through=run, skipped=skipped)
     hidden = hidden_states(base_outputs[-1]) if base_outputs else None
     logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor) and logits.ndim == 2 and hidden is not None:
+        return Outputs(hidden, logits[:, None])  # a text's classes
     if isinstance(logits, Tensor) and last is not None:
         logits = logits[:, -last:]
     n = None if hidden is None else (len(hidden), min(hidden.shape[1], last or hidden.shape[1]))

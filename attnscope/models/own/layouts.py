@@ -225,6 +225,7 @@ def native_info(
 ) -> ModelInfo:
     """Return what is known of a model on the native or the NumPy engine, all of it from its configuration."""
     encoder = Encoder.of(config)
+    named = str((config.get("architectures") or [""])[0])
     return ModelInfo(
         name=source.name,
         source=source.origin,
@@ -240,4 +241,5 @@ def native_info(
         max_tokens=encoder.max_tokens,
         dtype=dtype,
         device=device,
+        head=f"dropped: that of {named}; ablate, patch and weights load it" if "For" in named else "",
     )

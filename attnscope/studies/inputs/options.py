@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.workers import Workers
 
+WITH_HEAD = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+"""How the classes of encoders end that have a head."""
+
 NUMPY_TOKENS = 256
 """Up to so many tokens NumPy is done before torch would be loaded."""
 
@@ -72,13 +75,13 @@ class LoadOptions:
         return source if self.adapter is None else with_adapter(source, self.adapter)
 
     def with_head(self, spec: str) -> LoadOptions:
-        """These options for a model with its head for masked words, which the native engine leaves out."""
+        """These options for a model with its head for masked words or classes, which the native engine leaves out."""
         from attnscope.models.catalog import read_config
 
         source = self.resolve(spec)
         if self.engine == "auto" and source.folder is not None and not source.file:
             named = read_config(source).get("architectures") or ()
-            if any(str(name).endswith("ForMaskedLM") for name in named):
+            if any(str(name).endswith(WITH_HEAD) for name in named):
                 return replace(self, engine="hf")
         return self
 
