@@ -166,18 +166,6 @@ def test_layers_that_attend_to_pictures_are_not_said_to_have_no_attention() -> N
     assert not any(note.startswith("Only layers") for note in notes)
 
 
-def test_a_decoder_that_reads_no_text_is_refused() -> None:
-    backbone = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"]
-    )
-    config = transformers.DetrConfig(
-        backbone_config=backbone, use_timm_backbone=False, d_model=16, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, num_queries=3,
-    )  # fmt: skip
-    error = refusal(AutoModel.from_config(config))
-    assert "detr" in error.message and "decoder that reads no text" in error.message
-
-
 def test_moonshine_is_given_text(tmp_path: Path) -> None:
     config = transformers.MoonshineConfig(
         vocab_size=99, hidden_size=32, intermediate_size=16, encoder_num_hidden_layers=1, decoder_num_hidden_layers=1,

@@ -43,7 +43,7 @@ def _tokenizer(marks: list[str], **named: str) -> Any:
 
 
 def _without_videos(kind: type) -> Any:
-    from attnscope.models.hf.senses.seeing import without_videos
+    from attnscope.models.hf.senses.processors import without_videos
 
     return without_videos(kind)
 
@@ -280,7 +280,13 @@ def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
     import transformers as t
 
     tokenizer = _tokenizer([])
-    vision = t.ViTConfig(**{**SIGHT, "image_size": 40, "patch_size": 8, **sight})
+    vision: Any = t.ViTConfig(**{**SIGHT, "image_size": 40, "patch_size": 8, **sight})
+    images: Any = t.ViTImageProcessorPil(size={"height": 40, "width": 40})
+    if kind == "donut":
+        vision = t.DonutSwinConfig(
+            image_size=[48, 64], patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4, **sight
+        )
+        images = t.DonutImageProcessorPil(size={"height": 48, "width": 64}, do_align_long_axis=False)
     n = len(tokenizer)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     decoders = {
@@ -296,10 +302,13 @@ def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
             hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, vocab_size=n,
             is_decoder=True, add_cross_attention=True, **ids,
         ),
+        "donut": lambda: t.MBartConfig(
+            d_model=16, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=32, vocab_size=n,
+            max_position_embeddings=512, add_cross_attention=True, is_decoder=True, **ids,
+        ),
     }  # fmt: skip
     config = t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, decoders[kind]())
     config.decoder_start_token_id, config.pad_token_id = 1, 0
-    images = t.ViTImageProcessorPil(size={"height": 40, "width": 40})
     _write(folder, images, config, t.VisionEncoderDecoderModel)
     tokenizer.save_pretrained(folder)
 
@@ -312,6 +321,7 @@ ACROSS: dict[str, Callable[..., None]] = {
     "trocr": lambda folder, **sight: write_captioner(folder, "trocr", **sight),
     "gpt2": lambda folder, **sight: write_captioner(folder, "gpt2", **sight),
     "bert": lambda folder, **sight: write_captioner(folder, "bert", **sight),
+    "donut": lambda folder, **sight: write_captioner(folder, "donut", **sight),
 }
 """Families with cross-attention from words, or learned queries, to the patches."""
 

@@ -279,6 +279,10 @@ class Viewer(Protocol):
     def describes(self) -> bool:
         """Return whether it writes of a picture without being given words."""
 
+    @property
+    def reads_words(self) -> bool:
+        """Return whether it can be given words."""
+
     def view(self, photos: "Sequence[Photo]", text: str, n: int = 0) -> SensoryInput:
         """Photos and a question in the model's own form of chat, and at most n tokens of its answer."""
 

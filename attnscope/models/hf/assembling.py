@@ -113,8 +113,8 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         reader = cross_reader(base)
         whole = None if reader is None else (lambda: _build(raw, check, survey=reader.survey(base)))
-        if reader is not None and not reader.stands_alone:
-            return _build(raw, check, survey=reader.survey(base))
+        if reader is not None and whole is not None and not reader.stands_alone(base):
+            return whole()
         if eyes is None:
             return _build(raw, check, open_viewer=whole)
         if words is None:

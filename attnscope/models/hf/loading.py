@@ -49,13 +49,13 @@ from attnscope.models.hf.parts import (
 from attnscope.models.hf.seam import parts_of_config
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.patch_places import FAMILIES
-from attnscope.models.hf.senses.seeing import (
+from attnscope.models.hf.senses.processors import (
     holds_processor,
     open_feature_extractor,
     open_image_processor,
     open_processor,
-    show_all_patches,
 )
+from attnscope.models.hf.senses.seeing import show_all_patches
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, WordlessTokenizer
 from attnscope.models.hf.verdicts import identify
 
@@ -123,7 +123,8 @@ def _readers(
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
     """Return what makes a model's input of texts, and of pictures or sound (None = it needs or has nothing)."""
     has_decoder = accepts(base, "decoder_input_ids")
-    if sees_pictures(base):
+    reader = cross_reader(base)
+    if sees_pictures(base) or (reader is not None and not reader.reads_words):
         return wordless(source.name, base), open_image_processor(folder, options)
     if picture_tower(base) is not None:
         seeing = open_image_processor(folder, options) if holds_processor(folder) else None
@@ -138,7 +139,7 @@ def _readers(
             "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
         )
     kind = base.config.model_type
-    joint = cross_reader(base) is not None or (reads_pictures(base) and kind in FAMILIES)
+    joint = reader is not None or (reads_pictures(base) and kind in FAMILIES)
     if joint and holds_processor(folder):
         return tokenizer, open_processor(folder, tokenizer.backend, kind, options)
     return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
@@ -215,6 +216,7 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
         (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
         (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
         (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),
+        (modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES, transformers.AutoModelForObjectDetection),
     ):
         # GGUF files name no class; they hold language models.
         if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):

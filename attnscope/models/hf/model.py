@@ -85,7 +85,7 @@ class HuggingFaceModel(Model):
         self.is_spread = is_dispatched(base)
         self.vocabulary = tokenizer
         self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = tokenizer
-        if survey.beside:
+        if survey.beside and not isinstance(tokenizer, WordlessTokenizer):
             self.tokenizer = WordlessTokenizer(
                 info.name, "reads words beside a picture alone", "give it one: --image photo.jpg"
             )

@@ -84,7 +84,7 @@ def takes_recordings(base: PreTrainedModel) -> bool:
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     """Return what stands for the tokenizer of a model that reads no text."""
-    if sees_pictures(base):
+    if sees_pictures(base) or (base.main_input_name == "pixel_values" and not accepts(base, "decoder_input_ids")):
         return WordlessTokenizer(name, "sees pictures, and reads no text", "attnscope heatmap --image photo.png")
     if takes_recordings(base):
         return WordlessTokenizer(name, "hears recordings, and reads no text", "attnscope heatmap --audio speech.wav")

@@ -268,6 +268,15 @@ def _view(model: Model, view: View) -> Reading:
             f"leave out {'the text' if has_text else '--generate'}, or --image, or name a model such as SmolVLM, LLaVA "
             "or Qwen2-VL",
         )
+    if not model.viewer.reads_words:
+        if has_text or view.generate:
+            raise AttnscopeError(
+                f"{model.info.name} looks for objects, and reads and writes no words",
+                "leave out the text and --generate",
+            )
+        seen = model.viewer.view(view.photos, "")
+        source = view.photos[0].source
+        return Reading(source, seen.tokens, None, seen.notes, seen.inputs, pictures=seen.pictures, axes=seen.axes)
     if not has_text and not model.viewer.describes:
         raise AttnscopeError(
             f"{model.info.name} writes of a picture what a text asks for", "give a text, such as a question"

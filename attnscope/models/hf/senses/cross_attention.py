@@ -2,7 +2,7 @@
 
 Which of their modules is which attention is known by name, family by family: they do not run on text alone, and maps of
 their towers would be too large to try them on a picture at load. What is said of them is compared with what they
-compute by themselves on the first picture that they are given. Two have attention of their own code, which is not
+compute by themselves on the first picture that they are given. Some have attention of their own code, which is not
 looked up by name: as they run, what takes its place computes the same at the seam.
 """
 
@@ -25,57 +25,62 @@ from attnscope.models.hf.rounding import compare, hidden_states, tolerance
 from attnscope.models.hf.seam import attention_function, perform, use_attention
 from attnscope.models.inside.tape import replace_forwards
 
+Patterns = Mapping[Kind, str]
+"""The names of the modules of each kind of attention, as regular expressions with the layer's number."""
 
-def survey_cross_attention(
-    base: PreTrainedModel,
-    patterns: Mapping[Kind, str],
-    notes_on: Callable[[PreTrainedModel, Sequence[Kind]], tuple[str, ...]],
-) -> Survey:
-    """Return what the attention of such a model is, of its words and of its queries; that of its tower is left out.
 
-    Modules of each kind of attention are known by patterns of their names, with the layer's number.
-    """
-    plan: dict[nn.Module, list[Place]] = {}
-    layers: dict[Kind, tuple[int, ...]] = {}
-    modules: dict[Kind, list[nn.Module]] = {}
+def find_modules(base: PreTrainedModel, pattern: str) -> dict[int, nn.Module]:
+    """Return the innermost modules of a name, by layer."""
+    modules: dict[int, nn.Module] = {}
+    for name, module in base.named_modules():  # a module comes before what it holds, as BERT's `crossattention.self`
+        match = re.fullmatch(pattern, name)
+        if match:
+            modules[int(match[1])] = module
+    return modules
+
+
+def survey_cross_attention(base: PreTrainedModel, patterns: Patterns, notes: Sequence[str]) -> Survey:
+    """Return what the attention of such a model is, of its words and of its queries; that of its tower is left out."""
+    modules: dict[Kind, dict[int, nn.Module]] = {}
     for kind, pattern in patterns.items():
-        named = {name: module for name, module in base.named_modules() if re.fullmatch(pattern, name)}
-        # BERT's `crossattention` holds the `crossattention.self` that attends.
-        named = {
-            name: module for name, module in named.items() if not any(other.startswith(f"{name}.") for other in named)
-        }
-        numbers = tuple(int(re.fullmatch(pattern, name)[1]) for name in named)  # type: ignore[index]
-        if numbers:
-            layers[kind] = numbers
-            modules[kind] = list(named.values())
-            plan |= {module: [(kind, layer)] for layer, module in zip(numbers, named.values(), strict=True)}
-    stacks = {kind: patterns[kind].partition(r"(\d+)")[0] for kind in layers}
-    heads = {kind: [_heads_of(base, module) for module in of_kind] for kind, of_kind in modules.items()}
+        by_layer = find_modules(base, pattern)
+        if by_layer:
+            modules[kind] = by_layer
+    plan: dict[nn.Module, list[Place]] = {}
+    depths: dict[str, int] = {}
+    for kind, by_layer in modules.items():
+        plan |= {module: [(kind, layer)] for layer, module in by_layer.items()}
+        stack = _stack_of(patterns[kind])
+        depths[stack] = max(depths.get(stack, 0), 1 + max(by_layer))
+    heads = {kind: [_heads_of(module) for module in by_layer.values()] for kind, by_layer in modules.items()}
     return Survey(
         path="seam",
         plan=plan,
-        layers=layers,
-        n_layers={
-            kind: 1 + max(max(layers[other]) for other, stack in stacks.items() if stack == stacks[kind])
-            for kind in layers
-        },
+        layers={kind: tuple(by_layer) for kind, by_layer in modules.items()},
+        n_layers={kind: depths[_stack_of(patterns[kind])] for kind in modules},
         n_heads={kind: max(n for n, _ in of_kind) for kind, of_kind in heads.items()},
         n_kv_heads={kind: max(n for _, n in of_kind) for kind, of_kind in heads.items()},
         d_model=int(base.config.get_text_config(decoder=True).hidden_size),
-        notes=notes_on(base, tuple(layers)),
+        notes=tuple(notes),
         beside=True,
         through=_at_seam(base),
     )
 
 
-def _heads_of(base: PreTrainedModel, module: nn.Module) -> tuple[int, int]:
-    """Query heads and key/value heads of a module."""
+def _stack_of(pattern: str) -> str:
+    """Return where the layers of a kind of attention lie: two kinds may take turns in them."""
+    return pattern.partition(r"(\d+)")[0]
+
+
+def _heads_of(module: nn.Module) -> tuple[int, int]:
+    """Return the query heads and key/value heads of a module."""
+    groups = getattr(module, "num_key_value_groups", 1) or 1
     for holder in (module, getattr(module, "config", None)):
-        for name in ("num_attention_heads", "num_heads", "n_heads"):
-            if isinstance(n_heads := getattr(holder, name, None), int):
-                groups = getattr(module, "num_key_value_groups", 1)
-                return n_heads, n_heads // (groups if isinstance(groups, int) and groups else 1)
-    raise AttnscopeError(f"{type(module).__name__} of {base.config.model_type} does not say how many heads it has")
+        for name in ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_heads"):
+            n_heads = getattr(holder, name, None)
+            if isinstance(n_heads, int):
+                return n_heads, n_heads // groups
+    raise AttnscopeError(f"{type(module).__name__} does not say how many heads it has")
 
 
 def compare_cross_attention(
@@ -83,17 +88,17 @@ def compare_cross_attention(
 ) -> None:
     """Compare what passes the seam on photos and words with what the model computes as it is.
 
-    Refuses also attention whose queries and keys are not of the sizes of its kind.
+    Refuse also attention whose queries and keys are not of the sizes of its kind.
     """
     arguments = {**standing_arguments(base), **inputs}
 
     def observe(call: AttentionCall) -> Tensor:
         seen = (call.n_heads, call.query.shape[2], call.key.shape[2])
-        if seen != (survey.n_heads[call.kind], *sizes[call.kind]):
-            n_heads, queries, keys = seen
+        known = (survey.n_heads[call.kind], *sizes[call.kind])
+        if seen != known:
             raise AttnscopeError(
-                f"{call.kind} layer {call.layer} has {n_heads} heads of {queries} queries on {keys} keys, where "
-                f"{survey.n_heads[call.kind]} of {sizes[call.kind][0]} on {sizes[call.kind][1]} are known",
+                f"{call.kind} layer {call.layer} has {seen[0]} heads of {seen[1]} queries on {seen[2]} keys, where "
+                f"{known[0]} of {known[1]} on {known[2]} are known",
                 "it is not known which of them stand for which part of the picture",
             )
         return attend(call)
@@ -107,10 +112,7 @@ def compare_cross_attention(
 
 
 def result_of(output: Any) -> Tensor:
-    """Return what a model computes of words and a picture.
-
-    Scores of the vocabulary, or hidden states without a head.
-    """
+    """Return what a model computes: scores of the vocabulary, or hidden states without a head."""
     result = getattr(output, "logits", None)
     result = hidden_states(output) if result is None else result
     assert isinstance(result, Tensor)
@@ -121,7 +123,7 @@ def result_of(output: Any) -> Tensor:
 
 
 def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
-    """Run a model with such attention at the seam; None where it has none."""
+    """Return what runs a model with such attention at the seam; None where it has none."""
     own = [module for module in base.modules() if type(module).__name__ in _OWN_CODE]
 
     def attend_at_seam(module: nn.Module) -> Callable[..., Any]:
@@ -162,12 +164,35 @@ def _attend_as_trocr(
     return module.out_proj(_attend(module, projected, module.head_dim, attention_mask)), None
 
 
+def _attend_as_table_transformer(
+    module: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    object_queries: Tensor | None = None,
+    key_value_states: Tensor | None = None,
+    spatial_position_embeddings: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Return what TableTransformerAttention.forward computes: positions are in queries and keys, not in values."""
+    queries = hidden_states if object_queries is None else hidden_states + object_queries
+    values = hidden_states if key_value_states is None else key_value_states
+    keys = queries if key_value_states is None else key_value_states
+    keys = keys if spatial_position_embeddings is None else keys + spatial_position_embeddings
+    projected = module.q_proj(queries), module.k_proj(keys), module.v_proj(values)
+    # Its booleans say which keys are hidden.
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        attention_mask = ~attention_mask
+    return module.out_proj(_attend(module, projected, module.head_dim, attention_mask)), None
+
+
 def _attend(module: nn.Module, projected: Sequence[Tensor], d_head: int, mask: Tensor | None) -> Tensor:
-    query, key, value = (x.view(*x.shape[:-1], -1, d_head).transpose(1, 2) for x in projected)
+    """Return what heads put out, (batch, query, d), of projections (batch, token, d)."""
+    query, key, value = (x.unflatten(-1, (-1, d_head)).transpose(1, 2) for x in projected)
     return attention_function(module, query, key, value, mask, is_causal=False)[0].flatten(2)
 
 
 _OWN_CODE: Mapping[str, Callable[..., Any]] = {
     "BlipTextSelfAttention": _attend_as_blip,
+    "TableTransformerAttention": _attend_as_table_transformer,
     "TrOCRAttention": _attend_as_trocr,
 }

@@ -3,29 +3,36 @@
 To add a family, add its class here and to `CROSS_READERS`.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
-from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.layers import Survey
 from attnscope.models.hf.parts import as_failure, in_one_line, silence
 from attnscope.models.hf.seam import use_attention
-from attnscope.models.hf.senses.cross_attention import compare_cross_attention, result_of, survey_cross_attention
-from attnscope.models.hf.senses.patch_places import Pane, PhotoPrompt, join_tiles, one_grid
-from attnscope.models.hf.senses.seeing import patch_size, tokens_before
-from attnscope.models.hf.senses.vision_language import Labels, VisionLanguageReader
+from attnscope.models.hf.senses.cross_attention import (
+    Patterns,
+    compare_cross_attention,
+    find_modules,
+    result_of,
+    survey_cross_attention,
+)
+from attnscope.models.hf.senses.patch_places import Cut, Pane, PhotoPrompt, join_tiles, one_grid
+from attnscope.models.hf.senses.seeing import merges_patches, patch_size, tokens_before
+from attnscope.models.hf.senses.vision_language import Named, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
+from attnscope.models.inside.projections import hooks
+from attnscope.models.inside.tape import replace_forwards
 from attnscope.models.model import AttentionAxes
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
@@ -36,61 +43,55 @@ if TYPE_CHECKING:
 
 
 class CrossAttentionReader(VisionLanguageReader):
-    """What families share whose words attend across to the patches of one picture.
+    """What families share whose words or queries attend across to the patches of one picture.
 
     Attributes:
         modules: The modules of each kind of attention by name, with the layer's number. The first kind goes to the
             picture; the queries of the second are those of the first, with or without more.
-        stands_alone: Whether a part of the model is shown without a picture, or without words.
     """
 
-    modules: ClassVar[Mapping[Kind, str]]
-    stands_alone: ClassVar[bool] = False
+    modules: ClassVar[Patterns]
     takes_several_photos = False
 
     @classmethod
     def fits(cls, base: PreTrainedModel) -> bool:
-        """Return whether a model of this type has such attention.
+        """Return whether a model of this type has such attention; of BLIP that answers questions it is another."""
+        return bool(find_modules(base, cls.modules["cross"])) and not hasattr(base, "text_encoder")
 
-        Of BLIP that answers questions the decoder reads those.
-        """
-        names = (name for name, _ in base.named_modules())
-        return any(re.fullmatch(cls.modules["cross"], name) for name in names) and not hasattr(base, "text_encoder")
+    @classmethod
+    def stands_alone(cls, base: PreTrainedModel) -> bool:
+        """Return whether a part of the model is shown without a picture, or without words."""
+        return False
 
     @classmethod
     def survey(cls, base: PreTrainedModel) -> Survey:
-        """Return what its attention is; see survey_cross_attention."""
-        return survey_cross_attention(base, cls.modules, cls.notes_on)
+        """Return what its attention is."""
+        return survey_cross_attention(base, cls.modules, cls.notes_on(base))
 
     @classmethod
-    def notes_on(cls, base: PreTrainedModel, kinds: Sequence[Kind]) -> tuple[str, ...]:
+    def notes_on(cls, base: PreTrainedModel) -> list[str]:
         """Return what a user must know to read the pictures truly."""
-        return ()
+        return []
 
     @property
     def _tower(self) -> Any:
         """Return what sees the picture."""
         return self._base.vision_model
 
-    def _cut(self, output: PhotoPrompt) -> list[Pane]:
-        """One picture of patches, after what stands for no place."""
-        return one_grid(output, *patch_size(self._tower, self._name), len(tokens_before(self._tower)))
+    def _cut(self, output: PhotoPrompt) -> Cut:
+        """Return one picture of patches, after what stands for no place."""
+        return one_grid(output, patch_size(self._tower, self._name), len(tokens_before(self._tower)))
 
-    def _n_places(self, inputs: Mapping[str, Any]) -> int:
-        high, wide = patch_size(self._tower, self._name)
-        n, _, height, width = inputs["pixel_values"].shape
-        return int(n * (len(tokens_before(self._tower)) + (height // high) * (width // wide)))
-
-    def _places(self, output: PhotoPrompt) -> NDArray[np.int64]:
-        return np.arange(output.n_tokens)
+    def _positions(self, output: PhotoPrompt, n_tokens: int) -> NDArray[np.int64]:
+        return np.arange(n_tokens)
 
     def _stand_ins(self, ids: Sequence[int]) -> list[int]:
-        """Where tokens of the text stand for pictures."""
-        return [place for place, number in enumerate(ids) if number == self._picture_id]
+        """Return where tokens of the text stand for pictures."""
+        return [position for position, number in enumerate(ids) if number == self._picture_id]
 
-    def _filling(self, output: PhotoPrompt) -> NDArray[np.bool_]:
-        """Return which keys are of tiles that are there to fill up a batch, (key,): no query sees them."""
-        return np.zeros(output.n_tokens, np.bool_)
+    def _filling(self, inputs: Mapping[str, Tensor]) -> NDArray[np.bool_] | None:
+        """Return which keys fill up a batch, so that no query sees them, (key,); None = none do."""
+        return None
 
     def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
         model = self.model.model
@@ -100,36 +101,41 @@ class CrossAttentionReader(VisionLanguageReader):
         never = getattr(self._base.config, "image_token_id", None)
 
         def predict(ids: list[int]) -> Tensor:
-            scores = result_of(model(**{**self._extend(inputs, ids), **once}))
+            scores = result_of(model(**self._extend(inputs, ids)))
             if never is not None:
                 scores[..., never] = -torch.inf
             return scores
 
-        with silence(), torch.no_grad(), use_attention(self._base, None):
-            once = self._encode_once(inputs)
+        once = replace_forwards([self._tower], _compute_once)
+        with silence(), torch.no_grad(), use_attention(self._base, None), once:
             return self._writer.extend_greedily(predict, prompt, n)
 
-    def _encode_once(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return what need not be computed again for each token that is written, as the forward gets it."""
-        return {}
-
     def _name_tokens(
-        self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
-    ) -> tuple[Tokens, dict[str, AttentionAxes]]:
+        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+    ) -> Named:
         ids = inputs[self.ids_name][0].tolist()
-        hidden = self._filling(output)
+        filling = self._filling(inputs)
         stand_ins = self._stand_ins(ids)
         words = self.model.vocabulary.encode_among(ids, dict.fromkeys(stand_ins, "picture"), n_given)
-        keys = self._keys(output, photos, labels)
+        keys = self._keys(photos, labels, filling)
         first = max(stand_ins, default=-1) + 1
         layers = self.model.survey.layers
         return words, {
-            "cross": AttentionAxes(words, keys, layers["cross"], first, hidden if hidden.any() else None),
+            "cross": AttentionAxes(words, keys, layers["cross"], first, filling),
             "decoder": AttentionAxes(words, words, layers["decoder"], first),
         }
 
+    def _keys(
+        self, photos: Sequence[Photo], labels: Mapping[int, str], filling: NDArray[np.bool_] | None = None
+    ) -> Tokens:
+        """Return patches, tokens of the tower that stand for no place, and what fills up."""
+        n_keys = max(labels) + 1 if filling is None else len(filling)
+        is_real = np.ones(n_keys, bool) if filling is None else ~filling
+        beside = dict.fromkeys(np.flatnonzero(is_real).tolist(), "CLS")
+        return key_tokens(n_keys, {**beside, **labels}, [photo.source for photo in photos])
+
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """For each new shape of a picture."""
+        """Compare for each new shape of a picture."""
         shape = (*inputs["pixel_values"].shape, len(next(iter(axes.values())).keys))
         if shape not in self._compared:
             sizes = {kind: (len(sides.queries), len(sides.keys)) for kind, sides in axes.items()}
@@ -137,61 +143,67 @@ class CrossAttentionReader(VisionLanguageReader):
                 compare_cross_attention(self._base, self.model.survey, inputs, sizes)
             self._compared.add(shape)
 
-    def _keys(self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels) -> Tokens:
-        beside = dict.fromkeys(np.flatnonzero(~self._filling(output)).tolist(), "CLS")
-        return key_tokens(output.n_tokens, {**beside, **labels}, [photo.source for photo in photos])
+
+def _compute_once(module: nn.Module) -> Callable[..., Any]:
+    """Return a forward that gives what it gave at first: what a tower sees stays the same as words are written."""
+    forward = module.forward
+    outputs: list[Any] = []
+
+    def call(*args: Any, **named: Any) -> Any:
+        if not outputs:
+            outputs.append(forward(*args, **named))
+        return outputs[0]
+
+    return call
 
 
 class MllamaReader(CrossAttentionReader):
     """Some layers of the language model attend to tiles of photos, which a token of the text stands for."""
 
-    modules: ClassVar[Mapping[Kind, str]] = {
+    modules: ClassVar[Patterns] = {
         "cross": r"language_model\.layers\.(\d+)\.cross_attn",
         "decoder": r"language_model\.layers\.(\d+)\.self_attn",
     }
-    stands_alone = True
     takes_several_photos = True
 
-    def _cut(self, output: PhotoPrompt) -> list[Pane]:
-        """Tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
+    @classmethod
+    def stands_alone(cls, base: PreTrainedModel) -> bool:
+        """Its layers without cross-attention are shown on text alone."""
+        return True
+
+    def _cut(self, output: PhotoPrompt) -> Cut:
+        """Return tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
         config = self._base.config.vision_config
         side = config.image_size // config.patch_size
-        each = side * side + 1
-        n_tiles = output.pixels.shape[2]
+        _, n_photos, n_tiles = output.pixels.shape[:3]
+        each = self._tower.num_patches
+        cells = torch.arange(n_photos * n_tiles * each).view(n_photos, n_tiles, each)[..., 1:]
+        covered = output.pixels[0, ..., : side * config.patch_size, : side * config.patch_size]
         panes = []
-        for number, which in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
-            down, across = config.supported_aspect_ratios[which - 1]
-            tiles = output.pixels[0, number, : down * across]
-            at = np.arange(side * side).reshape(1, side, side) + 1
-            at = at + each * (np.arange(down * across) + number * n_tiles)[:, None, None]
-            cropped = tiles[:, :, : side * config.patch_size, : side * config.patch_size]
-            panes.append(Pane(number, False, join_tiles(cropped, down, across), join_tiles(at, down, across)))
-        return panes
+        for number, shape in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
+            down, across = config.supported_aspect_ratios[shape - 1]
+            tiles = cells[number].unflatten(-1, (side, side))
+            panes.append(Pane(number, join_tiles(covered[number], down, across), join_tiles(tiles, down, across)))
+        return panes, n_photos * n_tiles * each
 
-    def _n_places(self, inputs: Mapping[str, Any]) -> int:
-        _, n_photos, n_tiles = inputs["pixel_values"].shape[:3]
-        return int(n_photos * n_tiles * self._tower.num_patches)
-
-    def _filling(self, output: PhotoPrompt) -> NDArray[np.bool_]:
-        real = output.inputs["cross_attention_mask"][0, -1].reshape(-1).cpu().numpy() > 0
-        return np.repeat(~real, int(self._tower.num_patches))
+    def _filling(self, inputs: Mapping[str, Tensor]) -> NDArray[np.bool_] | None:
+        is_real = inputs["cross_attention_mask"][0, -1].reshape(-1).cpu().numpy() > 0
+        return np.repeat(~is_real, int(self._tower.num_patches))
 
     def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
         return self._writer.answer(inputs, n, [self._picture_id])
 
     def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
-        """Return what is written sees what the last token of the prompt does."""
-        longer = super()._extend(inputs, ids)
+        """Have what is written see what the last token of the prompt does."""
         seen = inputs["cross_attention_mask"]
-        more = len(ids) - seen.shape[1]
-        longer["cross_attention_mask"] = torch.cat([seen, seen[:, -1:].expand(-1, more, -1, -1)], 1)
-        return longer
+        last = seen[:, -1:].expand(-1, len(ids) - seen.shape[1], -1, -1)
+        return {**super()._extend(inputs, ids), "cross_attention_mask": torch.cat([seen, last], 1)}
 
 
 class QFormerReader(CrossAttentionReader):
     """Learned queries attend to the patches; a language model reads what comes of them before its text (BLIP-2)."""
 
-    modules: ClassVar[Mapping[Kind, str]] = {
+    modules: ClassVar[Patterns] = {
         "cross": r"qformer\.encoder\.layer\.(\d+)\.crossattention\.attention",
         "encoder": r"qformer\.encoder\.layer\.(\d+)\.attention\.attention",
         "decoder": r"language_model\.(?:model\.)?(?:decoder\.)?layers\.(\d+)\.self_attn",
@@ -203,65 +215,68 @@ class QFormerReader(CrossAttentionReader):
         return super().fits(base) and hasattr(base, "language_model")
 
     @classmethod
-    def notes_on(cls, base: PreTrainedModel, kinds: Sequence[Kind]) -> tuple[str, ...]:
+    def notes_on(cls, base: PreTrainedModel) -> list[str]:
         """See CrossAttentionReader."""
         notes = ["Learned queries (Q0, Q1 …) look at the picture: words attend to these, which have no place in it."]
         if not accepts(base, "qformer_input_ids"):
             notes.append("The queries do not read the text: whatever is asked, they look at the same places.")
-        if "decoder" not in kinds:
+        if not find_modules(base, cls.modules["decoder"]):
             notes.append("Its language model is an encoder-decoder of its own, which is not shown.")
-        return tuple(notes)
+        return notes
 
-    def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
+    @property
+    def _shows_words(self) -> bool:
+        return "decoder" in self.model.survey.layers
+
+    def _write_prompt(self, text: str, n_photos: int) -> tuple[str, list[str]]:
         """Without a template its processor marks the picture itself."""
-        return super()._write_prompt(text, n) if getattr(self._processor, "chat_template", None) else (text, [])
+        has_template = getattr(self._processor, "chat_template", None)
+        return super()._write_prompt(text, n_photos) if has_template else (text, [])
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         if not getattr(self._processor, "num_query_tokens", None):
             hint = "set processor.num_query_tokens as the model's configuration has it, and save it again"
             raise AttnscopeError(f"the processor of {self._name} does not say how many query tokens there are", hint)
-        inputs: dict[str, Any] = self._run_processor(prompt, list(images))
-        if "decoder" not in self.model.survey.layers:  # the encoder-decoder behind the queries wants a target
+        inputs = self._run_processor(prompt, list(images))
+        if not self._shows_words:  # the encoder-decoder behind the queries wants a target
             start = self._base.config.get_text_config().decoder_start_token_id or 0
             inputs["decoder_input_ids"] = torch.tensor([[start]])
         return inputs
 
     def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
-        if "decoder" not in self.model.survey.layers:
+        if not self._shows_words:
             message = f"the language model of {self._name} is an encoder-decoder of its own, which is not run to write"
             raise AttnscopeError(message, "leave out --generate")
         return super()._write(inputs, prompt, n)
 
     def _name_tokens(
-        self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
-    ) -> tuple[Tokens, dict[str, AttentionAxes]]:
+        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+    ) -> Named:
         ids = inputs[self.ids_name][0].tolist()
         layers = self.model.survey.layers
-        at = self._stand_ins(ids)
-        keys = self._keys(output, photos, labels)
-        named = {place: f"Q{number}" for number, place in enumerate(at)}
-        words = self.model.vocabulary.encode_among(ids, named, n_given)
-        read: list[str] = []
+        stand_ins = self._stand_ins(ids)
+        names = {position: f"Q{number}" for number, position in enumerate(stand_ins)}
+        words = self.model.vocabulary.encode_among(ids, names, n_given)
+        question: list[str] = []
         if "qformer_input_ids" in inputs:
             tokenizer = self._processor.qformer_tokenizer
-            read = [str(piece) for piece in tokenizer.convert_ids_to_tokens(inputs["qformer_input_ids"][0].tolist())]
-        both = query_tokens(len(at), read)
+            question = tokenizer.convert_ids_to_tokens(inputs["qformer_input_ids"][0].tolist())
+        both = query_tokens(len(stand_ins), question)
         axes = {
-            "cross": AttentionAxes(query_tokens(len(at)), keys, layers["cross"]),
+            "cross": AttentionAxes(query_tokens(len(stand_ins)), self._keys(photos, labels), layers["cross"]),
             "encoder": AttentionAxes(both, both, layers["encoder"]),
         }
-        if "decoder" in layers:
-            axes["decoder"] = AttentionAxes(words, words, layers["decoder"], max(at, default=-1) + 1)
+        if self._shows_words:
+            axes["decoder"] = AttentionAxes(words, words, layers["decoder"], max(stand_ins, default=-1) + 1)
         return words, axes
 
 
-class CaptionReader(CrossAttentionReader):
-    """A decoder writes of a picture: its words attend to the patches, and no token stands for the picture."""
+class ImageProcessorReader(CrossAttentionReader):
+    """An image processor is enough: no token of a text stands for the picture."""
 
-    describes = True
-    takes_image_processor = True
+    needs_words_processor = False
 
-    def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
+    def _write_prompt(self, text: str, n_photos: int) -> tuple[str, list[str]]:
         """Return the text alone."""
         return text, []
 
@@ -269,9 +284,18 @@ class CaptionReader(CrossAttentionReader):
         return []
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
-        processor = getattr(self._processor, "image_processor", self._processor)
         with as_failure(f"the image processor of {self._name}"), silence():
-            pixels = processor(images=list(images), return_tensors="pt")["pixel_values"]
+            features: dict[str, Any] = self._images(images=list(images), return_tensors="pt")
+        return {name: value for name, value in features.items() if name in ("pixel_values", "pixel_mask")}
+
+
+class CaptionReader(ImageProcessorReader):
+    """A decoder writes of a picture: its words attend to the patches."""
+
+    describes = True
+
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
+        pixels = super()._process(images, prompt)["pixel_values"]
         return {"pixel_values": pixels, self.ids_name: torch.tensor([self._ids_of(prompt)])}
 
     def _ids_of(self, text: str) -> list[int]:
@@ -293,7 +317,7 @@ class CaptionReader(CrossAttentionReader):
 class BlipReader(CaptionReader):
     """BLIP's decoder of captions."""
 
-    modules: ClassVar[Mapping[Kind, str]] = {
+    modules: ClassVar[Patterns] = {
         "cross": r"text_decoder\.bert\.encoder\.layer\.(\d+)\.crossattention\.self",
         "decoder": r"text_decoder\.bert\.encoder\.layer\.(\d+)\.attention\.self",
     }
@@ -308,7 +332,7 @@ class BlipReader(CaptionReader):
         return {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
 
     def _ids_of(self, text: str) -> list[int]:
-        """Return what it is trained to continue begins with a token of its own, and does not end."""
+        """Return what it is trained to continue: a token of its own, then the text, without an end."""
         ids = self._backend(text, add_special_tokens=False, verbose=False)["input_ids"]
         return [int(self._base.config.text_config.bos_token_id), *ids]
 
@@ -316,16 +340,33 @@ class BlipReader(CaptionReader):
 class EncoderDecoderReader(CaptionReader):
     """A vision encoder and a text decoder put together (TrOCR, Donut, captioners with GPT-2)."""
 
-    modules: ClassVar[Mapping[Kind, str]] = {
+    modules: ClassVar[Patterns] = {
         "cross": r"decoder\.(?:.*\.)?(\d+)\.(?:encoder_attn|crossattention(?:\.self)?)",
         "decoder": r"decoder\.(?:.*\.)?(\d+)\.(?:self_attn|attn|attention\.self)",
     }
-    stands_alone = True
     ids_name = "decoder_input_ids"
+
+    @classmethod
+    def stands_alone(cls, base: PreTrainedModel) -> bool:
+        """Return whether its encoder is shown on a picture without words."""
+        return not merges_patches(base.encoder)
+
+    @classmethod
+    def notes_on(cls, base: PreTrainedModel) -> list[str]:
+        """See CrossAttentionReader."""
+        if cls.stands_alone(base):
+            return []
+        return ["Its encoder merges patches, and attends within windows: it is not shown, the decoder is."]
 
     @property
     def _tower(self) -> Any:
         return self._base.encoder
+
+    def _cut(self, output: PhotoPrompt) -> Cut:
+        """Return one picture of patches; an encoder that merges them fills up the last ones."""
+        if merges_patches(self._tower):
+            output = _fill_up(output, patch_size(self._tower, self._name))
+        return super()._cut(output)
 
     def _ids_of(self, text: str) -> list[int]:
         """Return the token that a decoder starts with, then the text, without its end."""
@@ -337,24 +378,102 @@ class EncoderDecoderReader(CaptionReader):
             ids.pop()
         return ids if ids[:1] == [start] else [start, *ids]
 
-    def _encode_once(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        return {"encoder_outputs": BaseModelOutput(self._tower(inputs["pixel_values"])[0]), "pixel_values": None}
+
+class ObjectReader(ImageProcessorReader):
+    """Object queries attend to the feature map of a photo, and to each other (DETR)."""
+
+    modules: ClassVar[Patterns] = {
+        "cross": r"decoder\.layers\.(\d+)\.encoder_attn",
+        "decoder": r"decoder\.layers\.(\d+)\.self_attn",
+    }
+    describes = True
+    reads_words = False
+
+    def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
+        super().__init__(model, processor)
+        self._grids: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    @classmethod
+    def notes_on(cls, base: PreTrainedModel) -> list[str]:
+        """See CrossAttentionReader."""
+        return [
+            "Object queries (Q0, Q1 …) look at what the encoder makes of the photo; the encoder itself is not shown.",
+            "A patch is a place of the feature map: through convolutions and encoder it knows of what lies around it.",
+        ]
+
+    def _cut(self, output: PhotoPrompt) -> Cut:
+        """Return the photo in the places of the feature map, the last of which may be filled up."""
+        shape = tuple(output.pixels.shape)
+        if shape not in self._grids:
+            self._grids[shape] = self._grid_of(output.inputs)
+        # Each stage of a backbone halves height and width, rounded up.
+        sides = zip(shape[2:], self._grids[shape], strict=True)
+        high, wide = (2 ** math.ceil(math.log2(n_pixels / n_places)) for n_pixels, n_places in sides)
+        return one_grid(_fill_up(output, (high, wide)), (high, wide))
+
+    def _grid_of(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the rows and columns of the feature map that a picture becomes."""
+        grids: list[tuple[int, int]] = []
+
+        def look(module: nn.Module, arguments: Any, output: Tensor) -> None:
+            grids.append((output.shape[-2], output.shape[-1]))
+
+        moved = {name: value.to(self.model.device) for name, value in inputs.items()}
+        moved["pixel_values"] = moved["pixel_values"].to(self._base.dtype)
+        with torch.no_grad(), silence(), use_attention(self._base, None), hooks([self._base.input_projection], look):
+            self._base(**moved)
+        return grids[0]
+
+    def _name_tokens(
+        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+    ) -> Named:
+        queries = query_tokens(self._base.config.num_queries, objects=self._find_objects(inputs))
+        layers = self.model.survey.layers
+        return queries, {
+            "cross": AttentionAxes(queries, self._keys(photos, labels), layers["cross"]),
+            "decoder": AttentionAxes(queries, queries, layers["decoder"]),
+        }
+
+    def _find_objects(self, inputs: Mapping[str, Tensor]) -> dict[int, str]:
+        """Return what each query finds that finds something; nothing where the head for it was not loaded."""
+        if self.model.model is self._base:
+            return {}
+        with torch.no_grad(), silence(), use_attention(self._base, None):
+            logits = getattr(self.model.model(**inputs), "logits", None)
+        if logits is None:
+            return {}
+        # The last class stands for no object.
+        chances, classes = logits[0].softmax(-1)[:, :-1].max(-1)
+        names = self._base.config.id2label
+        found = (chances > _SURE).nonzero()[:, 0].tolist()
+        return {query: str(names.get(int(classes[query]), int(classes[query]))) for query in found}
+
+
+_SURE = 0.7
+"""The least probability of the class that a query is named by."""
+
+
+def _fill_up(output: PhotoPrompt, patch: tuple[int, int]) -> PhotoPrompt:
+    """Return pictures with as much beside them as makes their patches whole."""
+    height, width = output.pixels.shape[2:]
+    filled = pad(output.pixels, (0, -width % patch[1], 0, -height % patch[0]))
+    return PhotoPrompt(output.base, output.processor, {**output.inputs, "pixel_values": filled}, output.images)
 
 
 CROSS_READERS: dict[str, type[CrossAttentionReader]] = {
     "blip": BlipReader,
     "blip-2": QFormerReader,
+    "conditional_detr": ObjectReader,
+    "detr": ObjectReader,
     "instructblip": QFormerReader,
     "mllama": MllamaReader,
+    "table-transformer": ObjectReader,
     "vision-encoder-decoder": EncoderDecoderReader,
 }
 """By the type of a model's configuration."""
 
 
 def cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
-    """Return what reads pictures and words in a model with cross-attention to pictures.
-
-    None = it has none that is known.
-    """
+    """Return what reads pictures in a model with cross-attention to pictures; None = it has none that is known."""
     reader = CROSS_READERS.get(base.config.model_type)
     return reader if reader is not None and reader.fits(base) else None

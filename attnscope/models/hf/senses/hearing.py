@@ -41,90 +41,82 @@ class HuggingFaceEars:
                 f"{self._name} came without its feature extractor",
                 "save it beside the model as preprocessor_config.json, or: attnscope.load(model, extractor)",
             )
-        recording, seconds = recording.at(int(self._extractor.sampling_rate)), recording.seconds
+        seconds = recording.seconds
+        recording = recording.at(int(self._extractor.sampling_rate))
         if sees_sound(self._base):
             return self._hear_spectrogram(recording)
         return self._hear_window(recording, seconds) if hears(self._base) else self._hear_frames(recording)
 
     def _hear_window(self, recording: Recording, seconds: float) -> SensoryInput:
-        """Pad or cuts a recording to the window that a model listens for."""
+        """Pad or cut a recording to the window that a model listens for (Whisper)."""
         base = self._base
-        rate = int(self._extractor.sampling_rate)
-        hop = int(self._extractor.hop_length)
         stride = int(base.encoder.conv1.stride[0]) * int(base.encoder.conv2.stride[0])
+        frame = stride * int(self._extractor.hop_length)
         n_frames = int(base.config.max_source_positions)
-        each = stride * hop
-        window = n_frames * each / rate
-        notes = [*recording.notes]
-        samples = recording.samples
-        if len(samples) > n_frames * each:
-            samples = samples[: n_frames * each]
-            source = recording.source
-            notes.append(f"{source} lasts {seconds:.1f} s, {self._name} listens for {window:g} s: the rest is left out")
+        window = n_frames * frame / int(self._extractor.sampling_rate)
+        notes = recording.notes
+        samples = recording.samples[: n_frames * frame]
+        if len(samples) < len(recording.samples):
+            lasts = f"{recording.source} lasts {seconds:.1f} s"
+            notes += (f"{lasts}, {self._name} listens for {window:g} s: the rest is left out",)
         features = self._extract(samples, (1, int(base.config.num_mel_bins), n_frames * stride))
-        sound = _sound(samples, rate, each, -(-len(samples) // each), window, recording.source)
-        sound = replace(
-            sound, spectrogram=_spectrogram(features[0, :, : len(sound.envelope) * stride], self._extractor)
-        )
+        sound = self._sound(samples, frame, -(-len(samples) // frame), window, recording.source)
+        steps = features[0, :, : len(sound.envelope) * stride]
+        sound = replace(sound, spectrogram=_spectrogram(steps, self._extractor))
         tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
-        return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=tuple(notes))
+        return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=notes)
 
     def _hear_frames(self, recording: Recording) -> SensoryInput:
-        """All of a recording, in frames."""
-        base = self._base
+        """Hear all of a recording, in frames (wav2vec 2.0)."""
+        config = self._base.config
         rate = int(self._extractor.sampling_rate)
         samples = recording.samples
         values = self._extract(samples)
-        n = values.shape[1]
-        if hasattr(base.config, "conv_stride"):
-            each = math.prod(base.config.conv_stride)
-            for kernel, stride in zip(base.config.conv_kernel, base.config.conv_stride, strict=True):
-                n = (n - kernel) // stride + 1
+        n_frames = values.shape[1]
+        if hasattr(config, "conv_stride"):
+            frame = math.prod(config.conv_stride)
+            for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+                n_frames = (n_frames - kernel) // stride + 1
         else:
             # A spectrogram of a window each hundredth of a second; the last frame may be half a one, filled up.
-            each = rate // 100 * int(getattr(self._extractor, "stride", 1))
-        if n < 1:
+            frame = rate // 100 * int(getattr(self._extractor, "stride", 1))
+        if n_frames < 1:
             message = f"{recording.source} is too short for {self._name}: {len(samples)} samples"
             raise AttnscopeError(message, "give a longer one")
-        sound = _sound(samples, rate, each, n, len(samples) / rate, recording.source)
-        tokens = frame_tokens(n, sound.seconds_per_frame, recording.source)
-        inputs = {base.main_input_name: values}
+        sound = self._sound(samples, frame, n_frames, len(samples) / rate, recording.source)
+        inputs = {self._base.main_input_name: values}
         view = WholeView(
-            n,
-            f"the recording has {n} frames: it merges or adds some, which is not supported",
+            n_frames,
+            f"the recording has {n_frames} frames: it merges or adds some, which is not supported",
             "wav2vec 2.0, HuBERT, WavLM and w2v-BERT can be shown",
             ("does not take what its feature extractor makes of the recording", ""),
         )
         self._model.expect(inputs, view)
+        tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput(inputs, tokens, sound=sound, notes=recording.notes)
 
     def _hear_spectrogram(self, recording: Recording) -> SensoryInput:
-        """Return what a model looks at that sees sound: time across, pitch down, the lowest at the top."""
+        """Show what a model looks at that sees sound (AST): time across, pitch down, the lowest at the top."""
         config = self._base.config
         values = self._extract(recording.samples, (1, config.max_length, config.num_mel_bins))
         high = config.frequency_stride
         wide = config.time_stride
-        rows = (config.num_mel_bins - config.patch_size) // high + 1
-        columns = (config.max_length - config.patch_size) // wide + 1
-        levels = values[0].T.float().numpy()
-        levels = (levels - levels.min()) / (float(np.ptp(levels)) or 1.0)
-        grey = np.rint(255 * levels[: rows * high, : columns * wide]).astype(np.uint8)
+        side = config.patch_size
+        rows = (config.num_mel_bins - side) // high + 1
+        columns = (config.max_length - side) // wide + 1
+        grey = _to_bytes(values[0].T.float().numpy())[: rows * high, : columns * wide]
         pixels = np.ascontiguousarray(np.repeat(grey[:, :, None], 3, 2))
         picture = Picture(pixels, (rows, columns), recording.source, (pixels.shape[1], pixels.shape[0]))
-        notes = [*recording.notes, "a spectrogram: time goes across, pitch down from the lowest"]
-        if config.patch_size > min(high, wide):
-            side = config.patch_size
-            notes.append(f"patches of {side} overlap: each is drawn as the {high} x {wide} where it begins")
+        notes = (*recording.notes, "a spectrogram: time goes across, pitch down from the lowest")
+        if side > min(high, wide):
+            notes += (f"patches of {side} overlap: each is drawn as the {high} x {wide} where it begins",)
         tokens = patch_tokens(picture.grid, tokens_before(self._base), recording.source)
         inputs = {"input_values": values}
         self._model.expect(inputs, whole_grid(len(tokens)))
-        return SensoryInput(inputs, tokens, picture, notes=tuple(notes))
+        return SensoryInput(inputs, tokens, picture, notes=notes)
 
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
-        """Return what the feature extractor makes of samples.
-
-        Refused where it has not the shape that the model takes.
-        """
+        """Return what the feature extractor makes of samples; refused in another shape than the model takes."""
         with as_failure(f"the feature extractor of {self._name}"):
             features = self._extractor(samples, sampling_rate=int(self._extractor.sampling_rate), return_tensors="pt")
             values: Tensor = features[self._base.main_input_name].to(self._base.dtype)
@@ -135,12 +127,13 @@ class HuggingFaceEars:
             )
         return values
 
-
-def _sound(samples: NDArray[np.float32], rate: int, each: int, n: int, window: float, source: str) -> Sound:
-    """Return what was heard in n frames of `each` samples: how loud each frame is at its loudest."""
-    loud = np.zeros(max(n * each, len(samples)), np.float32)
-    loud[: len(samples)] = np.abs(samples)
-    return Sound(loud[: n * each].reshape(n, each).max(1), each / rate, len(samples) / rate, window, source)
+    def _sound(self, samples: NDArray[np.float32], frame: int, n_frames: int, window: float, source: str) -> Sound:
+        """Return what was heard in frames of so many samples: how loud each frame is at its loudest."""
+        rate = int(self._extractor.sampling_rate)
+        loud = np.zeros(max(n_frames * frame, len(samples)), np.float32)
+        loud[: len(samples)] = np.abs(samples)
+        envelope = loud[: n_frames * frame].reshape(n_frames, frame).max(1)
+        return Sound(envelope, frame / rate, len(samples) / rate, window, source)
 
 
 def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
@@ -148,15 +141,19 @@ def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
 
     It gives (log10 of the power + 4) / 4: a step of 1 is 40 decibels.
     """
-    filters = getattr(extractor, "mel_filters", None)
     values = features.float().cpu().numpy()
-    if filters is None or np.ndim(filters) != 2 or np.shape(filters)[1] != len(values):
+    filters = np.asarray(getattr(extractor, "mel_filters", None), np.float64)  # (bin, band)
+    if filters.ndim != 2 or filters.shape[1] != len(values):
         return None
-    filters = np.asarray(filters, np.float64)
     bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
     weights = filters.sum(0)
-    hertz = np.divide(bins @ filters, weights, out=np.zeros(len(weights)), where=weights > 0)
-    low = float(values.min())
-    high = float(values.max())
-    levels = np.rint(255 * (values - low) / ((high - low) or 1.0)).astype(np.uint8)
-    return Spectrogram(levels, tuple(np.maximum.accumulate(hertz).tolist()), 40 * (high - low))
+    middles = np.divide(bins @ filters, weights, out=np.zeros(len(weights)), where=weights > 0)
+    hertz = tuple(np.maximum.accumulate(middles).tolist())
+    return Spectrogram(_to_bytes(values), hertz, 40 * float(np.ptp(values)))
+
+
+def _to_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return numbers as 0, for the least, to 255."""
+    levels = (values - values.min()) / (float(np.ptp(values)) or 1.0)
+    levels_as_bytes: NDArray[np.uint8] = np.rint(255 * levels).astype(np.uint8)
+    return levels_as_bytes

@@ -1,8 +1,8 @@
 """Which token of a prompt stands for which part of a picture, family by family of models that read pictures.
 
 The places come from what a processor gives out and from the model's own code, never from a guess. What a processor
-makes of a photo is put together again from its tiles; that they are put together rightly is seen from a photo of
-slopes, which the same processor is given: there every pixel says where in the photo it was.
+makes of a photo is put together again from its tiles. A photo of slopes shows whether they fit: there every pixel says
+where in the photo it was.
 """
 
 import importlib
@@ -19,19 +19,23 @@ from torch import Tensor
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses.seeing import tokens_before
 
-Places = NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
 class Pane:
-    """A picture that a model is given of a photo: all of it put together from tiles, or all of it made small."""
+    """A picture that a model is given of a photo: all of it put together from tiles, or all of it made small.
 
-    photo: int  # which photo
-    is_small: bool  # whether it is all of the photo made small, beside one with more detail
-    pixels: Tensor  # as the model is given it, (3, height, width)
-    # of each patch which picture token of the prompt stands for it, counted from the first, (row, column); of models
-    # with cross-attention, which key
-    places: Places
+    Attributes:
+        photo: The number of the photo.
+        pixels: As the model is given it, (3, height, width).
+        cells: Which picture token stands for each patch, counted from the first, or which key of cross-attention;
+            (row, column), int64, -1 = none.
+        is_small: Whether it is all of the photo made small, beside one with more detail.
+    """
+
+    photo: int
+    pixels: Tensor
+    cells: Tensor
+    is_small: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,11 +46,10 @@ class PhotoPrompt:
     processor: Any
     inputs: Any
     images: Sequence[Image.Image]
-    n_tokens: int  # picture tokens that the prompt has, or keys that cross-attention goes to
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Height and width of each photo."""
+        """Return the height and width of each photo."""
         return [(image.height, image.width) for image in self.images]
 
     @property
@@ -56,182 +59,152 @@ class PhotoPrompt:
         return pixels
 
 
+Cut = tuple[list[Pane], int]
+"""The pictures that a model is given, and how many tokens or keys stand for them in all."""
+
+
 class Unplaced(Exception):  # noqa: N818 - who asks says it in one line
     """It is not known which token stands for which part of a picture; the message says why."""
-
-
-def panes_of(output: PhotoPrompt, cut: Callable[[PhotoPrompt], list[Pane]]) -> list[Pane]:
-    """Return the pictures that a model is given, each with its tokens, as its family cuts them.
-
-    Raises `Unplaced` where the family is not known, or what its processor gives does not fit the prompt.
-    """
-    panes = cut(output)
-    places = np.concatenate([pane.places.ravel() for pane in panes])
-    places = places[places >= 0]
-    if len(places) and (places.max() >= output.n_tokens or len(np.unique(places)) != len(places)):
-        raise Unplaced(f"its processor gives {output.n_tokens} picture tokens, fewer than the patches that it cuts")
-    return panes
 
 
 # Families ---------------------------------------------------------------------------------------------------------
 
 
-def one_grid(output: PhotoPrompt, high: int, wide: int, before: int = 0) -> list[Pane]:
-    """One picture a photo, whose tokens are its patches, row by row, after some that stand for no place."""
-    if len(output.pixels) != len(output.sizes):
-        raise Unplaced(f"its processor makes {len(output.pixels)} pictures of {len(output.sizes)} photos")
-    rows = output.pixels.shape[2] // high
-    columns = output.pixels.shape[3] // wide
-    each = rows * columns + before
-    if not rows or not columns or each * len(output.pixels) != output.n_tokens:
-        patches = f"{len(output.pixels)} x {rows} x {columns} patches"
-        raise Unplaced(f"its processor gives {output.n_tokens} picture tokens, and {patches}")
-    return [
-        Pane(
-            number,
-            False,
-            pixels[:, : rows * high, : columns * wide],
-            np.arange(rows * columns).reshape(rows, columns) + number * each + before,
-        )
-        for number, pixels in enumerate(output.pixels)
-    ]
+def one_grid(prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0) -> Cut:
+    """Cut each photo into one grid of patches, row by row, after some tokens that stand for no place."""
+    if len(prompt.pixels) != len(prompt.images):
+        raise Unplaced(f"its processor makes {len(prompt.pixels)} pictures of {len(prompt.images)} photos")
+    high, wide = patch
+    rows = prompt.pixels.shape[2] // high
+    columns = prompt.pixels.shape[3] // wide
+    each = n_before + rows * columns
+    cells = _count(rows, columns) + n_before
+    covered = prompt.pixels[:, :, : rows * high, : columns * wide]
+    return [Pane(number, pixels, cells + number * each) for number, pixels in enumerate(covered)], each * len(covered)
 
 
-def _llava(output: PhotoPrompt) -> list[Pane]:
-    config = output.base.config
+def _llava(prompt: PhotoPrompt) -> Cut:
+    config = prompt.base.config
     keeps_all = config.vision_feature_select_strategy == "full"
-    before = len(tokens_before(output.base.vision_tower)) if keeps_all else 0
-    return one_grid(output, *_height_width(config.vision_config.patch_size), before)
+    n_before = len(tokens_before(prompt.base.vision_tower)) if keeps_all else 0
+    return one_grid(prompt, _height_width(config.vision_config.patch_size), n_before)
 
 
-def _paligemma(output: PhotoPrompt) -> list[Pane]:
-    return one_grid(output, *_height_width(output.base.config.vision_config.patch_size))
+def _paligemma(prompt: PhotoPrompt) -> Cut:
+    return one_grid(prompt, _height_width(prompt.base.config.vision_config.patch_size))
 
 
-def _gemma3(output: PhotoPrompt) -> list[Pane]:
-    config = output.base.config
-    side = round(config.mm_tokens_per_image**0.5)
-    if side * side != config.mm_tokens_per_image or config.vision_config.image_size % side:
-        raise Unplaced(f"{config.mm_tokens_per_image} tokens a picture are no square of patches")
-    if len(output.pixels) != len(output.sizes):
-        raise Unplaced("its processor cuts photos into crops (do_pan_and_scan), and does not say where they lie")
-    cell = config.vision_config.image_size // side
-    return one_grid(output, cell, cell)
+def _gemma3(prompt: PhotoPrompt) -> Cut:
+    config = prompt.base.config
+    cell = config.vision_config.image_size // round(config.mm_tokens_per_image**0.5)
+    return one_grid(prompt, (cell, cell))
 
 
-def _llava_next(output: PhotoPrompt) -> list[Pane]:
-    """Return the model packs numbers in place of features: what comes out where is then known, whatever it cuts off."""
+def _llava_next(prompt: PhotoPrompt) -> Cut:
+    """Have the model pack numbers in place of features: they show what comes out where, whatever it cuts off."""
     from transformers.models.llava_next import modeling_llava_next as code
 
     grid_shape: Any = code.get_anyres_image_grid_shape
-    config = output.base.config
-    model = output.base
+    config = prompt.base.config
+    strategy = config.vision_feature_select_strategy
+    if strategy != "default" and tokens_before(prompt.base.vision_tower):
+        raise Unplaced("it keeps the CLS token of each tile among its patches")
     size = config.vision_config.image_size
     patch = config.vision_config.patch_size
     side = size // patch
-    if config.vision_feature_select_strategy != "default" and tokens_before(model.vision_tower):
-        raise Unplaced("it keeps the CLS token of each tile among its patches")
+    row_end = -torch.ones(1, dtype=torch.float64)
     panes = []
     first = 0
-    for number, (pixels, photo) in enumerate(zip(output.pixels, output.inputs["image_sizes"], strict=True)):
+    for number, (pixels, photo) in enumerate(zip(prompt.pixels, prompt.inputs["image_sizes"], strict=True)):
+        # The first tile is all of the photo made small.
         down, across = grid_shape(photo, config.image_grid_pinpoints, size)
         n_tiles = 1 + down * across
-        numbers = torch.arange(1, n_tiles * side * side + 1, dtype=torch.float64).view(n_tiles, side * side, 1)
-        packed, _ = model.pack_image_features(
-            [numbers], photo[None], config.vision_feature_select_strategy, torch.zeros(1, dtype=torch.float64)
-        )
-        order = packed[0].view(-1).long().numpy() - 1  # -1 where a row ends
-        at = np.full(n_tiles * side * side, -1, np.int64)
-        at[order[order >= 0]] = np.flatnonzero(order >= 0) + first
-        small = at[: side * side].reshape(side, side)
-        fine = join_tiles(at[side * side :].reshape(-1, side, side), down, across)
+        numbers = _count(n_tiles, side * side).double()[..., None]
+        packed, _ = prompt.base.pack_image_features([numbers], photo[None], strategy, row_end)
+        order = packed[0].view(-1).long()
+        is_patch = order >= 0
+        cells = torch.full((n_tiles * side * side,), -1)
+        cells[order[is_patch]] = is_patch.nonzero()[:, 0] + first
+        tiles = cells.view(n_tiles, side, side)
         first += len(order)
-        if not (fine >= 0).any():  # of a narrow photo it keeps what is small alone
-            panes.append(Pane(number, False, pixels[0], small))
-            continue
-        rows = np.flatnonzero((fine >= 0).any(1))
-        columns = np.flatnonzero((fine >= 0).any(0))
-        top = rows[0]
-        bottom = rows[-1] + 1
-        left = columns[0]
-        right = columns[-1] + 1
-        whole = join_tiles(pixels[1:n_tiles], down, across)
-        pixels_kept = whole[:, top * patch : bottom * patch, left * patch : right * patch]
-        panes += [Pane(number, False, pixels_kept, fine[top:bottom, left:right]), Pane(number, True, pixels[0], small)]
-    return _require_all(panes, first, output)
+        # Of the others it keeps what the photo covers; of a narrow photo nothing.
+        fine = join_tiles(tiles[1:], down, across)
+        rows = (fine >= 0).any(1).nonzero()[:, 0]
+        columns = (fine >= 0).any(0).nonzero()[:, 0]
+        if len(rows):
+            top, bottom = int(rows[0]), int(rows[-1]) + 1
+            left, right = int(columns[0]), int(columns[-1]) + 1
+            whole = join_tiles(pixels[1:n_tiles], down, across)
+            covered = whole[:, top * patch : bottom * patch, left * patch : right * patch]
+            panes.append(Pane(number, covered, fine[top:bottom, left:right]))
+        panes.append(Pane(number, pixels[0], tiles[0], is_small=len(rows) > 0))
+    return panes, first
 
 
-def _idefics3(output: PhotoPrompt) -> list[Pane]:
-    config = output.base.config
-    images = output.processor.image_processor
+def _idefics3(prompt: PhotoPrompt) -> Cut:
+    config = prompt.base.config
     cell = config.vision_config.patch_size * config.scale_factor
-    info = images([list(output.images)], return_row_col_info=True, return_tensors="pt")
-    rows = info["rows"][0]
-    columns = info["cols"][0]
-    return _tiles(output, output.pixels[0], cell, list(zip(rows, columns, strict=True)))
+    cut = prompt.processor.image_processor([list(prompt.images)], return_row_col_info=True, return_tensors="pt")
+    return _tiles(prompt.pixels[0], cell, list(zip(cut["rows"][0], cut["cols"][0], strict=True)))
 
 
-def _internvl(output: PhotoPrompt) -> list[Pane]:
-    config = output.base.config
-    images = output.processor.image_processor
+def _internvl(prompt: PhotoPrompt) -> Cut:
+    config = prompt.base.config
+    images = prompt.processor.image_processor
     canvas = importlib.import_module(type(images).__module__).get_optimal_tiled_canvas
     size = (images.size["height"], images.size["width"])
+    shapes = []
+    for photo in prompt.sizes:
+        across, down = canvas(photo, size, images.min_patches, images.max_patches)
+        shapes.append((0, 0) if down * across == 1 else (down, across))
     high, _ = _height_width(config.vision_config.patch_size)
-    shapes = [canvas(photo, size, images.min_patches, images.max_patches)[::-1] for photo in output.sizes]
-    shapes = [(0, 0) if down * across == 1 else (down, across) for down, across in shapes]
-    return _tiles(output, output.pixels, round(high / config.downsample_ratio), shapes)
+    return _tiles(prompt.pixels, round(high / config.downsample_ratio), shapes)
 
 
-def _tiles(output: PhotoPrompt, tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> list[Pane]:
-    """Photos cut into rows and columns of tiles, row by row, then all of it in one tile; (0, 0) = that alone."""
-    high = tiles.shape[2] // cell
-    wide = tiles.shape[3] // cell
+def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
+    """Cut photos into rows and columns of tiles, row by row, then all of it in one tile; (0, 0) = that alone."""
+    n_tiles = sum(down * across + 1 for down, across in shapes)
+    if n_tiles != len(tiles):
+        raise Unplaced(f"its processor makes {len(tiles)} tiles, and says that there are {n_tiles}")
+    rows = tiles.shape[2] // cell
+    columns = tiles.shape[3] // cell
+    cells = _count(len(tiles), rows * columns).view(-1, rows, columns)
     panes = []
-    tile = 0
+    small = -1
     for number, (down, across) in enumerate(shapes):
-        n = down * across
-        if tile + n + 1 > len(tiles):
-            raise Unplaced(f"its processor makes {len(tiles)} tiles, and says that there are more")
-        at = np.arange((n + 1) * high * wide).reshape(n + 1, high, wide) + tile * high * wide
-        if n:
-            panes.append(
-                Pane(number, False, join_tiles(tiles[tile : tile + n], down, across), join_tiles(at[:n], down, across))
-            )
-        panes.append(Pane(number, n > 0, tiles[tile + n], at[n]))
-        tile += n + 1
-    if tile != len(tiles):
-        raise Unplaced(f"its processor makes {len(tiles)} tiles, and says that there are {tile}")
-    return _require_all(panes, tile * high * wide, output)
+        first = small + 1
+        small = first + down * across
+        if small > first:
+            whole = join_tiles(tiles[first:small], down, across)
+            panes.append(Pane(number, whole, join_tiles(cells[first:small], down, across)))
+        panes.append(Pane(number, tiles[small], cells[small], is_small=small > first))
+    return panes, cells.numel()
 
 
-def _qwen(output: PhotoPrompt) -> list[Pane]:
-    """Patches come in order of the blocks that are merged; their numbers are put back into rows."""
-    images = output.processor.image_processor
+def _qwen(prompt: PhotoPrompt) -> Cut:
+    """Put patches back into rows: they come in order of the blocks that are merged."""
+    images = prompt.processor.image_processor
     merge = images.merge_size
     patch = images.patch_size
-    frames = images.temporal_patch_size
     panes = []
-    row = 0
-    first = 0
-    for number, grid in enumerate(output.inputs["image_grid_thw"]):
-        time, rows, columns = (int(n) for n in grid)
-        if time != 1:
-            raise Unplaced(f"its processor makes {time} frames of a photo")
-        patches = output.pixels[row : row + rows * columns]
-        blocks = patches.view(rows // merge, columns // merge, merge, merge, 3, frames, patch, patch)[..., 0, :, :]
-        whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
+    n_patches = 0
+    for number, grid in enumerate(prompt.inputs["image_grid_thw"]):
+        n_frames, rows, columns = (int(n) for n in grid)
+        if n_frames != 1:
+            raise Unplaced(f"its processor makes {n_frames} frames of a photo")
         down = rows // merge
         across = columns // merge
-        panes.append(Pane(number, False, whole, np.arange(down * across).reshape(down, across) + first))
-        row = row + rows * columns
-        first = first + down * across
-    return _require_all(panes, first, output)
+        patches = prompt.pixels[n_patches : n_patches + rows * columns]
+        # (block row, block column, row, column, colour, frame, y, x), of which all frames are alike
+        blocks = patches.view(down, across, merge, merge, 3, images.temporal_patch_size, patch, patch)[..., 0, :, :]
+        whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
+        panes.append(Pane(number, whole, _count(down, across) + n_patches // merge**2))
+        n_patches += rows * columns
+    return panes, n_patches // merge**2
 
 
-def _require_all(panes: list[Pane], n: int, output: PhotoPrompt) -> list[Pane]:
-    if n != output.n_tokens:
-        raise Unplaced(f"its processor gives {output.n_tokens} picture tokens where its grid says {n}")
-    return panes
+def _count(rows: int, columns: int) -> Tensor:
+    return torch.arange(rows * columns).view(rows, columns)
 
 
 def _height_width(size: Any) -> tuple[int, int]:
@@ -239,15 +212,13 @@ def _height_width(size: Any) -> tuple[int, int]:
     return int(high), int(wide)
 
 
-def join_tiles(tiles: Any, down: int, across: int) -> Any:
-    """Tiles (tile, ..., height, width), row by row, as one (..., down * height, across * width)."""
-    stack = torch.as_tensor(tiles)
-    rows = [torch.cat(list(stack[row * across : (row + 1) * across]), -1) for row in range(down)]
-    whole = torch.cat(rows, -2)
-    return whole if isinstance(tiles, Tensor) else whole.numpy()
+def join_tiles(tiles: Tensor, down: int, across: int) -> Tensor:
+    """Join tiles (tile, ..., height, width), row by row, to one (..., down * height, across * width)."""
+    rows = [torch.cat(list(row), -1) for row in tiles[: down * across].unflatten(0, (down, across))]
+    return torch.cat(rows, -2)
 
 
-FAMILIES: dict[str, Callable[[PhotoPrompt], list[Pane]]] = {
+FAMILIES: dict[str, Callable[[PhotoPrompt], Cut]] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
     "internvl": _internvl,
@@ -271,38 +242,38 @@ _LEAST_SIDE = 16
 
 def slopes(height: int, width: int) -> NDArray[np.uint8]:
     """Return a photo whose red says how far right a pixel is, whose green how far down, and whose blue is full."""
-    y, x = np.mgrid[:height, :width]
-    shades = (255 * x / max(1, width - 1), 255 * y / max(1, height - 1), np.full_like(x, 255))
-    picture: NDArray[np.uint8] = np.rint(np.stack(shades, -1)).astype(np.uint8)
+    red = np.linspace(0, 255, width)[None].repeat(height, 0)
+    green = np.linspace(0, 255, height)[:, None].repeat(width, 1)
+    picture: NDArray[np.uint8] = np.rint(np.stack([red, green, np.full_like(red, 255)], -1)).astype(np.uint8)
     return picture
 
 
 def area_of(picture: NDArray[np.uint8], height: int, width: int) -> tuple[float, float, float, float] | None:
-    """Return what of a photo a picture covers, from what became of its slopes.
+    """Return what of a photo a picture covers: left, top, right and lower edge, in pixels.
 
-    Left, top, right and lower edge, in pixels.
-
-    `shown` are the slopes of the photo's size, as the processor made them and they were put together again. None for
-    photos of a few pixels. A picture that is not the photo in one piece is refused: it would be shaded in wrong places.
+    The picture is what became of the slopes of the photo's size. Return None for photos of a few pixels. Refuse a
+    picture that is not the photo in one piece: it would be shaded in wrong places.
     """
     if min(height, width) < _LEAST_SIDE:
         return None
-    edges = []
-    for channel, size in ((0, width), (1, height)):
-        colours = picture.swapaxes(0, channel)  # what is asked for goes along the second axis
-        values, real = colours[:, :, channel].astype(np.float64), colours[:, :, 2] > 250  # what fills up is darker
-        at = np.broadcast_to(np.arange(values.shape[1]) + 0.5, values.shape)[real]
-        there = values[real] / 255 * (size - 1) + 0.5
-        if len(np.unique(at)) < 2:
-            return None
-        slope, start = np.polyfit(at, there, 1)
-        # Filters bend the slope at its ends by a pixel of the photo or of the picture; a shade is 1/255 of a side.
-        allowed = 2 * size / 255 + 3 * max(1.0, abs(slope))
-        if np.abs(there - (slope * at + start)).max() > allowed:
-            raise AttnscopeError(
-                "the pictures that the processor makes of this photo do not fit together to the photo",
-                "it is not known where its patches lie, so that none is shown",
-            )
-        edges.append((float(start), float(start + slope * values.shape[1])))
-    (left, right), (top, bottom) = edges
-    return round(left, 2), round(top, 2), round(right, 2), round(bottom, 2)
+    is_photo = picture[:, :, 2] > 250  # what fills up is darker
+    across = _edges(picture[:, :, 0], is_photo, width)
+    down = _edges(picture[:, :, 1].T, is_photo.T, height)
+    return None if across is None or down is None else (across[0], down[0], across[1], down[1])
+
+
+def _edges(shades: NDArray[np.uint8], is_photo: NDArray[np.bool_], size: int) -> tuple[float, float] | None:
+    """Return where in a photo a slope along the second axis begins and ends; None of one column."""
+    shown = np.broadcast_to(np.arange(shades.shape[1]) + 0.5, shades.shape)[is_photo]
+    if len(np.unique(shown)) < 2:
+        return None
+    real = shades[is_photo] / 255 * (size - 1) + 0.5
+    slope, start = np.polyfit(shown, real, 1)
+    # Filters bend the slope at its ends by a pixel of the photo or of the picture; a shade is 1/255 of a side.
+    allowed = 2 * size / 255 + 3 * max(1.0, abs(slope))
+    if np.abs(real - (slope * shown + start)).max() > allowed:
+        raise AttnscopeError(
+            "the pictures that the processor makes of this photo do not fit together to the photo",
+            "it is not known where its patches lie, so that none is shown",
+        )
+    return round(float(start), 2), round(float(start + slope * shades.shape[1]), 2)

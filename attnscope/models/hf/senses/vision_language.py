@@ -1,4 +1,8 @@
-"""What Hugging Face models read of pictures beside words: photos and a text through the model's own processor."""
+"""What Hugging Face models read of pictures beside words: photos and a text through the model's own processor.
+
+`VisionLanguageReader` does what all families share. Here are those that read pictures among their words, as LLaVA does;
+those whose words or queries attend to patches by cross-attention are in cross_readers.py.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import compare_on
 from attnscope.models.hf.examples import Example, accepts, is_paligemma
 from attnscope.models.hf.parts import as_failure, in_one_line, silence
-from attnscope.models.hf.senses.patch_places import FAMILIES, Pane, PhotoPrompt, Unplaced, area_of, panes_of, slopes
+from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, Unplaced, area_of, slopes
 from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.tokenizer import limit_template
@@ -28,44 +32,52 @@ from attnscope.senses.photos import Photo
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
-Labels = Mapping[int, str]
-"""What to show for the tokens or keys that stand for patches, by their places."""
+Named = tuple[Tokens, dict[str, AttentionAxes]]
+"""The words; and, where pictures are not among them, the queries and keys of each kind of attention."""
 
 
 class VisionLanguageReader:
-    """What of a model reads pictures and words; see models.model.Viewer.
+    """What of a model reads pictures and words; see models.model.Viewer. It may have come without a processor.
 
-    Families differ in the methods from `_cut` on. The processor may be None: the model came without one.
+    Attributes:
+        describes: Whether it writes of a picture without being given words.
+        reads_words: Whether it takes any.
+        takes_several_photos: Whether a prompt may have more than one.
+        needs_words_processor: Whether a processor of pictures alone is not enough.
+        ids_name: What the forward calls the words.
     """
 
     describes = False
+    reads_words = True
     takes_several_photos = True
-    takes_image_processor = False  # whether that is enough of a processor
-    ids_name = "input_ids"  # what the forward calls the words
+    needs_words_processor = True
+    ids_name = "input_ids"
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         self.model = model
         self._base = model.base
         self._name = model.info.name
         self._processor = processor
+        self._images = getattr(processor, "image_processor", None if self.needs_words_processor else processor)
         self._writer = HuggingFaceWriter(model)
         self._compared: set[tuple[int, ...]] = set()
 
     def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
-        """Photos and a text as the model takes them, and at most n tokens that it writes, greedily.
+        """Return photos and a text as the model takes them, and at most n tokens that it writes, greedily.
 
         What the seam gives is compared with what the model computes as it is, the first time at least.
         """
-        joint = getattr(self._processor, "image_processor", None)
-        if (self._processor if self.takes_image_processor else joint) is None:
+        if self._images is None:
             message = f"{self._name} came without its processor"
             raise AttnscopeError(message, "hand it over: attnscope.load(model, processor)")
         if len(photos) > 1 and not self.takes_several_photos:
             raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
         self._require_no_mark(text)
+
+        # What the processor makes of photos and text, and where in it the patches are.
         prompt, notes = self._write_prompt(text, len(photos))
         output = self._make([photo.image for photo in photos], prompt)
-        ids = output.inputs[self.ids_name][0].tolist()
+        ids = output.inputs[self.ids_name][0].tolist() if self.reads_words else []
         n_given = len(ids)
         require_length(self.model.info, n_given + n)
         pictures, labels = self._place_pictures(output, photos, prompt)
@@ -74,45 +86,84 @@ class VisionLanguageReader:
             for name, value in output.inputs.items()
             if isinstance(value, Tensor) and accepts(self._base, name)
         }
+
+        # What the model writes after it.
         if n:
             written = self._write(inputs, ids, n)
             if len(written) < n:
                 notes.append(f"the model wrote {len(written)} of {n} tokens: it ended the text")
-            ids += written
-            inputs = self._extend(inputs, ids)
-        tokens, axes = self._name_tokens(output, photos, labels, inputs, n_given)
+            inputs = self._extend(inputs, [*ids, *written])
+        tokens, axes = self._name_tokens(inputs, photos, labels, n_given)
         self._compare(inputs, axes)
-        notes = [*(note for photo in photos for note in photo.notes), *notes]
-        return SensoryInput(inputs, tokens, pictures=pictures, notes=tuple(notes), axes=axes)
+        of_photos = [note for photo in photos for note in photo.notes]
+        return SensoryInput(inputs, tokens, pictures=pictures, notes=(*of_photos, *notes), axes=axes)
 
-    def _cut(self, output: PhotoPrompt) -> list[Pane]:
-        """Return the pictures that the model is given, each with the tokens or keys that stand for its patches."""
+    # What families differ in -----------------------------------------------------------------------------------------
+
+    def _cut(self, output: PhotoPrompt) -> Cut:
+        """Return the pictures that the model is given, and how many tokens or keys stand for them."""
         raise NotImplementedError
 
-    def _write_prompt(self, text: str, n: int) -> tuple[str, list[str]]:
-        """Photos, then the text, as the model's template of chats puts them; what else is worth a note."""
+    def _positions(self, output: PhotoPrompt, n_tokens: int) -> NDArray[np.int64]:
+        """Return where each picture token stands in the prompt, or each key, (token,)."""
+        raise NotImplementedError
+
+    def _name_tokens(
+        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+    ) -> Named:
+        """Return what attends; `labels` are of the tokens or keys that stand for patches, by position."""
+        raise NotImplementedError
+
+    def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
+        """Refuse a model whose attention at the seam is not what it computes as it is."""
+        raise NotImplementedError
+
+    # Prompts ---------------------------------------------------------------------------------------------------------
+
+    def _write_prompt(self, text: str, n_photos: int) -> tuple[str, list[str]]:
+        """Return photos, then the text, as the model's template of chats puts them; and what else is worth a note."""
         if not getattr(self._processor, "chat_template", None):
             mark = str(getattr(self._processor, "image_token", "<image>"))
             plain = "the processor has no chat template: the model reads the pictures, then the text"
-            return mark * n + text, [] if is_paligemma(self._base) else [plain]
-        content: list[dict[str, str]] = [*({"type": "image"} for _ in range(n)), {"type": "text", "text": text}]
-        messages: list[Any] = [{"role": "user", "content": content}]
+            return mark * n_photos + text, [] if is_paligemma(self._base) else [plain]
+        content: list[dict[str, str]] = [{"type": "image"}] * n_photos
+        messages: list[Any] = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
         with as_failure(f"the chat template of {self._name}"), limit_template():
             prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
         return str(prompt), []
 
+    def _make(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
+        return PhotoPrompt(self._base, self._processor, self._process(images, prompt), images)
+
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         """Return what the processor makes of photos and a prompt."""
         return self._run_processor(prompt, [list(images)])
 
-    def _n_places(self, inputs: Mapping[str, Any]) -> int:
-        """Return how many picture tokens the prompt has, or keys that cross-attention goes to."""
-        return int((inputs["input_ids"] == self._picture_id).sum())
+    def _run_processor(self, prompt: str, images: Sequence[Any]) -> dict[str, Any]:
+        # Templates write the token that begins a text themselves.
+        start = getattr(self._processor.tokenizer, "bos_token", None)
+        options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
+        with as_failure(f"the processor of {self._name}"), silence():
+            inputs: dict[str, Any] = self._processor(text=[prompt], images=images, return_tensors="pt", **options)
+        return inputs
 
-    def _places(self, output: PhotoPrompt) -> NDArray[np.int64]:
-        """Where each picture token stands in the prompt, or each key, (token,)."""
-        raise NotImplementedError
+    def _require_no_mark(self, text: str) -> None:
+        """Refuse a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
+        for name in ("boi_token", "image_token"):
+            mark = str(getattr(self._processor, name, None) or "")
+            if mark and mark in text:
+                message = f"the text holds {mark!r}, which stands for a picture in what {self._name} reads"
+                raise AttnscopeError(message, "leave it out")
+
+    @property
+    def _picture_id(self) -> int:
+        """Return the number of the token that stands for pictures."""
+        config = self._base.config
+        number = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+        if not isinstance(number, int):
+            raise AttnscopeError(f"{self._name} does not say which of its tokens stand for pictures")
+        return number
 
     def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
         """Return the numbers of what the model writes, greedily, without a token that ends a text."""
@@ -129,103 +180,69 @@ class VisionLanguageReader:
                 longer[name] = pad(inputs[name], (0, more), value=value)
         return longer
 
-    def _name_tokens(
-        self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
-    ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        """Return the words; and, where pictures are not among them, the queries and keys of each kind of attention."""
-        raise NotImplementedError
-
-    def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Refuse a model whose attention at the seam is not what it computes as it is."""
-        raise NotImplementedError
-
-    @property
-    def _picture_id(self) -> int:
-        """Return the number of the token that stands for pictures."""
-        config = self._base.config
-        number = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
-        if not isinstance(number, int):
-            raise AttnscopeError(f"{self._name} does not say which of its tokens stand for pictures")
-        return number
-
-    def _run_processor(self, prompt: str, images: Sequence[Any]) -> dict[str, Any]:
-        """Return what the whole processor makes of photos and a prompt."""
-        # Templates write the token that begins a text themselves.
-        start = getattr(self._processor.tokenizer, "bos_token", None)
-        options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
-        with as_failure(f"the processor of {self._name}"), silence():
-            inputs: dict[str, Any] = self._processor(text=[prompt], images=images, return_tensors="pt", **options)
-        return inputs
-
-    def _make(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
-        inputs = self._process(images, prompt)
-        return PhotoPrompt(self._base, self._processor, inputs, images, self._n_places(inputs))
-
-    def _require_no_mark(self, text: str) -> None:
-        """Refuse a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
-        marks = {str(getattr(self._processor, which, None) or "") for which in ("image_token", "boi_token")} - {""}
-        mark = next((each for each in sorted(marks) if each in text), None)
-        if mark is not None:
-            raise AttnscopeError(
-                f"the text holds {mark!r}, which stands for a picture in what {self._name} reads", "leave it out"
-            )
+    # Pictures --------------------------------------------------------------------------------------------------------
 
     def _place_pictures(
         self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
-        """Return the pictures with the places of what stands for their patches; and what to show for each of these."""
-        at = self._places(output)
+        """Return the pictures with the positions of what stands for their patches; and labels of these positions."""
         try:
-            panes = panes_of(output, self._cut)
-            of_slopes = self._make([Image.fromarray(slopes(*size)) for size in output.sizes], prompt)
-            guides = panes_of(of_slopes, self._cut)
+            panes, n_tokens = self._cut(output)
+            positions = self._positions(output, n_tokens)
+            guides, _ = self._cut(self._make([Image.fromarray(slopes(*size)) for size in output.sizes], prompt))
         except Unplaced as error:
             message = f"{self._name} cannot be shown on pictures: {error}"
             raise AttnscopeError(message, "its text alone can be: leave out --image") from error
-        processor = getattr(output.processor, "image_processor", output.processor)
-
-        def colours(pane: Pane) -> NDArray[np.uint8]:
-            return np.ascontiguousarray(undo_normalisation(processor, pane.pixels[None]))
-
         names = [photo.source for photo in photos]
         pictures = []
-        labels = dict[int, str]()
+        labels: dict[int, str] = {}
         for number, (pane, guide) in enumerate(zip(panes, guides, strict=True)):
-            photo = photos[pane.photo]
-            cells = np.where(pane.places >= 0, at[pane.places], -1).astype(np.int32)
-            again = names[: pane.photo].count(photo.source) + 1
-            source = photo.source + f" ({again})" * (again > 1) + SMALL * pane.is_small
-            area = area_of(colours(guide), *output.sizes[pane.photo])
-            grid = (cells.shape[0], cells.shape[1])
-            pictures.append(Picture(colours(pane), grid, source, photo.image.size, cells, area))
+            cells = pane.cells.numpy()
+            cells = np.where(cells >= 0, positions[cells], -1).astype(np.int32)
+            name = names[pane.photo]
+            again = names[: pane.photo].count(name) + 1
+            source = name + f" ({again})" * (again > 1) + SMALL * pane.is_small
+            area = area_of(self._colours(guide), *output.sizes[pane.photo])
+            rows, columns = cells.shape
+            size = photos[pane.photo].image.size
+            pictures.append(Picture(self._colours(pane), (rows, columns), source, size, cells, area))
             before = f"{number}:" if len(panes) > 1 else ""
-            for (row, column), place in np.ndenumerate(cells):
-                if place >= 0:
-                    labels[int(place)] = f"{before}{row},{column}"
+            labels |= {
+                int(cell): f"{before}{row},{column}" for (row, column), cell in np.ndenumerate(cells) if cell >= 0
+            }
         return tuple(pictures), labels
+
+    def _colours(self, pane: Pane) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(undo_normalisation(self._images, pane.pixels[None]))
 
 
 class InterleavedReader(VisionLanguageReader):
     """Reads pictures as tokens among those of its text, as LLaVA does."""
 
-    def _cut(self, output: PhotoPrompt) -> list[Pane]:
+    def _cut(self, output: PhotoPrompt) -> Cut:
         kind = self._base.config.model_type
         if kind not in FAMILIES:
             raise Unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
         return FAMILIES[kind](output)
 
-    def _places(self, output: PhotoPrompt) -> NDArray[np.int64]:
-        return np.flatnonzero(output.inputs["input_ids"][0].cpu().numpy() == self._picture_id)
+    def _positions(self, output: PhotoPrompt, n_tokens: int) -> NDArray[np.int64]:
+        positions = self._find_tokens(output.inputs)
+        if len(positions) != n_tokens:
+            raise Unplaced(f"its processor gives {len(positions)} picture tokens where its pictures have {n_tokens}")
+        return positions
+
+    def _find_tokens(self, inputs: Mapping[str, Tensor]) -> NDArray[np.int64]:
+        return np.flatnonzero(inputs[self.ids_name][0].cpu().numpy() == self._picture_id)
 
     def _name_tokens(
-        self, output: PhotoPrompt, photos: Sequence[Photo], labels: Labels, inputs: Mapping[str, Tensor], n_given: int
-    ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        marks = dict.fromkeys(self._places(output).tolist(), "picture")
+        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+    ) -> Named:
+        marks = dict.fromkeys(self._find_tokens(inputs).tolist(), "picture")
         ids = inputs[self.ids_name][0].tolist()
         return self.model.vocabulary.encode_among(ids, {**marks, **labels}, n_given), {}
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Once, whatever the photo's size."""
+        """Compare once, whatever the photo's size."""
         if not self._compared:
             with torch.no_grad(), in_one_line(self._name, "does not run on pictures and words"):
                 compare_on(self._base, self.model.survey, Example({**inputs}))

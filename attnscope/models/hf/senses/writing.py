@@ -37,8 +37,8 @@ class HuggingFaceWriter:
     @property
     def alignment_heads(self) -> tuple[tuple[int, int], ...]:
         """Return the heads, (layer, head), whose cross-attention follows speech, as Whisper's files name them."""
-        named = getattr(getattr(self._model, "generation_config", None), "alignment_heads", None) or ()
-        return tuple((int(layer), int(head)) for layer, head in named)
+        heads = getattr(getattr(self._model, "generation_config", None), "alignment_heads", None) or ()
+        return tuple((int(layer), int(head)) for layer, head in heads)
 
     def generate(self, tokens: Tokens, n: int) -> Tokens:
         """Continue a text greedily: at each step the token that the model gives the most probability.
@@ -54,48 +54,39 @@ class HuggingFaceWriter:
         return self._tokenizer.extend(tokens, written)
 
     def answer(self, inputs: Mapping[str, Tensor], n: int, never: Sequence[int] = ()) -> list[int]:
-        """The numbers of what the model writes after a prompt of pictures and words, without a token that ends it.
+        """Return the numbers of what the model writes after pictures and words, without a token that ends it.
 
-        Written with the model's own settings but without sampling and beams; some numbers, as those that stand for
-        pictures, never.
+        Some numbers, as those that stand for pictures, are never written.
         """
         self._require_head(is_encoder_decoder=False)
-        with silence(), torch.no_grad(), use_attention(self._base, None):
-            result = self._model.generate(
-                **inputs, do_sample=False, num_beams=1, max_new_tokens=n, suppress_tokens=list(never) or None
-            )
-        return self._without_end(result[0, inputs["input_ids"].shape[1] :].tolist())
+        written = self._generate(inputs, n, suppress_tokens=list(never) or None)
+        return self._without_end(written[inputs["input_ids"].shape[1] :])
 
     def encode_target(self, text: str) -> Tokens:
         """Return what the decoder reads that is to write `text`: the start token, then the text."""
         return self._tokenizer.encode_target(text, self.start_id(), self._end_ids())
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
-        """Return what the decoder reads as it answers a text by its own greedy output.
-
-        The start token, then what was written.
-
-        Written with the model's own settings (forced and suppressed tokens …) but without sampling and beams.
-        """
+        """Return what the decoder reads as it answers a text: the start token, then what it writes itself."""
         self._require_head(is_encoder_decoder=True)
-        start = self.start_id()
-        inputs = self._shown.text_inputs(Batch(torch.from_numpy(tokens.ids)[None]), target=False)
-        arguments = {name: x.to(self._shown.device) for name, x in inputs.items()}
+        batch = Batch(torch.from_numpy(tokens.ids)[None])
+        inputs = {name: x.to(self._shown.device) for name, x in self._shown.text_inputs(batch, target=False).items()}
+        start, *written = self._generate(inputs, n, decoder_start_token_id=self.start_id())
+        return self._tokenizer.extend(self._tokenizer.encode_ids([start]), self._without_end(written))
+
+    def _generate(self, inputs: Mapping[str, Tensor], n: int, **options: Any) -> list[int]:
+        """Return what transformers' own `generate` gives: with the model's settings, without sampling and beams."""
         # In this order, as a load takes them: else two threads could wait for each other.
         with silence(), torch.no_grad(), use_attention(self._base, None):
-            result = self._model.generate(
-                **arguments, decoder_start_token_id=start, do_sample=False, num_beams=1, max_new_tokens=n
-            )
-        written = [int(number) for number in result[0]]
-        written = [*written[:1], *self._without_end(written[1:])]
-        return self._tokenizer.extend(self._tokenizer.encode_ids(written[:1]), written[1:])
+            result = self._model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=n, **options)
+        numbers: list[int] = result[0].tolist()
+        return numbers
 
     def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
         """Return what the decoder reads as it writes what it heard, by plain greedy search.
 
-        No token is suppressed or forced.
-
-        Begins with what the tokenizer puts before a transcript (language, task, no times).
+        Begins with what the tokenizer puts before a transcript (language, task, no times). No token is suppressed or
+        forced.
         """
         self._require_head(is_encoder_decoder=True)
         prompt = list(self._tokenizer.prefix_ids) or [self.start_id()]
@@ -167,8 +158,8 @@ class HuggingFaceWriter:
         ends = set(self._ends)
         for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
             number = getattr(config, "eos_token_id", None)
-            ends |= set(number if isinstance(number, (list, tuple)) else [] if number is None else [number])
-        return ends
+            ends.update(number if isinstance(number, list | tuple) else [number])
+        return ends - {None}
 
     def start_id(self) -> int:
         """Return the number of the token that the decoder of an encoder-decoder starts with."""
