@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.spatial.distance import jensenshannon
 
-from attnscope.core.questions.distance import hellinger_sums, jensen_shannon_sums
+from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
 
 
 def weights_of(n_texts: int, n_tokens: int) -> list[torch.Tensor]:

@@ -32,8 +32,8 @@ import torch
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus
+from attnscope.core import descriptions, directions
 from attnscope.core.attention.seam import attend
-from attnscope.core.questions import descriptions, directions
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
 from attnscope.records.heads.descriptions import HeadDescription

@@ -96,7 +96,7 @@ def measures_of(model: Any, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArray[Any]]:
     """Return `loss`, `nats` and `mass`, (held-out text, head), of attention outside sinks, and `heads`, (head, 2)."""
-    from attnscope.core.questions.descriptions import row_losses
+    from attnscope.core.descriptions import row_losses
     from attnscope.corpus import CorpusText, count_tokens
     from attnscope.studies.describe import rows as sampling
     from attnscope.studies.describe.study import fit_texts

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from attnscope.core.questions.descriptions import Description
-from attnscope.core.questions.sampled_rows import Column, Rows
+from attnscope.core.descriptions import Description
+from attnscope.core.sampled_rows import Column, Rows
 from attnscope.records.heads.descriptions import Term
 from attnscope.studies.describe.english import class_of
 from attnscope.studies.describe.features import catalogue

@@ -9,7 +9,7 @@ import torch
 
 from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 from attnscope.core.attention.seam import AttentionCall, attention_weights
-from attnscope.core.questions.descriptions import (
+from attnscope.core.descriptions import (
     Description,
     describe,
     refit,
@@ -17,8 +17,8 @@ from attnscope.core.questions.descriptions import (
     score,
     score_of_texts,
 )
-from attnscope.core.questions.fit_tables import Table
-from attnscope.core.questions.sampled_rows import Column, Rows
+from attnscope.core.fit_tables import Table
+from attnscope.core.sampled_rows import Column, Rows
 
 N_LEVELS = np.array([2, 2, 2, 2, 2, 2, 9, 2])
 SIMPLICITY = list(range(8))

@@ -7,9 +7,9 @@ import pytest
 
 import attnscope
 from attnscope import DescribeOptions, HeadsOptions
-from attnscope.core.questions.descriptions import describe, score
-from attnscope.core.questions.directions import KEY_CUTS, columns_of, describe_types, find_directions, quantise
-from attnscope.core.questions.sampled_rows import Rows
+from attnscope.core.descriptions import describe, score
+from attnscope.core.directions import KEY_CUTS, columns_of, describe_types, find_directions, quantise
+from attnscope.core.sampled_rows import Rows
 
 N_TYPES, N_TEXTS, N_ROWS, N_KEYS, WIDTH = 61, 40, 11, 23, 7
 

@@ -17,10 +17,10 @@ from scipy.stats import chi2
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus
+from attnscope.core import lifts
+from attnscope.core.descriptions import score_of_texts
 from attnscope.core.exact.intervals import predicted_interval, skewed_interval, unseen_share, weight_of_unseen
-from attnscope.core.questions import row_tables
-from attnscope.core.questions.descriptions import score_of_texts
-from attnscope.core.questions.row_tables import ItemSums
+from attnscope.core.lifts import ItemSums
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import CorpusText, chunks
 from attnscope.corpus.batching import tokens_of
@@ -235,20 +235,20 @@ def least_of(n_draws: int) -> float:
 class LiftsByText(ItemSums):
     """Keeps what is added, for each text."""
 
-    def __init__(self, n_items: int, n_heads: list[int]) -> None:
+    def __init__(self, n_items: int, n_heads: int) -> None:
         super().__init__(n_items, n_heads)
-        self.added: list[list[tuple[NDArray[np.int64], Floats]]] = [[] for _ in n_heads]
+        self.added: list[list[tuple[NDArray[np.int64], Floats]]] = [[] for _ in range(n_heads)]
 
     def add(
-        self, layer: int, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
+        self, head: int, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
     ) -> None:
-        self.added[layer].append((items, np.stack([masses[:, 0], even, counts, most])))
+        self.added[head].append((items, np.stack([masses, even, counts, most])))
 
     def of_item(self, item: int) -> Floats:
-        """What the texts add that have it: (4, text, layer)."""
-        by_layer = [[one[:, items == item] for items, one in of_layer] for of_layer in self.added]
-        having = [number for number, one in enumerate(by_layer[0]) if one.shape[1]]
-        return np.array([[of_layer[number][:, 0] for of_layer in by_layer] for number in having]).transpose(2, 0, 1)
+        """What the texts add that have it: (4, text, head)."""
+        by_head = [[one[:, items == item] for items, one in of_head] for of_head in self.added]
+        having = [number for number, one in enumerate(by_head[0]) if one.shape[1]]
+        return np.array([[of_head[number][:, 0] for of_head in by_head] for number in having]).transpose(2, 0, 1)
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def test_intervals_of_lifts_hold_for_every_key_and_pair(
     model: Model, sentences: list[CorpusText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The atlas's tables: queries, keys and pairs that 20 sentences have, up to 100 of each."""
-    monkeypatch.setattr(row_tables, "ItemSums", LiftsByText)
+    monkeypatch.setattr(lifts, "ItemSums", LiftsByText)
     monkeypatch.setattr(tables, "LEAST_TEXTS", 20)
     ((kind, n_layers, n_heads),) = zip(model.info.kinds, model.info.n_layers, model.info.n_heads, strict=True)
     heads_of = [(kind, layer, head) for layer in range(n_layers) for head in range(n_heads)]
@@ -273,15 +273,14 @@ def test_intervals_of_lifts_hold_for_every_key_and_pair(
             held = []
             for parts in texts_of:
                 shape = (n_draws, parts.shape[2])
-                every, some = ItemSums(1, [1] * shape[1]), ItemSums(n_draws * shape[1], [1])
-                for mass, even, count, most in parts.swapaxes(0, 1):
-                    for layer in range(shape[1]):
-                        cut = slice(layer, layer + 1)
-                        every.add(layer, np.zeros(1, np.int64), mass[cut, None], even[cut], count[cut], most[cut])
+                every, some = ItemSums(1, shape[1]), ItemSums(n_draws * shape[1], 1)
+                for of_text in parts.swapaxes(0, 1):
+                    for head in range(shape[1]):
+                        every.add(head, np.zeros(1, np.int64), *of_text[:, head : head + 1])
                 true = every.lifts().lift[0]
                 for numbers in drawn.integers(0, parts.shape[1], (n_texts, n_draws)):
                     mass, even, count, most = parts[:, numbers].reshape(4, -1)
-                    some.add(0, np.arange(mass.size), mass[:, None], even, count, most)
+                    some.add(0, np.arange(mass.size), mass, even, count, most)
                 low, high = (ends[:, 0].reshape(shape) for ends in (some.lifts().low, some.lifts().high))
                 held.append(((low <= true) & (true <= high)).T)
             covered = np.concatenate(held)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attnscope.core.questions.descriptions import describe
-from attnscope.core.questions.directions import columns_of, describe_types, find_directions
-from attnscope.core.questions.gates import split_gains
-from attnscope.core.questions.sampled_rows import Column, Rows
+from attnscope.core.descriptions import describe
+from attnscope.core.directions import columns_of, describe_types, find_directions
+from attnscope.core.gates import split_gains
+from attnscope.core.sampled_rows import Column, Rows
 
 N_TEXTS, N_ROWS, N_KEYS, N_TYPES = 24, 7, 19, 53
 N = N_TEXTS * N_ROWS

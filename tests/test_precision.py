@@ -17,10 +17,10 @@ from attnscope.core.attention.pooling import Grid, part_of_weights, pool_attenti
 from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
+from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
 from attnscope.core.facts import output_factor
 from attnscope.core.measures import HeadMeasures, measures_of_weights
-from attnscope.core.questions.distance import hellinger_sums, jensen_shannon_sums
-from attnscope.core.questions.relations import Links, links_of_weights
+from attnscope.core.relations import Links, links_of_weights
 from tests.core_helpers import make_call, read_tiles
 from tests.measure_helpers import make_facts
 from tests.test_relations_core import facts_of

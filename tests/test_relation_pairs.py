@@ -13,7 +13,7 @@ import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link, spans
 from attnscope.annotated.texts import AnnotationError
 from attnscope.core.attention.seam import AttentionCall, attention_weights
-from attnscope.core.questions.relations import Links, links_of_weights
+from attnscope.core.relations import Links, links_of_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.questions.relations import expressed_by, word_numbers

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnscope.core import relations as core_relations
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-from attnscope.core.questions import relations as core_relations
-from attnscope.core.questions.relations import LinkFacts, Links, LinkSums, links_of_weights, word_weights
+from attnscope.core.relations import LinkFacts, Links, LinkSums, links_of_weights, word_weights
 from tests.core_helpers import EXACT
 
 # [CLS] un ##happy cats sleep [SEP]

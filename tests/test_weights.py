@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.core.questions import weights as core
+from attnscope.core import weights as core
 from attnscope.questions.weights import COMPOSITIONS, Composition, HeadWeights, WeightsOptions
 from attnscope.report.graphs import _place_stops
 from tests.conftest import Run, write_tiny

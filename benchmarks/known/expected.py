@@ -27,8 +27,8 @@ from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
     from attnscope.core.attention.probes import Place
-    from attnscope.core.questions.descriptions import Description
-    from attnscope.core.questions.sampled_rows import Column
+    from attnscope.core.descriptions import Description
+    from attnscope.core.sampled_rows import Column
 
 Singles = NDArray[np.float32]
 

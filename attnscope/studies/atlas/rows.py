@@ -352,7 +352,7 @@ def _examples(
     seen: _SeenText, layer: int, head: int, examples: Sequence[Wanted], unit: Unit, text: ReadText
 ) -> Iterator[Example]:
     """The examples of one head that a text gives."""
-    from attnscope.core.questions.row_tables import keep_rows
+    from attnscope.core.lifts import keep_rows
 
     counts, keys = _counts(seen, layer, head, text)
     counts = np.where(text.asks, counts, -1.0)

@@ -153,7 +153,7 @@ def _failures(
 
 def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, heads: Sequence[Place], rows: Rows) -> Atlas:
     """Return the result of both passes."""
-    from attnscope.core.questions.distance import classical_mds
+    from attnscope.core.distance import classical_mds
 
     # What the second pass says of heads, kind by kind.
     n = len(heads)
@@ -165,7 +165,7 @@ def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, heads: 
         of_kind = [number for number, head in enumerate(heads) if head[0] == kind]
         profiles[of_kind], even[of_kind] = kind_tables.profiles()
         distances[np.ix_(of_kind, of_kind)] = between = kind_tables.distances()
-        positions[of_kind] = classical_mds(between.astype(np.float64)).coordinates
+        positions[of_kind] = classical_mds(between.astype(np.float64))[0]
         for row, of_head in zip(of_kind, kind_tables.rows(), strict=True):
             token_rows += [{"head": row, **tokens} for tokens in of_head]
     deciles = np.full((n, 11), np.nan, np.float32)

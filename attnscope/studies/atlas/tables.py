@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.core.questions.row_tables import Lifts
+    from attnscope.core.lifts import Lifts
 
 LEAST_TEXTS = 3
 """Sampled texts that must have a token, or a pair of tokens, before anything is said of it; of fewer texts, all."""
@@ -84,7 +84,7 @@ class KindTables:
     """The tables of the heads of one kind of attention, text by text; `n_heads` has the heads of each layer."""
 
     def __init__(self, n_heads: Sequence[int], texts: Sequence[ReadText]) -> None:
-        from attnscope.core.questions.row_tables import ItemSums
+        from attnscope.core.lifts import ItemSums
 
         self.n_heads = list(n_heads)
         total = sum(self.n_heads)
@@ -97,9 +97,9 @@ class KindTables:
         self._gets = np.sort(_frequent([text.ids[text.outside_sinks] for text in texts], least)[:_MOST_TYPES])
         room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
         self._pairs = np.sort(_frequent([self._pair_codes(*self._items_of(text)) for text in texts], least)[:room])
-        # Each head is compared with its own attention, spread evenly: it counts as a layer of its own.
+        # Each head is compared with its own attention, spread evenly.
         sizes: dict[str, int] = {"asks": len(self._asks), "gets": len(self._gets), "pairs": len(self._pairs)}
-        self._sums = {side: ItemSums(size, [1] * total) for side, size in sizes.items()}
+        self._sums = {side: ItemSums(size, total) for side, size in sizes.items()}
         self._profiles = np.zeros((total, N_OFFSETS))
         self._even_profiles = np.zeros((len(self.n_heads), N_OFFSETS))
         self._n_queries = np.zeros(len(self.n_heads))
@@ -147,7 +147,7 @@ class KindTables:
     ) -> None:
         import torch
 
-        from attnscope.core.questions.row_tables import even_weights, members, offset_masses
+        from attnscope.core.lifts import even_weights, members, offset_masses
 
         n_heads = self.n_heads[layer]
         rows_of_layer = slice(sum(self.n_heads[:layer]), sum(self.n_heads[: layer + 1]))
@@ -189,11 +189,11 @@ class KindTables:
             most = np.divide(count, share, out=np.zeros_like(count), where=share > 0)
             for head in range(n_heads):
                 even = parts[n_heads + head]
-                self._sums[side].add(rows_of_layer.start + head, items_of_side, parts[head][:, None], even, count, most)
+                self._sums[side].add(rows_of_layer.start + head, items_of_side, parts[head], even, count, most)
 
     def compare(self, rows: Tensor) -> None:
         """Adds the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
-        from attnscope.core.questions.distance import hellinger_sums
+        from attnscope.core.distance import hellinger_sums
 
         sums = hellinger_sums(rows)
         self._divergences += sums.sums.numpy()
@@ -201,7 +201,7 @@ class KindTables:
 
     def distances(self) -> NDArray[np.float32]:
         """The distance of every two heads, (head, head); NaN where they were never compared."""
-        from attnscope.core.questions.distance import as_distance
+        from attnscope.core.distance import as_distance
 
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = self._divergences / self._compared
@@ -268,7 +268,7 @@ def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> li
     crowd out common ones.
 
     Args:
-        lifts: Of all items, each head as a layer of its own.
+        lifts: Of all items.
         head: The head.
         above_even: Whether only items whose lift is known to be above 1 are listed.
         least: The fewest texts in which a query could see an item.

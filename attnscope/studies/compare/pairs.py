@@ -17,7 +17,7 @@ from attnscope.choice import Choice
 from attnscope.core.attention.calls import Calls, iterate_rows
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import select_part
-from attnscope.core.questions.distance import LARGEST, SUMS, classical_mds, cluster_heads
+from attnscope.core.distance import LARGEST, SUMS, classical_mds, cluster_heads
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, batches, block_batches
 from attnscope.errors import AttnscopeError

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.distance import best_matching
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.core.questions.distance import best_matching
 from attnscope.corpus import BLOCK, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from attnscope.choice import Choice
 from attnscope.core.attention.calls import Calls, single_head
 from attnscope.core.attention.seam import attention_weights
+from attnscope.core.distance import Measure, row_divergences
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.core.questions.distance import Measure, row_divergences
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison

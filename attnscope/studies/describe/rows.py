@@ -29,7 +29,7 @@ from attnscope.studies.run import Room
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import SampledRows
-    from attnscope.core.questions.sampled_rows import Rows
+    from attnscope.core.sampled_rows import Rows
 
 QUERIES_A_TEXT = 8
 """How many queries of a text are sampled at least, while that leaves texts out."""
@@ -482,7 +482,7 @@ def _join(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]
 
 
 def _join_rows(parts: Sequence[Mapping[str, NDArray[Any]]], levels: NDArray[np.int64]) -> Rows:
-    from attnscope.core.questions.sampled_rows import Rows, starts_of
+    from attnscope.core.sampled_rows import Rows, starts_of
 
     joined: Any = _join(parts)
     return Rows(levels=levels, starts=starts_of(joined.pop("lengths")), **joined)

@@ -40,8 +40,8 @@ from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
 from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
-    from attnscope.core.questions.descriptions import Description
-    from attnscope.core.questions.sampled_rows import Rows
+    from attnscope.core.descriptions import Description
+    from attnscope.core.sampled_rows import Rows
 
 MOST_OWN, MOST_SINK_TERMS, MOST_OWN_OF_SINKS = 3, 4, 2
 """The most terms that are fitted to the head alone; and of where it rests, the most terms, and those of its own."""
@@ -184,7 +184,7 @@ class Fitted:
 
 def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
     """Fit both parts of the descriptions of a group's heads on the texts that are for fitting."""
-    from attnscope.core.questions import descriptions, directions
+    from attnscope.core import descriptions, directions
 
     features = group.features
     fits = [number for number, unit in enumerate(sample) if unit.fits]
@@ -231,8 +231,8 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
 
 
 def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
-    """Return what is known of types: see `core.questions.directions.describe_types`."""
-    from attnscope.core.questions.directions import describe_types
+    """Return what is known of types: see `core.directions.describe_types`."""
+    from attnscope.core.directions import describe_types
 
     labels = group.types.labels
     occurrences = np.bincount(fitted.key_types, minlength=len(labels))
@@ -270,7 +270,7 @@ def _bases(features: Sequence[Feature]) -> list[int]:
 
     What is from special tokens alone may stand without its whole, as these may do as queries what no other token does.
     """
-    from attnscope.core.questions.descriptions import LATER
+    from attnscope.core.descriptions import LATER
 
     numbers = {feature.name: number for number, feature in enumerate(features)} | {"": -1}
     return [LATER if feature.name.endswith(" from special") else numbers[feature.base] for feature in features]
@@ -282,7 +282,7 @@ def whole_losses(fit: Fitted, head: int) -> tuple[NDArray[np.float64], NDArray[n
     Returns:
         (row of the scored sinks,) each, in nats: of where the head rests, and of the rest by its share.
     """
-    from attnscope.core.questions.descriptions import row_losses
+    from attnscope.core.descriptions import row_losses
 
     rows = fit.group.active
     sinks = fit.scored_sinks
@@ -302,7 +302,7 @@ def active_left(fit: Fitted, head: int) -> tuple[NDArray[np.float64], bool]:
     Returns:
         (active row,): nats; and whether they follow.
     """
-    from attnscope.core.questions.descriptions import row_losses
+    from attnscope.core.descriptions import row_losses
 
     rows = fit.group.active
     ordinary = fit.group.ordinary
@@ -324,7 +324,7 @@ def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[HeadDescription
 
 
 def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: int) -> HeadDescription:
-    from attnscope.core.questions.descriptions import score, score_of_texts
+    from attnscope.core.descriptions import score, score_of_texts
 
     rows = fit.scored
     layer, head = fit.group.heads[number]

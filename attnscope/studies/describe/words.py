@@ -20,8 +20,8 @@ from attnscope.studies.describe.features import RESTING, Feature
 from attnscope.studies.describe.rows import Group
 
 if TYPE_CHECKING:
-    from attnscope.core.questions.descriptions import Description
-    from attnscope.core.questions.sampled_rows import Rows
+    from attnscope.core.descriptions import Description
+    from attnscope.core.sampled_rows import Rows
 
 Floats = NDArray[np.float64]
 

@@ -33,7 +33,7 @@ def example_of(
 
     from attnscope.core.attention.probes import Weights
     from attnscope.core.attention.seam import Kind
-    from attnscope.core.questions.relations import word_weights
+    from attnscope.core.relations import word_weights
 
     # The links whose words are shown.
     links = [link for link in part.links if link.link.relation == relation]

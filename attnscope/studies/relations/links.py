@@ -20,7 +20,7 @@ from attnscope.studies.run import Measurer, Part
 
 if TYPE_CHECKING:
     from attnscope.core.attention.seam import Kind
-    from attnscope.core.questions.relations import LinkFacts
+    from attnscope.core.relations import LinkFacts
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ class LinkMeasurer(Measurer[LinkPart]):
         import torch
 
         from attnscope.core.attention.probes import Weights, probe_by_kind
-        from attnscope.core.questions.relations import Links, links_of_weights
+        from attnscope.core.relations import Links, links_of_weights
 
         n_cells = sum(len(piece.cells) for piece in pieces)
         facts = facts_of(pieces, "cpu" if self._dense else self.model.info.device)
@@ -189,10 +189,10 @@ def batch_of_placed(chunks: Sequence[Placed], device: str) -> Batch:
 
 
 def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
-    """The links of a batch for `core.questions.relations`."""
+    """The links of a batch for `core.relations`."""
     import torch
 
-    from attnscope.core.questions.relations import LinkFacts
+    from attnscope.core.relations import LinkFacts
 
     units = pad_rows([piece.placed.unit + 1 for piece in pieces]) - 1
     row_text: list[int] = []

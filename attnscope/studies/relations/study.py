@@ -59,7 +59,7 @@ def relations(
         links.save("relations.npz")
 
     Attention between tokens becomes attention between words by the rules of Clark et al. 2019 (see
-    `core.questions.relations`). For each relation, the texts are split at random into two halves. One half chooses the
+    `core.relations`). For each relation, the texts are split at random into two halves. One half chooses the
     head, and the other half scores it against the best simple rule of that half.
 
     Memory does not grow with the corpus. It does not grow with the square of a text's length either, unless the model

@@ -293,7 +293,7 @@ class _Weights:
         return self.spell(int(self.ends.ids[row])), risen
 
     def _scores(self, attention: Attention, which: str) -> list[Score]:
-        from attnscope.core.questions.weights import eigenvalue_scores, random_rows
+        from attnscope.core.weights import eigenvalue_scores, random_rows
 
         reads = attention.reads("value" if which == "copying" else "key")
         queries = attention.reads("query")
@@ -334,7 +334,7 @@ class _Weights:
         """The first singular directions of left @ right of each head, and the tokens at their ends."""
         import torch
 
-        from attnscope.core.questions.weights import singular_directions
+        from attnscope.core.weights import singular_directions
 
         n = min(self.options.directions, right.shape[1])
         singular = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
@@ -379,7 +379,7 @@ def _compose(stream: Stream, d_model: int) -> Composition:
     """Shares of all pairs, and the spreads of what is sent and received."""
     import torch
 
-    from attnscope.core.questions.weights import receiver, sender, shares, spread
+    from attnscope.core.weights import receiver, sender, shares, spread
 
     centres = _centres(stream)
     layers = stream.attentions

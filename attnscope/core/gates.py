@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.questions.fit_tables import Floats
-from attnscope.core.questions.sampled_rows import Rows
+from attnscope.core.fit_tables import Floats
+from attnscope.core.sampled_rows import Rows
 
 N_GATED = 4
 """Most pairs of a gate and a feature that a head gets as candidates."""

@@ -1,4 +1,4 @@
-"""What rows say of tokens, against plain loops."""
+"""What rows say of tokens and offsets, against plain loops, and how often intervals of lifts hold the truth."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from scipy.stats import t as student
 
 from attnscope.core.exact.intervals import skewed_interval, unseen_share
-from attnscope.core.questions.row_tables import ItemSums, even_weights, keep_rows, members, offset_masses
+from attnscope.core.lifts import ItemSums, even_weights, keep_rows, members, offset_masses
 
 
 @pytest.mark.parametrize("first", [0, 3])
@@ -31,46 +31,44 @@ def test_uniform_attention_and_tokens() -> None:
 def test_lifts_are_means_over_texts_with_their_intervals() -> None:
     chance = np.random.default_rng(0)
     n_texts = 7
-    masses, even = chance.random((n_texts, 2, 3)) * 4, chance.random((n_texts, 2))
+    masses, even = chance.random((n_texts, 2)) * 4, chance.random((n_texts, 2))
     counts, most = chance.integers(1, 9, (n_texts, 2)).astype(float), chance.random((n_texts, 2)) * 40
-    sums = ItemSums(5, [1, 3])
+    sums = ItemSums(5, 2)
     for of_text in zip(masses, even, counts, most, strict=True):
         sums.add(1, np.array([4, 2]), *of_text)
-    lone = np.array([1.0, 1.0])
-    sums.add(1, np.array([0, 3]), np.ones((2, 3)), np.array([0.5, 0.0]), lone, lone)
+    sums.add(1, np.array([0, 3]), np.ones(2), np.array([0.5, 0.0]), np.ones(2), np.ones(2))
     found = sums.lifts()
     for item, number in ((4, 0), (2, 1)):
-        for head in range(3):
-            lifts = masses[:, number, head] / even[:, number]
-            half = student.ppf(0.975, n_texts - 1) * lifts.std(ddof=1) / math.sqrt(n_texts)
-            low, high = skewed_interval(lifts.mean(), half, unseen_share(n_texts), most[:, number].max())
-            got = (found.lift[item, 1 + head], found.low[item, 1 + head], found.high[item, 1 + head])
-            assert got == pytest.approx((lifts.mean(), low, high))
-            assert found.mass[item, 1 + head] == pytest.approx((masses[:, number, head] / counts[:, number]).mean())
+        lifts = masses[:, number] / even[:, number]
+        half = student.ppf(0.975, n_texts - 1) * lifts.std(ddof=1) / math.sqrt(n_texts)
+        low, high = skewed_interval(lifts.mean(), half, unseen_share(n_texts), most[:, number].max())
+        assert (found.lift[item, 1], found.low[item, 1], found.high[item, 1]) == pytest.approx(
+            (lifts.mean(), low, high)
+        )
+        assert found.mass[item, 1] == pytest.approx((masses[:, number] / counts[:, number]).mean())
         assert found.counts[item, 1] == counts[:, number].sum()
     assert found.n_texts[:, 1].tolist() == [1, 0, n_texts, 0, n_texts] and not found.n_texts[:, 0].any()
     assert found.lift[0, 1] == 2 and np.isnan(found.low[0, 1])
     assert np.isnan(found.lift[3]).all()  # an even share of it is nothing
 
 
-@pytest.mark.parametrize(("p", "n_texts", "least"), [(0.9, 5, 0.9), (0.9, 20, 0.9), (0.5, 3, 0.85), (0.5, 20, 0.93)])
+@pytest.mark.parametrize(("p", "n_texts", "least"), [(0.9, 5, 0.9), (0.5, 3, 0.85), (0.5, 20, 0.93)])
 def test_intervals_of_lifts_hold_the_truth(p: float, n_texts: int, least: float) -> None:
     chance = np.random.default_rng(int(100 * p) + n_texts)
     n = 2000
-    sums = ItemSums(n, [1])
+    sums = ItemSums(n, 1)
     for _ in range(n_texts):
-        hits = (chance.random((n, 1)) < p).astype(float)
+        hits = (chance.random(n) < p).astype(float)
         sums.add(0, np.arange(n), hits, np.full(n, 0.1), np.ones(n), np.full(n, 10.0))
     found = sums.lifts()
-    held = (found.low[:, 0] <= p / 0.1) & (p / 0.1 <= found.high[:, 0])
-    assert held.mean() >= least
+    assert ((found.low <= p / 0.1) & (p / 0.1 <= found.high)).mean() >= least
     assert (found.high > found.low).all()  # texts that were all alike make nobody sure
 
 
 def test_a_text_that_repeats_an_item_weighs_as_much_as_the_others() -> None:
-    sums = ItemSums(1, [1])
+    sums = ItemSums(1, 1)
     for even, mass in ((50.0, 400.0), (0.1, 0.2), (0.1, 0.2)):
-        sums.add(0, np.array([0]), np.array([[mass]]), np.array([even]), np.array([500.0]), np.array([9.0]))
+        sums.add(0, np.array([0]), np.array([mass]), np.array([even]), np.array([500.0]), np.array([9.0]))
     assert sums.lifts().lift[0, 0] == pytest.approx((8 + 2 + 2) / 3)
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from attnscope.core.questions.gates import GATED_RANK, screen_gates
-from attnscope.core.questions.sampled_rows import Column, Rows
+from attnscope.core.gates import GATED_RANK, screen_gates
+from attnscope.core.sampled_rows import Column, Rows
 
 Singles = NDArray[np.float32]
 

@@ -38,9 +38,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.intervals import predicted_interval
-from attnscope.core.questions.fit_tables import RIDGE, Floats
-from attnscope.core.questions.gates import TINY, least_gain
-from attnscope.core.questions.sampled_rows import Rows
+from attnscope.core.fit_tables import RIDGE, Floats
+from attnscope.core.gates import TINY, least_gain
+from attnscope.core.sampled_rows import Rows
 from attnscope.core.sums import RunningSums
 
 MOST_TERMS = 4

@@ -1,4 +1,8 @@
-"""What rows of attention say of tokens: mass by offset, mass by token, and the few keys that hold most of a row."""
+"""Read off rows of attention what tokens and offsets get, and how much more that is than an even share.
+
+A *lift* is what a head gives to an item (a token, or a pair of tokens), divided by an even share of its attention. The
+atlas decides which items and texts these are.
+"""
 
 from typing import NamedTuple
 
@@ -17,7 +21,7 @@ Floats = NDArray[np.float64]
 def offset_masses(
     weights: Float[Tensor, "head query key"], furthest: int, first: int = 0
 ) -> Float[Tensor, "head {2*furthest+3}"]:
-    """Attention by how many tokens the key is from the query, summed over consecutive queries from `first` on.
+    """Sum attention by how many tokens the key is from the query, over consecutive queries from `first` on.
 
     Returns:
         Further back than `furthest`, -furthest to furthest, further ahead; each at least 0.
@@ -27,7 +31,7 @@ def offset_masses(
     """
     n_heads, n_queries, n_keys = weights.shape
     width = n_queries + n_keys - 1
-    # Each row one column further to the right than the one before: what is at one offset stands in one column.
+    # Shift each row one column further to the right than the one before, so that each column holds one offset.
     padded = weights.new_zeros(n_heads, n_queries, n_queries + n_keys)
     padded[..., :n_keys] = weights.flip(-1)
     skewed = padded.flatten(1)[:, : n_queries * width].view(n_heads, n_queries, width).sum(1)
@@ -37,31 +41,28 @@ def offset_masses(
 
 
 def even_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key"]:
-    """Uniform attention over the keys that each query may attend to, float32, 0 to 1.
-
-    Each row sums to 1, that of a query that may attend to nothing to 0. Ours.
-    """
+    """Return uniform attention over the keys that each query may attend to, float32; 0 for a query without keys."""
     return allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
 
 
 def members(tokens: Int[Tensor, " position"], n_tokens: int) -> Float[Tensor, "position {n_tokens}"]:
-    """Which of the tokens 0 to n_tokens - 1 stands at each position: 1 there, else 0, float32; -1 is none of them.
+    """Return 1 where a position has the token 0 to n_tokens - 1, else 0, float32; -1 is none of them.
 
-    Its product with weights sums these by token, which is faster than adding them one by one. Ours.
+    Its product with weights sums these by token, which is faster than adding them one by one.
     """
     return (tokens[:, None] == torch.arange(n_tokens, device=tokens.device)).float()
 
 
 class Lifts(NamedTuple):
-    """What attention lies on some items, beside an even share of it.
+    """Attention on some items beside an even share of it, (item, head) each.
 
     Attributes:
-        mass: (item, head): mean weight of a query that could see the item, as a mean over texts.
-        lift: (item, head): the same over an even share, as a mean over texts; NaN if no text has the item.
+        mass: Mean weight of a query that could see the item, as a mean over texts.
+        lift: The same over an even share, as a mean over texts; NaN if no text has the item.
         low: Lower end of the 95% interval of the lift, over texts; NaN if fewer than two have the item.
         high: Upper end.
-        counts: (item, layer): queries that could see it.
-        n_texts: (item, layer): texts that have it.
+        counts: Queries that could see it.
+        n_texts: Texts that have it.
     """
 
     mass: Floats
@@ -73,7 +74,7 @@ class Lifts(NamedTuple):
 
 
 class ItemSums:
-    """Sums over texts of what heads give to some items (tokens, or pairs of them), and what follows from them.
+    """Add up over texts what heads give to some items.
 
     In a text t, a head's lift on an item is s_t / u_t: what it gave, over an even share. The lift is the mean of these
     over the T texts that have the item, so all texts weigh the same. In Σ s_t / Σ u_t one text may outweigh all others:
@@ -82,52 +83,42 @@ class ItemSums:
 
     The standard error is that of a mean, with Student's t of T - 1 degrees of freedom. The ends are those of
     `skewed_interval`: texts of an unseen kind give the item nothing, or as much as is possible in any text.
-
-    Args:
-        n_items: How many items.
-        n_heads: Heads of each layer.
     """
 
-    def __init__(self, n_items: int, n_heads: list[int]) -> None:
-        self._ends = np.concatenate([[0], np.cumsum(n_heads)])
-        self._head_sums = np.zeros((3, n_items, int(self._ends[-1])))  # lift, its square, mass
-        self._layer_sums = np.zeros((2, n_items, len(n_heads)))  # queries, texts
-        self._most = np.zeros((n_items, len(n_heads)))
+    def __init__(self, n_items: int, n_heads: int) -> None:
+        # Lift, its square, mass, queries and texts, (5, item, head).
+        self._sums = np.zeros((5, n_items, n_heads))
+        self._most = np.zeros((n_items, n_heads))
 
     def add(
-        self, layer: int, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
+        self, head: int, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
     ) -> None:
-        """Adds what the heads of a layer gave in a text.
+        """Add what a head gave in a text, (item,) each.
 
         Args:
-            layer: Which of the layers.
-            items: (item,): the items of the text, each once.
-            masses: (item, head): summed over queries.
-            even: (item,): an even share of it; items whose share is 0 are skipped.
-            counts: (item,): how many queries could see it.
-            most: (item,): the largest lift that is possible in such a text.
+            head: Its number.
+            items: The items of the text, each once.
+            masses: What they got, summed over queries.
+            even: An even share of it; items whose share is 0 are skipped.
+            counts: How many queries could see them.
+            most: The largest lift that is possible in such a text.
         """
         seen = even > 0
-        items, masses, even, counts, most = items[seen], masses[seen], even[seen], counts[seen], most[seen]
-        mine = slice(self._ends[layer], self._ends[layer + 1])
-        lifts = masses / even[:, None]
-        for sums, part in zip(self._head_sums, (lifts, lifts**2, masses / counts[:, None]), strict=True):
-            sums[items, mine] += part
-        for sums, of_text in zip(self._layer_sums, (counts, np.ones(len(even))), strict=True):
-            sums[items, layer] += of_text
-        self._most[items, layer] = np.maximum(self._most[items, layer], most)
+        items = items[seen]
+        lifts = masses[seen] / even[seen]
+        parts = [lifts, lifts**2, masses[seen] / counts[seen], counts[seen], np.ones(len(items))]
+        self._sums[:, items, head] += parts
+        self._most[items, head] = np.maximum(self._most[items, head], most[seen])
 
     def lifts(self) -> Lifts:
-        """What the sums come to."""
-        counts, n_texts = self._layer_sums
-        sums, squares, masses = self._head_sums
-        n, most = (np.repeat(of_layer, np.diff(self._ends), 1) for of_layer in (n_texts, self._most))
+        """Return the means over texts, with their intervals."""
+        sums, squares, masses, counts, n = self._sums
         with np.errstate(invalid="ignore", divide="ignore"):
             lift = sums / n
             variance = np.maximum(squares - n * lift**2, 0.0) / (n - 1) / n
             half = np.where(n > 1, stdtrit(np.maximum(n - 1, 1), 0.975) * np.sqrt(variance), np.nan)
-            low, high = skewed_interval(lift, half, unseen_share(n), most)
-            return Lifts(masses / n, lift, low, high, counts, n_texts)
+            low, high = skewed_interval(lift, half, unseen_share(n), self._most)
+            return Lifts(masses / n, lift, low, high, counts, n)
 
 
 class KeptRows(NamedTuple):
@@ -145,7 +136,7 @@ class KeptRows(NamedTuple):
 
 
 def keep_rows(weights: NDArray[np.floating], totals: NDArray[np.floating], share: float, most: int) -> KeptRows:
-    """The fewest keys that hold a share of each row, up to a number of keys; of equal weights the earlier key.
+    """Keep the fewest keys that hold a share of each row, up to a number of keys; of equal weights the earlier key.
 
     Args:
         weights: (query, key), at most 256 keys.

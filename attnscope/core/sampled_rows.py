@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from attnscope.core.questions.fit_tables import Floats, Table
+from attnscope.core.fit_tables import Floats, Table
 
 _ENTRIES_AT_ONCE, _WEIGHTS_AT_ONCE = 2**16, 2**21
 _TABLE_BYTES = _COLUMN_BYTES = 2**26

@@ -1,1 +1,0 @@
-"""The arithmetic of each question that a study asks."""
