@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 
 import attnscope
 from attnscope.choice import Choice
@@ -24,8 +25,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.core.exact.pairs import pair_means
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import Patching
-from attnscope.studies.patch.reading import batches_of, read_pairs
-from attnscope.studies.patch.study import rank_correlation
+from attnscope.studies.patch.pairs import batches_of, read_pairs
 
 
 def random_pairs(ids: list[int], spell: Any, n: int, length: int) -> list[dict[str, Any]]:
@@ -74,9 +74,9 @@ def speed(name: str, n_pairs: int, n_tokens: int, step: int) -> dict[str, Any]:
     patching = time.process_time() - started
     # From layer l of n on there are n - l layers to compute; over all layers that is half a forward on average.
     n_layers = model.info.n_layers[0]
-    needed = sum((n_layers - head.layer - 0.5) / n_layers for head in found.heads) * float(np.median(forwards))
+    needed = float(((n_layers - found["heads"]["layer"] - 0.5) / n_layers).sum() * np.median(forwards))
     return {
-        "pairs": n_pairs, "tokens": n_tokens, "heads": len(found.heads), "forward_s": float(np.median(forwards)),
+        "pairs": n_pairs, "tokens": n_tokens, "heads": len(found["heads"]), "forward_s": float(np.median(forwards)),
         "patching_s": patching, "needed_s": needed, "ratio": patching / needed,
     }  # fmt: skip
 
@@ -255,7 +255,7 @@ def halve(by_pair: np.ndarray, seed: int) -> tuple[float, int]:
     order = np.random.default_rng(seed).permutation(by_pair.shape[1])
     halves = [by_pair[:, some].mean(1) for some in np.array_split(order, 2)]
     strongest_of = [set(np.argsort(-np.abs(half))[:10].tolist()) for half in halves]
-    return rank_correlation(*halves), len(strongest_of[0] & strongest_of[1])
+    return float(spearmanr(*halves).statistic), len(strongest_of[0] & strongest_of[1])
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from transformers import LlavaForConditionalGeneration
 from attnscope.choice import Choice
 from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import attend
-from attnscope.core.interventions.patched import Activations, Patch, Patched
+from attnscope.core.interventions import Activations, Patch, Patched
 from attnscope.corpus import Block, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load

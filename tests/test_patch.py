@@ -9,18 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import attnscope
 from attnscope.core.exact.pairs import pair_means
-from attnscope.core.interventions.patched import Activations
+from attnscope.core.interventions import Activations
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import BY, Patching
-from attnscope.studies.patch.reading import batches_of, read_pairs
-from attnscope.studies.patch.runs import Change, PairRuns, Unit
-from attnscope.studies.patch.study import rank_correlation
+from attnscope.studies.patch.pairs import batches_of, read_pairs
+from attnscope.studies.patch.runs import Change, PairRuns
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import Run, write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
@@ -101,23 +108,19 @@ def modules(network: Any, layer: int, by: str) -> tuple[Any, int]:
 
 def hooked(network: Any, by: str, layer: int, head: int, base: Any, source: Any, tokens: slice) -> torch.Tensor:
     """Logits of the last token of a run in which a head has values of another run."""
-    values: list[torch.Tensor] = []
+    is_gpt2 = isinstance(network, GPT2LMHeadModel)
+    width = 5 if is_gpt2 else 4
+    seen: list[torch.Tensor] = []
+    read = "value" if by == "pattern" else by
+    module, start = modules(network, layer, read)
+    with changed(module, lambda x: seen.append(x) or x, before=by == "z"):
+        network(base if by == "pattern" else source)
+    number = head // 3 if by == "pattern" and not is_gpt2 else head
+    part = seen[0][..., start + number * width : start + (number + 1) * width]
     if by == "pattern":
         network.set_attn_implementation("eager")
-        weights = network(source, output_attentions=True).attentions[layer][:, head]
-        width = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4
-        kv_head = head if isinstance(network, GPT2LMHeadModel) else head // 3
-        module, start = modules(network, layer, "value")
-        with changed(module, lambda x: values.append(x) or x, before=False):
-            network(base)
-        part = weights @ values[0][..., start + kv_head * width : start + (kv_head + 1) * width]
+        part = network(source, output_attentions=True).attentions[layer][:, head] @ part
         by = "z"
-    else:
-        width = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4
-        module, start = modules(network, layer, by)
-        with changed(module, lambda x: values.append(x) or x, before=by == "z"):
-            network(source)
-        part = values[0][..., start + head * width : start + (head + 1) * width]
     module, start = modules(network, layer, by)
 
     def put(tensor: torch.Tensor) -> torch.Tensor:
@@ -178,29 +181,6 @@ def group(found: Patching, row: int) -> int:
     return len(str(found["heads"]["patched_with"][row]).split("+"))
 
 
-def put_z(network: Any, layer: int, head: int, base: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Logits of the last token of a run in which a head has these outputs."""
-    width = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4
-    module, _ = modules(network, layer, "z")
-
-    def put(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.clone()
-        tensor[..., head * width : (head + 1) * width] = part
-        return tensor
-
-    with changed(module, put, before=True):
-        return network(base).logits[:, -1]
-
-
-def outputs_of(network: Any, layer: int, by: str, given: torch.Tensor, at: int) -> torch.Tensor:
-    """One head's z, or one key/value head's values, of a plain run."""
-    width, seen = 20 // 4 if isinstance(network, GPT2LMHeadModel) else 4, []
-    module, start = modules(network, layer, by)
-    with changed(module, lambda x: seen.append(x) or x, before=by == "z"):
-        network(given)
-    return seen[0][..., start + at * width : start + (at + 1) * width]
-
-
 @pytest.mark.parametrize("by", ["z", "key"])
 def test_positions_are_those_of_plain_hooks(network: Any, by: str) -> None:
     pairs = entries()
@@ -244,60 +224,9 @@ def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
             return here + step * (there - here)
 
     for unit in runs.units(by)[::5]:
-        moved = runs.effects(runs.run([[Change(unit.place, by, unit.patched)]], Between()))[0] / step
+        moved = runs.effects([[Change(unit, by)]], Between())[0] / step
         slope = estimates[unit.place][:, unit.patched].sum((1, 2))
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("build", [gpt2, llama])
-def test_attribution_of_paths_is_the_slope_of_their_exact_effects(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through query, key and value and to the logits, with feed-forward networks on the way; all in float64."""
-    monkeypatch.setattr(
-        LlamaRMSNorm, "forward", lambda self, x: torch.rms_norm(x, x.shape[-1:], self.weight, self.variance_epsilon)
-    )
-    model = wrap(build().double(), name="tiny", check=False)
-    read, _ = read_pairs(model, attnscope.Pairs(entries(3)))
-    (batch,) = batches_of(model, read, range(3))
-    runs, own, step = PairRuns(model, batch, "noise"), Activations(), 1e-4
-    model.outputs(batch.clean, own)
-    direct, found = runs.path_attribution()
-    through = {by: by_sender["decoder", 0] for place, by, by_sender in found if place == ("decoder", 1)}
-    source = runs.source
-
-    class Between(Activations):
-        def values(self, by: Any, place: Any, heads: Any) -> torch.Tensor:
-            there, here = source.values(by, place, heads), own.values(by, place, heads)
-            return here + step * (there - here)
-
-    runs.source = Between()
-    for head, sender in enumerate(senders := [unit for unit in units_of(own) if unit.place[1] == 0]):
-        reached, moved = runs.isolate(sender)
-        np.testing.assert_allclose(direct[sender.place][:, head], runs.effects(moved) / step, rtol=5e-3, atol=1e-4)
-        for by, values in through.items():
-            for number in range(values.shape[0]):
-                change = Change(("decoder", 1), by, (number,))
-                exact = runs.effects(runs.run([[change]], reached))[0] / step
-                np.testing.assert_allclose(values[number, :, head], exact, rtol=5e-3, atol=1e-4)
-    assert set(through) == {"query", "key", "value"} and len(senders) > 3
-
-
-def units_of(activations: Activations) -> list[Unit]:
-    places = activations.outputs.items()
-    return [Unit(place, (head,), (head,)) for place, z in places for head in range(z.shape[1])]
-
-
-def test_the_paths_with_the_largest_estimates_are_patched(grouped: Any) -> None:
-    """The exact effects are those that path patching gives; the estimates rank them."""
-    every = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(paths=50))
-    found = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(edges=12))
-    exact = path_effects(every)
-    assert found.options["n_paths"] == len(exact) and len(found["paths"]) == 12
-    for path, effect in path_effects(found).items():
-        assert effect == pytest.approx(exact[path], rel=1e-4, abs=1e-4)
-    assert np.abs(found["paths"]["attribution"]).min() > 0 and -1 <= found.options["path_agreement"] <= 1
-    assert np.isnan(every["paths"]["attribution"]).all()
-    with pytest.raises(UsageError, match="--paths and --edges choose paths in two ways"):
-        attnscope.PatchOptions(paths=4, edges=4)
 
 
 def path_effects(found: Patching) -> dict[tuple[str, str, str], float]:
@@ -362,13 +291,12 @@ def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
 
 
 def test_a_weak_total_has_no_shares_and_a_strong_one_has(grouped: Any) -> None:
-    network, options = llama(), attnscope.PatchOptions(curve=True)
-    shown = shown_by(network, entries(100))
-    few, many = (attnscope.patch(grouped, pairs, options) for pairs in (shown[:8], shown))
+    shown = shown_by(llama(), entries(100))
+    few, many = (attnscope.patch(grouped, pairs) for pairs in (shown[:8], shown))
     assert few.total()[1] > 0
-    assert np.isnan(few["heads"]["share"]).all() and not len(few["curve"])
+    assert np.isnan(few["heads"]["share"]).all()
     assert "standard errors away from 0. With 8 pairs it must be" in " ".join(few.run["notes"])
-    assert np.isfinite(many["heads"]["share_low"]).all() and len(many["curve"])
+    assert np.isfinite(many["heads"]["share_low"]).all()
     np.testing.assert_allclose(many["heads"]["share"], many["heads"]["effect"] / many.total()[0])
 
 
@@ -385,17 +313,14 @@ def test_one_pair_has_no_interval_and_no_total_no_shares(grouped: Any) -> None:
     found = attnscope.patch(grouped, entries(1))
     assert all(np.isnan(found["heads"][name]).all() for name in ("effect_low", "effect_q", "share"))
     assert "one pair does not tell how sure it is" in " ".join(found.run["notes"])
-    assert rank_correlation(np.array([1.0, 5.0, 2.0]), np.array([10.0, 30.0, 20.0])) == pytest.approx(1)
 
 
 def test_models_without_answers_are_refused(own: Any) -> None:
-    with pytest.raises(AttnscopeError, match="predicts neither the next token nor a masked one"):
+    with pytest.raises(AttnscopeError, match="it has no answers"):
         attnscope.patch(own, [{"clean": "the cat", "corrupt": "the dog", "right": "a", "wrong": "b"}])
 
 
 def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForMaskedLM
-
     folder = write_tiny(tmp_path / "bert")
     strong(BertForMaskedLM(BertConfig.from_pretrained(folder)), 3).save_pretrained(folder)
     model = attnscope.load(str(folder), engine="hf")
@@ -414,6 +339,40 @@ def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
     assert found["pairs"]["clean_difference"][0] == pytest.approx(float(expected), abs=1e-4)
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """A tiny BERT with three classes, of texts or of tokens, as files."""
+
+    def make(kind: str) -> Any:
+        folder = write_tiny(tmp_path_factory.mktemp(kind))
+        config = BertConfig.from_pretrained(folder, id2label={0: "bad", 1: "fine", 2: "good"})
+        network = BertForSequenceClassification if kind == "texts" else BertForTokenClassification
+        strong(network(config), 3).save_pretrained(folder)
+        return attnscope.load(str(folder), engine="hf")
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["texts", "tokens"])
+def test_answers_of_a_classifier_are_its_classes(classifier: Callable[[str], Any], kind: str) -> None:
+    """A class against all others, or those that a pair names; of tokens at the first one that differs."""
+    model = classifier(kind)
+    texts = [{"clean": f"the {a} cat", "corrupt": f"the {b} cat"} for a, b in ("ab", "cd", "ef")]
+    found = attnscope.patch(model, texts, attnscope.PatchOptions(answer="good"))
+    named = attnscope.patch(model, [{**pair, "right": "good", "wrong": ["bad", "fine"]} for pair in texts])
+    assert np.array_equal(found["by_pair"], named["by_pair"])
+    assert (found["pairs"]["right"][0], found["pairs"]["wrong"][0]) == ("good", "bad, fine")
+    tokens = model.tokenizer.encode(texts[0]["clean"])
+    logits = model.model(torch.from_numpy(tokens.ids)[None]).logits[0].double()
+    logits = logits if kind == "texts" else logits[2]
+    expected = float(logits[2] - logits[:2].logsumexp(0))
+    assert found["pairs"]["clean_difference"][0] == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(AttnscopeError, match="it has no field 'right'"):
+        attnscope.patch(model, texts)
+    with pytest.raises(AttnscopeError, match="has no class 'best'"):
+        attnscope.patch(model, texts, attnscope.PatchOptions(answer="best"))
+
+
 # Studies on top -----------------------------------------------------------------------------------------------------
 
 
@@ -424,22 +383,6 @@ def test_exact_effects_of_the_best_by_attribution(grouped: Any) -> None:
     assert tried.tolist() == sorted(np.argsort(np.abs(whole["heads"]["attribution"]))[-4:].tolist())
     np.testing.assert_allclose(some["by_pair"][tried], whole["by_pair"][tried], **WITHIN)
     assert -1 <= whole.options["rank_agreement"] <= 1
-    with pytest.raises(UsageError, match="--curve ranks all heads"):
-        attnscope.PatchOptions(exact=4, curve=True)
-
-
-def test_all_heads_kept_are_the_whole_effect_and_none_is_the_corrupt_run() -> None:
-    """With pairs that differ before the last token alone, the corrupt z of all heads makes the corrupt answer."""
-    network = llama()
-    found = attnscope.patch(
-        wrap(network, name="grouped", check=False), shown_by(network, entries(100)), attnscope.PatchOptions(curve=True)
-    )
-    curve = found.table("curve")
-    points = curve["faithfulness"]
-    assert curve["n_left"][0] == 6 * N_LAYERS and curve["n_left"][-1] == 0
-    assert points[0] == pytest.approx(1, abs=1e-4) and points[-1] == pytest.approx(0, abs=1e-4)
-    assert sorted(" ".join(curve["removed"].tolist()).split()) == sorted(found.head_names)
-    assert [len(gone.split()) for gone in curve["removed"]] == [0, *(-np.diff(curve["n_left"])).tolist()]
 
 
 @pytest.mark.parametrize("build", [gpt2, llama])
@@ -496,32 +439,20 @@ def test_an_interruption_keeps_the_pairs_up_to_there(grouped: Any) -> None:
     def stop(done: Any) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        attnscope.patch(grouped, entries(3, 5), report=stop)
-    measured: list[int] = []
-    from attnscope.studies.patch import study
-
-    class Stopping(study._Study):
-        def _measure(self, batch: Any) -> None:
-            if measured:
-                raise KeyboardInterrupt
-            measured.append(len(batch.numbers))
-            super()._measure(batch)
-
-    found = Stopping(grouped, attnscope.Pairs(pairs), attnscope.PatchOptions(), None).run()
+    found = attnscope.patch(grouped, pairs, report=stop)
     assert found.corpus["n_texts"] == 3 and found.corpus["complete"] is False
 
 
 def test_a_record_comes_back_and_is_drawn(tmp_path: Path) -> None:
     network = llama()
-    options = attnscope.PatchOptions(positions=True, attribution=True, curve=True, paths=6)
+    options = attnscope.PatchOptions(positions=True, attribution=True, paths=6)
     found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(100)), options)
     require_lossless(found, tmp_path)
     again = Patching.load(found.save(tmp_path / "patching.npz"))
     assert np.array_equal(again["position_effects"], found["position_effects"])
     assert [*again["pairs"].rows()] == [*found["pairs"].rows()]
     names = [path.stem for path in found.draw(tmp_path / "figures", ["png"])]
-    assert names == ["paths", "positions", "curve", "effect", "attribution"]
+    assert names == ["paths", "positions", "effect", "attribution"]
     document = json.loads(found.to_json())
     assert document["schema"] == "attnscope.patch/2" and len(document["by_pair"]) == len(document["heads"])
 

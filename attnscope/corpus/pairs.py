@@ -26,7 +26,7 @@ class Pair:
         line: Its line there, from 1.
         clean: The text after which the right answer is right.
         corrupt: The text after which it is not.
-        right: The answers that are right after the clean text: words, or numbers of tokens.
+        right: The answers that are right after the clean text: words, numbers of tokens, or classes; () = none.
         wrong: Those that are wrong there.
     """
 
@@ -41,8 +41,9 @@ class Pair:
 class Pairs:
     """Pairs with right and wrong answers: `{"clean": …, "corrupt": …, "right": …, "wrong": …}`, one a line.
 
-    An answer is a string, the number of a token, or a list of these. A malformed pair is listed in `problems`, and the
-    others are read. A pair that was given before is listed there too: it would count twice.
+    An answer is a string, the number of a token, or a list of these. A study that is told a class needs none. A
+    malformed pair is listed in `problems`, and the others are read. So is a pair that was given before: it would count
+    twice.
 
     Args:
         pairs: Names of JSONL files, also compressed, patterns, "-" for stdin; or mappings with these four fields.
@@ -93,10 +94,12 @@ def _pair_from(source: str, line: int, entry: Any) -> Pair | str:
     """A pair, or what is wrong with it."""
     if not isinstance(entry, Mapping):
         return entry if isinstance(entry, str) else "it is no mapping"
-    if missing := [name for name in FIELDS if name not in entry]:
+    if missing := [name for name in FIELDS[:2] if name not in entry]:
         return f"it has no field {missing[0]!r}"
-    answers: dict[str, Answers] = {}
-    for name in FIELDS[2:]:
+    answers: dict[str, Answers] = {"right": (), "wrong": ()}
+    for name in answers:
+        if name not in entry:
+            continue
         listed = entry[name] if isinstance(entry[name], list | tuple) else [entry[name]]
         if not listed or not all((isinstance(each, str) and each) or is_id(each) for each in listed):
             return f'"{name}" is {json.dumps(entry[name], default=str)[:60]}: give words or numbers of tokens'

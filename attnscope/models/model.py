@@ -113,6 +113,13 @@ class Batch:
         return Batch(**{name: x.repeat(times, 1) for name, x in vars(self).items() if x is not None})
 
 
+PASS_TOKENS = 2048
+"""Tokens in a pass of several changes, padding and repetitions included."""
+
+LOGITS_AT_ONCE = 2**25
+"""Numbers that a head may put out in such a pass."""
+
+
 class MixedLengthsError(AttnscopeError):
     """Padding these texts together would change the result: the model would treat short texts as long ones."""
 
@@ -169,6 +176,24 @@ class Rerun:
     def block(self, places: "Iterable[Place]") -> int:
         """Return the first block that must be computed again where these attentions change."""
         return min((self._block_of.get(place, 0) for place in places), default=0)
+
+    def plan(self, changes: "Iterable[Iterable[Place]]", most_tokens: int) -> "Iterator[tuple[int, list[int]]]":
+        """Yield which changes are computed in one pass: its first block, and the numbers of as many as have room.
+
+        Args:
+            changes: The places that each of them changes.
+            most_tokens: Tokens of a pass, padding and repetitions included.
+        """
+        numbers_by_first: dict[int, list[int]] = {}
+        for number, places in enumerate(changes):
+            numbers_by_first.setdefault(self.block(places), []).append(number)
+        times = most_tokens // self._batch.ids.numel()
+        if self.whole.logits is not None:
+            times = min(times, LOGITS_AT_ONCE // self.whole.logits.numel())
+        times = max(1, times)
+        for first, numbers in numbers_by_first.items():
+            for start in range(0, len(numbers), times):
+                yield first, numbers[start : start + times]
 
     def again(self, probe: "Probe", first: int = 0, times: int = 1) -> Outputs:
         """Run the batch again from block `first` on; those before it return what they returned, and ask no probe.
@@ -353,6 +378,17 @@ class Model:
     def labels(self) -> tuple[str, ...]:
         """Return the names of its classes, where its head is a classifier's."""
         return ()
+
+    def label_number(self, label: str) -> int:
+        """Return the number of a class.
+
+        Raises:
+            AttnscopeError: There is no such class.
+        """
+        if label not in self.labels:
+            known = f"its classes: {', '.join(self.labels[:20])}" if self.labels else "only classifiers have classes"
+            raise AttnscopeError(f"{self.info.name} has no class {label!r}", known)
+        return self.labels.index(label)
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
         """Run a batch with the probe at the seam of every attention.

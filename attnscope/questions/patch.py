@@ -11,11 +11,11 @@ import numpy as np
 from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, option, options
-from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Link, Ranking, Report, Series
+from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Link, Ranking, Report
 from attnscope.report.numbers import Q_VALUE, digits, interval, small_number
 from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, text
+from attnscope.results.table import HEADS, Array, Column, Floats, count, number, text
 
 LOGITS = "logits"
 """The receiver of a path that leads to the answer through no other head."""
@@ -30,7 +30,6 @@ ATTRIBUTION = number(
     label="effect by attribution patching",
     short="by attribution",
 )
-
 
 Direction = Literal["denoise", "noise"]
 By = Literal["z", "query", "key", "value", "pattern"]
@@ -49,6 +48,11 @@ class PatchOptions:
         "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.",
         default="denoise", choices=("denoise", "noise"),
     )  # fmt: skip
+    answer: str | None = option(
+        "A class of a classifier, such as POSITIVE: it is right in the clean texts, and all others are wrong.  "
+        "[default: the answers of the pairs]",
+        default=None,
+    )  # fmt: skip
     positions: bool = option(
         "Also patch each position alone; all pairs must have the same number of tokens.", default=False
     )
@@ -58,28 +62,16 @@ class PatchOptions:
     exact: int | None = option(
         "Patch only the N heads that attribution patching puts first.  [default: all heads]", default=None, least=1
     )
-    curve: bool = option(
-        "Faithfulness: keep the k best heads, and patch all others from the corrupt run.", default=False
-    )
     paths: int | None = option(
         "Path patching among the N strongest heads: head to head through query, key and value, and head to logits.",
-        default=None, least=1,
-    )  # fmt: skip
-    edges: int | None = option(
-        "Estimate the paths among all heads by gradient times difference, and patch the N with the largest estimates.",
         default=None, least=1,
     )  # fmt: skip
     choice: Choice = group(Choice)
 
     def require(self) -> None:
-        """Refuses what needs values that are not measured."""
-        if self.curve and self.exact is not None:
-            raise UsageError("--curve ranks all heads by exact values", "leave out --exact")
-        if self.paths is not None and self.edges is not None:
-            raise UsageError("--paths and --edges choose paths in two ways", "leave out one of them")
-        if (self.paths or self.edges) is not None and self.by != "z":
-            option = "--paths" if self.paths is not None else "--edges"
-            raise UsageError(f"{option} begin at the z of heads, and --by is {self.by}", "leave out --by")
+        """Refuse paths that do not begin at the z of heads."""
+        if self.paths is not None and self.by != "z":
+            raise UsageError(f"--paths begin at the z of heads, and --by is {self.by}", "leave out --by")
 
 
 class Patching(Result):
@@ -104,8 +96,8 @@ class Patching(Result):
             count("line", "its line there"),
             text("clean", "the clean text"),
             text("corrupt", "the corrupt text"),
-            text("right", "the right answers, as tokens"),
-            text("wrong", "the wrong answers, as tokens"),
+            text("right", "the right answers, as tokens or classes"),
+            text("wrong", "the wrong answers, as tokens or classes"),
             number("clean_difference", "the logit difference right - wrong on the clean text", "logits"),
             number("corrupt_difference", "the same on the corrupt text", "logits"),
         ),
@@ -117,12 +109,6 @@ class Patching(Result):
             number("effect", "what the path alone changes", "logits"),
             number("q", "false discovery rate at which it is not 0", Q_VALUE, range=(0, 1)),
             number("share", "effect by the total effect", short="share of total"),
-            ATTRIBUTION,
-        ),
-        "curve": (
-            count("n_left", "how many heads keep their values", label="heads left"),
-            number("faithfulness", "share of the total effect that is left"),
-            text("removed", "the heads that went since the point before, those with the smallest effect first"),
         ),
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
@@ -156,33 +142,36 @@ class Patching(Result):
         """Return the heads that carry the behaviour first, then how they do it."""
         clean, corrupt = (small_number(self.total(run)[0]) for run in ("clean", "corrupt"))
         difference = f"logit difference right − wrong: clean {clean}, corrupt {corrupt}"
-        total, low, high = self.total()
         return Report(
             model=model_of(self.run),
             answer=[*_answer(self), difference],
             blocks=list(_blocks(self)),
             guide=_guide(self),
             source=corpus_line(self),
-            subtitle=f"{difference}; total effect {small_number(total)} {interval(low, high, small_number)}",
+            subtitle=f"{difference}; total effect {_total(self)}",
             problems=corpus_notes(self),
-            notes=_notes(self),
+            notes=list(_notes(self)),
         )
 
 
 def head_columns(by: str, direction: str) -> list[Column]:
     """Return the columns of heads, which say what was patched."""
-    columns = []
-    for column in Patching.TABLES["heads"]:
-        if column.name == "effect":
-            runs = f"where the corrupt run gets the {by} of the clean run: patched - corrupt"
-            if direction == "noise":
-                runs = f"where the clean run gets the {by} of the corrupt run: clean - patched"
-            column = replace(column, meaning=f"change of the logit difference right - wrong {runs}", short="effect")
-        columns.append(column)
-    return columns
+    runs = f"where the corrupt run gets the {by} of the clean run: patched - corrupt"
+    if direction == "noise":
+        runs = f"where the clean run gets the {by} of the corrupt run: clean - patched"
+    meaning = f"change of the logit difference right - wrong {runs}"
+    columns = {column.name: column for column in Patching.TABLES["heads"]}
+    columns["effect"] = replace(columns["effect"], meaning=meaning, short="effect")
+    return list(columns.values())
 
 
 # What is shown
+
+
+def _total(patching: Patching) -> str:
+    """Return the total effect with its interval."""
+    total, low, high = patching.total()
+    return f"{small_number(total)} {interval(low, high, small_number)}"
 
 
 def _answer(patching: Patching) -> list[str]:
@@ -191,43 +180,35 @@ def _answer(patching: Patching) -> list[str]:
     heads = patching.table("heads")
     first = patching.strongest()[0]
     effect = heads["effect"][first]
-    whole = f"{small_number(total)} {interval(low, high, small_number)}"
     verb = "carries" if effect * total >= 0 else "works against the others:"
-    answer = [f"{printable(heads['patched_with'][first])} {verb} {small_number(effect)} of {whole} logits"]
+    answer = f"{printable(heads['patched_with'][first])} {verb} {small_number(effect)} of {_total(patching)} logits"
     if low <= 0 <= high:
-        answer.insert(0, f"The model does not show this behaviour on these pairs: total effect {whole} logits")
-    return answer
+        return [
+            f"The model does not show this behaviour on these pairs: total effect {_total(patching)} logits",
+            answer,
+        ]
+    return [answer]
 
 
 def _blocks(patching: Patching) -> Iterator[Block]:
     heads, order = patching.table("heads"), patching.strongest()
     names = heads["patched_with"].tolist()
-    yield Ranking(
-        what="head",
-        names=names,
-        table=heads,
-        columns=["effect", "effect_q", *_known(heads, "share", "attribution")],
-        order=order,
-    )
+    known = [name for name in ("share", "attribution") if name in heads and np.isfinite(heads[name]).any()]
+    yield Ranking(what="head", names=names, table=heads, columns=["effect", "effect_q", *known], order=order)
     yield from _paths(patching)
     if "position_effects" in patching.grids:
+        title = "effect of each position alone, on the tokens of the first pair"
         yield Grid(
-            heading="effect of each position alone, on the tokens of the first pair",
+            heading=title,
             figure="positions",
-            title="effect of each position alone, on the tokens of the first pair",
+            title=title,
             values=patching["position_effects"][order],
             rows=[names[row] for row in order],
             columns=patching.table("positions")["token"].tolist(),
         )
-    yield from _curve(patching)
     yield HeadMap(heading="effect of every head", printed="with --all", figure="effect", heads=heads, column="effect")
     if "attribution" in heads:
         yield HeadMap(printed="never", figure="attribution", heads=heads, column="attribution")
-
-
-def _known(table: Table, *columns: str) -> list[str]:
-    """Return those of some columns that have a number."""
-    return [name for name in columns if name in table and np.isfinite(table[name]).any()]
 
 
 def _paths(patching: Patching) -> Iterator[Block]:
@@ -235,62 +216,38 @@ def _paths(patching: Patching) -> Iterator[Block]:
     paths = patching.table("paths")
     if not len(paths):
         return
-    effects = paths.interval("effect")
-    sizes = np.abs(effects[:, 0])
-    order = np.argsort(-sizes, kind="stable").tolist()
-    ends: list[tuple[str, str, str]] = list(
-        zip(paths["sender"].tolist(), paths["receiver"].tolist(), paths["by"].tolist(), strict=True)
-    )
-    yield Ranking(
-        what="path",
-        names=[f"{sender} → {receiver}" + (f" ({by})" if by else "") for sender, receiver, by in ends],
-        table=paths,
-        columns=["effect", "q", *_known(paths, "share", "attribution")],
-        order=order,
-    )
-    is_clear = (effects[:, 1] > 0) | (effects[:, 2] < 0)
-    clear = [row for row in order if is_clear[row]][:MOST_PATHS]
+    effects, low, high = paths.interval("effect").T
+    order = np.argsort(-np.abs(effects), kind="stable")
+    senders, receivers, means = (paths[name].tolist() for name in ("sender", "receiver", "by"))
+    names = [f"{sender} → {receiver}" for sender, receiver in zip(senders, receivers, strict=True)]
+    names = [f"{name} ({by})" if by else name for name, by in zip(names, means, strict=True)]
+    known = ["share"] if np.isfinite(paths["share"]).any() else []
+    columns = ["effect", "q", *known]
+    yield Ranking(what="path", names=names, table=paths, columns=columns, order=order.tolist())
+
+    # The graph: the logits are above all layers.
+    clear = order[(low > 0)[order] | (high < 0)[order]][:MOST_PATHS].tolist()
+    if not clear:
+        return
     heads = patching.table("heads")
     layers = dict(zip(heads["patched_with"].tolist(), heads["layer"].tolist(), strict=True))
-    n_paths = amount(len(clear), "path")
-    if clear:
-        yield Graph(
-            figure="paths",
-            title="paths on which heads act on the answer",
-            layers={name: _layer_of(name, max(layers.values()) + 1) for row in clear for name in ends[row][:2]},
-            links=[Link(ends[row][0], ends[row][1], ends[row][2], float(sizes[row])) for row in clear],
-            notes=[
-                f"the {n_paths} with the largest effects whose 95% interval does not hold 0; wider = a larger effect, "
-                "of either sign; grey: to the logits without any other head"
-            ],
-        )
-
-
-def _layer_of(node: str, top: int) -> int:
-    """Return the layer of a node such as L3H1 or L3H0+L3H1; the logits are above all layers."""
-    return top if node == LOGITS else int(node.partition("H")[0].removeprefix("L"))
-
-
-def _curve(patching: Patching) -> Iterator[Block]:
-    """Show how much of the total effect few heads keep."""
-    curve = patching.table("curve")
-    if not len(curve):
-        return
-    points = curve.interval("faithfulness")
-    has_band = bool(np.isfinite(points[:, 1]).any())
-    yield Curves(
-        figure="curve",
-        title="heads taken out one after another",
-        y="faithfulness: share of the total effect",
-        across="heads left, those with the smallest effect gone first",
-        x=curve["n_left"].tolist(),
-        # A point without an interval has a band of no height.
-        series=[Series("", np.where(np.isfinite(points), points, points[:, :1]))],
+    nodes = [*(senders[row] for row in clear), *(receivers[row] for row in clear)]
+    top = max(layers.values()) + 1
+    yield Graph(
+        figure="paths",
+        title="paths on which heads act on the answer",
+        layers={node: top if node == LOGITS else _layer_of(node) for node in nodes},
+        links=[Link(senders[row], receivers[row], means[row], float(abs(effects[row]))) for row in clear],
         notes=[
-            "faithfulness: heads that go get values of the corrupt run, in the order of one half of the pairs; it is "
-            "measured on the other half" + ("; band: 95% interval over pairs" if has_band else "")
+            f"the {amount(len(clear), 'path')} with the largest effects whose 95% interval does not hold 0; wider = a "
+            "larger effect, of either sign; grey: to the logits without any other head"
         ],
     )
+
+
+def _layer_of(node: str) -> int:
+    """Return the layer of a node such as L3H1 or L3H0+L3H1."""
+    return int(node.partition("H")[0].removeprefix("L"))
 
 
 # What is said
@@ -305,26 +262,16 @@ def _guide(patching: Patching) -> list[str]:
     return [effect, "q: the false discovery rate at which the effect is not 0"]
 
 
-def _notes(patching: Patching) -> list[str]:
+def _notes(patching: Patching) -> Iterator[str]:
     """Say what few need to know."""
     options = patching.options
     names = patching.table("heads")["patched_with"].tolist()
-    notes = []
     if len({*names}) < len(names):
-        notes.append("heads that share a key/value head are patched together and have one effect")
+        yield "heads that share a key/value head are patched together and have one effect"
     if isinstance(options.get("rank_agreement"), float):
         correlation = digits(options["rank_agreement"], 2)
-        notes.append(f"attribution patching ranks heads like exact patching: rank correlation {correlation}")
-    if options.get("n_paths"):
-        n_patched = len(patching.table("paths"))
-        ranks = ""
-        if isinstance(options.get("path_agreement"), float):
-            ranks = f": rank correlation {digits(options['path_agreement'], 2)}"
-        notes.append(
-            f"the {n_patched:,} of {options['n_paths']:,} paths with the largest estimates were patched{ranks}"
-        )
+        yield f"attribution patching ranks heads like exact patching: rank correlation {correlation}"
     if options.get("exact") is not None:
-        notes.append("only the heads that attribution patching puts first were patched: q counts these alone")
+        yield "only the heads that attribution patching puts first were patched: q counts these alone"
     if len(patching.table("pairs")) == 1:
-        notes.append("one pair gives no interval")
-    return notes
+        yield "one pair gives no interval"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope.core.attention.probes import Gate, Means, Place
 from attnscope.core.attention.seam import Probe
-from attnscope.core.interventions.patched import Activations, Patch, Patched
+from attnscope.core.interventions import Activations, Patch, Patched
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block, Copies, blocks, distinct
 from attnscope.errors import AttnscopeError

@@ -1,6 +1,6 @@
-"""Activation patching at the seam: heads get their z, query, key, value or pattern from another run.
+"""Patch attention at the seam: heads get their z, query, key, value or pattern from elsewhere.
 
-Knows nothing of models or of what the other run read.
+Knows nothing of models or of where the values come from.
 
 Source: causal tracing and patching: Vig et al. 2020; Meng et al. 2022; single heads: Wang et al. 2023, Interpretability
 in the Wild; practice: Zhang & Nanda 2024; by gradients: Nanda 2023, Attribution Patching.
@@ -9,8 +9,8 @@ in the Wild; practice: Zhang & Nanda 2024; by gradients: Nanda 2023, Attribution
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,30 +19,29 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_heads
 
 By = Literal["z", "query", "key", "value", "pattern"]
-"""What comes from the other run: z is a head's output before the output projection, the pattern its weights."""
+"""What is put in: z is a head's output before the output projection, the pattern its weights."""
 
 
-@dataclass(frozen=True, eq=False)
-class Patch:
+class Patch(NamedTuple):
     """Values that some heads get in some texts of a batch.
 
     Attributes:
         by: What they are.
         heads: Which heads, from 0; for keys and values: which key/value heads.
-        values: (text, head, token, width); patterns (text, head, query, key).
+        values: (text, head, token, width), or what broadcasts to that; patterns (text, head, query, key).
         texts: Which texts of the batch.
         tokens: At which tokens; for patterns, for which queries. `values` have these alone.
     """
 
     by: By
     heads: tuple[int, ...]
-    values: Float[Tensor, "text head token width"]
-    texts: slice
-    tokens: slice
+    values: Tensor
+    texts: slice = slice(None)
+    tokens: slice = slice(None)
 
 
 class Patched:
-    """Puts values from elsewhere into heads, and computes the rest of the attention as the model does.
+    """Put values into heads, and compute the rest of the attention as the model does.
 
     Keys and values of grouped queries belong to a key/value head: all query heads that read it get them.
 
@@ -51,16 +50,16 @@ class Patched:
     """
 
     def __init__(self, patches: Mapping[Place, Sequence[Patch]]) -> None:
-        self.patches = dict(patches)
+        self._patches = dict(patches)
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention with the patches; shape and dtype: see `Probe`."""
-        patches = self.patches.get((call.kind, call.layer), ())
+        """Compute an attention with the patches; shape and dtype: see `Probe`."""
+        patches = self._patches.get((call.kind, call.layer), ())
 
         def put(by: By, tensor: Tensor) -> Tensor:
-            mine = [patch for patch in patches if patch.by == by]
-            tensor = tensor.clone() if mine else tensor
-            for patch in mine:
+            chosen = [patch for patch in patches if patch.by == by]
+            tensor = tensor.clone() if chosen else tensor
+            for patch in chosen:
                 tensor[patch.texts, list(patch.heads), patch.tokens] = patch.values.to(tensor)
             return tensor
 
@@ -75,7 +74,7 @@ class Patched:
 
 
 class Activations:
-    """Keeps the call and output (text, head, query, d_value) of each place in a run, for patches.
+    """Keep the call and output (text, head, query, d_value) of each place in a run, for patches.
 
     Args:
         compute: What computes attention.
@@ -87,7 +86,7 @@ class Activations:
         self.outputs: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps it; shape and dtype: see `Probe`."""
+        """Compute an attention, and keep it; shape and dtype: see `Probe`."""
         output = self._compute(call)
         place = (call.kind, call.layer)
         # Copies, for a network may compute in place with what it was given.
@@ -96,7 +95,7 @@ class Activations:
         return output
 
     def values(self, by: By, place: Place, heads: Sequence[int]) -> Tensor:
-        """What `by` was in these heads.
+        """Return what `by` was in these heads.
 
         Returns:
             (text, head, token, width), in the model's units; patterns (text, head, query, key), 0 to 1.
@@ -108,42 +107,39 @@ class Activations:
 
 
 class Leaves:
-    """Makes what heads compute with leaves of the graph, so that a loss has gradients there.
+    """Make what heads compute leaves of the graph, so that a loss has gradients there.
 
     Args:
-        by: What: z, query, key, value or pattern, also several.
-        cut: Whether z follows from nothing: then paths from one head to another pass no third head.
+        by: What: z, query, key, value or pattern.
 
     Attributes:
-        tensors: By place and `by`, as `Activations.values` has them for all heads.
+        tensors: By place, as `Activations.values` has them for all heads.
     """
 
-    def __init__(self, *by: By, cut: bool = False) -> None:
-        self._by, self._cut = by, cut
-        self.tensors: dict[tuple[Place, By], Tensor] = {}
+    def __init__(self, by: By) -> None:
+        self._by = by
+        self.tensors: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention with gradient; shape and dtype: see `Probe`."""
+        """Compute an attention with gradient; shape and dtype: see `Probe`."""
+        if self._by == "z":
+            return self._watch(call, attend(call))
+        if self._by == "pattern":
+            weights = self._watch(call, attention_weights(call))
+            value = select_heads(call, range(call.n_heads)).value
+            return (weights @ value.to(weights.dtype)).to(call.value.dtype)
+        watched = self._watch(call, getattr(call, self._by))
+        return attend(replace(call, **{self._by: watched}))
 
-        def watch(by: By, tensor: Tensor, cut: bool = False) -> Tensor:
-            if by not in self._by:
-                return tensor
-            # What depends on earlier layers is part of the graph already.
-            watched = tensor if tensor.requires_grad and not cut else tensor.detach().requires_grad_()
-            self.tensors[(call.kind, call.layer), by] = watched
-            return watched
-
-        query, key, value = watch("query", call.query), watch("key", call.key), watch("value", call.value)
-        call = replace(call, query=query, key=key, value=value)
-        if "pattern" not in self._by:
-            return watch("z", attend(call), self._cut)
-        every = select_heads(call, range(call.n_heads))
-        weights = watch("pattern", attention_weights(call))
-        return watch("z", (weights @ every.value.to(weights.dtype)).to(call.value.dtype), self._cut)
+    def _watch(self, call: AttentionCall, tensor: Tensor) -> Tensor:
+        # What depends on earlier layers is part of the graph already.
+        watched = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        self.tensors[call.kind, call.layer] = watched
+        return watched
 
 
 def attribute(slope: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
-    """Attribution patching: slope · (source - base), the change of a score to first order, in its unit.
+    """Return slope · (source - base), the change of a score to first order, in its unit (attribution patching).
 
     The slope is the score's gradient, `base` what the heads computed and `source` what they computed in the other run;
     all are (text, head, token, width).

@@ -1,1 +1,0 @@
-"""What is put in place of what heads compute: other weights, other runs' values, a pattern. Ours."""

@@ -1,0 +1,267 @@
+"""Read pairs for a model: tokens of one length, the position of the answer, and its tokens or classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from attnscope.corpus.formats import Problem
+from attnscope.corpus.pairs import Pair
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Batch, Model
+from attnscope.results.tokens import Tokens
+from attnscope.studies.inputs.texts import batch_of
+from attnscope.text import MOST_CHARACTERS
+
+BATCH_TOKENS = 512
+"""Tokens in a batch of pairs, of either side."""
+
+
+class _BadPairError(Exception):
+    """Say why a pair cannot be patched."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReadPair:
+    """A pair as a model reads it; both texts have as many tokens.
+
+    Attributes:
+        position: The token whose logits hold the answers; 0 where a text has one row of logits.
+        right: Numbers of the right answers: tokens, or classes.
+        wrong: Numbers of the wrong answers.
+    """
+
+    pair: Pair
+    clean: Tokens
+    corrupt: Tokens
+    position: int
+    right: tuple[int, ...]
+    wrong: tuple[int, ...]
+
+    @property
+    def ids(self) -> tuple[bytes, bytes]:
+        """Return the token numbers of the clean and of the corrupt text."""
+        return self.clean.ids.tobytes(), self.corrupt.ids.tobytes()
+
+
+def read_pairs(model: Model, pairs: Iterable[Pair], answer: str | None = None) -> tuple[list[ReadPair], list[Problem]]:
+    """Return the pairs that can be patched, and what is wrong with the others.
+
+    Args:
+        model: A model with a head.
+        pairs: The pairs.
+        answer: A class that is right against all others; None = the pairs name their answers.
+
+    Raises:
+        AttnscopeError: The model predicts nothing that can be compared.
+    """
+    if model.loss not in ("causal", "masked", "class", "token_class"):
+        raise AttnscopeError(
+            f"{model.info.name} predicts neither the next token, nor a masked one, nor classes: it has no answers",
+            "choose a decoder, a classifier, or an encoder with its head; attnscope ablate compares hidden states",
+        )
+    reader = _Reader(model, answer)
+    read: list[ReadPair] = []
+    problems: list[Problem] = []
+    first_with: dict[tuple[bytes, bytes], Pair] = {}
+    for pair in pairs:
+        try:
+            read_pair = reader.read(pair)
+            # Texts that differ in case or blanks alone may have the same tokens.
+            first = first_with.setdefault(read_pair.ids, pair)
+            if first is not pair:
+                raise _BadPairError(f"it has the tokens of pair {first.line}, which counts once")
+            read.append(read_pair)
+        except (_BadPairError, AttnscopeError) as error:
+            problems.append(Problem(pair.source, pair.line, str(getattr(error, "message", error))))
+    return read, problems
+
+
+class _Reader:
+    def __init__(self, model: Model, answer: str | None) -> None:
+        self._model = model
+        self._tokenizer = model.tokenizer
+        self._ordinary = frozenset(self._tokenizer.ordinary_ids())
+        self._answer = None if answer is None else model.label_number(answer)
+
+    def read(self, pair: Pair) -> ReadPair:
+        """Return a pair as the model reads it."""
+        clean, corrupt = self._encode(pair.clean), self._encode(pair.corrupt)
+        if len(clean) != len(corrupt):
+            raise _BadPairError(
+                f"its texts have {len(clean)} and {len(corrupt)} tokens: patching needs the same number"
+            )
+        if np.array_equal(clean.ids, corrupt.ids):
+            raise _BadPairError("its texts have the same tokens")
+        position = self._position(clean, corrupt)
+        right, wrong = self._answers(pair, clean, position)
+        if both := set(right) & set(wrong):
+            raise _BadPairError(f"{self.spell(both.pop())!r} is both right and wrong")
+        return ReadPair(pair, clean, corrupt, position, right, wrong)
+
+    def spell(self, number: int) -> str:
+        """Return the name of an answer."""
+        return spell_answer(self._model, number)
+
+    def _encode(self, text: str) -> Tokens:
+        if len(text) > MOST_CHARACTERS:
+            raise _BadPairError(f"it has {len(text):,} characters, more than {MOST_CHARACTERS:,}")
+        tokens: Tokens = self._tokenizer.encode(text)
+        limit = self._model.info.max_tokens
+        if limit is not None and len(tokens) > limit:
+            raise _BadPairError(f"it has {len(tokens)} tokens, and {self._model.info.name} takes {limit}")
+        self._require_known(tokens.ids.tolist())
+        return tokens
+
+    def _require_known(self, ids: Sequence[int]) -> None:
+        self._model.static_embeddings(torch.tensor([list(ids)], device=self._model.info.device))
+
+    def _position(self, clean: Tokens, corrupt: Tokens) -> int:
+        """Return which token's logits hold the answers."""
+        if self._model.loss == "class":
+            return 0
+        if self._model.loss == "token_class":
+            return int((clean.ids != corrupt.ids).argmax())
+        position = self._predicting(clean)
+        if self._predicting(corrupt) != position:
+            raise _BadPairError("the answer is not at the same token of both texts")
+        return position
+
+    def _predicting(self, tokens: Tokens) -> int:
+        """Return the last token of a text, or its mask."""
+        if self._model.loss == "causal":
+            return int(np.flatnonzero(~tokens.special)[-1])
+        masks = np.flatnonzero(tokens.ids == self._tokenizer.mask_id)
+        if len(masks) != 1:
+            raise _BadPairError(f"it has {len(masks)} mask tokens, where it needs one")
+        return int(masks[0])
+
+    def _answers(self, pair: Pair, clean: Tokens, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the numbers of the right and of the wrong answers."""
+        labels = self._model.labels
+        if self._answer is not None:
+            others = [number for number in range(len(labels)) if number != self._answer]
+            return (self._answer,), tuple(others)
+        sides = []
+        for side in ("right", "wrong"):
+            answers = getattr(pair, side)
+            if not answers:
+                raise _BadPairError(f"it has no field {side!r}")
+            if labels:
+                numbers = [self._model.label_number(str(answer)) for answer in answers]
+            else:
+                numbers = [self._token(answer, pair.clean, clean, position) for answer in answers]
+                self._require_known(numbers)
+            sides.append(tuple(dict.fromkeys(numbers)))
+        return sides[0], sides[1]
+
+    def _token(self, answer: str | int, text: str, tokens: Tokens, position: int) -> int:
+        """Return the token that continues the clean text, or that stands for its mask."""
+        if isinstance(answer, int):
+            return answer
+        before, after, start = text, "", position + 1
+        if self._model.loss == "masked":
+            first, last = tokens.offsets[position].tolist()
+            if first < 0:
+                raise _BadPairError("its mask cannot be found in the text: give numbers of tokens as answers")
+            before, after, start = text[:first], text[last:], position
+        prefix = tokens.ids[:start].tolist()
+        suffix = tokens.ids[position + 1 :].tolist()
+        for spelling in _spellings(answer, before):
+            ids = self._tokenizer.encode(before + spelling + after).ids.tolist()
+            number = ids[start] if start < len(ids) else -1
+            is_ordinary = not self._ordinary or number in self._ordinary
+            if ids == [*prefix, number, *suffix] and is_ordinary:
+                return int(number)
+        raise _BadPairError(f"the answer {answer!r} is not a single token after this text")
+
+
+def _spellings(answer: str, before: str) -> tuple[str, ...]:
+    """Return an answer as it may be written after a text: a word gets a space, digits go on after digits."""
+    spaced = f" {answer}"
+    if not before or before[-1].isspace() or not answer[0].isalnum():
+        return answer, spaced
+    goes_on = before[-1].isdigit() and answer[0].isdigit()
+    return (answer, spaced) if goes_on else (spaced, answer)
+
+
+def spell_answer(model: Model, number: int) -> str:
+    """Return the name of a class, or the text of a token."""
+    return model.labels[number] if model.labels else str(model.tokenizer.spell(number))
+
+
+@dataclass(frozen=True, eq=False)
+class PairBatch:
+    """Pairs of one length, unpadded.
+
+    Attributes:
+        numbers: Their numbers among all pairs.
+        clean: The clean texts.
+        corrupt: The corrupt ones.
+        position: The token whose logits hold the answers, of all pairs.
+        last: At how many of the last tokens logits are needed; None = at all.
+        right: Numbers of the right answers, (pair, answer), filled up with -1.
+        wrong: Numbers of the wrong answers.
+    """
+
+    numbers: NDArray[np.int64]
+    clean: Batch
+    corrupt: Batch
+    position: int
+    last: int | None
+    right: Tensor
+    wrong: Tensor
+
+    def difference(self, logits: Tensor) -> Tensor:
+        """Return the logit difference right - wrong of each text, (time, pair), in float32 or better.
+
+        The score of several answers is the logarithm of the sum of exp.
+
+        Args:
+            logits: (time · pair, token, vocabulary); `last` says which tokens.
+        """
+        n_pairs, n_tokens = self.clean.ids.shape
+        skipped = 0 if self.last is None else n_tokens - self.last
+        at_answer = logits[:, self.position - skipped].to(torch.promote_types(logits.dtype, torch.float32))
+        at_answer = at_answer.view(-1, n_pairs, logits.shape[-1])  # (time, pair, vocabulary)
+        scores = []
+        for answers in (self.right, self.wrong):
+            each = at_answer.gather(-1, answers.clamp(min=0).expand(len(at_answer), -1, -1))
+            scores.append(each.masked_fill(answers < 0, -torch.inf).logsumexp(-1))
+        return scores[0] - scores[1]
+
+
+def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -> list[PairBatch]:
+    """Return pairs in batches of one length, so that nothing is padded and logits are needed at one token."""
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for number in numbers:
+        pair = read[number]
+        by_shape.setdefault((len(pair.clean), -pair.position), []).append(number)
+    device = model.info.device
+
+    def pad(answers: Sequence[Sequence[int]]) -> Tensor:
+        return pad_sequence([torch.tensor(each) for each in answers], batch_first=True, padding_value=-1).to(device)
+
+    pair_batches = []
+    for (length, negative), alike in sorted(by_shape.items()):
+        step = max(1, BATCH_TOKENS // length)
+        for start in range(0, len(alike), step):
+            chosen = alike[start : start + step]
+            some = [read[number] for number in chosen]
+            batch = PairBatch(
+                numbers=np.array(chosen),
+                clean=batch_of([pair.clean for pair in some]).to(device),
+                corrupt=batch_of([pair.corrupt for pair in some]).to(device),
+                position=-negative,
+                last=length + negative if model.loss == "causal" else None,
+                right=pad([pair.right for pair in some]),
+                wrong=pad([pair.wrong for pair in some]),
+            )
+            pair_batches.append(batch)
+    return pair_batches
