@@ -51,11 +51,6 @@ def informer() -> Case:
     return transformers.InformerModel(config), _series()
 
 
-def vilt() -> Case:
-    config = transformers.ViltConfig(vocab_size=40, image_size=32, patch_size=8, max_image_length=-1, **SIZES)
-    return transformers.ViltModel(config), {"input_ids": _ids(2, 9), "pixel_values": _pictures(2)}
-
-
 def blip_2_qformer() -> Case:
     model = transformers.Blip2QFormerModel(transformers.Blip2QFormerConfig(encoder_hidden_size=16, **SIZES))
     return model, {"query_embeds": torch.randn(2, 8, 32), "encoder_hidden_states": torch.randn(2, 11, 16)}
@@ -95,20 +90,6 @@ def data2vec_vision() -> Case:
     return transformers.Data2VecVisionModel(config), {"pixel_values": _pictures(2)}
 
 
-def timesformer() -> Case:
-    config = transformers.TimesformerConfig(image_size=16, patch_size=8, num_frames=3, **SIZES)
-    return transformers.TimesformerModel(config), {"pixel_values": torch.randn(1, 3, 3, 16, 16)}
-
-
-def seggpt() -> Case:
-    config = transformers.SegGptConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=[32, 16], patch_size=8, merge_index=0,
-        intermediate_hidden_state_indices=[1], decoder_hidden_size=8, pretrain_image_size=16,
-    )  # fmt: skip
-    prompt = {"prompt_pixel_values": _pictures(1, 16), "prompt_masks": _pictures(1, 16)}
-    return transformers.SegGptModel(config), {"pixel_values": _pictures(1, 16), **prompt}
-
-
 def udop() -> Case:
     config = transformers.UdopConfig(
         vocab_size=40, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=4, image_size=16,
@@ -121,7 +102,7 @@ def udop() -> Case:
 CASES = {
     case.__name__: case
     for case in (
-        time_series_transformer, informer, vilt, blip_2_qformer, qwen2_5_vl_vision, qwen3_vl_vision,
-        glm4v_vision, vit_mae, sam_vision_model, data2vec_vision, timesformer, seggpt, udop,
+        time_series_transformer, informer, blip_2_qformer, qwen2_5_vl_vision, qwen3_vl_vision,
+        glm4v_vision, vit_mae, sam_vision_model, data2vec_vision, udop,
     )
 }  # fmt: skip

@@ -20,7 +20,7 @@ from attnscope.studies.inputs.texts import batch_of
 from tests.input_cases import CASES
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "inputs"
-FAST = ("time_series_transformer", "blip_2_qformer", "timesformer")
+FAST = ("time_series_transformer", "blip_2_qformer", "vit_mae")
 
 
 def load(model: Any, inputs: Any, labels: Any = None) -> InputsModel:
@@ -210,7 +210,7 @@ def test_sequences_are_told_apart_and_named_alone() -> None:
         (Attention(), X[..., :3], None, "does not run on these inputs"),
         (Attention(), X * torch.nan, None, "inputs holds NaN or infinity"),
         (Attention(), {"y": X}, None, "does not take inputs"),
-        (Attention(), {}, None, "inputs holds no tensor"),
+        (Attention(), {"x": 3}, None, "inputs holds no tensor"),
         (Attention(), [], None, "empty list"),
         (Attention(), "a text", None, "inputs is of type str"),
         (Attention(), X, ["a", "b"], "labels name 2 positions"),

@@ -1,8 +1,8 @@
 """Inputs that the user makes, as texts: each sequence has the names of its positions in the place of words."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from inspect import BoundArguments
 from itertools import accumulate, product
 from math import prod
 from typing import Any
@@ -25,85 +25,70 @@ places; range(0, 96, 8) = times; a list of such lists = names of each sequence. 
 """
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """What one forward pass receives, by position and by name."""
-
-    args: tuple[Any, ...]
-    named: Mapping[str, Any]
-
-    def by_name(self, module: nn.Module) -> dict[str, Any]:
-        """All of it by name, as the signature of the module's forward has them."""
-        return dict(inspect.signature(module.forward).bind(*self.args, **self.named).arguments)
-
-    def map(self, change: Any) -> "Sample":
-        """Return the same with each tensor changed."""
-
-        def of_tensor(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) else value
-
-        return Sample(tree_map(of_tensor, self.args), tree_map(of_tensor, dict(self.named)))
-
-    def repeat(self, times: int, axis: int) -> "Sample":
-        """Return the same several times over, along the axis of its first tensor's batch; a mask may have 0 for 1."""
-        n = self._first.shape[axis]
-
-        def over(tensor: Tensor) -> Tensor:
-            own = next((each for each in (axis, 1 - axis) if tensor.ndim > each and tensor.shape[each] == n), None)
-            return tensor if own is None else torch.cat([tensor] * times, own)
-
-        return self.map(over)
-
-    @property
-    def n_axes(self) -> int:
-        """Dimensions of its first tensor."""
-        return self._first.ndim
-
-    @property
-    def _first(self) -> Tensor:
-        return next(leaf for leaf in tree_leaves((self.args, dict(self.named))) if isinstance(leaf, Tensor))
-
-
-def read_samples(module: nn.Module, inputs: Any) -> list[Sample]:
-    """Return what `inputs` means: a tensor, a tuple by position, a mapping by name.
-
-    A list of these = several passes.
-    """
-    samples = []
-    for number, value in enumerate(inputs if isinstance(inputs, list) else [inputs]):
-        which = f"inputs[{number}]" if isinstance(inputs, list) else "inputs"
-        if isinstance(value, Mapping):
-            sample = Sample((), dict(value))
-        elif isinstance(value, Tensor | tuple):
-            sample = Sample(value if isinstance(value, tuple) else (value,), {})
-        else:
-            raise AttnscopeError(
-                f"{which} is of type {type(value).__name__}",
-                "give a tensor, a tuple of what forward receives, or a mapping by name; a list holds several of these",
-            )
-        tensors = [leaf for leaf in tree_leaves((sample.args, sample.named)) if isinstance(leaf, Tensor)]
-        if not tensors:
-            raise AttnscopeError(f"{which} holds no tensor", "give what the model's forward receives")
-        if any(tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided for tensor in tensors):
-            raise AttnscopeError(
-                f"{which} holds a nested, sparse or meta tensor", "give dense ones, and several in a list"
-            )
-        if any(tensor.is_floating_point() and not bool(tensor.isfinite().all()) for tensor in tensors):
-            raise AttnscopeError(f"{which} holds NaN or infinity", "fill the gaps first: attention would be NaN too")
-        try:
-            inspect.signature(module.forward).bind(*sample.args, **sample.named)
-        except TypeError as error:
-            raise AttnscopeError(
-                f"{type(module).__name__}.forward does not take {which}: {error}", _takes(module)
-            ) from error
-        samples.append(sample)
-    if not samples:
+def read_samples(module: nn.Module, inputs: Any) -> list[BoundArguments]:
+    """Return what the forward receives: a tensor, a tuple by position, a mapping by name; a list = several passes."""
+    several = inputs if isinstance(inputs, list) else [inputs]
+    if not several:
         raise AttnscopeError("inputs is an empty list", "give what the model's forward receives")
-    return samples
+    return [_read_sample(module, value) for value in several]
 
 
-def _takes(module: nn.Module) -> str:
-    return f"it takes {', '.join(inspect.signature(module.forward).parameters)}"
+def _read_sample(module: nn.Module, value: Any) -> BoundArguments:
+    if not isinstance(value, Mapping | Tensor | tuple):
+        raise AttnscopeError(
+            f"inputs is of type {type(value).__name__}",
+            "give a tensor, a tuple of what forward receives, or a mapping by name; a list holds several of these",
+        )
+    signature = inspect.signature(module.forward)
+    try:
+        if isinstance(value, Mapping):
+            sample = signature.bind(**value)
+        else:
+            sample = signature.bind(*(value if isinstance(value, tuple) else (value,)))
+    except TypeError as error:
+        raise AttnscopeError(
+            f"{type(module).__name__}.forward does not take inputs: {error}",
+            f"it takes {', '.join(signature.parameters)}",
+        ) from error
+    tensors = tensors_of(sample)
+    if not tensors:
+        raise AttnscopeError("inputs holds no tensor", "give what the model's forward receives")
+    for tensor in tensors:
+        if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
+            raise AttnscopeError(
+                "inputs holds a nested, sparse or meta tensor", "give dense ones, and several in a list"
+            )
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise AttnscopeError("inputs holds NaN or infinity", "fill the gaps first: attention would be NaN too")
+    return sample
+
+
+def tensors_of(sample: BoundArguments) -> list[Tensor]:
+    """Return the tensors of a sample, in order."""
+    return [leaf for leaf in tree_leaves(dict(sample.arguments)) if isinstance(leaf, Tensor)]
+
+
+def change_tensors(sample: BoundArguments, change: Callable[[Tensor], Tensor]) -> BoundArguments:
+    """Return the same sample with each tensor changed."""
+
+    def change_leaf(value: Any) -> Any:
+        return change(value) if isinstance(value, Tensor) else value
+
+    changed = tree_map(change_leaf, dict(sample.arguments))
+    return BoundArguments(sample.signature, changed)
+
+
+def repeat_sample(sample: BoundArguments, times: int, axis: int) -> BoundArguments:
+    """Return the same several times over, along the axis of its first tensor's batch; a mask may have 0 for 1."""
+    n = tensors_of(sample)[0].shape[axis]
+
+    def repeat(tensor: Tensor) -> Tensor:
+        for own in (axis, 1 - axis):
+            if tensor.ndim > own and tensor.shape[own] == n:
+                return torch.cat([tensor] * times, own)
+        return tensor
+
+    return change_tensors(sample, repeat)
 
 
 def n_named(labels: Labels | None) -> int | None:
@@ -118,25 +103,24 @@ def name_positions(labels: Labels | None, sizes: Sequence[tuple[int, int]]) -> l
         lists: list[Any] = [range(n) for count, n in sizes for _ in range(count)]
     elif not _is_nested(labels):
         lists = [labels] * n_sequences
-    elif len(labels) == n_sequences:
-        lists = list(labels)
     elif len(labels) == len(sizes):
         lists = [names for names, (count, _) in zip(labels, sizes, strict=True) for _ in range(count)]
     else:
+        lists = list(labels)
+    if len(lists) != n_sequences:
         raise AttnscopeError(
-            f"labels holds {amount(len(labels), 'list')}, and the inputs are {amount(n_sequences, 'sequence')} in "
-            f"{amount(len(sizes), 'pass', 'passes')}",
-            "give one list of names for all, or one per sequence",
+            f"labels holds {amount(len(lists), 'list')}, and the inputs are {amount(n_sequences, 'sequence')}",
+            "give one list of names for all, one per pass, or one per sequence",
         )
-    ordered = iter([_names(names) for names in lists])
-    rows = [[next(ordered) for _ in range(count)] for count, _ in sizes]
+    waiting = map(_names, lists)
+    rows = [[next(waiting) for _ in range(count)] for count, _ in sizes]
     for row, (_, n) in zip(rows, sizes, strict=True):
-        for names in row:
-            if len(names) != n:
-                raise AttnscopeError(
-                    f"labels name {amount(len(names), 'position')}, and attention has {n}",
-                    f"give {n} names; a grid such as (4, 6) stands for 24",
-                )
+        wrong = [names for names in row if len(names) != n]
+        if wrong:
+            raise AttnscopeError(
+                f"labels name {amount(len(wrong[0]), 'position')}, and attention has {n}",
+                f"give {n} names; a grid such as (4, 6) stands for 24",
+            )
     return rows
 
 
@@ -150,20 +134,21 @@ def _names(labels: Labels) -> tuple[str, ...]:
         raise AttnscopeError(
             f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)"
         )
-    if isinstance(labels, tuple) and all(isinstance(size, int) for size in labels):
-        labels = [labels]
     names: list[str] = []
-    for label in labels:
-        is_grid = isinstance(label, tuple) and label and all(isinstance(size, int) and size > 0 for size in label)
-        if len(names) + (prod(label) if is_grid else 1) > MOST_NAMES:
+    for label in [labels] if _is_grid(labels) else labels:
+        if len(names) + (prod(label) if _is_grid(label) else 1) > MOST_NAMES:
             raise AttnscopeError(f"labels name more than {MOST_NAMES:,} positions", "give one label per position")
-        if is_grid:
+        if _is_grid(label):
             names += [",".join(map(str, place)) for place in product(*map(range, label))]
         elif isinstance(label, str | int | float) and str(label).strip():
             names.append(" ".join(str(label).split()))
         else:
             raise AttnscopeError(f"labels holds {label!r}, which names no position", "give names, numbers or grids")
     return tuple(names)
+
+
+def _is_grid(label: Any) -> bool:
+    return isinstance(label, tuple) and bool(label) and all(isinstance(size, int) and size > 0 for size in label)
 
 
 class LabelTokenizer(BareTokenizer):
@@ -176,24 +161,27 @@ class LabelTokenizer(BareTokenizer):
     name = "none: labels name the positions"
 
     def __init__(self, rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
-        names = [((s, i), labels) for s, row in enumerate(rows) for i, labels in enumerate(row)]
-        numbers = {label: i for i, label in enumerate(dict.fromkeys(x for _, labels in names for x in labels))}
-        self._spelled = list(numbers)
-        self._tokens: list[Tokens] = []
         self.places: dict[tuple[int, ...], tuple[int, int]] = {}
-        for place, labels in names:
-            ids = [numbers[label] for label in labels]
-            if tuple(ids) in self.places:  # by its numbers a sequence is known again: this one's first is its own
-                self._spelled.append(labels[0])
-                ids[0] = len(self._spelled) - 1
-            self.places[tuple(ids)] = place
-            ends = list(accumulate(len(label) + 1 for label in labels))
-            spans = [(end - len(label) - 1, end - 1) for end, label in zip(ends, labels, strict=True)]
-            special = [label.startswith("[") and label.endswith("]") for label in labels]
-            self._tokens.append(
-                build_tokens(" ".join(labels), ids=ids, pieces=labels, offsets=spans, special=special, style="plain")
-            )
-        self.texts = tuple(map(str, range(len(names))))
+        self._tokens: list[Tokens] = []
+        self._spelled: list[str] = []
+        numbers: dict[str, int] = {}
+        for sample, row in enumerate(rows):
+            for sequence, names in enumerate(row):
+                for name in names:
+                    if name not in numbers:
+                        numbers[name] = self._spell(name)
+                ids = [numbers[name] for name in names]
+                # A sequence is known again by its numbers: where another has them too, this one's first is its own.
+                if tuple(ids) in self.places:
+                    ids[0] = self._spell(names[0])
+                self.places[tuple(ids)] = (sample, sequence)
+                self._tokens.append(_tokens_of(names, ids))
+        self.texts = tuple(map(str, range(len(self._tokens))))
+
+    def _spell(self, name: str) -> int:
+        """Return a new number for a name."""
+        self._spelled.append(name)
+        return len(self._spelled) - 1
 
     def spell(self, number: int) -> str:
         """Return the label of a number."""
@@ -207,3 +195,10 @@ class LabelTokenizer(BareTokenizer):
                 f"give the number of a sequence, from 0 to {len(self.texts) - 1}",
             )
         return self._tokens[int(text)]
+
+
+def _tokens_of(names: Sequence[str], ids: Sequence[int]) -> Tokens:
+    ends = accumulate(len(name) + 1 for name in names)
+    spans = [(end - len(name) - 1, end - 1) for end, name in zip(ends, names, strict=True)]
+    special = [name.startswith("[") and name.endswith("]") for name in names]
+    return build_tokens(" ".join(names), ids=ids, pieces=names, offsets=spans, special=special, style="plain")
