@@ -67,32 +67,27 @@ from attnscope.models.hf.rounding import (
 from attnscope.models.hf.seam import Seen, perform, rehearse, use_attention
 
 
-def survey_attention(model: PreTrainedModel, *, check: bool = True, inputs: Mapping[str, Any] | None = None) -> Survey:
+def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
     """Find out what a model's attention is, and whether what is shown of it is true; refuse what is neither.
 
     Args:
         model: The model, without heads for tasks.
         check: Whether to compare it with eager. Without, that is done only where the layers cannot be told otherwise.
-        inputs: What its forward gets; None = what attnscope makes up.
     """
-    if inputs is None:
-        padded, alone = examples(model)
-    else:
-        padded = alone = Example({**standing_arguments(model), **inputs}, is_users=True)
-    is_long = check and inputs is None
+    padded, alone = examples(model)
     seen: list[Seen] = []
     with torch.no_grad():
         try:
             output = _rehearse(model, padded, alone, seen)
             survey = _read_seam(model, alone, output, seen)
             if check or survey.n_calls < sum(survey.n_layers.values()):
-                survey = _check_seam(model, survey, padded, alone, output, seen, is_long=is_long)
+                survey = _check_seam(model, survey, padded, alone, output, seen, is_long=check)
         except Unclear as error:
             reason = str(error)
         else:
             return replace(survey, checked=check)
         survey = read_eager(model, padded, alone, reason, len(seen))
-        wrong = _check_long(model, survey) if is_long else ""
+        wrong = _check_long(model, survey) if check else ""
         return replace(survey, notes=(*survey.notes, wrong)) if wrong else survey
 
 

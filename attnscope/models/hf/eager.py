@@ -70,7 +70,7 @@ def explain_no_weights(model: PreTrainedModel, output: Any, runs: Sequence[tuple
 def _not_weights(model: PreTrainedModel, example: Example, kind: Kind, weights: Tensor, allowed: float) -> str:
     """Say why a tensor is no map of softmax weights of this kind; "" if it is one."""
     shape = tuple(weights.shape)
-    fits = len(shape) == 4 and (example.is_users or shape[0] == len(next(iter(example.inputs.values()))))
+    fits = len(shape) == 4 and shape[0] == len(next(iter(example.inputs.values())))
     if fits and example.real is not None:
         source = example.real.shape[1]
         target = source if example.target_real is None else example.target_real.shape[1]
@@ -170,10 +170,9 @@ def _run_own(model: PreTrainedModel, padded: Example, alone: Example) -> Outcome
     except Exception as error:
         tensors = {name: x for name, x in alone.inputs.items() if isinstance(x, Tensor) and "mask" not in name}
         given = " and ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
-        whose = "you give" if alone.is_users else "attnscope makes up for its self-check"
         raise AttnscopeError(
-            f"{model.config.model_type} does not run on the {given} that {whose}: its own code says "
-            f"{type(error).__name__}: {shorten(error)}",
+            f"{model.config.model_type} does not run on the {given} that attnscope makes up for its self-check: "
+            f"its own code says {type(error).__name__}: {shorten(error)}",
             OWN_INPUTS,
         ) from error
     return own

@@ -30,7 +30,6 @@ class Example:
     inputs: dict[str, Any]
     real: Tensor | None = None  # (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts
     target_real: Tensor | None = None  # as real, of the decoder
-    is_users: bool = False  # whether the user made it: what its batch means is then not known
 
     def real_rows(self, name: str) -> Tensor | None:
         """Return which rows are no padding, (batch, token), of hidden states or of a kind of attention; None = all."""

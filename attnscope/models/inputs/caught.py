@@ -76,9 +76,9 @@ class _Catch(TorchFunctionMode):
         if function is F.multi_head_attention_forward:
             return self._multi_head(*args, **kwargs)
         result = function(*args, **kwargs)
-        if getattr(function, "__name__", "") == "softmax" and isinstance(result, Tensor) and result.ndim > 2:
-            if result.ndim > 3 or result.shape[-1] == result.shape[-2]:
-                self.softmaxes.append(self._path)
+        is_softmax = getattr(function, "__name__", "") == "softmax" and isinstance(result, Tensor)
+        if is_softmax and result.ndim > 2 and (result.ndim > 3 or result.shape[-1] == result.shape[-2]):
+            self.softmaxes.append(self._path)
         return result
 
     @property

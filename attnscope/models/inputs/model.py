@@ -1,7 +1,7 @@
 """Any torch module on inputs that the user makes: its self-attention over the named positions passes the seam."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import BoundArguments
