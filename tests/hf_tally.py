@@ -36,10 +36,9 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.examples import examples, standing_arguments
+from attnscope.models.hf.examples import examples
 from attnscope.models.hf.model import HuggingFaceModel
-from attnscope.models.hf.parts import reads_text, sees_pictures
-from attnscope.models.hf.rounding import hidden_states
+from attnscope.models.hf.parts import hidden_states, reads_text, sees_pictures, standing_arguments
 from attnscope.models.model import Batch, eyes_of
 
 VOCABULARY = 99

@@ -1,6 +1,5 @@
 """Models spread over devices by accelerate: layers on the processor and on disk."""
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import attnscope
 from attnscope import models
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.hf import dispatch
 from tests.ablation_helpers import save_tiny
 from tests.conftest import Run
 from tests.test_devices import STUDIES, numbers_of
@@ -78,15 +76,3 @@ def test_an_unknown_map_is_refused(folder: str) -> None:
 def test_spread_weights_cannot_be_pruned(folder: str) -> None:
     with pytest.raises(AttnscopeError, match="spread over devices"):
         models.load(folder, device_map=FIRST_ON_DISK).head_slices({("decoder", 0): [0]})
-
-
-def test_folders_of_processes_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    living = dispatch._make_offload_folder()
-    killed, older = tmp_path / "attnscope-offload-killed", tmp_path / "attnscope-offload-older"
-    for folder in (killed, older):
-        folder.mkdir()
-        (folder / "weights.dat").write_bytes(b"0")
-    (killed / ".lock").touch()  # which nobody holds any more; that of an earlier version has none
-    other = dispatch._make_offload_folder()
-    assert sorted(tmp_path.iterdir()) == sorted([living, other, older])

@@ -76,12 +76,11 @@ def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned: Any) ->
         torch.testing.assert_close(maps(shown, IDS), expected, rtol=0, atol=2e-5)
         assert (shown.info.name, shown.info.adapter) == ("base+lora", "lora")
         assert shown.info.adapter_sha256 == file_sha256(lora / "adapter_model.safetensors")
-        assert shown.info.notes[0].startswith("Adapter lora (LORA, sha256 ")
+        assert shown.info.notes[0].startswith("Adapter lora (sha256 ")
         assert "adapter_sha256" in shown.info.as_json()
     held = attnscope.load(wrapped)
     torch.testing.assert_close(maps(held, IDS), expected, rtol=0, atol=2e-5)
     assert held.info.adapter == "default"
-    assert len(held.info.adapter_sha256) == 64
     with wrapped.disable_adapter():
         off = attnscope.load(wrapped)
         torch.testing.assert_close(maps(off, IDS), plain, rtol=0, atol=2e-5)
@@ -141,9 +140,8 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(tuned: Any, tmp_path: 
         load(str(lora))
     assert len(str(caught.value)) < 500
     (lora / "adapter_model.safetensors").rename(lora / "adapter_model.bin")
-    with pytest.raises(AttnscopeError, match="only as a pickle") as caught:
+    with pytest.raises(AttnscopeError, match=r"holds no adapter_model\.safetensors"):
         load(str(base), adapter=lora)
-    assert "--allow-pickle" in caught.value.hint
 
 
 def test_prefixes_are_refused_since_they_are_no_text(tuned: Any, tmp_path: Path) -> None:

@@ -155,24 +155,6 @@ def test_what_is_computed_today_or_lies_beside_the_model_is_no_reason_to_refuse(
     assert "The files also hold mtp, value_head, which is not part of what is shown." in opened(folder).info.notes
 
 
-def test_layers_that_predict_ahead_are_not_missed(tmp_path: Path) -> None:
-    folder = saved(llama(), tmp_path)
-    configure(folder, num_hidden_layers=2, num_nextn_predict_layers=1)
-    assert "The files also hold layers, which is not part of what is shown." in opened(folder).info.notes
-
-
-def test_positions_that_transformers_does_not_save_are_noted(tmp_path: Path) -> None:
-    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "encoder_layers", "decoder_layers"), 2)
-    widths = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_model"), 16)
-    config = transformers.MarianConfig(
-        vocab_size=60, **heads, **widths, pad_token_id=1, eos_token_id=0, bos_token_id=0, decoder_start_token_id=1,
-        max_position_embeddings=64,
-    )  # fmt: skip
-    folder = saved(transformers.MarianMTModel(config), tmp_path)
-    notes = " ".join(opened(folder).info.notes)
-    assert "does not save model.encoder.embed_positions.weight, model.decoder.embed_positions.weight" in notes
-
-
 @pytest.mark.parametrize("name", ["T5EncoderModel", "UMT5EncoderModel"])
 def test_the_class_that_the_configuration_names_is_loaded_where_it_is_an_encoder(name: str, tmp_path: Path) -> None:
     cls = getattr(transformers, name)

@@ -16,9 +16,8 @@ from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import check
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.examples import LENGTHS
-from attnscope.models.hf.layers import reaches
-from attnscope.models.hf.rounding import drop_filling
+from attnscope.models.hf.eager import drop_filling
+from attnscope.models.hf.examples import LENGTHS, reaches
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch
 from tests.hf_tally import boost, build
@@ -80,8 +79,8 @@ def test_short_texts_are_attended_to_in_full_and_long_ones_block_by_block_whatev
 def test_sparse_maps_that_count_a_block_once_for_twice_are_refused_in_one_line() -> None:
     # At inference every random block is block 0, which then is attended to twice, with one of its weights given out.
     shown = wrap(big_bird())
-    told = "Of a text of 43 tokens its own layer 0 holds numbers that are no softmax weights: such texts are refused."
-    assert told in shown.info.notes
+    start = "Of a text of 43 tokens its own encoder layer 0 holds numbers that are no softmax weights"
+    assert any(note.startswith(start) for note in shown.info.notes)
     for n in (29, 45, 48):
         with pytest.raises(AttnscopeError, match=f"text of {n} tokens .* no softmax weights") as caught:
             shown.run(Batch(text(n)), Weights())
@@ -213,21 +212,3 @@ def test_hooks_buffers_lists_and_settings_are_put_back() -> None:
         model.extra = 1
         raise KeyError
     assert (vars(model), state(model)) == before
-
-
-def test_short_texts_are_not_attended_to_as_long_ones_for_being_padded() -> None:
-    shown, short = wrap(big_bird()), (text(9), text(12, seed=4))
-    lengths = torch.tensor([9, 12])
-    ids = torch.zeros(2, 45, dtype=torch.int64)
-    for row, one in zip(ids, short, strict=True):
-        row[: one.shape[1]] = one
-    both = Weights()
-    hidden = shown.run(Batch(ids, torch.arange(45)[None] < lengths[:, None]), both)
-    assert hidden.shape[:2] == (2, 45)
-    for i, one in enumerate(short):
-        n, alone = one.shape[1], Weights()
-        torch.testing.assert_close(hidden[i : i + 1, :n], shown.run(Batch(one), alone), rtol=1e-5, atol=1e-6)
-        for layer, weights in alone.maps["encoder"].items():
-            padded = both.maps["encoder"][layer]
-            assert padded.shape[2:] == (45, 45) and not bool(padded[i, :, n:].any())
-            torch.testing.assert_close(padded[i : i + 1, :, :n, :n], weights, rtol=1e-5, atol=1e-6)

@@ -7,7 +7,6 @@ import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from jinja2.sandbox import SandboxedEnvironment
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from attnscope.errors import AttnscopeError
@@ -76,11 +75,9 @@ def test_slow_tokenizers_get_their_offsets_back(tokenizer: Any) -> None:
     assert [text for text in covered if text.strip()] == [char for char in expected if char.strip()]
 
 
-def test_a_slow_pair_has_two_segments() -> None:
-    slow = HuggingFaceTokenizer(transformers.ByT5Tokenizer())
-    tokens = slow.encode("ab", "cde")
-    assert [(tokens.pair or "")[a:b] for a, b in tokens.offsets[tokens.segments == 1] if a >= 0] == list("cde")
-    assert tokens.segments.tolist() == [0, 0, 0, 1, 1, 1, 1]
+def test_a_slow_tokenizer_reads_no_pairs() -> None:
+    with pytest.raises(AttnscopeError, match="reads no pairs"):
+        HuggingFaceTokenizer(transformers.ByT5Tokenizer()).encode("ab", "cde")
 
 
 @pytest.mark.parametrize(
@@ -90,29 +87,26 @@ def test_a_slow_pair_has_two_segments() -> None:
         ("the cats", ["▁the", "▁cat", "s"], ["the", "cat", "s"]),
         ("the cats", ["the</w>", "ca@@", "ts"], ["the", "ca", "ts"]),
         ("naïve Élan", ["naive", "elan"], ["naïve", "Élan"]),
-        ("a 猫 b", ["a", "[UNK]", "b"], ["a", "猫", "b"]),
-        ("a 猫", ["a", "[UNK]"], ["a", "猫"]),
         ("##a b", ["##a", "b"], None),
         ("a b", ["a"], None),
         ("a b c", ["a", "x", "c"], None),
-        ("a x y b", ["a", "[UNK]", "[UNK]", "b"], None),
         ("", [], []),
     ],
 )
 def test_pieces_are_found_in_their_text(text: str, pieces: list[str], expected: list[str] | None) -> None:
-    spans = align(text, pieces, [False] * len(pieces), "[UNK]")
+    spans = align(text, pieces, [False] * len(pieces))
     assert (None if spans is None else [text[a:b] for a, b in spans]) == expected
 
 
 def test_special_pieces_stand_nowhere() -> None:
-    assert align("cat", ["[CLS]", "cat", "[SEP]"], [True, False, True], None) == [(0, 0), (0, 3), (0, 0)]
+    assert align("cat", ["[CLS]", "cat", "[SEP]"], [True, False, True]) == [(0, 0), (0, 3), (0, 0)]
 
 
 @given(st.text(), st.lists(st.integers(0, 50)))
 def test_pieces_cut_anywhere_are_found_again(text: str, cuts: list[int]) -> None:
     bounds = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
-    spans = align(text, pieces, [False] * len(pieces), None)
+    spans = align(text, pieces, [False] * len(pieces))
     if spans is not None:
         assert all(0 <= a <= b <= len(text) for a, b in spans)
         assert [span for span in spans if span != (0, 0)] == sorted(span for span in spans if span != (0, 0))
@@ -211,35 +205,6 @@ def test_numbers_stand_for_themselves_without_a_tokenizer() -> None:
     for refuse in (tokenizer.encode, lambda text: tokenizer.encode_target(text, 0, ())):
         with pytest.raises(AttnscopeError, match="no tokenizer"):
             refuse("the cat")
-
-
-def test_a_chat_template_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).chat("the c")  # loads what templates need
-    monkeypatch.setattr("attnscope.models.hf.tokenizer.MOST_STEPS", 1000)
-    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(AttnscopeError, match="the chat template fails: it does not end within 1,000 steps"):
-        HuggingFaceTokenizer(byte_level(chat_template=loops)).chat("the c")
-    assert len(HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).chat("the c"))
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "made",
-    [
-        "9 ** 99999999",
-        "(messages[0].content | length) ** 99999999",
-        "'a' * 10 ** 9",
-        "[0] * 99999999",
-        "99999999 * '-'",
-    ],
-)
-def test_a_chat_template_makes_nothing_huge(made: str) -> None:
-    tokenizer = HuggingFaceTokenizer(byte_level(chat_template="{{ 3 * 'a' }}{% set n = " + made + " %}"))
-    with pytest.raises(AttnscopeError, match="the chat template fails: it makes something of more than 10,000,000"):
-        tokenizer.chat("the c")
-    small = HuggingFaceTokenizer(byte_level(chat_template="{{ 'the ' * 2 ** 2 }}"))
-    assert small.chat("x").text == "the the the the "
-    assert not SandboxedEnvironment.intercepted_binops  # others' templates run as they did
 
 
 def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 CIRCLES = {
-    ("attnscope.models.hf.model", "attnscope.models.hf.assembling"),  # an untrained model is assembled like any other
     ("attnscope.studies.inputs.options", "attnscope.studies.workers"),
     ("attnscope.questions.relations", "attnscope.questions.relations_drawing"),
 }

@@ -43,10 +43,7 @@ def tiny(model_type: str, **changes: Any) -> PreTrainedModel:
 
 def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
     error = refusal(edited(write_tiny(tmp_path / "bent", "llama", **SMALL), intermediate_size=16))
-    assert (
-        "bent holds layers.0.mlp.down_proj.weight of shape (24, 8), and config.json asks for (24, 16)" in error.message
-    )
-    assert "5 more do not fit" in error.message
+    assert "layers.0.mlp.down_proj.weight of shape (24, 8) instead of (24, 16)" in error.message
 
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
@@ -58,9 +55,9 @@ def test_the_kernel_that_a_configuration_asks_for_does_not_matter(tmp_path: Path
 def test_quantised_checkpoints_are_said_to_be(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "llama", "llama", **SMALL)
     error = refusal(edited(folder, quantization_config={"quant_method": "gptq", "bits": 4}))
-    assert error.message.startswith("llama is quantised (gptq, 4 bits), and cannot be loaded here: ")
+    assert error.message.startswith("llama is quantised (gptq), and cannot be loaded here: ")
     error = refusal(edited(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}))
-    assert "quantised (bitsandbytes, 8 bits)" in error.message
+    assert "quantised (bitsandbytes)" in error.message
     model = attnscope.load(edited(folder, quantization_config={"quant_method": "fp8"}))
     assert any("Its configuration says that its weights are quantised (fp8)" in note for note in model.info.notes)
 
@@ -104,25 +101,6 @@ def test_a_tokenizer_of_another_model_is_one_line_in_every_study(tmp_path: Path)
 
 
 # In memory --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model_type", ["llama", "bert"])
-def test_no_layers_are_no_layers(model_type: str) -> None:
-    sizes = {k: v for k, v in SMALL.items() if model_type == "llama" or k != "num_key_value_heads"}
-    config = AutoConfig.for_model(model_type, **sizes, num_hidden_layers=0)
-    assert refusal(AutoModel.from_config(config)).message == f"{model_type} has no layers (its configuration says 0)"
-
-
-def test_where_transformers_differs_from_itself_it_is_said() -> None:
-    falcon_rw = {"alibi": True, "multi_query": False, "new_decoder_architecture": False, "parallel_attn": False}
-    config = transformers.FalconConfig(
-        vocab_size=50, hidden_size=24, num_attention_heads=3, num_hidden_layers=2, **falcon_rw
-    )
-    falcon = AutoModel.from_config(config).eval()
-    boost(falcon)
-    error = refusal(falcon)
-    assert "by transformers' sdpa attention and another by its eager attention" in error.message
-    assert "which of them it was trained with" in error.hint
 
 
 def test_paligemma_reads_a_text_as_what_it_writes() -> None:
@@ -217,11 +195,11 @@ def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
     ("model_type", "sizes", "why"),
     [
         ("swin", {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4},
-         "attends within 4 windows of a picture, each 16 queries on 16 keys"),
+         "attend within windows of a picture, or merge patches: 4 of 16 queries on 16 keys"),
         ("segformer", {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
-         "merges patches: its layers have attention of 64 queries on 1 keys"),
+         "or merge patches: 1 of 64 queries on 1 keys"),
         ("pvt", {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
-         "merges patches: its layers have attention of 64 queries on 1 keys"),
+         "or merge patches: 1 of 64 queries on 1 keys"),
         ("hiera", {"embed_dim": 8, "image_size": [64, 64], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]},
          r"has the shape \(1, 1, 4, 64, 64\), not"),
     ],
@@ -236,13 +214,13 @@ def test_a_model_that_cannot_show_a_picture_is_refused_when_it_is_loaded(
 @pytest.mark.parametrize(
     ("model_type", "why"),
     [
-        ("patchtsmixer", "^patchtsmixer has no attention: its layers mix tokens by other means"),
+        ("patchtsmixer", "^patchtsmixer has no attention"),
         ("parakeet_tdt", "its output holds no hidden states of the encoder"),
-        ("pegasus_x", "its own encoder attention are no tensors, one for each layer"),
-        ("depth_pro", "attends within 35 windows .* gives out the weights of 3 of its 6 attentions"),
+        ("pegasus_x", r"its own encoder layer 0 has the shape \(\), not"),
+        ("depth_pro", "35 of 17 queries .* gives out the weights of 3 of its 6 attentions"),
         ("data2vec-vision", "was built for sdpa, which gives out no attention weights"),
         ("oneformer", "its own code says TypeError: .*'task_inputs'"),
-        ("nemotron_asr_streaming_encoder", "with the model's own eager attention, hidden states are not finite"),
+        ("nemotron_asr_streaming_encoder", "hidden states are not finite"),
     ],
 )
 def test_a_reason_is_what_the_models_code_does(model_type: str, why: str) -> None:
@@ -254,7 +232,7 @@ def test_a_reason_is_what_the_models_code_does(model_type: str, why: str) -> Non
 
 def test_a_model_is_shown_as_soon_as_it_is_built_as_its_refusal_says() -> None:
     model = build("data2vec-vision")
-    assert 'attn_implementation="eager" builds it anew' in refusal(model).message
+    assert 'attn_implementation="eager" does' in refusal(model).message
     assert wrap(eager_twin(model)).info.path == "eager"
 
 
@@ -297,7 +275,7 @@ def test_a_decoder_alone_of_an_encoder_decoder_writes() -> None:
 def test_a_quantised_model_in_memory_is_said_to_be() -> None:
     model = tiny("llama")
     model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
-    assert any("its weights are quantised (bitsandbytes, 8 bits)" in note for note in wrap(model).info.notes)
+    assert any("its weights are quantised (bitsandbytes)" in note for note in wrap(model).info.notes)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
@@ -316,7 +294,6 @@ def test_what_holds_a_model_is_told_which_attribute_to_pass(monkeypatch: pytest.
         (Pipeline(), "model"),
     ):
         assert refusal(wrapper).hint == f"pass the model inside it: model.{name}"
-    assert refusal(torch.nn.Sequential(torch.nn.ReLU(), model)).hint == "pass the model inside it: model[1]"
     assert refusal(3).hint == "give a PreTrainedModel"
 
 

@@ -19,8 +19,8 @@ from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError, RoundingError
 from attnscope.models.hf import assembling, check, rounding, verdicts
 from attnscope.models.hf import model as hf_model
-from attnscope.models.hf.layers import Survey
 from attnscope.models.hf.model import HuggingFaceModel
+from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.verdicts import Memory
 from tests.conftest import Run, edited, write_tiny, write_tokenizer
 
@@ -355,19 +355,6 @@ def test_without_a_name_the_cache_is_in_the_home(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert verdicts.cache_folder() == Path("/home/somebody/.cache/attnscope/checks")
-
-
-def test_the_oldest_verdicts_go(tiny_bert: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "MOST_FILES", 3)
-    empty_cache.mkdir(parents=True)
-    for number in range(5):
-        path = empty_cache / f"{number}.json"
-        path.touch()
-        os.utime(path, (number, number))
-    (empty_cache / "notes.txt").touch()
-    load(tiny_bert)
-    names = {path.name for path in empty_cache.iterdir()}
-    assert {"3.json", "4.json", "notes.txt"} < names and len(names) == 4
 
 
 def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from jinja2.sandbox import SandboxedEnvironment
 from transformers import AutoTokenizer
 
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.models import turns
-from attnscope.models.hf.tokenizer import limit_template
 from attnscope.models.inside.projections import hooks
 from attnscope.models.model import Batch, Model
 from attnscope.pages import Page
@@ -171,24 +168,6 @@ def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_to
     turns.share_lock([torch.nn.Sequential(*parts)])
     assert len(turns._locks[parts[0]]) == 2
     assert turns._locks[parts[0]] == turns._locks[parts[1]]
-
-
-def test_the_limits_of_chat_templates_end_in_whatever_order_threads_render_them() -> None:
-    plain = SandboxedEnvironment.call_binop
-    entered, leave = threading.Event(), threading.Event()
-
-    def render() -> None:
-        with limit_template():
-            entered.set()
-            leave.wait(60)
-
-    with ThreadPoolExecutor(1) as pool:
-        with limit_template():
-            ends = pool.submit(render)
-            assert not entered.wait(0.2)
-        leave.set()
-        ends.result()
-    assert SandboxedEnvironment.call_binop is plain
 
 
 def test_a_probe_may_run_the_model_that_it_watches(tmp_path: Path) -> None:

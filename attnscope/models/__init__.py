@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from attnscope.models.hf.dispatch import DeviceMap
+    from attnscope.models.devices import DeviceMap
     from attnscope.models.inputs.labels import Labels
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]

@@ -1,21 +1,35 @@
-"""Where a model runs, and with what precision."""
+"""Where a model runs, and with what precision: on one device, or spread over several by accelerate."""
 
+import atexit
 import contextlib
+import importlib.util
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from attnscope.core.attention.precision import has_float64
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, first_line, require_choice
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+DeviceMap = str | Mapping[str, str | int]
+"""As accelerate takes it: "auto", "balanced", "sequential", or the device of each module, "disk" among them."""
 
 
 def dtype_of(name: str) -> torch.dtype:
     """Return the precision of a name."""
-    if name not in _DTYPES:
-        raise AttnscopeError(f"there is no precision {name!r}", f"one of {', '.join(_DTYPES)}")
+    require_choice("precision", name, tuple(_DTYPES))
     return _DTYPES[name]
+
+
+def name_dtype(dtype: torch.dtype) -> str:
+    """Return the name of a precision, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtype]:
@@ -26,21 +40,20 @@ def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtyp
     precision = dtype_of(dtype)
     device = _best() if device == "auto" else device
     try:
-        where = torch.empty(1, device=device).device
+        where = torch.zeros(1, device=device).device
+        torch.zeros(1, device=where).cpu()  # "meta" holds no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         hint = "--device auto takes the best there is; cpu is always there"
-        if device.partition(":")[0] == "cuda" and torch.cuda.is_available():
-            hint = f"there are {torch.cuda.device_count()} of them, from cuda:0 on; {hint}"
         raise AttnscopeError(f"cannot compute on device {device!r}: {first_line(error)}", hint) from error
-    if where.type == "meta":
-        raise AttnscopeError("cannot compute on device 'meta': it holds no numbers", "cpu is always there")
     if precision == torch.float64 and not has_float64(where):
         raise AttnscopeError(f"{where} has no float64", "choose --dtype float32, or --device cpu")
     return where, precision
 
 
 def _best() -> str:
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -48,11 +61,50 @@ def device_of(module: nn.Module) -> torch.device:
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
-def name_dtype(dtype: torch.dtype) -> str:
-    """Return the name of a precision, such as "float32"."""
-    return str(dtype).removeprefix("torch.")
-
-
 def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Within it, torch may draw random numbers on the processor and a device; afterwards the caller's own go on."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+# Several devices --------------------------------------------------------------------------------------------------
+
+
+def spreading_options(device_map: DeviceMap) -> dict[str, Any]:
+    """Return what transformers is to load a model with, so that accelerate spreads it over devices."""
+    if isinstance(device_map, str):
+        require_choice("device map", device_map, ("auto", "balanced", "balanced_low_0", "sequential"))
+    else:
+        device_map = dict(device_map)
+    if not all(importlib.util.find_spec(package) for package in ("accelerate", "psutil")):
+        raise AttnscopeError(
+            "spreading a model over devices needs accelerate", 'install the extra: pip install "attnscope[accelerate]"'
+        )
+    # Weights that lie on disk go when this process ends.
+    folder = tempfile.mkdtemp(prefix="attnscope-offload-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"device_map": device_map, "offload_folder": folder}
+
+
+def describe_spread(device_map: Mapping[str, Any]) -> str:
+    """Return which parts of a model lie where, as a sentence."""
+    counts = Counter(f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values())
+    parts = ", ".join(f"{device} ({n} part{'s' if n > 1 else ''})" for device, n in counts.items())
+    return f"Spread over {parts}."
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Return whether accelerate moves what a model's parts get."""
+    return _first_device(model) is not None
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where a model takes its inputs: its own device, or that of the first layer of one that is spread."""
+    first = _first_device(model)
+    if first is None:
+        return device_of(model)
+    return torch.device("cuda", first) if isinstance(first, int) else torch.device(first)
+
+
+def _first_device(model: nn.Module) -> Any:
+    devices = (getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in model.modules())
+    return next((device for device in devices if device is not None), None)

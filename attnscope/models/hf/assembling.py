@@ -1,28 +1,26 @@
 """Make Models of transformers models: which part of one is shown, with which tokenizer, and what is known of it.
 
-A model comes from memory (`wrap`) or from files (`hf.loading`).
+A model comes from memory (`wrap`), with inputs that the user makes (`assemble_on`), or from files (`hf.loading`).
 """
 
-import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.devices import name_dtype
-from attnscope.models.hf.adapters import NONE, Adapter, unwrap
+from attnscope.models.devices import input_device, name_dtype
+from attnscope.models.hf.adapters import Adapter, unwrap
 from attnscope.models.hf.check import survey_attention
-from attnscope.models.hf.dispatch import input_device
-from attnscope.models.hf.examples import accepts, max_tokens
-from attnscope.models.hf.layers import Survey
 from attnscope.models.hf.model import CLASS_LOSSES, HuggingFaceModel, labels_of, loss_of
 from attnscope.models.hf.parts import (
+    accepts,
     base_of,
     in_one_line,
+    max_tokens,
     notes_on_quantisation,
     picture_tower,
     reads_pictures,
@@ -33,6 +31,7 @@ from attnscope.models.hf.parts import (
 )
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.seeing import hides_patches
+from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.verdicts import Identity, Memory
 from attnscope.models.info import ModelInfo
@@ -50,7 +49,7 @@ class RawModel:
     sha256: str = ""
     notes: tuple[str, ...] = ()  # what a user must know of how it was read
     processor: Any = None  # makes what it reads of pictures or sound; None where there is none
-    adapter: Adapter = NONE
+    adapter: Adapter = field(default_factory=Adapter)
     identity: Identity | None = None  # by which its verdict is remembered; None = it is not
 
 
@@ -78,7 +77,8 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
     senses = next((part for part in parts if part is not None), None if words is tokenizer else tokenizer)
     is_joint = reads_pictures(base) or (cross_reader(base) is not None and picture_tower(base) is None)
-    senses = tokenizer if is_joint and hasattr(tokenizer, "image_processor") else senses
+    if is_joint and hasattr(tokenizer, "image_processor"):
+        senses = tokenizer
     reader: HuggingFaceTokenizer | NumbersTokenizer
     reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
     if not reads_text(base) and not accepts(base, "decoder_input_ids"):
@@ -90,11 +90,8 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
 def _inner_model(wrapper: Any) -> str:
     """Say where an object that is no transformers model holds one: torch.compile, DataParallel, a pipeline."""
     parts = wrapper.named_modules() if isinstance(wrapper, nn.Module) else getattr(wrapper, "__dict__", {}).items()
-    for name, part in parts:
-        if isinstance(part, PreTrainedModel):
-            path = "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in name.split("."))
-            return f"pass the model inside it: model{path}"
-    return "give a PreTrainedModel"
+    name = next((name for name, part in parts if isinstance(part, PreTrainedModel)), "")
+    return f"pass the model inside it: model.{name}" if name else "give a PreTrainedModel"
 
 
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
@@ -106,26 +103,39 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     name = raw.name
     words = text_tower(base)
     eyes = picture_tower(base)
-
-    def part(model: PreTrainedModel, tokenizer: HuggingFaceTokenizer | NumbersTokenizer, note: str) -> RawModel:
-        return replace(raw, model=model, tokenizer=tokenizer, notes=(*raw.notes, note))
-
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         reader = cross_reader(base)
-        whole = None if reader is None else (lambda: _build(raw, check, survey=reader.survey(base)))
-        if reader is not None and whole is not None and not reader.stands_alone(base):
-            return whole()
+        open_viewer = None
+        if reader is not None:
+            open_viewer = partial(_build, raw, check, survey=reader.survey(base))
+            if not reader.stands_alone(base):
+                return open_viewer()
         if eyes is None:
-            return _build(raw, check, open_viewer=whole)
+            return _build(raw, check, open_viewer=open_viewer)
+        seeing = replace(raw, model=eyes, tokenizer=wordless(name, eyes))
         if words is None:
-            note = "This is its encoder, which sees pictures; its decoder is not shown."
-            if whole is not None:
-                note = "This is its encoder, which sees pictures; with a text beside --image its decoder is shown."
-            return _build(part(eyes, wordless(name, eyes), note), check, open_viewer=whole)
+            how = "its decoder is not shown" if reader is None else "with a text beside --image its decoder is shown"
+            note = f"This is its encoder, which sees pictures; {how}."
+            return _build(replace(seeing, notes=(*raw.notes, note)), check, open_viewer=open_viewer)
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
-        seeing = part(eyes, wordless(name, eyes), f"{apart} pictures.")
-        reading = part(words, raw.tokenizer, f"{apart} text. With --image the other is shown.")
+        seeing = replace(seeing, notes=(*raw.notes, f"{apart} pictures."))
+        note = f"{apart} text. With --image the other is shown."
+        reading = replace(raw, model=words, notes=(*raw.notes, note))
         return _build(reading, check, lambda: assemble(seeing, check=check))
+
+
+def assemble_on(
+    model: PreTrainedModel, inputs: Mapping[str, Any], *, name: str, source: str, check: bool
+) -> HuggingFaceModel:
+    """Return a Model of a transformers model that is surveyed on inputs that come with it, by name.
+
+    Where its base takes them it is the base that runs, else the model with what it has on top.
+    """
+    base = base_of(model)
+    runs = base if all(accepts(base, name_of_input) for name_of_input in inputs) else model
+    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+        raw = RawModel(runs, wordless(name, base), name, source, notes=notes_on_quantisation(model.config))
+        return _build(raw, check, survey=survey_attention(runs, check=check, inputs=inputs), base=runs)
 
 
 def _build(
@@ -134,8 +144,9 @@ def _build(
     open_eyes: Callable[[], HuggingFaceModel] | None = None,
     open_viewer: Callable[[], HuggingFaceModel] | None = None,
     survey: Survey | None = None,
+    base: PreTrainedModel | None = None,
 ) -> HuggingFaceModel:
-    base = base_of(raw.model)
+    base = base or base_of(raw.model)
     share_lock([raw.model])
     memory = None
     if survey is None and raw.identity is not None:
@@ -173,19 +184,9 @@ def _describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
     """Say whether the head that a model was saved with is there."""
     kept = type(model).__name__
     named = (model.config.architectures or [kept])[0]
-    if model is not base:
-        classes = labels_of(model)
-        listed = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
-        return f"kept: {kept}" + (f", classes {listed}" if loss_of(model, ("encoder",)) in CLASS_LOSSES else "")
-    return f"dropped: that of {named}" if "For" in named else ""
-
-
-def assemble_untrained(model: HuggingFaceModel, seed: int) -> HuggingFaceModel:
-    """Make a model of the same architecture with random weights, as transformers draws them before training."""
-    base = model.base
-    with torch.random.fork_rng(devices=[]), silence():
-        torch.manual_seed(seed)
-        twin = type(base)(copy.deepcopy(base.config)).to(base.dtype).to(model.device)
-        twin.train(False).requires_grad_(False)
-        notes = (f"random weights, seed {seed}",)
-        return assemble(RawModel(twin, model.vocabulary, f"{model.info.name} untrained", notes=notes), check=False)
+    if model is base:
+        return f"dropped: that of {named}" if "For" in named else ""
+    if loss_of(model, ("encoder",)) not in CLASS_LOSSES:
+        return f"kept: {kept}"
+    classes = labels_of(model)
+    return f"kept: {kept}, classes {', '.join(classes[:8])}{', …' * (len(classes) > 8)}"

@@ -3,7 +3,7 @@
 A model runs on small random inputs, through the seam and by its own eager attention. Hidden states, the number of
 layers and weights must agree within rounding. Four judgements make that strict:
 
-1. Layers are told apart, encoder from decoder from cross-attention.
+1. Layers are told apart, encoder from decoder from cross-attention (`hf.survey`).
 2. Two texts of different length are padded together, and the second is shown as if it were alone.
 3. One text is longer than all windows, chunks and blocks that the configuration names. Where that is too dear at load,
    it is tried when the first text comes that reaches past one.
@@ -16,55 +16,34 @@ how a check ended.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import Kind, attend
-from attnscope.errors import AttnscopeError, is_out_of_memory
-from attnscope.models.hf.eager import PADDING_MATTERS, explain_no_weights, read_eager
-from attnscope.models.hf.examples import (
-    LENGTHS,
-    Example,
-    ask_for_hidden_states,
-    examples,
-    extras_of,
-    long_example,
-    max_tokens,
-    standing_arguments,
-)
-from attnscope.models.hf.layers import (
-    Survey,
-    Unclear,
-    configured_layers,
-    hides_later,
-    kinds_of,
-    length_beyond,
-    notes_on,
-    notes_on_gaps,
-    number_layers,
-    reaches,
-)
+from attnscope.core.attention.seam import attend
+from attnscope.errors import AttnscopeError, first_line, is_out_of_memory
+from attnscope.models.hf.eager import Maps, are_softmax, run_eager
+from attnscope.models.hf.examples import LENGTHS, OWN_INPUTS, Example, examples, length_beyond, long_example, reaches
+from attnscope.models.hf.parts import hidden_states, max_tokens, standing_arguments
 from attnscope.models.hf.rounding import (
     Outcome,
     compare,
     eager_or_own,
-    hidden_states,
-    name_difference,
     run_as_it_is,
-    run_eager,
     seen_at_seam,
-    shorten,
     states_of,
     tolerance,
-    width_of,
 )
-from attnscope.models.hf.seam import Seen, perform, rehearse, use_attention
+from attnscope.models.hf.seam import Seen, perform, rehearse
+from attnscope.models.hf.survey import Survey, Unclear, extras_of, hides_later, read_seam, read_weights
+
+PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
+"""Of convolutions, say, that run over the end of a text."""
 
 
 def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
@@ -79,16 +58,15 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
     with torch.no_grad():
         try:
             output = _rehearse(model, padded, alone, seen)
-            survey = _read_seam(model, alone, output, seen)
+            survey = read_seam(model.config, alone, output, seen)
             if check or survey.n_calls < sum(survey.n_layers.values()):
-                survey = _check_seam(model, survey, padded, alone, output, seen, is_long=check)
+                survey = _check_seam(model, survey, (padded, alone), seen_at_seam(survey, output, seen), is_long=check)
+            return replace(survey, checked=check)
         except Unclear as error:
             reason = str(error)
-        else:
-            return replace(survey, checked=check)
-        survey = read_eager(model, padded, alone, reason, len(seen))
-        wrong = _check_long(model, survey) if check else ""
-        return replace(survey, notes=(*survey.notes, wrong)) if wrong else survey
+        survey = _read_eager(model, padded, alone, reason, len(seen))
+        note = _check_long(model, survey) if check else ""
+        return replace(survey, notes=(*survey.notes, note)) if note else survey
 
 
 # The seam ---------------------------------------------------------------------------------------------------------
@@ -99,10 +77,10 @@ def _rehearse(model: PreTrainedModel, padded: Example, alone: Example, seen: lis
     try:
         output, seen[:] = rehearse(model, alone.inputs)
         if hidden_states(output) is None:
-            ask_for_hidden_states(padded, alone)
+            _ask_for_hidden_states(padded, alone)
             output, seen[:] = rehearse(model, alone.inputs)
     except Exception as error:  # a model may fail in any way when its attention is exchanged
-        raise Unclear(shorten(error)) from error
+        raise Unclear(_shorten(error)) from error
     if hidden_states(output) is None:
         raise Unclear("it returns no hidden states")
     if not seen:
@@ -110,78 +88,31 @@ def _rehearse(model: PreTrainedModel, padded: Example, alone: Example, seen: lis
     return output
 
 
-def _read_seam(model: PreTrainedModel, example: Example, output: Any, seen: Sequence[Seen]) -> Survey:
-    """Tell the calls apart: kinds by their shapes and by what they hide, layers by layer_idx, else by counting."""
-    config = model.config
-    by_kind: dict[Kind, list[Seen]] = {}
-    for call, kind in zip(seen, kinds_of(config, example, output, [call.weights for call in seen]), strict=True):
-        by_kind.setdefault(kind, []).append(call)
-    for kind in ("cross", "decoder", "encoder"):
-        if config.is_encoder_decoder and kind not in by_kind:
-            raise Unclear(f"its {kind} attention does not pass transformers' attention interface")
-    layers: dict[Kind, tuple[int, ...]] = {}
-    n_layers: dict[Kind, int] = {}
-    places: dict[int, Place] = {}
-    for kind, calls in by_kind.items():
-        total = configured_layers(config, kind)
-        layers[kind] = number_layers(config, kind, [call.module for call in calls], total)
-        n_layers[kind] = max(total or 0, layers[kind][-1] + 1)
-        places |= {id(call): (kind, layer) for call, layer in zip(calls, layers[kind], strict=True)}
-    plan: dict[nn.Module, list[Place]] = {}
-    for call in seen:
-        plan.setdefault(call.module, []).append(places[id(call)])
-    return Survey(
-        path="seam",
-        plan=plan,
-        layers=layers,
-        n_layers=n_layers,
-        n_heads={kind: max(seen.call.n_heads for seen in calls) for kind, calls in by_kind.items()},
-        n_kv_heads={kind: _shared_heads(calls) for kind, calls in by_kind.items()},
-        extras=extras_of(example),
-        d_model=width_of(output),
-        notes=(*notes_on(by_kind, layers), *notes_on_gaps(config, layers, n_layers)),
-    )
-
-
-def _shared_heads(calls: Sequence[Seen]) -> int:
-    """Return the key/value heads of a layer; as many as query heads where no one number is true of all layers."""
-    heads = {(seen.call.n_heads, seen.call.n_kv_heads) for seen in calls}
-    n_heads, n_kv_heads = max(heads)
-    return n_kv_heads if len(heads) == 1 else n_heads
+def _ask_for_hidden_states(*inputs: Example) -> None:
+    for example in inputs:
+        example.inputs["output_hidden_states"] = True
 
 
 def _check_seam(
-    model: PreTrainedModel,
-    survey: Survey,
-    padded: Example,
-    alone: Example,
-    output: Any,
-    seen: Sequence[Seen],
-    *,
-    is_long: bool,
+    model: PreTrainedModel, survey: Survey, inputs: tuple[Example, Example], single: Outcome, *, is_long: bool
 ) -> Survey:
     """Compare what the seam saw with eager; return the survey with the notes that came of it.
 
     Raises:
         Unclear: The seam does not see the whole.
     """
+    padded, alone = inputs
     notes: list[str] = []
     try:
-        single = seen_at_seam(survey, output, seen)
         compare(model, alone, single, eager_or_own(model, alone, survey), survey, notes)
-        if padded is not alone and len(next(iter(padded.inputs.values()))) > 1:
+        if padded.batch_size > 1:
             _check_padding(model, survey, padded, alone, single, notes)
         if is_long:
             _check_long(model, survey)
-    except AttnscopeError as error:
-        explained = _explain_difference(model, alone, error)
-        if explained is error:
-            raise  # and it keeps its own cause
-        raise explained from error
-    except Unclear:
+    except (AttnscopeError, Unclear):
         raise
     except Exception as error:  # padding, too, may be more than a model can take
-        raise Unclear(shorten(error)) from error
+        raise Unclear(_shorten(error)) from error
     return replace(survey, notes=(*survey.notes, *notes))
 
 
@@ -196,17 +127,16 @@ def _check_padding(
     both = seen_at_seam(survey, *rehearse(model, padded.inputs))
     try:
         compare(model, alone, _last_text(both, single), single, survey)
+        return
     except AttnscopeError:
         compare(model, padded, both, eager_or_own(model, padded, survey), survey)
-    else:
-        return
     if alone.real is None:  # no texts
         return
     # The first text fills the batch, so that of it no key is hidden for being padding.
-    for kind in survey.layers:
-        whole = [x.transpose(1, 2) for name, x in single.items() if name.startswith(kind)]
-        padded_first = [x[:1].transpose(1, 2) for name, x in both.items() if name.startswith(kind)]
-        if kind != "cross" and hides_later(whole) != hides_later(padded_first):
+    for kind in survey.layers.keys() - {"cross"}:
+        names = [name for name in single if name.startswith(kind)]
+        is_causal = hides_later([single[name].transpose(1, 2) for name in names])
+        if is_causal != hides_later([both[name][:1].transpose(1, 2) for name in names]):
             raise AttnscopeError(
                 f"{model.config.model_type} lets tokens attend to later ones in texts of equal length, and not where "
                 "one is padded: padding makes it causal",
@@ -226,38 +156,115 @@ def _last_text(both: Outcome, alone: Outcome) -> Outcome:
     return cut
 
 
-def _explain_difference(model: PreTrainedModel, example: Example, error: AttnscopeError) -> AttnscopeError:
-    """Say why the seam differs from eager attention, where transformers' own two implementations differ as well."""
-    if not model._supports_sdpa:
-        return error
-    try:
-        with use_attention(model, "sdpa"):
-            own = states_of(model(**example.inputs))
-        compare(model, example, own, eager_or_own(model, example), allowed=tolerance(model, 1) * 8)
-    except AttnscopeError as differing:
-        return name_difference(model, differing)
-    except Exception:  # of a model that fails by sdpa nothing more is known
-        return error
-    return error
+# What a model gives out -------------------------------------------------------------------------------------------
+
+_ATTENTION_IN_NAME_ONLY = {"RwkvSelfAttention", "PatchTSMixerGatedAttention"}
 
 
-def compare_on(model: PreTrainedModel, survey: Survey, example: Example) -> None:
-    """Compare hidden states on an input with what the model computes as it is, in no more memory than that.
+def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason: str, n_seen: int) -> Survey:
+    """Return the survey of a model whose attention does not all pass the seam: what it gives out itself, checked.
 
-    What is beside the model's own attention may attend too (see `seam.perform`).
+    `reason` says why the seam does not show it. Of the attentions that passed the seam, `n_seen`, all must be given
+    out: Depth Pro leaves out an encoder.
     """
-    if survey.path != "seam" or not survey.checked:
-        return
-    example.inputs.update({**standing_arguments(model), **survey.extras})
-    own = states_of(run_as_it_is(model, example))
-    ours = states_of(perform(model, example.inputs, survey.plan, attend, beside=True))
-    compare(model, example, ours, own, allowed=tolerance(model, survey.n_calls))
+    own = _run_own(model, padded, alone)
+    try:
+        output, maps = _checked_weights(model, alone)
+        _, padded_maps = _checked_weights(model, padded)
+        if [*map(len, maps.values())] != [*map(len, padded_maps.values())]:
+            raise Unclear("it gives out other layers when texts are padded")
+        weights = sum(maps.values(), [])
+        if len(weights) < n_seen:
+            raise Unclear(f"it gives out the weights of {len(weights)} of its {n_seen} attentions")
+        survey = read_weights(model.config, alone, output, maps)
+    except Exception as error:
+        raise _refusal(model, reason, _shorten(error)) from error
+    allowed = tolerance(model, len(weights))
+    compare(model, alone, states_of(output), own, allowed=allowed)
+    notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
+    cut = [
+        other[-1:, :, : whole.shape[2], : whole.shape[3]]
+        for whole, other in zip(weights, sum(padded_maps.values(), []), strict=True)
+    ]
+    if any(float((whole - other).abs().max()) > allowed for whole, other in zip(weights, cut, strict=True)):
+        notes.append(PADDING_MATTERS)
+    return replace(survey, notes=(*notes, *survey.notes))
+
+
+def _checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Maps]:
+    """Return what a model's own eager attention gives out.
+
+    Raises:
+        Unclear: These are not the softmax weights of all of its attention.
+    """
+    output, maps = run_eager(model, example.inputs)
+    if hidden_states(output) is None:
+        raise Unclear("it returns no hidden states")
+    for kind, of_kind in maps.items():
+        what = f"{kind} attention" if model.config.is_encoder_decoder else "attention weights"
+        if not of_kind and any("Sdpa" in type(module).__name__ for module in model.modules()):
+            raise Unclear(f'it was built for sdpa, which gives out no {what} (attn_implementation="eager" does)')
+        if not of_kind:
+            raise Unclear(f"it gives out no {what} of its own")
+        for layer, weights in enumerate(of_kind):
+            _require_weights(model, example, kind, f"its own {kind} layer {layer}", weights)
+    return output, maps
+
+
+def _require_weights(model: PreTrainedModel, example: Example, kind: str, name: str, weights: Any) -> None:
+    """Raise Unclear where a tensor is no map of softmax weights of this kind."""
+    shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
+    queries = example.real_rows(kind)
+    keys = example.target_real if kind == "decoder" and model.config.is_encoder_decoder else example.real
+    fits = len(shape) == 4 and shape[0] == example.batch_size
+    if fits and queries is not None and keys is not None:
+        fits = shape[2:] == (queries.shape[1], keys.shape[1])
+    if not fits:
+        raise Unclear(f"{name} has the shape {shape}, not (batch, head, query, key)")
+    allowed = tolerance(model, 1)
+    rows = weights.float().transpose(1, 2)
+    on_padding = rows if keys is None else rows * ~keys[:, None, None, :]
+    if queries is not None:
+        rows = rows[queries]
+        on_padding = on_padding[queries]
+    if not bool(are_softmax(rows, allowed).all()):
+        raise Unclear(f"{name} holds numbers that are no softmax weights")
+    if keys is not None and not float(on_padding.max()) <= allowed:
+        raise Unclear(f"{name} gives weight to padding")
+
+
+def _run_own(model: PreTrainedModel, padded: Example, alone: Example) -> Outcome:
+    """Return what a model computes as it is, asked for its hidden states if it does not give them unasked."""
+    try:
+        own = run_as_it_is(model, alone)
+        if "hidden" not in own and not extras_of(alone):
+            _ask_for_hidden_states(padded, alone)
+            own = run_as_it_is(model, alone)
+    except Exception as error:
+        tensors = {name: x for name, x in alone.inputs.items() if isinstance(x, Tensor) and "mask" not in name}
+        shapes = " and ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())
+        raise AttnscopeError(
+            f"{model.config.model_type} does not run on the {shapes} that attnscope makes up for its self-check: "
+            f"its own code says {type(error).__name__}: {_shorten(error)}",
+            OWN_INPUTS,
+        ) from error
+    return own
+
+
+def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
+    """Say that neither path shows a model truly, or that it has no attention at all."""
+    kind = model.config.model_type
+    names = {type(module).__name__ for module in model.modules()} - _ATTENTION_IN_NAME_ONLY
+    if any(re.search("attention|attn", name, re.IGNORECASE) for name in names):
+        why = reason if more == reason else f"{reason}; and by eager attention, {more}"
+        return AttnscopeError(f"{kind} cannot be shown truly: {why}")
+    return AttnscopeError(f"{kind} has no attention", "there is nothing to show of it")
 
 
 # Beyond windows ---------------------------------------------------------------------------------------------------
 
 SHORTEST = 37
-"""Tokens of the second text of a self-check, at the least."""
+"""Tokens of the text of a self-check that is alone, at the least."""
 
 _WORK_AT_LOAD = 1e10
 """Parameters x tokens up to which a longer text is tried at load: twice 74 tokens through 135 million parameters."""
@@ -269,19 +276,15 @@ _SCORES = 2 * 2**30
 """Bytes that eager attention of one layer may take: 12 per weight, three times its scores in float32."""
 
 
-def _within_limit(model: PreTrainedModel, length: int) -> int:
-    limit = max_tokens(model)
-    return length if limit is None else min(length, limit)
-
-
 def _check_long(model: PreTrainedModel, survey: Survey) -> str:
     """Compare on a text beyond what the configuration names, as far as that is cheap at load; see `_check_at`."""
     n_heads = sum(survey.n_heads[kind] * len(layers) for kind, layers in survey.layers.items())
     work = _WORK_AT_LOAD / max(1, sum(parameter.numel() for parameter in model.parameters()))
-    most = max(SHORTEST, min(work, math.sqrt(_MAPS_AT_LOAD / (8 * max(1, n_heads)))))
+    most = min(work, math.sqrt(_MAPS_AT_LOAD / (8 * max(1, n_heads))))
     named = reaches(model.config)
     lengths = [length_beyond(reach) for reach in named]
-    length = _within_limit(model, max([SHORTEST, *(tokens for tokens in lengths if tokens <= most)]))
+    limit = max_tokens(model) or math.inf
+    length = int(min(limit, max([SHORTEST, *(tokens for tokens in lengths if tokens <= most)])))
     survey.reaches[:] = [reach for reach in named if length_beyond(reach) > length]
     return _check_at(model, survey, length, with_maps=True)
 
@@ -302,9 +305,10 @@ def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, An
     longest = math.sqrt(_SCORES / (12 * max(1, *survey.n_heads.values())))
     compared = [reach for reach in now if length_beyond(reach) <= longest]
     if compared:
+        length = min(length_beyond(compared[-1]), max_tokens(model) or length_beyond(compared[-1]))
         try:
             with torch.no_grad():
-                _check_at(model, survey, _within_limit(model, length_beyond(compared[-1])), with_maps=False)
+                _check_at(model, survey, length, with_maps=False)
         except AttnscopeError as error:
             survey.refusals[compared[-1]] = error
             raise
@@ -324,47 +328,42 @@ def _check_at(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_map
     if example is None or n_tokens <= LENGTHS[1]:
         return ""
     example.inputs.update(survey.extras)
-    allowed = tolerance(model, survey.n_calls)
-    if survey.path == "eager":
-        return _check_eager_at(model, example, allowed)
     try:
-        if with_maps:
+        if survey.path == "eager":
+            ours = states_of(_checked_weights(model, example)[0])
+        elif with_maps:
             ours = seen_at_seam(survey, *rehearse(model, example.inputs))
         else:
             ours = states_of(perform(model, example.inputs, survey.plan, attend))
-    except Exception:
-        if _run_if_it_can(model, example) is None:
-            return ""
+    except Exception as error:
+        try:
+            run_as_it_is(model, example)
+        except Exception as own_error:
+            if is_out_of_memory(own_error):
+                raise own_error from None
+            return ""  # it takes no text of this length, whatever its configuration says
+        if survey.path == "eager":
+            return f"Of a text of {n_tokens} tokens {_shorten(error)}: such texts are refused."
         raise
-    whose = survey if with_maps else None
-    try:
-        compare(model, example, ours, eager_or_own(model, example, whose), whose, allowed=allowed)
-    except Unclear as error:
-        raise Unclear(f"on a text of {n_tokens} tokens {error}") from error
+    whose = survey if with_maps and survey.path == "seam" else None
+    own = run_as_it_is(model, example) if survey.path == "eager" else eager_or_own(model, example, whose)
+    compare(model, example, ours, own, whose, allowed=tolerance(model, survey.n_calls))
     return ""
 
 
-def _check_eager_at(model: PreTrainedModel, example: Example, allowed: float) -> str:
-    """Compare what a model gives out with what it computes as it is; say why texts of this length are refused."""
-    own = _run_if_it_can(model, example)
-    if own is None:
-        return ""
-    try:
-        output, maps = run_eager(model, example.inputs)
-        wrong = explain_no_weights(model, output, [(example, maps)])
-    except Exception as error:
-        wrong = f"with eager attention it fails: {shorten(error)}"
-    else:
-        compare(model, example, states_of(output), own, allowed=allowed)
-    n_tokens = next(iter(example.inputs.values())).shape[1]
-    return f"Of a text of {n_tokens} tokens {wrong}: such texts are refused." if wrong else ""
+def compare_on(model: PreTrainedModel, survey: Survey, example: Example) -> None:
+    """Compare hidden states on an input with what the model computes as it is, in no more memory than that.
+
+    What is beside the model's own attention may attend too (see `seam.perform`).
+    """
+    if survey.path != "seam" or not survey.checked:
+        return
+    example.inputs.update({**standing_arguments(model), **survey.extras})
+    own = run_as_it_is(model, example)
+    ours = states_of(perform(model, example.inputs, survey.plan, attend, beside=True))
+    compare(model, example, ours, own, allowed=tolerance(model, survey.n_calls))
 
 
-def _run_if_it_can(model: PreTrainedModel, example: Example) -> Outcome | None:
-    """Return what a model computes as it is; None where it takes no text of this length, whatever its config says."""
-    try:
-        return states_of(run_as_it_is(model, example))
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        return None
+def _shorten(error: BaseException) -> str:
+    """Return what an error says, in one line without its full stop."""
+    return (error.message if isinstance(error, AttnscopeError) else first_line(error)).rstrip(".")

@@ -1,23 +1,36 @@
-"""What a Hugging Face model is tried on: two random texts, pictures or sounds, and what its forward gets besides."""
+"""What a Hugging Face model is tried on: random texts, pictures or sounds, and how long a text must be to try it well.
 
-import contextlib
-import inspect
+Windows, chunks and rotary factors that a configuration names are lengths from which on a model may compute otherwise.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.dispatch import input_device
+from attnscope.models.devices import input_device
+from attnscope.models.hf.parts import (
+    accepts,
+    causal_types,
+    input_name,
+    pad_id,
+    patch_order,
+    standing_arguments,
+    vocab_size,
+)
 
 LENGTHS = (9, 6)
 """Tokens of the two texts that are padded together; the second is also run alone."""
+
 TARGET_LENGTHS = (5, 3)
 """What an encoder-decoder's decoder reads: other lengths than its encoder's tell the kinds of attention apart."""
 
-_MANY_POSITIONS = 512
+MANY_POSITIONS = 512
 
 OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels=…) in Python"
 """What to do where inputs cannot be made up."""
@@ -31,10 +44,15 @@ class Example:
     real: Tensor | None = None  # (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts
     target_real: Tensor | None = None  # as real, of the decoder
 
+    @property
+    def batch_size(self) -> int:
+        """Return how many texts, pictures or sounds it holds."""
+        return len(next(iter(self.inputs.values())))
+
     def real_rows(self, name: str) -> Tensor | None:
         """Return which rows are no padding, (batch, token), of hidden states or of a kind of attention; None = all."""
-        of_target = self.target_real is not None and name.startswith(("hidden", "decoder", "cross"))
-        return self.target_real if of_target else self.real
+        is_target = self.target_real is not None and name.startswith(("hidden", "decoder", "cross"))
+        return self.target_real if is_target else self.real
 
 
 def examples(model: PreTrainedModel) -> tuple[Example, Example]:
@@ -42,22 +60,21 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     config = model.config
     name = input_name(model)
     generator = torch.Generator().manual_seed(0)
-    if name not in {"input_ids", "decoder_input_ids"} and not accepts(model, "input_ids"):
+    if name in ("input_ids", "decoder_input_ids") or accepts(model, "input_ids"):
+        padded, alone = _text_examples(model, "", LENGTHS, generator)
+    else:
         shape = _sample_shape(config, name)
         both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
-        padded, alone = (Example({name: x, **_beside(model, x)}) for x in (both, both[1:]))
-        if max(getattr(config, "max_source_positions", 0), _n_patches(config, shape)) > _MANY_POSITIONS:
+        padded, alone = (Example({name: values, **_beside(model, values)}) for values in (both, both[1:]))
+        if max(getattr(config, "max_source_positions", 0), _count_patches(config, shape)) > MANY_POSITIONS:
             # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
             padded = Example({name: both[1:]})
-    else:
-        padded, alone = _text_examples(model, "", LENGTHS, generator)
     if config.is_encoder_decoder:
         if not accepts(model, "decoder_input_ids"):
-            raise AttnscopeError(
-                f"{config.model_type} has a decoder that reads no text, which is not supported", OWN_INPUTS
-            )
+            message = f"{config.model_type} has a decoder that reads no text, which is not supported"
+            raise AttnscopeError(message, OWN_INPUTS)
         target_padded, target_alone = _text_examples(model, "decoder_", TARGET_LENGTHS, generator)
-        if len(next(iter(padded.inputs.values()))) == 1:
+        if padded.batch_size == 1:
             target_padded = target_alone
         padded = Example({**padded.inputs, **target_padded.inputs}, padded.real, target_padded.real)
         alone = Example({**alone.inputs, **target_alone.inputs}, alone.real, target_alone.real)
@@ -69,69 +86,45 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
 def long_example(model: PreTrainedModel, n_tokens: int) -> Example | None:
     """One random text of about so many tokens; None for models that read none."""
     inputs = examples(model)[1].inputs
-    prefixes = [prefix for prefix in ("", "decoder_") if f"{prefix}input_ids" in inputs]
-    if not prefixes:
-        return None
     real: dict[str, Tensor | None] = {}
-    for prefix, length in zip(prefixes, (n_tokens, max(1, n_tokens - 5)), strict=False):
-        _, text = _text_examples(model, prefix, (length, length), torch.Generator().manual_seed(n_tokens))
-        inputs |= text.inputs
-        real[prefix] = text.real
-    return Example(inputs, real.get(""), real.get("decoder_"))
+    for prefix in ("", "decoder_"):
+        if f"{prefix}input_ids" in inputs:
+            # A target of another length tells the kinds of attention apart.
+            length = max(1, n_tokens - 5 * bool(real))
+            _, text = _text_examples(model, prefix, (length, length), torch.Generator().manual_seed(n_tokens))
+            inputs |= text.inputs
+            real[prefix] = text.real
+    return Example(inputs, real.get(""), real.get("decoder_")) if real else None
 
 
 def _text_examples(
     model: PreTrainedModel, prefix: str, lengths: tuple[int, int], generator: torch.Generator
 ) -> tuple[Example, Example]:
+    # Token numbers without a meaning of their own.
     size = vocab_size(model)
-    config = model.config.get_text_config()
-    named = [*vars(config).items(), *vars(model.config).items()]
+    named = [*vars(model.config.get_text_config()).items(), *vars(model.config).items()]
     special = {v for name, v in named if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
     plain = [number for number in range(min(size, 1000)) if number not in special] or [0]
+
+    # Two rows, (2, token), of which the second is padded.
     choices = torch.randint(len(plain), (2, lengths[0]), generator=generator)
-    ids = torch.tensor(plain)[choices]
     real = torch.arange(lengths[0])[None] < torch.tensor(lengths)[:, None]
-    ids[~real] = pad_id(model)
-    ids = ids.to(input_device(model))
-    real = real.to(input_device(model))
-    names = (f"{prefix}input_ids", f"{prefix}attention_mask")
-    padded = Example({**dict(zip(names, (ids, real.long()), strict=True)), **causal_types(model, ids)}, real)
+    ids = torch.tensor(plain)[choices].masked_fill(~real, pad_id(model)).to(input_device(model))
+    real = real.to(ids.device)
     alone = ids[1:, : lengths[1]]
-    return padded, Example({names[0]: alone, **causal_types(model, alone)}, real[1:, : lengths[1]])
+    ids_name = f"{prefix}input_ids"
+    inputs = {ids_name: ids, f"{prefix}attention_mask": real.long(), **causal_types(model, ids)}
+    return Example(inputs, real), Example({ids_name: alone, **causal_types(model, alone)}, real[1:, : lengths[1]])
 
 
-def is_paligemma(model: PreTrainedModel) -> bool:
-    """Return whether it is PaliGemma, whose prompt is photos and a text without a template, and sees all of itself."""
-    return model.config.model_type == "paligemma"
+# What is no text --------------------------------------------------------------------------------------------------
 
+_GRID = (2, 3)
+_STEPS = 24
+"""Steps of time series, and of what a decision transformer did."""
 
-def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    """Return what makes PaliGemma read a text as what it writes, each token with those before it alone.
-
-    Without it, its masks say one thing to eager attention and another to sdpa. Its prompts are all of the other type.
-    """
-    return {"token_type_ids": torch.ones_like(ids)} if is_paligemma(model) else {}
-
-
-def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
-    """Return what makes an autoencoder (ViT-MAE) read its patches in order, not shuffled; nothing for other models."""
-    size = getattr(model.config, "patch_size", None)
-    if not accepts(model, "noise") or not isinstance(size, int):
-        return {}
-    n = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
-    return {"noise": torch.arange(n, device=pixels.device).expand(len(pixels), -1)}
-
-
-def input_name(model: PreTrainedModel) -> str:
-    """Return what a model reads; of towers for pictures that name their language model's input, pixel_values."""
-    name = main_input(model)
-    return "pixel_values" if not accepts(model, name) and accepts(model, "pixel_values") else name
-
-
-def main_input(model: PreTrainedModel) -> str:
-    """Return what a model's own code calls its main input; the first of several (OneFormer)."""
-    name: Any = model.main_input_name
-    return str(name if isinstance(name, str) else name[0])
+_FRAMES = 96
+"""Hundredths of a second in a spectrogram: more than eight, which encoders of speech make one token of."""
 
 
 def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
@@ -146,57 +139,43 @@ def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
         padding = torch.zeros_like(whole)
         return {"past_values_padding": padding} | ({"freq": padding[:, :1]} if accepts(model, "freq") else {})
     if accepts(model, "returns_to_go"):  # Decision Transformer: what it did, what that brought, and when
-        times = torch.arange(values.shape[1], device=values.device).expand(len(values), -1)
-        actions = values[..., :1].expand(-1, -1, model.config.act_dim)
         return {
-            "actions": actions,
+            "actions": values[..., :1].expand(-1, -1, model.config.act_dim),
             "rewards": values[..., :1],
             "returns_to_go": values[..., 1:2],
-            "timesteps": times,
+            "timesteps": torch.arange(values.shape[1], device=values.device).expand(len(values), -1),
             "attention_mask": whole,
         }
     return {"input_features_mask": whole} if accepts(model, "input_features_mask") else {}
 
 
-_GRID = (2, 3)
-
-_STEPS = 24
-"""Steps of time series, and of what a decision transformer did."""
-
-_FRAMES = 96
-"""Hundredths of a second in a spectrogram: more than eight, which encoders of speech make one token of."""
-
-
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
-    if name == "pixel_values" and hasattr(config, "num_patches"):
-        return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
-    if name in ("pixel_values", "pixel_values_videos"):
-        return _picture_shape(config)
-    if name == "past_values":
-        channels = (config.num_input_channels,) if hasattr(config, "num_input_channels") else ()
-        return min(config.context_length, _MANY_POSITIONS), *channels
-    if name == "states":
-        return _STEPS, config.state_dim
-    if name == "input_features" and hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
-        return config.num_mel_bins, 2 * config.max_source_positions
-    if name == "input_features" and hasattr(config, "feature_projection_input_dim"):
-        return 12, config.feature_projection_input_dim  # w2v-BERT: frames of a spectrogram, two by two
-    if name == "input_values" and hasattr(config, "num_mel_bins") and hasattr(config, "frequency_stride"):
-        return config.max_length, config.num_mel_bins  # AST: a whole spectrogram
-    if name == "input_values":
-        return (4000,)
+    """Return the shape of one picture, recording or series, without the batch."""
     inner = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
     bands = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
-    if name == "input_features" and bands and inner.model_type in _BANDS_FIRST:
-        return bands, 2 * inner.max_position_embeddings
-    if name == "input_features" and bands:
-        return _FRAMES, bands * getattr(inner, "input_channels", 1)
+    match name:
+        case "pixel_values" if hasattr(config, "num_patches"):
+            return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
+        case "pixel_values" | "pixel_values_videos":
+            return _picture_shape(config)
+        case "past_values":
+            channels = (config.num_input_channels,) if hasattr(config, "num_input_channels") else ()
+            return min(config.context_length, MANY_POSITIONS), *channels
+        case "states":
+            return _STEPS, config.state_dim
+        case "input_values":  # of AST a whole spectrogram
+            return (config.max_length, bands) if hasattr(config, "frequency_stride") else (4000,)
+        case "input_features" if bands and hasattr(config, "max_source_positions"):
+            return bands, 2 * config.max_source_positions
+        case "input_features" if hasattr(config, "feature_projection_input_dim"):
+            return 12, config.feature_projection_input_dim  # w2v-BERT: frames of a spectrogram, two by two
+        case "input_features" if bands and inner.model_type in ("glmasr_encoder", "voxtral_realtime_encoder"):
+            return bands, 2 * inner.max_position_embeddings
+        case "input_features" if bands:
+            return _FRAMES, bands * getattr(inner, "input_channels", 1)
     raise AttnscopeError(
         f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check", OWN_INPUTS
     )
-
-
-_BANDS_FIRST = ("glmasr_encoder", "voxtral_realtime_encoder")
 
 
 def _picture_shape(config: Any) -> tuple[int, ...]:
@@ -211,79 +190,71 @@ def _picture_shape(config: Any) -> tuple[int, ...]:
     return (colours, height, width) if frames is None else (frames, colours, height, width)
 
 
-def _n_patches(config: Any, shape: tuple[int, ...]) -> int:
+def _count_patches(config: Any, shape: tuple[int, ...]) -> int:
     size = getattr(config, "patch_size", None)
     return (shape[-1] // size) * (shape[-2] // size) if isinstance(size, int) and len(shape) == 3 else 0
 
 
-def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
-    """Return what every forward pass gets: no storing of keys and values for a next token, and outputs by name."""
-    return {name: value for name, value in (("use_cache", False), ("return_dict", True)) if accepts(model, name)}
+# Lengths ----------------------------------------------------------------------------------------------------------
+
+_REACH = re.compile(
+    r"(window|window_size|chunk_size|chunk_length|block_size|local_attention|local_radius|index_top_?k"
+    r"|original_max_position_embeddings)$"
+)
+_ELSEWHERE = re.compile(r"mamba|ssm|linear|feed_forward|vision|image|video|audio|speech|conv|n_window")
 
 
-def vocab_size(model: PreTrainedModel) -> int:
-    """Return how many token numbers a model has."""
-    with contextlib.suppress(NotImplementedError, AttributeError):
-        table: Any = model.get_input_embeddings()
-        return int(table.weight.shape[0])
-    with contextlib.suppress(AttributeError):
-        return int(model.config.get_text_config().vocab_size)
-    return 0x110000  # CANINE hashes characters: any will do
+def reaches(config: Any) -> list[int]:
+    """Return the windows, chunks and blocks that a configuration names, in tokens, sorted."""
+    numbers = {*_numbers(vars(config.get_text_config())), *_numbers(vars(config)), _full_up_to(config)}
+    return sorted(number for number in numbers if number is not None)
 
 
-def pad_id(model: PreTrainedModel) -> int:
-    """Return what stands at places that are no token; 0 where the configuration names none."""
-    number = getattr(model.config.get_text_config(), "pad_token_id", None)
-    return number if isinstance(number, int) and 0 <= number < vocab_size(model) else 0
+def _full_up_to(config: Any) -> int | None:
+    """Return the tokens up to which BigBird attends in full, and sparsely beyond; None for other models."""
+    blocks = getattr(config, "block_size", None)
+    chance = getattr(config, "num_random_blocks", None)
+    return (5 + 2 * chance) * blocks if isinstance(blocks, int) and isinstance(chance, int) else None
 
 
-def setting(config: Any, name: str) -> Any:
-    """Return what a configuration says of a name; None where it says nothing, or another thing of each layer."""
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:  # transformers refuses to give one answer where layers differ
-        layers = getattr(config, "per_layer_config", None) or {}
-        values = {getattr(layer, name, None) for layer in (layers.values() if isinstance(layers, dict) else layers)}
-        return next(iter(values)) if len(values) == 1 else None
+def _numbers(settings: Mapping[str, Any]) -> Iterator[int]:
+    for name, value in settings.items():
+        if isinstance(value, dict) and "rope" in name:
+            yield from _numbers(value)
+        elif isinstance(name, str) and _REACH.search(name) and not _ELSEWHERE.search(name):
+            values = value if isinstance(value, list | tuple) else [value]
+            yield from (number for number in values if isinstance(number, int) and number > 1)
 
 
-def accepts(model: PreTrainedModel, name: str) -> bool:
-    """Return whether a model's forward has an argument of this name."""
-    return name in inspect.signature(model.forward).parameters
+def length_beyond(reach: int) -> int:
+    """Return a length at which some queries see past a window, and that is no multiple of a block."""
+    return reach + 1 + min(reach // 2, 32)
 
 
-def position_table(model: nn.Module) -> nn.Embedding | None:
-    """Return the table of learned positions, None if positions are not looked up."""
-    for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        if isinstance(module, nn.Embedding) and ("position" in last or last == "wpe") and "relative" not in last:
-            return module
-    return None
+def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
+    """Return whether padding changes what a model computes for a text of a batch.
+
+    BigBird attends in full up to a length and sparsely beyond. Rotary positions by longrope have long and short
+    factors, chosen by the longest text of a batch; dynamic ones are scaled by its length beyond a limit. The mask is
+    (text, token), 1 or True at real tokens.
+    """
+    if mask is None or _length_class(config, mask.shape[1]) == _length_class(config, 0):
+        return False
+    return len({_length_class(config, n_tokens) for n_tokens in (mask.shape[1], *mask.sum(1).tolist())}) > 1
 
 
-def max_tokens(model: PreTrainedModel) -> int | None:
-    """Return the longest text a model takes, in tokens; None where there is no limit."""
-    config = model.config.get_text_config()
-    table = position_table(model)
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
-    limits = (getattr(config, name, None) for name in names)
-    limit = next((number for number in limits if isinstance(number, int)), None)
-    if limit is None or limit < 1:
-        return None
-    if table is None and any("relative" in name for name, _ in model.named_modules()):
-        return None
-    # RoBERTa's positions start behind the number of the padding token.
-    if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
-        return limit - table.padding_idx - 1
-    return limit
-
-
-def ask_for_hidden_states(*inputs: Example) -> None:
-    """Have a model give out its hidden states on these inputs."""
-    for example in inputs:
-        example.inputs["output_hidden_states"] = True
-
-
-def extras_of(example: Example) -> dict[str, Any]:
-    """Return what the forward must be given besides the inputs."""
-    return {name: example.inputs[name] for name in ("output_hidden_states",) if name in example.inputs}
+def _length_class(config: Any, n_tokens: int) -> tuple[int, ...]:
+    """Return what differs between lengths that are not computed alike."""
+    limit = _full_up_to(config)
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", 0)
+    rope = getattr(text, "rope_parameters", None) or {}
+    # Some models have several rotary settings, by kind of layer.
+    ropes = [rope] if "rope_type" in rope else [inner for inner in rope.values() if isinstance(inner, dict)]
+    kinds: list[int] = [] if limit is None else [n_tokens > limit]
+    for settings in ropes:
+        if settings.get("rope_type") == "longrope":
+            kinds.append(n_tokens > settings.get("original_max_position_embeddings", longest))
+        elif "dynamic" in settings.get("rope_type", ""):
+            kinds.append(max(n_tokens, longest))
+    return tuple(kinds)

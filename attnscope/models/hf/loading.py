@@ -9,28 +9,25 @@ import hashlib
 import importlib.util
 import io
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, verify
-from attnscope.models.devices import place
+from attnscope.models.devices import DeviceMap, describe_spread, place, spreading_options
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
-from attnscope.models.hf.adapters import NONE, merge, require_peft
+from attnscope.models.hf.adapters import Adapter, merge, require_peft
 from attnscope.models.hf.assembling import RawModel, assemble
-from attnscope.models.hf.dispatch import DeviceMap, describe_spread, loading_options
-from attnscope.models.hf.examples import accepts
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.hf.parts import (
+    accepts,
     base_of,
     hears,
     listens,
@@ -72,31 +69,30 @@ def load_huggingface(
 ) -> HuggingFaceModel:
     """Load a model and its tokenizer from a folder; options as of `models.load`."""
     where, precision = place(device, dtype)
-    if source.folder is None:
+    folder = source.folder
+    if folder is None:
         raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")
     if source.adapter is not None:
         require_peft(source.adapter)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    gguf = _gguf_file(source, source.folder)
+    of_weights: dict[str, Any] = {} if device_map is None else spreading_options(device_map)
+    gguf = _gguf_file(source, folder)
     if gguf is None:
-        files = weight_files(source.folder, allow_pickle=allow_pickle)
-        require_real(path for path in files if path.suffix == ".safetensors")
-        pickled = not any(path.suffix == ".safetensors" for path in files)
+        files = weight_files(folder, allow_pickle=allow_pickle)
+        of_weights["use_safetensors"] = any(path.suffix == ".safetensors" for path in files)
         sha256 = verify(source)
     else:
-        pickled = False
-        sha256 = file_sha256(source.folder / gguf)
         options["gguf_file"] = gguf
+        sha256 = file_sha256(folder / gguf)
     with silence():
-        opened = _open_tokenizer(source.folder, options)
-        spreading = {} if device_map is None else loading_options(device_map)
-        model, notes = _read_model(source, source.folder, options | spreading, pickled=pickled, dtype=precision)
-        adapter = NONE
+        opened = _open_tokenizer(folder, options)
+        model, notes = _read_model(source, folder, options, {**of_weights, "dtype": precision})
+        adapter = Adapter()
         if source.adapter is not None:
-            adapter = merge(model, source.adapter, allow_pickle=allow_pickle)
+            adapter = merge(model, source.adapter)
             # By its hash a model is known again, everywhere: with an adapter it is another one.
             sha256 = hashlib.sha256(f"{sha256}\n{adapter.sha256}\n".encode()).hexdigest()
-        tokenizer, processor = _readers(source, source.folder, base_of(model), opened, options)
+        tokenizer, processor = _readers(source, folder, base_of(model), opened, options)
         notes += show_all_patches(base_of(model))
         if device_map is None:
             try:
@@ -113,16 +109,51 @@ def load_huggingface(
         identity = None
         # Only of plain weights in one place is it known all that decides what they compute.
         if check is not False and gguf is None and device_map is None and not quantisation(model.config):
-            identity = identify(source.folder, sha256, source.adapter, again=check is True)
+            identity = identify(folder, sha256, source.adapter, again=check is True)
         raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter, identity)
         return assemble(raw, check=check is not False)
+
+
+def _check_finite(model: nn.Module, name: str) -> None:
+    for key, parameter in model.named_parameters():
+        if parameter.is_meta:  # it lies on disk, and comes when its layer runs
+            continue
+        # One pass without a mask of every weight; a sum can overflow, so that only then each one is looked at.
+        total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
+        if not bool(total.isfinite()) and not bool(parameter.isfinite().all()):
+            raise AttnscopeError(
+                f"{name} has weights that are no numbers (NaN or infinite), in {key}", "get the file again"
+            )
+
+
+# What makes its input ---------------------------------------------------------------------------------------------
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model"),
+    *("spiece.model", "sentencepiece.bpe.model", "spm.model", "source.spm", "tekken.json", "*.tiktoken", "*.gguf"),
+)
+
+
+def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokenizer | None:
+    """Return the tokenizer of a folder; None where it holds none, as with models that read no text."""
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        return None
+    with load_errors("tokenizer", folder):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+            # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
+            raise AttnscopeError(
+                f"{type(tokenizer).__name__} finds no vocabulary in {folder}",
+                "save the model's tokenizer there, as tokenizer.json, or hand it over in Python: "
+                "attnscope.load(model, tokenizer)",
+            )
+        return HuggingFaceTokenizer(tokenizer)
 
 
 def _readers(
     source: Source, folder: Path, base: PreTrainedModel, tokenizer: HuggingFaceTokenizer | None, options: dict[str, Any]
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
     """Return what makes a model's input of texts, and of pictures or sound (None = it needs or has nothing)."""
-    has_decoder = accepts(base, "decoder_input_ids")
     reader = cross_reader(base)
     if sees_pictures(base) or (reader is not None and not reader.reads_words):
         return wordless(source.name, base), open_image_processor(folder, options)
@@ -130,7 +161,7 @@ def _readers(
         seeing = open_image_processor(folder, options) if holds_processor(folder) else None
         if tokenizer is not None or text_tower(base) is None:
             return tokenizer or wordless(source.name, base), seeing
-    elif not reads_text(base) and not has_decoder:
+    elif not reads_text(base) and not accepts(base, "decoder_input_ids"):
         hearing = open_feature_extractor(folder, options) if listens(base) or sees_sound(base) else None
         return wordless(source.name, base), hearing
     if tokenizer is None:
@@ -139,35 +170,37 @@ def _readers(
             "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
         )
     kind = base.config.model_type
-    joint = reader is not None or (reads_pictures(base) and kind in FAMILIES)
-    if joint and holds_processor(folder):
+    is_joint = reader is not None or (reads_pictures(base) and kind in FAMILIES)
+    if is_joint and holds_processor(folder):
         return tokenizer, open_processor(folder, tokenizer.backend, kind, options)
     return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
 
 
-_OF_THE_WEIGHTS = ("device_map", "offload_folder", "adapter_kwargs", "use_safetensors")
+# Weights ----------------------------------------------------------------------------------------------------------
 
 
 def _read_model(
-    source: Source, folder: Path, options: dict[str, Any], *, pickled: bool, dtype: torch.dtype, auto: Any = None
+    source: Source, folder: Path, options: dict[str, Any], of_weights: dict[str, Any], auto: Any = None
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the model as its files hold it, and what is worth a note."""
     config: Any = None
     is_gguf = "gguf_file" in options
     try:
-        about = {k: v for k, v in options.items() if k not in _OF_THE_WEIGHTS}
-        config = transformers.AutoConfig.from_pretrained(folder, **about)
+        config = transformers.AutoConfig.from_pretrained(folder, **options)
         for part in parts_of_config(config):  # such as flash_attention_2: what is shown passes the seam anyway
             part._attn_implementation_internal = None
         auto = auto or _auto_class(config, is_gguf=is_gguf)
-        # peft would else put an adapter that lies beside the model into it, and report on that alone.
-        options = {**options, "adapter_kwargs": {"subfolder": "none"}}
-        if not is_gguf:
-            options = {**options, "use_safetensors": not pickled}
         # No switch turns off the progress bar of the reader of GGUF files.
         with contextlib.redirect_stderr(io.StringIO()) if is_gguf else contextlib.nullcontext():
             model, report = auto.from_pretrained(
-                folder, config=config, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                folder,
+                config=config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                # peft would else put an adapter that lies beside the model into it, and report on that alone.
+                adapter_kwargs={"subfolder": "none"},
+                **options,
+                **of_weights,
             )
     except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
         raise _explain(error, source, config) from error
@@ -175,28 +208,27 @@ def _read_model(
     if wrong:
         key, own_shape, expected = wrong[0]
         raise AttnscopeError(
-            f"{source.name} holds {key} of shape {tuple(own_shape)}, and config.json asks for {tuple(expected)}"
-            + (f"; {len(wrong) - 1} more do not fit" * (len(wrong) > 1)),
+            f"{source.name} holds {len(wrong)} weights that do not fit config.json, such as {key} of shape "
+            f"{tuple(own_shape)} instead of {tuple(expected)}",
             "config.json and the weights belong to different models",
         )
-    parts = {key: head_of(key, model) for key in sorted(report["missing_keys"])}
-    needed = [key for key, head in parts.items() if not head]
+    heads = {key: head_of(key, model) for key in sorted(report["missing_keys"])}
+    needed = [key for key, head in heads.items() if not head]
     if needed:
         raise AttnscopeError(
             f"{source.name} lacks {len(needed)} weights, such as {needed[0]}, and random ones would take their place",
             "the files are incomplete, or of another model than config.json describes",
         )
-    heads = sorted(set(parts.values()))
+    missing = sorted(set(heads.values()))
     notes = [*notes_on_quantisation(config)]
-    notes += [f"The files hold no {' and no '.join(heads)}; attention does not depend on it."] if heads else []
+    if missing:
+        notes.append(f"The files hold no {' and no '.join(missing)}; attention does not depend on it.")
     if not quantisation(config):
-        shapes = {} if is_gguf or pickled else shapes_of(weight_files(folder))
-        notes += notes_on_extras(model, report["unexpected_keys"], shapes, source.name)
-        notes += notes_on_unsaved(model, shapes)
-    if any(head != "pooler" for head in heads):
+        notes += notes_on_extras(model, report["unexpected_keys"], source.name)
+    if any(head != "pooler" for head in missing):
         # It would write noise.
         if model.base_model is model:
-            model = _read_model(source, folder, options, pickled=pickled, dtype=dtype, auto=transformers.AutoModel)[0]
+            model = _read_model(source, folder, options, of_weights, transformers.AutoModel)[0]
         model = model.base_model
     return model, notes
 
@@ -226,11 +258,10 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
         for mapping, auto in CLASSIFIERS:
             if mapping.get(config.model_type) in names:
                 return auto
-    for kind in (getattr(transformers, name, None) for name in config.architectures or ()):
+    for name in config.architectures or ():
+        kind = getattr(transformers, name, None)
         # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
-        is_apart = (
-            getattr(kind, "__name__", "").endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
-        )
+        is_apart = name.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
         if is_apart and isinstance(kind, type) and issubclass(kind, PreTrainedModel):
             return kind
     return transformers.AutoModel
@@ -238,31 +269,70 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
 
 def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
     line = first_line(error)
+    quantised = quantisation(config)
     if isinstance(error, AttnscopeError):
         return error
     if "trust_remote_code" in str(error) or "custom code" in str(error):
-        return AttnscopeError(
-            f"{source.name} brings its own Python code, which could do anything",
-            "--trust-remote-code if you have read it and trust it",
-        )
-    quantised = quantisation(config)
+        message = f"{source.name} brings its own Python code, which could do anything"
+        return AttnscopeError(message, "--trust-remote-code if you have read it and trust it")
     if quantised:
-        return AttnscopeError(
-            f"{source.name} is {quantised}, and cannot be loaded here: {line}",
-            "name the checkpoint with unquantised weights, or install what its quantisation needs",
-        )
+        message = f"{source.name} is {quantised}, and cannot be loaded here: {line}"
+        return AttnscopeError(message, "name the checkpoint with unquantised weights, or install what it needs")
     if isinstance(error, ImportError):
         return AttnscopeError(f"{source.name} needs a package that is not installed: {line}")
-    if "Unrecognized configuration class" in str(error):
-        return AttnscopeError(
-            f"{source.name} is of type {config.model_type}, for which transformers has no plain model (AutoModel)",
-            "load it by its own class, and hand it over in Python: attnscope.load(model, tokenizer)",
-        )
-    if "does not recognize this architecture" in str(error):
-        return AttnscopeError(f"{source.name} is of an architecture that transformers {transformers.__version__} lacks")
     return AttnscopeError(
-        f"cannot load {source.name}: {line}", "the files are damaged or not the model's; get them again"
+        f"cannot load {source.name} with transformers {transformers.__version__}: {line}",
+        "the files are damaged, or of a model that it does not know; in Python: attnscope.load(model, tokenizer)",
     )
+
+
+def head_of(key: str, model: PreTrainedModel) -> str:
+    """Return the part on top of the base model that a weight belongs to; "" for one of the base model's own.
+
+    A part is on top by its place in the model, never by its name: routers have classifiers too. The pooler alone lies
+    within base models, beside the layers.
+    """
+    first, _, rest = _name_in_base(key, model).partition(".")
+    if first == "pooler":
+        return first
+    if model.base_model is not model:
+        return "" if key.startswith(f"{model.base_model_prefix}.") else first
+    top: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return first if rest and top is not None and model._modules.get(first) is top else ""
+
+
+# Old files hold what is computed today, masks of all positions, or what was only ever a mark.
+_COMPUTED = re.compile(
+    r"(^|\.)(position_ids|inv_freq|masked_bias|causal_mask|version|num_batches_tracked)$"
+    r"|(attn|attention)\.bias$|_scale$"
+)
+
+
+def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: str) -> list[str]:
+    """Return what the files hold beyond the model.
+
+    Refused where a part of the base model that is there would use it.
+    """
+    buffers = {key for key, _ in model.named_buffers()}
+    extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
+    parts = {key: _name_in_base(key, model).partition(".")[0] for key in extras}
+    used = [key for key, part in parts.items() if part != "pooler" and model.base_model._modules.get(part) is not None]
+    if used:
+        raise AttnscopeError(
+            f"{name} holds {len(used)} weights that its config.json has no place for, such as {used[0]}: attention "
+            "would be computed without them",
+            "give the config.json that belongs to the weights",
+        )
+    names = ", ".join(sorted(set(parts.values())))
+    return [f"The files also hold {names}, which is not part of what is shown."] if parts else []
+
+
+def _name_in_base(key: str, model: PreTrainedModel) -> str:
+    """Return a weight's name as the base model has it."""
+    return key.removeprefix(f"{model.base_model_prefix}.") if model.base_model is not model else key
+
+
+# GGUF -------------------------------------------------------------------------------------------------------------
 
 
 def read_gguf_config(source: Source) -> dict[str, Any]:
@@ -287,150 +357,6 @@ def _gguf_file(source: Source, folder: Path) -> str | None:
     if len(files) > 1:
         hint = f"name one of them: {folder / files[0]}"
         raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", hint)
-    missing = [package for package in ("gguf", "accelerate") if not importlib.util.find_spec(package)]
-    if missing:
-        packages = f"the package {missing[0]}" if len(missing) == 1 else "the packages gguf and accelerate"
-        raise AttnscopeError(f"{files[0]} needs {packages}", f"pip install {' '.join(missing)}")
+    if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
+        raise AttnscopeError(f"{files[0]} needs the packages gguf and accelerate", "pip install gguf accelerate")
     return files[0]
-
-
-_TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model"),
-    *("spiece.model", "sentencepiece.bpe.model", "spm.model", "source.spm", "tekken.json", "*.tiktoken", "*.gguf"),
-)
-
-
-def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokenizer | None:
-    """Return the tokenizer of a folder; None where it holds none, as with models that read no text."""
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-        return None
-    with load_errors("tokenizer", folder):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
-        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-            # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
-            other = next((path.name for pattern in _TOKENIZER_FILES[2:] for path in folder.glob(pattern)), "")
-            raise AttnscopeError(
-                f"{type(tokenizer).__name__} finds no vocabulary in {folder}{other and f', and does not read {other}'}",
-                "save the tokenizer that the model was trained with there, as tokenizer.json, or hand it over in "
-                "Python: attnscope.load(model, tokenizer)",
-            )
-        return HuggingFaceTokenizer(tokenizer)
-
-
-def _check_finite(model: nn.Module, name: str) -> None:
-    for key, parameter in model.named_parameters():
-        if parameter.is_meta:  # it lies on disk, and comes when its layer runs
-            continue
-        # One pass without a mask of every weight; a sum can overflow, so that only then each one is looked at.
-        total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
-        if not bool(total.isfinite()) and not bool(parameter.isfinite().all()):
-            raise AttnscopeError(
-                f"{name} has weights that are no numbers (NaN or infinite), in {key}", "get the file again"
-            )
-
-
-_Shapes = Mapping[str, Sequence[int]]
-
-# Old files hold what is computed today, or what was only ever a mark.
-_COMPUTED = re.compile(r"(^|\.)(position_ids|inv_freq|masked_bias|causal_mask|version|num_batches_tracked)$|_scale$")
-
-
-def shapes_of(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors in safetensors files, without reading them."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in files:
-        with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
-            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    return shapes
-
-
-def require_real(files: Iterable[Path]) -> None:
-    """Refuse complex weights: transformers would drop their imaginary part."""
-    for path in files:
-        with suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118
-                if str(file.get_slice(name).get_dtype()).startswith("C"):
-                    raise AttnscopeError(f"{path}: {name} holds complex numbers", "give a model with real weights")
-
-
-def head_of(key: str, model: PreTrainedModel) -> str:
-    """Return the part on top of the base model that a weight belongs to; "" for one of the base model's own.
-
-    A part is on top by its place in the model, never by its name: routers have classifiers too. The pooler alone lies
-    within base models, beside the layers.
-    """
-    first, _, rest = _name_in_base(key, model).partition(".")
-    if first == "pooler":
-        return first
-    if model.base_model is not model:
-        return "" if key.startswith(f"{model.base_model_prefix}.") else first
-    top: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    return first if rest and top is not None and model._modules.get(first) is top else ""
-
-
-def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], shapes: _Shapes, name: str) -> list[str]:
-    """Return what the files hold beyond the model.
-
-    Refused where a part of the base model that is there would use it.
-    """
-    buffers = {key for key, _ in model.named_buffers()}
-    extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
-    extras = [key for key in extras if not _is_mask(shapes.get(key))]
-    used = [key for key in extras if _belongs_inside(_name_in_base(key, model), model)]
-    if used:
-        raise AttnscopeError(
-            f"{name} holds {len(used)} weights that its config.json has no place for, such as {used[0]}: attention "
-            "would be computed without them",
-            "give the config.json that belongs to the weights",
-        )
-    parts = sorted({_name_in_base(key, model).partition(".")[0] for key in extras})
-    return [f"The files also hold {', '.join(parts)}, which is not part of what is shown."] if parts else []
-
-
-def notes_on_unsaved(model: PreTrainedModel, shapes: _Shapes) -> list[str]:
-    """Return which parameters of the base model are not in the files, nor expected there.
-
-    They are made anew at each load.
-    """
-    patterns = [*(model._keys_to_ignore_on_load_missing or ()), *(model._keys_to_ignore_on_save or ())]
-    if not shapes or not patterns:
-        return []
-    tied = getattr(model, "all_tied_weights_keys", {})
-    saved = {*shapes, *tied, *(_name_in_base(key, model) for key in shapes)}
-    inside = {id(parameter) for parameter in model.base_model.parameters()}
-    unsaved = [
-        key
-        for key, parameter in model.named_parameters()
-        if id(parameter) in inside
-        and key not in saved
-        and _name_in_base(key, model) not in saved
-        and any(re.search(pattern, key) for pattern in patterns)
-    ]
-    if not unsaved:
-        return []
-    return [
-        f"transformers does not save {', '.join(unsaved)}, but computes it: had it been changed in training, what is "
-        "shown would not be that model."
-    ]
-
-
-def _name_in_base(key: str, model: PreTrainedModel) -> str:
-    """Return a weight's name as the base model has it."""
-    return key.removeprefix(f"{model.base_model_prefix}.") if model.base_model is not model else key
-
-
-def _belongs_inside(name: str, model: PreTrainedModel) -> bool:
-    """Return whether a weight belongs to a part that the base model has; layers that only predict ahead do not."""
-    part: Any = model.base_model._modules.get(name.partition(".")[0])
-    if part is None or name.startswith("pooler."):
-        return False
-    config = model.config.get_text_config()
-    ahead = getattr(config, "num_nextn_predict_layers", None) or 0
-    number = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-    n_layers = getattr(config, "num_hidden_layers", None)
-    return not (ahead and number and isinstance(n_layers, int) and n_layers <= int(number[1]) < n_layers + ahead)
-
-
-def _is_mask(shape: Sequence[int] | None) -> bool:
-    """Return whether a tensor is a causal mask of all positions, or a single number, as GPT-2's old files hold them."""
-    return shape is not None and (len(shape) == 0 or (len(shape) == 4 and tuple(shape[:2]) == (1, 1)))

@@ -4,8 +4,10 @@ Whether its attention is seen truly, `hf.check` finds out. `hf.assembling` and `
 it is run for beside texts, a photo, a recording or writing, the senses know.
 """
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,28 +19,35 @@ from transformers.models.auto import modeling_auto
 from attnscope.core.attention.probes import Gate, Place, Weights
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.check import check_beyond
-from attnscope.models.hf.dispatch import input_device, is_dispatched
-from attnscope.models.hf.eager import run_for_weights, run_one_by_one
-from attnscope.models.hf.examples import (
+from attnscope.models.devices import input_device, is_spread
+from attnscope.models.hf.check import check_beyond, survey_attention
+from attnscope.models.hf.eager import run_for_weights
+from attnscope.models.hf.examples import examples, mixes_lengths
+from attnscope.models.hf.parts import (
     accepts,
     causal_types,
-    examples,
+    hidden_states,
+    in_one_line,
     input_name,
     pad_id,
     position_table,
+    reads_pictures,
+    reads_text,
+    sees_pictures,
+    silence,
     standing_arguments,
+    takes_recordings,
     vocab_size,
+    wordless,
 )
-from attnscope.models.hf.layers import Survey, mixes_lengths
-from attnscope.models.hf.parts import in_one_line, reads_pictures, reads_text, sees_pictures, takes_recordings, wordless
-from attnscope.models.hf.rounding import compare, hidden_states, states_of, tolerance
+from attnscope.models.hf.rounding import compare, states_of, tolerance
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
 from attnscope.models.hf.senses.seeing import HuggingFaceEyes, WholeView
 from attnscope.models.hf.senses.vision_language import InterleavedReader, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
+from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.verdicts import Memory
 from attnscope.models.hf.weights import head_slices, output_projections
@@ -47,6 +56,9 @@ from attnscope.models.inside.projections import hooks
 from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Rerun, Slice
 from attnscope.models.turns import take_turn
+
+_READ_BESIDE = "reads words beside a picture alone"
+_GIVE_A_PICTURE = "give it one: --image photo.jpg"
 
 
 class HuggingFaceModel(Model):
@@ -82,13 +94,11 @@ class HuggingFaceModel(Model):
         self.survey = survey
         self.layers: Mapping[Kind, tuple[int, ...]] = survey.layers
         self.device = input_device(base)
-        self.is_spread = is_dispatched(base)
+        self.is_spread = is_spread(base)
         self.vocabulary = tokenizer
         self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = tokenizer
         if survey.beside and not isinstance(tokenizer, WordlessTokenizer):
-            self.tokenizer = WordlessTokenizer(
-                info.name, "reads words beside a picture alone", "give it one: --image photo.jpg"
-            )
+            self.tokenizer = WordlessTokenizer(info.name, _READ_BESIDE, _GIVE_A_PICTURE)
         self._processor = processor
         self._open_eyes = open_eyes
         self._open_viewer = open_viewer
@@ -146,29 +156,21 @@ class HuggingFaceModel(Model):
 
         Tried once, remembered if so.
         """
-        base = self.base
+        if not self.at_seam or (self._memory is not None and self._memory.resumes):
+            return self.at_seam
         plan = self.survey.plan
-        if not self.at_seam:
-            return False
-        if self._memory is not None and self._memory.resumes:
-            return True
-        example = examples(base)[1].inputs
+        example = examples(self.base)[1].inputs
         batch = Batch(example["input_ids"], target_ids=example.get("decoder_input_ids"))
         with torch.no_grad():
-            resumes = can_resume(self._rerun(batch, self.loss is not None, blocks_of(base, plan)), plan, base)
+            rerun = self._rerun(batch, self.loss is not None, blocks_of(self.base, plan))
+            resumes = can_resume(rerun, plan, self.base)
         # A failure may be for want of memory.
         if resumes and self._memory is not None:
             self._memory.remember_resumes()
         return resumes
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run a batch; see models.model.Model. Where info.path is "eager", the probe can only be a `Weights`.
-
-        Where padding would change what the model computes of a text, texts are run one by one for a `Weights`.
-        """
-        masks = (batch.mask, batch.target_mask)
-        if isinstance(probe, Weights) and any(mixes_lengths(self.base.config, mask) for mask in masks):
-            return run_one_by_one(self.run, batch, probe)
+        """Run a batch; see models.model.Model. Where info.path is "eager", the probe can only be a `Weights`."""
         return self.run_inputs(self.text_inputs(batch), probe)
 
     def run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
@@ -240,9 +242,7 @@ class HuggingFaceModel(Model):
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
         """Return what the forward gets for texts, with the model's own padding."""
         if self.survey.beside:
-            raise AttnscopeError(
-                f"{self.info.name} reads words beside a picture alone", "give it one: --image photo.jpg"
-            )
+            raise AttnscopeError(f"{self.info.name} {_READ_BESIDE}", _GIVE_A_PICTURE)
         if not reads_text(self.base):
             wordless(self.info.name, self.base).encode("")
         batch = batch.to(batch.ids.device)
@@ -314,9 +314,22 @@ class HuggingFaceModel(Model):
 
     def untrained(self, seed: int) -> "HuggingFaceModel":
         """Return the same architecture with random weights, as transformers draws them before training."""
-        from attnscope.models.hf.assembling import assemble_untrained
-
-        return assemble_untrained(self, seed)
+        with torch.random.fork_rng(devices=[]), silence():
+            torch.manual_seed(seed)
+            twin = type(self.base)(copy.deepcopy(self.base.config)).to(self.base.dtype).to(self.device)
+            twin.train(False).requires_grad_(False)
+            survey = survey_attention(twin, check=False)
+        info = replace(
+            self.info,
+            name=f"{self.info.name} untrained",
+            source="memory",
+            sha256="",
+            checked=False,
+            remembered="",
+            head="",
+            notes=(f"random weights, seed {seed}", *survey.notes),
+        )
+        return HuggingFaceModel(twin, twin, self.vocabulary, info, survey)
 
     def require_known(self, ids: Tensor) -> None:
         """Refuse token numbers that the model has no embedding for."""
@@ -326,7 +339,8 @@ class HuggingFaceModel(Model):
         inputs = self._forward_inputs(inputs)
         survey = self.survey
         if not self.at_seam:
-            return self._hidden(run_for_weights(self.base, inputs, survey.layers, self.info.name, probe))
+            allowed = tolerance(self.base, survey.n_calls)
+            return self._hidden(run_for_weights(self.base, inputs, survey.layers, self.info.name, probe, allowed))
         beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
         light = None if survey.beside else self._light_from(inputs)
         return self._hidden(

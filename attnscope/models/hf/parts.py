@@ -1,10 +1,11 @@
-"""Which part of a Hugging Face model is shown, and what its own code says where it fails.
+"""What transformers' models are by their code and configuration: which part is shown, what it reads, how long a text.
 
 Heads for tasks are left off. Of models that put two together, such as CLIP's of text and of pictures, each is a model
-for itself: neither attends to the other.
+for itself: neither attends to the other. What fails in a model's own code becomes one line.
 """
 
 import contextlib
+import inspect
 import logging
 import threading
 import warnings
@@ -12,12 +13,123 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line, is_out_of_memory
-from attnscope.models.hf.examples import accepts, input_name, main_input
 from attnscope.models.hf.tokenizer import WordlessTokenizer
+
+# Forward passes -------------------------------------------------------------------------------------------------
+
+
+def accepts(model: PreTrainedModel, name: str) -> bool:
+    """Return whether a model's forward has an argument of this name."""
+    return name in inspect.signature(model.forward).parameters
+
+
+def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
+    """Return what every forward pass gets: no storing of keys and values for a next token, and outputs by name."""
+    return {name: value for name, value in (("use_cache", False), ("return_dict", True)) if accepts(model, name)}
+
+
+def main_input(model: PreTrainedModel) -> str:
+    """Return what a model's own code calls its main input; the first of several (OneFormer)."""
+    name: Any = model.main_input_name
+    return str(name if isinstance(name, str) else name[0])
+
+
+def input_name(model: PreTrainedModel) -> str:
+    """Return what a model reads; of towers for pictures that name their language model's input, pixel_values."""
+    name = main_input(model)
+    return "pixel_values" if not accepts(model, name) and accepts(model, "pixel_values") else name
+
+
+def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
+    """Return what makes PaliGemma read a text as what it writes, each token with those before it alone.
+
+    Without it, its masks say one thing to eager attention and another to sdpa. Its prompts are all of the other type.
+    """
+    return {"token_type_ids": torch.ones_like(ids)} if is_paligemma(model) else {}
+
+
+def is_paligemma(model: PreTrainedModel) -> bool:
+    """Return whether it is PaliGemma, whose prompt is photos and a text without a template, and sees all of itself."""
+    return model.config.model_type == "paligemma"
+
+
+def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
+    """Return what makes an autoencoder (ViT-MAE) read its patches in order, not shuffled; nothing for other models."""
+    size = getattr(model.config, "patch_size", None)
+    if not accepts(model, "noise") or not isinstance(size, int):
+        return {}
+    n_patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
+    return {"noise": torch.arange(n_patches, device=pixels.device).expand(len(pixels), -1)}
+
+
+def hidden_states(output: Any) -> Tensor | None:
+    """Return the last hidden states of an output, of an encoder-decoder the decoder's; None if it carries none."""
+    for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
+        states = getattr(output, name, None)
+        if states is not None and len(states):
+            return states if isinstance(states, Tensor) else states[-1]
+    return None
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------
+
+
+def setting(config: Any, name: str) -> Any:
+    """Return what a configuration says of a name; None where it says nothing, or another thing of each layer."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers refuses to give one answer where layers differ
+        layers = getattr(config, "per_layer_config", None) or {}
+        values = {getattr(layer, name, None) for layer in (layers.values() if isinstance(layers, dict) else layers)}
+        return values.pop() if len(values) == 1 else None
+
+
+def vocab_size(model: PreTrainedModel) -> int:
+    """Return how many token numbers a model has."""
+    with contextlib.suppress(NotImplementedError, AttributeError):
+        table: Any = model.get_input_embeddings()
+        return int(table.weight.shape[0])
+    return getattr(model.config.get_text_config(), "vocab_size", 0x110000)  # CANINE hashes characters: any will do
+
+
+def pad_id(model: PreTrainedModel) -> int:
+    """Return what stands at places that are no token; 0 where the configuration names none."""
+    number = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return number if isinstance(number, int) and 0 <= number < vocab_size(model) else 0
+
+
+def position_table(model: nn.Module) -> nn.Embedding | None:
+    """Return the table of learned positions, None if positions are not looked up."""
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and ("position" in last or last == "wpe") and "relative" not in last:
+            return module
+    return None
+
+
+def max_tokens(model: PreTrainedModel) -> int | None:
+    """Return the longest text a model takes, in tokens; None where there is no limit."""
+    config = model.config.get_text_config()
+    table = position_table(model)
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
+    limits = (getattr(config, name, None) for name in names)
+    limit = next((number for number in limits if isinstance(number, int)), None)
+    is_relative = table is None and any("relative" in name for name, _ in model.named_modules())
+    if limit is None or limit < 1 or is_relative:
+        return None
+    # RoBERTa's positions start behind the number of the padding token.
+    if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
+        return limit - table.padding_idx - 1
+    return limit
+
+
+# Parts ----------------------------------------------------------------------------------------------------------
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -120,21 +232,22 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def quantisation(config: Any) -> str:
-    """Return how weights are quantised, such as "quantised (gptq, 4 bits)"; "" if they are not."""
+    """Return how weights are quantised, such as "quantised (gptq)"; "" if they are not."""
     settings = getattr(config, "quantization_config", None)
     if not settings:
         return ""
     settings = settings if isinstance(settings, dict) else settings.to_dict()
-    bits = settings.get("bits") or settings.get("w_bit") or 4 * bool(settings.get("load_in_4bit"))
-    bits = bits or 8 * bool(settings.get("load_in_8bit"))
-    method = getattr(settings.get("quant_method"), "value", settings.get("quant_method")) or "by a method not named"
-    return f"quantised ({method}{f', {bits} bits' if bits else ''})"
+    method = settings.get("quant_method") or "by a method not named"
+    return f"quantised ({getattr(method, 'value', method)})"
 
 
 def notes_on_quantisation(config: Any) -> tuple[str, ...]:
     """Return the note on a model whose configuration says that its weights are quantised."""
     how = quantisation(config)
     return (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",) if how else ()
+
+
+# Failures -------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -175,26 +288,20 @@ def load_errors(what: str, folder: Path) -> Iterator[None]:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Return whether it was raised in a probe or elsewhere outside of transformers.
+    """Return whether something outside of transformers raised it: a probe, say, which is not the model's own code.
 
-    Then it is not the model's own code.
-
-    What torch raises is of who called it; that a model was called with what it does not take is of the model.
+    Torch only passes on what its caller did. That a model was called with what it does not take is the model's.
     """
-    name = ""
-    function = ""
+    caller = ("", "")
     trace = error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] != "torch":
-            name = module
-            function = trace.tb_frame.f_code.co_name
+            caller = (module, trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
-    return not name.startswith("transformers") and (name.partition(".")[0] != "attnscope" or function not in _CALLERS)
-
-
-_CALLERS = {"_forward", "run_eager", "run_for_weights"}
-"""Functions of ours whose last step is to call a model."""
+    module, function = caller
+    calls_the_model = module.startswith("attnscope.") and function in ("_forward", "run_eager", "run_for_weights")
+    return not (module.startswith("transformers") or calls_the_model)
 
 
 _loading = threading.RLock()

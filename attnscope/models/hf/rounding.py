@@ -1,14 +1,13 @@
-"""Run a Hugging Face model by its own eager attention, and compare what it computes with what passed the seam.
+"""Equality within rounding of what two ways to run a Hugging Face model compute.
 
-Equal means equal within rounding. How much that is, is measured on the model itself where its heads are sharp.
+How much rounding may differ is measured on the model itself where its heads are sharp: against a copy in float64.
 """
 
 import copy
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.seam import Kind
-from attnscope.errors import AttnscopeError, RoundingError, first_line, is_out_of_memory, require_rounding
+from attnscope.errors import AttnscopeError, RoundingError, is_out_of_memory, require_rounding
 from attnscope.models.devices import name_dtype
+from attnscope.models.hf.eager import Maps, run_eager
 from attnscope.models.hf.examples import Example
-from attnscope.models.hf.layers import Survey, Unclear, listed_layers
+from attnscope.models.hf.parts import hidden_states
 from attnscope.models.hf.seam import Seen, rehearse, use_attention
-
-_Side = TypeVar("_Side")
-Maps = dict[Kind, list[Tensor]]
-"""Attention weights, (batch, head, query, key), of each kind in the order of computation."""
+from attnscope.models.hf.survey import Survey, Unclear, listed_layers
 
 Outcome = dict[str, Tensor]
 """What one forward pass computed, by name.
@@ -34,9 +30,13 @@ Outcome = dict[str, Tensor]
 "decoder layer 3" are (batch, query, head, key), so that both have their rows along the first two axes.
 """
 
-_WRONG = "the maps could be wrong, so none are shown; try another --dtype"
-
 _STATES = ("hidden", "encoded")
+
+_TIMES = 16.0
+"""Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
+
+_NOTED = 0.05
+"""Error of a weight, or of hidden states relative to the largest, that a picture shows."""
 
 
 def states_of(output: Any) -> Outcome:
@@ -57,7 +57,7 @@ def seen_at_seam(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
     return outcome
 
 
-def seen_by_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outcome:
+def _seen_by_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outcome:
     """Return what a model computed by its own eager attention, each map by its kind and layer.
 
     Raises:
@@ -78,63 +78,10 @@ def seen_by_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outco
     return outcome
 
 
-def hidden_states(output: Any) -> Tensor | None:
-    """Return the last hidden states of an output, of an encoder-decoder the decoder's; None if it carries none."""
-    for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
-        states = getattr(output, name, None)
-        if states is not None and len(states):
-            return states if isinstance(states, Tensor) else states[-1]
-    return None
-
-
-def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, Maps]:
-    """Run a model by its own eager attention; return its output and the weights that it gives out.
-
-    Those of a model that is no encoder-decoder all count as an encoder's.
-    """
-    with use_attention(model, "eager"):
-        parts = set(model.modules())
-        output = model(**inputs, output_attentions=True)
-        if not all(_maps_in(model.config, output).values()) and set(model.modules()) != parts:
-            # transformers watched parts that the model then put others in place of, as BigBird does on short texts.
-            for module in model.modules():
-                vars(module).pop("_output_capturing_hooks_installed", None)
-            output = model(**inputs, output_attentions=True)
-    maps = _maps_in(model.config, output)
-    if "input_ids" in inputs:
-        source = inputs["input_ids"].shape[1]
-        target = inputs["decoder_input_ids"].shape[1] if model.config.is_encoder_decoder else source
-        sizes = queries_and_keys(source, target)
-        maps = {kind: [drop_filling(weights, *sizes[kind]) for weights in of_kind] for kind, of_kind in maps.items()}
-    return output, maps
-
-
-def _maps_in(config: Any, output: Any) -> Maps:
-    """Return the weights that an output carries."""
-    names: dict[Kind, str] = {"encoder": "attentions"}
-    if config.is_encoder_decoder:
-        names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-    return {kind: [w for w in getattr(output, name, None) or () if w is not None] for kind, name in names.items()}
-
-
-def queries_and_keys(source: _Side, target: _Side) -> dict[Kind, tuple[_Side, _Side]]:
-    """Return what attends in each kind of attention, and to what: of what the encoder reads, and what the decoder."""
-    return {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
-
-
-def drop_filling(weights: Any, n_queries: int, n_keys: int) -> Any:
-    """Return weights without what a model itself adds to a text to fill its last block, if nothing attends to that."""
-    is_map = isinstance(weights, Tensor) and weights.ndim == 4
-    if not is_map or weights.shape[2] < n_queries or weights.shape[3] <= n_keys:
-        return weights
-    rows = weights[:, :, :n_queries]
-    return weights if bool(rows[..., n_keys:].any()) else rows[..., :n_keys]
-
-
-def run_as_it_is(model: PreTrainedModel, example: Example) -> Any:
-    """Run a model with the attention implementation that it has."""
+def run_as_it_is(model: PreTrainedModel, example: Example) -> Outcome:
+    """Return what a model computes with the attention implementation that it has."""
     with use_attention(model, None):
-        return model(**example.inputs)
+        return states_of(model(**example.inputs))
 
 
 def eager_or_own(model: PreTrainedModel, example: Example, survey: Survey | None = None) -> Outcome:
@@ -142,16 +89,16 @@ def eager_or_own(model: PreTrainedModel, example: Example, survey: Survey | None
 
     Its weights are among that where the survey says whose they are.
     """
-    maps: Maps = {}
     try:
-        if survey is not None:
-            output, maps = run_eager(model, example.inputs)
-        else:
+        if survey is None:
             with use_attention(model, "eager"):
-                output = model(**example.inputs)
+                return states_of(model(**example.inputs))
+        output, maps = run_eager(model, example.inputs)
     except Exception:  # a model may fail in any way
-        output = run_as_it_is(model, example)
-    return states_of(output) if survey is None else seen_by_eager(survey, model.config, output, maps)
+        with use_attention(model, None):
+            output = model(**example.inputs)
+        maps = {}
+    return states_of(output) if survey is None else _seen_by_eager(survey, model.config, output, maps)
 
 
 def tolerance(model: PreTrainedModel, n_calls: int) -> float:
@@ -164,21 +111,6 @@ def tolerance(model: PreTrainedModel, n_calls: int) -> float:
     # Many a model's own eager softmax is in 32 bits, also where all else is in 64.
     eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
     return (4 if eps > 1e-5 else 128) * eps * math.sqrt(1 + n_calls)
-
-
-def width_of(output: Any) -> int:
-    """Return d_model as an output shows it; 0 if it carries no hidden states."""
-    hidden = hidden_states(output)
-    return 0 if hidden is None else int(hidden.shape[-1])
-
-
-# Equality within rounding -----------------------------------------------------------------------------------------
-
-_TIMES = 16.0
-"""Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
-
-_NOTED = 0.05
-"""Error of a weight, or of hidden states relative to the largest, that a picture shows."""
 
 
 def compare(
@@ -215,6 +147,7 @@ def compare(
         allowed = tolerance(model, len(ours.keys() - _STATES))
     try:
         _require_equal(example, ours, theirs, allowed)
+        return
     except RoundingError as difference:
         try:
             exact = _agree_in_float64(model, example, survey, allowed)
@@ -223,8 +156,6 @@ def compare(
         error = 0.0 if exact is None else _largest_error(theirs, exact)
         if not _TIMES * error > allowed:
             raise
-    else:
-        return
     _require_equal(example, ours, theirs, _TIMES * error)
     if notes is not None and error > _NOTED:
         wider = "float64" if model.dtype == torch.float32 else "float32"
@@ -237,41 +168,34 @@ def compare(
 def _require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
     """Raise a RoundingError where what both have differs by more than is allowed, at real positions."""
     for name in [name for name in ours if name in theirs]:
-        own = ours[name]
-        other = theirs[name]
+        own = ours[name].float()
+        other = theirs[name].float()
         if own.shape != other.shape:
-            shapes = f"{tuple(own.transpose(1, 2).shape)}, by eager {tuple(other.transpose(1, 2).shape)}"
-            raise AttnscopeError(f"self-check: {name} is {shapes}")
-        own = own.float()
-        other = other.float()
+            raise AttnscopeError(f"self-check: {name} is {tuple(own.shape)}, by eager {tuple(other.shape)}")
         real = example.real_rows(name)
         if real is not None and own.shape[:2] == real.shape:
             own = own[real]
             other = other[real]
+        what = "hidden states" if name in _STATES else f"weights of {name}"
+        difference = _largest(own - other)
         if name in _STATES:
-            what = "hidden states"
-            difference = _difference_of_states(own, other)
-        else:
-            what = f"weights of {name}"
+            if not bool((own.isfinite() & other.isfinite()).all()):
+                raise AttnscopeError(
+                    "self-check: hidden states are not finite, at the seam or with the model's own eager attention",
+                    "the weights are damaged, or try another --dtype",
+                )
+            difference /= max(_largest(other), 1e-30)
+        elif not difference <= allowed:
+            # A query that sees no key has no weights; some eager functions leave out the part that a sink takes.
             totals = own.sum(-1, keepdim=True)
-            other = other * (totals > 0)  # a query that sees no key has no weights
-            difference = _largest(own - other)
-            if not difference <= allowed:
-                # Some eager functions give their weights out before a sink takes its part.
-                difference = _largest(own - other * totals)
-        require_rounding(f"self-check: {what} differ from the model's own", difference, allowed, _WRONG)
-
-
-def _difference_of_states(own: Tensor, other: Tensor) -> float:
-    """Return the largest difference of hidden states relative to the largest number; refuse NaN and infinity."""
-    if not bool(torch.isfinite(own).all()):
-        raise AttnscopeError("self-check: hidden states are not finite", "the weights are damaged, or try --dtype")
-    if not bool(torch.isfinite(other).all()):
-        raise AttnscopeError(
-            "self-check: with the model's own eager attention, hidden states are not finite",
-            "maps cannot be compared with it, so none are shown",
+            scaled = [other * (totals > 0), other * totals]
+            difference = min(_largest(own - weights) for weights in scaled)
+        require_rounding(
+            f"self-check: {what} differ from the model's own",
+            difference,
+            allowed,
+            "the maps could be wrong, so none are shown; try another --dtype",
         )
-    return _largest(own - other) / max(_largest(other), 1e-30)
 
 
 def _largest(values: Tensor) -> float:
@@ -300,7 +224,7 @@ def _agree_in_float64(
         else:
             twin_of = dict(zip(model.modules(), twin.modules(), strict=True))
             survey = replace(survey, plan={twin_of[module]: places for module, places in survey.plan.items()})
-            exact = seen_by_eager(survey, twin.config, *theirs)
+            exact = _seen_by_eager(survey, twin.config, *theirs)
             seen = seen_at_seam(survey, *ours)
         _require_equal(example, seen, exact, allowed * tolerance(twin, 0) / tolerance(model, 0))
     except Exception as error:  # a model may fail in any way in another precision
@@ -334,20 +258,3 @@ def _widen(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.dtype in _NARROW else value
     return torch.float64 if value in _NARROW else value
-
-
-def name_difference(model: PreTrainedModel, error: AttnscopeError) -> AttnscopeError:
-    """Say of a difference that it is between two implementations of transformers, neither of them ours."""
-    difference = re.search(r"differ from the model's own by ([^,]*)", error.message)
-    if not difference:
-        return error
-    return AttnscopeError(
-        f"{model.config.model_type} computes one thing by transformers' sdpa attention and another by its eager "
-        f"attention: hidden states differ by {difference[1]}",
-        "it is not known which of them it was trained with, so neither is shown",
-    )
-
-
-def shorten(error: BaseException) -> str:
-    """Return what an error says, in one line without its full stop."""
-    return (error.message if isinstance(error, AttnscopeError) else first_line(error)).rstrip(".")

@@ -15,7 +15,6 @@ from torch import nn
 
 from attnscope.models.devices import device_of, fork_rng
 
-_Holder = dict[Any, Any] | list[Any] | set[Any]
 _HOLDERS = frozenset({dict, OrderedDict, list, set})
 
 
@@ -30,52 +29,24 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
     accelerate spreads over devices are left to it, which moves them.
     """
     owners = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
-    before = [(attributes, dict(attributes), _inner(attributes)) for attributes in owners]
+    before = [(holder, holder.copy()) for attributes in owners for holder in (attributes, *_holders_in(attributes))]
     of_numpy = np.random.get_state()  # noqa: NPY002 - the one that models draw from
     try:
         with fork_rng(device_of(model)):
             yield
     finally:
         np.random.set_state(of_numpy)  # noqa: NPY002
-        for attributes, values, holders in before:
-            if not _same(attributes, values):
-                _set(attributes, values)
-            for holder, content in holders:
-                if not _same(holder, content):
-                    _put(holder, content)
+        for holder, content in before:
+            # No content that is to stay is ever away: another thread may be reading it.
+            if isinstance(holder, list):
+                holder[:] = content
+                continue
+            holder.update(content)
+            for extra in [key for key in holder if key not in content]:
+                (holder.discard if isinstance(holder, set) else holder.pop)(extra)
 
 
-def _inner(attributes: dict[str, Any]) -> list[tuple[_Holder, _Holder]]:
-    """Return the dictionaries, lists and sets among a module's attributes, each with a copy."""
-    left_alone = attributes.get("_parameters")
-    buffers = attributes.get("_buffers") if "_hf_hook" in attributes else None
-    return [
-        (value, value.copy())
-        for value in attributes.values()
-        if type(value) in _HOLDERS and value is not left_alone and value is not buffers
-    ]
-
-
-def _same(holder: _Holder, content: _Holder) -> bool:
-    """Return whether a holder has the very objects that it had, or equal ones that can be compared at once."""
-    if len(holder) != len(content):
-        return False
-    try:
-        return bool(holder == content)
-    except (RuntimeError, ValueError, TypeError):  # tensors and arrays do not say yes or no
-        return False
-
-
-def _put(holder: _Holder, content: _Holder) -> None:
-    holder.clear()
-    if isinstance(holder, list):
-        holder.extend(content)
-    else:
-        holder.update(content)
-
-
-def _set(attributes: dict[str, Any], values: dict[str, Any]) -> None:
-    """As `_put`, but no attribute that is to stay is ever away: another thread may be reading it."""
-    attributes.update(values)
-    for name in attributes.keys() - values.keys():
-        del attributes[name]
+def _holders_in(attributes: dict[str, Any]) -> list[Any]:
+    """Return the dictionaries, lists and sets among a module's attributes."""
+    left_alone = {"_parameters", "_buffers"} if "_hf_hook" in attributes else {"_parameters"}
+    return [value for name, value in attributes.items() if type(value) in _HOLDERS and name not in left_alone]

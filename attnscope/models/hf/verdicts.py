@@ -16,7 +16,7 @@ import os
 import platform
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,12 @@ from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, is_out_of_memory, parse_json
 from attnscope.models.catalog import ADAPTER
-from attnscope.models.hf.layers import Survey, Unclear
 from attnscope.models.hf.seam import implementation_for
+from attnscope.models.hf.survey import Survey, Unclear
 from attnscope.results.storage import write_whole
 
 MOST_BYTES = 256 * 1024
 """The largest file that is read or written; a model of 100 layers takes about 10 KiB."""
-
-MOST_FILES = 1000
-"""Verdicts that are kept; beyond these, the oldest go."""
 
 PACKAGE = Path(__file__).parents[2]
 """Where attnscope's own code lies."""
@@ -48,6 +45,9 @@ _PACKAGES = (
 _OF_TORCH = {"builtins", "torch", "typing", "collections", "abc"}
 """Where classes come from whose code the versions of Python and torch stand for."""
 
+_FIELDS = ("path", "layers", "n_layers", "n_heads", "n_kv_heads", "d_model", "extras", "notes", "reaches")
+"""What is kept of a survey, beside its plan."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -59,14 +59,13 @@ class Identity:
 
 def identify(folder: Path, sha256: str, adapter: Path | None, *, again: bool) -> Identity | None:
     """Return the identity of a model in a folder, whose weights and adapter hash to `sha256`; None without one."""
-    facts = {"weights": sha256}
     try:
-        facts["config"] = _sha256((folder / "config.json").read_bytes())
+        config = _sha256((folder / "config.json").read_bytes())
         # The adapter's hash is of its weights alone; its configuration scales them.
-        facts["adapter"] = "" if adapter is None else _sha256((adapter / ADAPTER).read_bytes())
+        scales = "" if adapter is None else _sha256((adapter / ADAPTER).read_bytes())
     except OSError:
         return None
-    return Identity(facts, again)
+    return Identity({"weights": sha256, "config": config, "adapter": scales}, again)
 
 
 class Memory:
@@ -97,7 +96,7 @@ class Memory:
             message, hint = verdict["failure"]
             raise AttnscopeError(message, f"{hint}{'; ' * bool(hint)}this was found on {when}: --check tries again")
         if "survey" in verdict:
-            return replace(_decode(verdict["survey"], self._base), remembered=when)
+            return replace(self._decode(verdict["survey"]), remembered=when)
         try:
             survey = compute()
         except AttnscopeError as error:
@@ -105,10 +104,8 @@ class Memory:
                 self._write({"failure": [error.message, error.hint]})
             raise
         # Memory that was short then may suffice the next time.
-        if not any(_speaks_of_memory(note) for note in survey.notes):
-            encoded = _encode(survey, self._base)
-            if encoded is not None:
-                self._write({"survey": encoded})
+        if survey.checked and not any(_speaks_of_memory(note) for note in survey.notes):
+            self._write({"survey": self._encode(survey)})
         return survey
 
     @property
@@ -121,6 +118,20 @@ class Memory:
         if "survey" in self._verdict:
             self._write({**self._verdict, "resumes": True})
 
+    def _encode(self, survey: Survey) -> dict[str, Any]:
+        """Return a survey as JSON values, its modules by their names."""
+        names = {module: name for name, module in self._base.named_modules()}
+        plan = [(names[module], list(places)) for module, places in survey.plan.items()]
+        return {"plan": plan, **{name: getattr(survey, name) for name in _FIELDS}}
+
+    def _decode(self, encoded: Mapping[str, Any]) -> Survey:
+        modules = dict(self._base.named_modules())
+        facts = {name: encoded[name] for name in _FIELDS}
+        facts["layers"] = {kind: tuple(numbers) for kind, numbers in encoded["layers"].items()}
+        facts["notes"] = tuple(encoded["notes"])
+        plan = {modules[name]: [(kind, layer) for kind, layer in places] for name, places in encoded["plan"]}
+        return Survey(**facts, plan=plan)
+
     def _read(self) -> dict[str, Any]:
         """Return the verdict that the file holds; {} if there is none, or it is damaged."""
         if self._path is None:
@@ -131,23 +142,19 @@ class Memory:
             if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
                 return {}
             document = parse_json(self._path.read_bytes())
-            if document["sha256"] != self._checksum(document["verdict"]):
-                return {}
+            verdict: dict[str, Any] = document["verdict"]
+            return verdict if document["sha256"] == self._checksum(verdict) else {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return {}
-        verdict: dict[str, Any] = document["verdict"]
-        return verdict
 
     def _write(self, verdict: Mapping[str, Any]) -> None:
         """Write a verdict where that is possible; where it is not, nothing is remembered."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         self._verdict = {**verdict, "date": today, "torch": torch.__version__}
         content = json.dumps({"sha256": self._checksum(self._verdict), "verdict": self._verdict}).encode()
-        if self._path is None or len(content) > MOST_BYTES:
-            return
-        with contextlib.suppress(AttnscopeError, OSError):
-            write_whole(self._path, content)
-            _drop_oldest(self._path.parent)
+        if self._path is not None and len(content) <= MOST_BYTES:
+            with contextlib.suppress(AttnscopeError, OSError):
+                write_whole(self._path, content)
 
     def _checksum(self, verdict: Any) -> str:
         name = "" if self._path is None else self._path.name
@@ -165,33 +172,20 @@ def cache_folder() -> Path | None:
     return cache / "attnscope" / "checks"
 
 
-def _drop_oldest(folder: Path) -> None:
-    """Delete the oldest verdicts where there are too many."""
-    ages: dict[Path, float] = {}
-    for path in folder.iterdir():
-        # A process that was killed may have left the file that it was writing.
-        if path.suffix in (".json", ".part"):
-            with contextlib.suppress(OSError):  # another process was faster
-                ages[path] = path.lstat().st_mtime
-    for path in sorted(ages, key=ages.__getitem__)[:-MOST_FILES]:
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
 # What a verdict depends on ----------------------------------------------------------------------------------------
 
 
 def _key_of(model: PreTrainedModel, base: PreTrainedModel, identity: Identity) -> str | None:
     """Return a hash over all that a verdict depends on; None if part of it is unknown, such as where code lies."""
-    sources = sources_of(model)
-    own_code = hash_sources(PACKAGE)
-    if sources is None or own_code is None:
+    code = _hash_files(sources_of(model))
+    own_code = _hash_files(tuple(sorted(PACKAGE.rglob("*.py"))))
+    if code is None or own_code is None:
         return None
     tensors = itertools.chain(base.named_parameters(), base.named_buffers())
     facts = {
         **identity.facts,
         "attnscope": own_code,
-        "code": _hash_files(sources),
+        "code": code,
         "packages": versions(),
         "model": [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(model), type(base))],
         "attention": [implementation_for(base), str(base.config._attn_implementation)],
@@ -201,8 +195,8 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, identity: Identity) -
     return _sha256(json.dumps(facts, sort_keys=True).encode())
 
 
-def sources_of(model: PreTrainedModel) -> list[Path] | None:
-    """Return the files with the code of a model's parts, sorted; None if one of them has no file.
+def sources_of(model: PreTrainedModel) -> tuple[Path, ...]:
+    """Return the files with the code of a model's parts, sorted; none if one of them has no file.
 
     Code that came with the model may import what lies beside it, so all of that counts.
     """
@@ -214,27 +208,21 @@ def sources_of(model: PreTrainedModel) -> list[Path] | None:
             continue
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is None:
-            return None
+            return ()
         files |= set(Path(file).parent.rglob("*.py")) if package == "transformers_modules" else {Path(file)}
-    return sorted(files)
+    return tuple(sorted(files))
 
 
 @functools.cache
-def hash_sources(folder: Path) -> str | None:
-    """Return the hash of all Python files below a folder, with their names; None if there are none."""
-    files = sorted(folder.rglob("*.py"))
-    return _hash_files(files, folder) if files else None
-
-
-def _hash_files(files: Iterable[Path], folder: Path | None = None) -> str | None:
+def _hash_files(files: tuple[Path, ...]) -> str | None:
+    """Return the hash of files with their names; None if there are none, or one cannot be read."""
     digest = hashlib.sha256()
     try:
         for path in files:
-            name = path.name if folder is None else path.relative_to(folder).as_posix()
-            digest.update(f"{name} {_sha256(path.read_bytes())}\n".encode())
+            digest.update(f"{path.name} {_sha256(path.read_bytes())}\n".encode())
     except OSError:
         return None
-    return digest.hexdigest()
+    return digest.hexdigest() if files else None
 
 
 @functools.cache
@@ -259,9 +247,6 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-# What is remembered -----------------------------------------------------------------------------------------------
-
-
 def is_lasting(error: BaseException) -> bool:
     """Return whether a failure says something of the model, and is no error of other code, or for want of memory."""
     cause: BaseException | None = error
@@ -276,32 +261,3 @@ def is_lasting(error: BaseException) -> bool:
 
 def _speaks_of_memory(text: str) -> bool:
     return is_out_of_memory(RuntimeError(text))
-
-
-_FIELDS = ("path", "layers", "n_layers", "n_heads", "n_kv_heads", "d_model", "extras", "notes", "reaches")
-
-
-def _encode(survey: Survey, base: PreTrainedModel) -> dict[str, Any] | None:
-    """Return a survey as JSON values; None if it holds more than can be told so."""
-    if survey.through is not None or survey.beside or survey.refusals or not survey.checked:
-        return None
-    names = {module: name for name, module in base.named_modules()}
-    if any(module not in names for module in survey.plan):
-        return None
-    encoded = {name: getattr(survey, name) for name in _FIELDS}
-    encoded["plan"] = [(names[module], list(places)) for module, places in survey.plan.items()]
-    try:
-        read_back = _decode(json.loads(json.dumps(encoded)), base)
-    except (TypeError, ValueError):
-        return None
-    return encoded if all(getattr(read_back, name) == getattr(survey, name) for name in _FIELDS) else None
-
-
-def _decode(encoded: Mapping[str, Any], base: PreTrainedModel) -> Survey:
-    """Return the survey that JSON values tell of."""
-    modules = dict(base.named_modules())
-    facts = {name: encoded[name] for name in _FIELDS}
-    facts["layers"] = {kind: tuple(numbers) for kind, numbers in encoded["layers"].items()}
-    facts["notes"] = tuple(encoded["notes"])
-    plan = {modules[name]: [(kind, layer) for kind, layer in places] for name, places in encoded["plan"]}
-    return Survey(**facts, plan=plan)

@@ -18,8 +18,8 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import examples
-from attnscope.models.hf.layers import Survey
 from attnscope.models.hf.seam import perform
+from attnscope.models.hf.survey import Survey
 from attnscope.models.inside.projections import (
     ROLES,
     OutputWatch,
@@ -32,45 +32,30 @@ from attnscope.models.inside.projections import (
 from attnscope.models.model import Slice
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Attention:
-    """What was seen of one attention: which features each of its heads depends on, and its output projection."""
+    """What was seen of one attention: on which features of which projections each of its heads depends."""
 
     n_heads: int
-    n_kv_heads: int
-    features: dict[tuple[Role, int], dict[nn.Module, Tensor]]
-    out: nn.Module | None = None
+    group: int  # query heads of a key/value head
+    features: dict[tuple[Role, int], dict[nn.Module, Tensor]]  # (role, head) -> projection -> (feature,), bool
 
+    def queries_of(self, role: Role, head: int) -> set[int]:
+        """Return the query heads that a head serves: itself, or the group of a key/value head."""
+        return {head} if role == "query" else {*range(head * self.group, (head + 1) * self.group)}
 
-def head_slices(
-    model: PreTrainedModel, base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
-) -> list[Slice]:
-    """Return the weights of heads.
+    def chosen(self, heads: Sequence[int]) -> list[tuple[Role, int]]:
+        """Return the picked query heads, and the key/value heads that serve no others."""
+        return [(role, head) for role, head in self.features if self.queries_of(role, head) <= {*heads}]
 
-    Rows of W_Q, W_K and W_V with their biases, and what of W_O reads the heads' outputs.
-
-    Weights are named as the model with its head names them. Where queries are grouped, rows of W_K and W_V only of
-    groups that are given whole. Refused where layers share weights, or a head has none of its own.
-    """
-    seen = _trace(base, survey, heads)
-    names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
-    shared = _shared_weights(model)
-    slices = []
-    for place, numbers in heads.items():
-        attention = seen[place]
-        chosen: list[tuple[Role, int, list[int]]] = [("query", head, [head]) for head in numbers]
-        group = attention.n_heads // attention.n_kv_heads
-        for kv_head in range(attention.n_kv_heads):
-            members = list(_members(kv_head, group))
-            if set(members) <= set(numbers):
-                chosen += [("key", kv_head, members), ("value", kv_head, members)]
-        for role, head, members in chosen:
-            for module, features in _own_features(attention, place, role, head, members).items():
-                slices += _rows(module, features, role, names[module])
-        slices.append(_columns(attention, place, numbers, names))
-    if any(part.weight.data_ptr() in shared for part in slices):
-        raise _sharing_error(base)
-    return slices
+    def own_features(self, role: Role, head: int) -> dict[nn.Module, tuple[int, ...]]:
+        """Return the features that a head (of keys and values: its group) alone depends on, by projection."""
+        own = {module: features.clone() for module, features in self.features[role, head].items()}
+        for other, by_module in self.features.items():
+            if not self.queries_of(*other) <= self.queries_of(role, head):
+                for module in own.keys() & by_module.keys():
+                    own[module] &= ~by_module[module]
+        return {module: tuple(alone.nonzero().flatten().tolist()) for module, alone in own.items() if bool(alone.any())}
 
 
 def output_projections(base: PreTrainedModel, survey: Survey) -> dict[Place, Tensor]:
@@ -78,13 +63,65 @@ def output_projections(base: PreTrainedModel, survey: Survey) -> dict[Place, Ten
     return find_output_projections(base, lambda probe: _run(base, survey, probe), survey.n_heads)
 
 
+def head_slices(
+    model: PreTrainedModel, base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
+) -> list[Slice]:
+    """Return the weights of heads: rows of W_Q, W_K and W_V with their biases, and what of W_O reads their outputs.
+
+    Weights are named as the model with its head names them. Where queries are grouped, rows of W_K and W_V only of
+    groups that are given whole. Refused where layers share weights, or a head has none of its own.
+    """
+    seen, outputs = _trace(base, survey, heads)
+    names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
+    starts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
+    slices = []
+    for place, numbers in heads.items():
+        where = f"{place[0]} layer {place[1]}"
+        attention = seen[place]
+        for role, head in attention.chosen(numbers):
+            own = attention.own_features(role, head)
+            if not own:
+                raise _refusal(f"the {role} of head {head} in {where} has no weights of its own")
+            for module, features in own.items():
+                # Output features are rows of a Linear's weight, columns of a Conv1D's.
+                axis = 1 if is_transposed(module) else 0
+                slices.append(Slice(f"{names[module]}.weight", axis, features, role, _weight(module)))
+                if isinstance(module.bias, Tensor):
+                    slices.append(Slice(f"{names[module]}.bias", 0, features, role, module.bias))
+        out = outputs.get(place)
+        if out is None:
+            raise _refusal(f"what the heads of {where} put out is changed before it is projected")
+        weight = _weight(out)
+        axis = 0 if is_transposed(out) else 1
+        columns = torch.arange(weight.shape[axis]).reshape(attention.n_heads, -1)[sorted(numbers)]
+        slices.append(Slice(f"{names[out]}.weight", axis, tuple(columns.flatten().tolist()), "output", weight))
+    if any(starts[part.weight.data_ptr()] > 1 for part in slices):
+        raise _refusal(f"layers of {base.config.model_type} share their weights")
+    return slices
+
+
+def _refusal(why: str) -> AttnscopeError:
+    return AttnscopeError(
+        f"{why}: a head cannot be taken out of the file", "its effect can still be seen: attnscope ablate"
+    )
+
+
+def _weight(module: nn.Module) -> Tensor:
+    weight: Any = module.weight
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        raise AttnscopeError("its weights are quantised", "prune the model that it was made of")
+    return weight
+
+
 def _run(base: PreTrainedModel, survey: Survey, probe: Probe) -> None:
     """Run a model on a small input."""
     perform(base, {**examples(base)[1].inputs, **survey.extras}, survey.plan, probe)
 
 
-def _trace(base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]) -> dict[Place, _Attention]:
-    """Run a model on a small input, and finds out what the heads of the places depend on."""
+def _trace(
+    base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
+) -> tuple[dict[Place, _Attention], dict[Place, nn.Module]]:
+    """Run a model on a small input; return what heads of the places depend on, and their output projections."""
     results: dict[nn.Module, Tensor] = {}
     n_calls: Counter[nn.Module] = Counter()
     seen: dict[Place, _Attention] = {}
@@ -101,19 +138,18 @@ def _trace(base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence
         output = attend(call).detach()
         place = (call.kind, call.layer)
         if place in heads:
-            seen[place] = _Attention(call.n_heads, call.n_kv_heads, _dependencies(call, results))
+            group = call.n_heads // call.n_kv_heads
+            seen[place] = _Attention(call.n_heads, group, _dependencies(call, results))
             outputs.expect(place, output)
         return output
 
     with torch.enable_grad(), hooks(linear_maps([base]), after):
         _run(base, survey, observe)
-    for place, module in outputs.modules.items():
-        seen[place].out = module
     used = {module for attention in seen.values() for of_head in attention.features.values() for module in of_head}
     used |= set(outputs.modules.values())
     if any(n_calls[module] > 1 for module in used) or any(len(places) > 1 for places in survey.plan.values()):
-        raise _sharing_error(base)
-    return seen
+        raise _refusal(f"layers of {base.config.model_type} share their weights")
+    return seen, outputs.modules
 
 
 def _dependencies(
@@ -126,89 +162,12 @@ def _dependencies(
         tensor: Tensor = getattr(call, role)
         for head in range(tensor.shape[1]):
             rows = tensor[:, head]
-            if not rows.requires_grad:
-                features[role, head] = {}
-                continue
-            target = (rows * torch.randn(rows.shape, generator=chance).to(rows)).sum()
-            slopes = torch.autograd.grad(target, list(results.values()), retain_graph=True, allow_unused=True)
-            features[role, head] = {
-                module: slope.flatten(0, -2).abs().amax(0) > 0
-                for module, slope in zip(results, slopes, strict=True)
-                if slope is not None and bool(slope.any())
-            }
+            features[role, head] = {}
+            if rows.requires_grad:
+                # Of a random sum, the derivative is 0 where nothing depends on a feature, (..., feature).
+                target = (rows * torch.randn(rows.shape, generator=chance).to(rows)).sum()
+                slopes = torch.autograd.grad(target, list(results.values()), retain_graph=True, allow_unused=True)
+                for module, slope in zip(results, slopes, strict=True):
+                    if slope is not None and bool(slope.any()):
+                        features[role, head][module] = slope.flatten(0, -2).abs().amax(0) > 0
     return features
-
-
-def _own_features(
-    attention: _Attention, place: Place, role: Role, head: int, members: Sequence[int]
-) -> dict[nn.Module, list[int]]:
-    """Return the features that a head (of keys and values: a group) alone depends on, by projection."""
-    own: dict[nn.Module, list[int]] = {}
-    group = attention.n_heads // attention.n_kv_heads
-    for module, features in attention.features[role, head].items():
-        alone = features.clone()
-        for (other_role, other), by_module in attention.features.items():
-            same = other in members if other_role == "query" else set(_members(other, group)) <= set(members)
-            if not same and module in by_module:
-                alone &= ~by_module[module]
-        if bool(alone.any()):
-            own[module] = torch.nonzero(alone).flatten().tolist()
-    if not own:
-        kind, layer = place
-        what = {"query": "queries", "key": "keys", "value": "values"}[role]
-        raise AttnscopeError(
-            f"{kind} L{layer}H{members[0]} has no weights of its own for its {what}: they are mixed with other heads'",
-            "its effect can still be seen: attnscope ablate",
-        )
-    return own
-
-
-def _members(kv_head: int, group: int) -> range:
-    return range(kv_head * group, (kv_head + 1) * group)
-
-
-def _rows(module: nn.Module, features: Sequence[int], role: str, name: str) -> list[Slice]:
-    """Return what makes these features: rows of a Linear's weight, columns of a Conv1D's, and of the bias."""
-    weight = _weight(module)
-    bias = getattr(module, "bias", None)
-    slices = [Slice(f"{name}.weight", 1 if is_transposed(module) else 0, tuple(features), role, weight)]
-    if isinstance(bias, Tensor):
-        slices.append(Slice(f"{name}.bias", 0, tuple(features), role, bias))
-    return slices
-
-
-def _columns(attention: _Attention, place: Place, heads: Sequence[int], names: Mapping[nn.Module, str]) -> Slice:
-    """Return what of the output projection reads the heads; its bias is not theirs."""
-    module = attention.out
-    if module is None:
-        kind, layer = place
-        raise AttnscopeError(
-            f"what the heads of {kind} layer {layer} put out is changed before it is projected, so that no weights "
-            "are one head's",
-            "its effect can still be seen: attnscope ablate",
-        )
-    weight = _weight(module)
-    axis = 0 if is_transposed(module) else 1
-    width = weight.shape[axis] // attention.n_heads
-    indices = tuple(i for head in sorted(heads) for i in range(head * width, (head + 1) * width))
-    return Slice(f"{names[module]}.weight", axis, indices, "output", weight)
-
-
-def _weight(module: nn.Module) -> Tensor:
-    weight: Any = module.weight
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        raise AttnscopeError("its weights are quantised", "prune the model that it was made of")
-    return weight
-
-
-def _shared_weights(model: PreTrainedModel) -> set[int]:
-    """Where weights begin that several modules have."""
-    starts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
-    return {start for start, n in starts.items() if n > 1}
-
-
-def _sharing_error(base: PreTrainedModel) -> AttnscopeError:
-    return AttnscopeError(
-        f"layers of {base.config.model_type} share their weights: a head of one cannot be taken out of the file",
-        "its effect can still be seen: attnscope ablate",
-    )

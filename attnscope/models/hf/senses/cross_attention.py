@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.examples import Example, standing_arguments
-from attnscope.models.hf.layers import Survey
-from attnscope.models.hf.parts import silence
-from attnscope.models.hf.rounding import compare, hidden_states, tolerance
+from attnscope.models.hf.examples import Example
+from attnscope.models.hf.parts import hidden_states, silence, standing_arguments
+from attnscope.models.hf.rounding import compare, tolerance
 from attnscope.models.hf.seam import attention_function, perform, use_attention
+from attnscope.models.hf.survey import Survey
 from attnscope.models.inside.tape import replace_forwards
 
 Patterns = Mapping[Kind, str]

@@ -15,9 +15,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.examples import accepts
-from attnscope.models.hf.layers import Survey
-from attnscope.models.hf.parts import as_failure, in_one_line, silence
+from attnscope.models.hf.parts import accepts, as_failure, in_one_line, silence
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.hf.senses.cross_attention import (
     Patterns,
@@ -30,6 +28,7 @@ from attnscope.models.hf.senses.patch_places import Cut, Pane, PhotoPrompt, join
 from attnscope.models.hf.senses.seeing import merges_patches, patch_size, tokens_before
 from attnscope.models.hf.senses.vision_language import Named, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
+from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
 from attnscope.models.inside.projections import hooks
 from attnscope.models.inside.tape import replace_forwards

@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.examples import accepts, patch_order
-from attnscope.models.hf.parts import as_failure
+from attnscope.models.hf.parts import accepts, as_failure, patch_order
 from attnscope.models.model import SensoryInput
 from attnscope.questions.places import Picture
 from attnscope.senses.photos import Photo

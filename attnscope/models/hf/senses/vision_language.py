@@ -17,12 +17,11 @@ from transformers.processing_utils import ProcessorMixin
 
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import compare_on
-from attnscope.models.hf.examples import Example, accepts, is_paligemma
-from attnscope.models.hf.parts import as_failure, in_one_line, silence
+from attnscope.models.hf.examples import Example
+from attnscope.models.hf.parts import accepts, as_failure, in_one_line, is_paligemma, silence
 from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, Unplaced, area_of, slopes
 from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
-from attnscope.models.hf.tokenizer import limit_template
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
 from attnscope.questions.places import SMALL, Picture
@@ -129,7 +128,7 @@ class VisionLanguageReader:
         content: list[dict[str, str]] = [{"type": "image"}] * n_photos
         messages: list[Any] = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
-        with as_failure(f"the chat template of {self._name}"), limit_template():
+        with as_failure(f"the chat template of {self._name}"):
             prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
         return str(prompt), []
 

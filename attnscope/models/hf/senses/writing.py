@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.examples import standing_arguments
-from attnscope.models.hf.parts import silence
+from attnscope.models.hf.parts import silence, standing_arguments
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch, SensoryInput
 from attnscope.results.tokens import Tokens
