@@ -151,8 +151,8 @@ def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
 
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
     """Return the shape of one picture, recording or series, without the batch."""
-    inner = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
-    bands = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
+    inner: Any = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
+    bands: Any = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
     match name:
         case "pixel_values" if hasattr(config, "num_patches"):
             return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
@@ -164,7 +164,7 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
         case "states":
             return _STEPS, config.state_dim
         case "input_values":  # of AST a whole spectrogram
-            return (config.max_length, bands) if hasattr(config, "frequency_stride") else (4000,)
+            return (config.max_length, config.num_mel_bins) if hasattr(config, "frequency_stride") else (4000,)
         case "input_features" if bands and hasattr(config, "max_source_positions"):
             return bands, 2 * config.max_source_positions
         case "input_features" if hasattr(config, "feature_projection_input_dim"):

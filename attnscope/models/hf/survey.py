@@ -130,7 +130,7 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     tokens = None if example.real is None else example.real.shape[1]
     source = tokens if encoded is None else encoded.shape[1]
     shapes = [(maps.shape[2], maps.shape[3]) for maps in weights]
-    kinds: dict[tuple[int, int], Kind] = {}
+    kinds: dict[tuple[int, int], Kind]
     if config.is_encoder_decoder:
         # An encoder-decoder's attentions differ in their lengths.
         target = next((queries for queries, keys in shapes if queries == keys != source), 0)
@@ -150,7 +150,7 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
         kinds = {(tokens, tokens): kind}
         lengths = f"the text has {tokens} tokens"
     strange = next((shape for shape in shapes if shape not in kinds), None)
-    if strange is None and tokens is not None and source != tokens:
+    if strange is None and tokens is not None and source is not None and source != tokens:
         strange = (source, source)
     if strange is not None:
         raise Unclear(f"it has attention of {strange[0]} queries on {strange[1]} keys where {lengths}")

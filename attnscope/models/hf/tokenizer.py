@@ -19,7 +19,7 @@ Spans = list[tuple[int, int]]
 """(first, last + 1) of each token in a text; (0, 0) for those that stand nowhere in it."""
 
 
-class _TokensOfNumbers(BareTokenizer):
+class _TokensOfNumbers:
     """What makes Tokens of token numbers, by `_decode`, `_pieces` and `_special`."""
 
     name = ""
@@ -244,7 +244,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         }
 
 
-class NumbersTokenizer(_TokensOfNumbers):
+class NumbersTokenizer(_TokensOfNumbers, BareTokenizer):
     """Stands in where a model comes without a tokenizer: its texts are token numbers, such as "17 5 9"."""
 
     name = "none"
