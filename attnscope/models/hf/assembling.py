@@ -182,11 +182,11 @@ def _build(
 
 def _describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
     """Say whether the head that a model was saved with is there."""
-    kept = type(model).__name__
-    named = (model.config.architectures or [kept])[0]
+    name = type(model).__name__
+    named = (model.config.architectures or [name])[0]
     if model is base:
         return f"dropped: that of {named}" if "For" in named else ""
     if loss_of(model, ("encoder",)) not in CLASS_LOSSES:
-        return f"kept: {kept}"
+        return f"kept: {name}"
     classes = labels_of(model)
-    return f"kept: {kept}, classes {', '.join(classes[:8])}{', …' * (len(classes) > 8)}"
+    return f"kept: {name}, classes {', '.join(classes[:8])}{', …' * (len(classes) > 8)}"
