@@ -1,9 +1,9 @@
 """Make Models of transformers models: which part of one is shown, with which tokenizer, and what is known of it.
 
-A model comes from memory (`wrap`), with inputs that the user makes (`assemble_on`), or from files (`hf.loading`).
+A model comes from memory (`wrap`) or from files (`hf.loading`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -124,29 +124,14 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
         return _build(reading, check, lambda: assemble(seeing, check=check))
 
 
-def assemble_on(
-    model: PreTrainedModel, inputs: Mapping[str, Any], *, name: str, source: str, check: bool
-) -> HuggingFaceModel:
-    """Return a Model of a transformers model that is surveyed on inputs that come with it, by name.
-
-    Where its base takes them it is the base that runs, else the model with what it has on top.
-    """
-    base = base_of(model)
-    runs = base if all(accepts(base, name_of_input) for name_of_input in inputs) else model
-    with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
-        raw = RawModel(runs, wordless(name, base), name, source, notes=notes_on_quantisation(model.config))
-        return _build(raw, check, survey=survey_attention(runs, check=check, inputs=inputs), base=runs)
-
-
 def _build(
     raw: RawModel,
     check: bool,
     open_eyes: Callable[[], HuggingFaceModel] | None = None,
     open_viewer: Callable[[], HuggingFaceModel] | None = None,
     survey: Survey | None = None,
-    base: PreTrainedModel | None = None,
 ) -> HuggingFaceModel:
-    base = base or base_of(raw.model)
+    base = base_of(raw.model)
     share_lock([raw.model])
     memory = None
     if survey is None and raw.identity is not None:
