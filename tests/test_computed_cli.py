@@ -53,11 +53,11 @@ def has_matrix(out: str, labels: list[str], rows: object) -> bool:
 
 
 def test_the_trace_prints_every_number(attnscope: Run) -> None:
-    status, out, _ = attnscope("learn", "trace", "--engine", "reference")
+    status, out, _ = attnscope("learn", "trace")
     assert status == 0
     for name in ("weights_head_1", "weights_head_2", "output"):
         assert has_matrix(out, WORKED["tokens"], WORKED[name]), name
-    status, out, _ = attnscope("learn", "trace", "--json", "--engine", "reference")
+    status, out, _ = attnscope("learn", "trace", "--json")
     document = json.loads(out)
     found = [*np.round(document["weights"], 4).tolist(), np.round(document["joined"], 4).tolist()]
     assert found == [WORKED["weights_head_1"], WORKED["weights_head_2"], WORKED["output"]]
@@ -139,7 +139,6 @@ def test_costs_by_the_command(attnscope: Run) -> None:
         (["learn", "split", "--counts", "3"], 2, "into 3 heads"),
         (["learn", "split", "--counts", "0"], 2, "at least 1"),
         (["learn", "split", "--drop", "9"], 2, "no head 9"),
-        (["learn", "split", "--project", "nothing"], 1, "no file nothing"),
         (["learn", "split", TEXT], 2, "give a layer|one layer"),
         (["learn", "split", "-f", "png"], 2, "no folder"),
         (["learn", "split", "-o", "x", "-f", "gif"], 2, "no format 'gif'"),
@@ -179,7 +178,7 @@ def drawn(thing: Trace | Split | Cost, width: int, *, encoding: str = "utf-8") -
 @pytest.mark.parametrize("width", [20, 80, 200])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_nothing_is_wider_than_the_terminal(width: int, encoding: str) -> None:
-    for thing in (trace_example("cat", engine="reference"), split_example(SplitOptions(drop=(0,))), cost("gpt3")):
+    for thing in (trace_example("cat"), split_example(SplitOptions(drop=(0,))), cost("gpt3")):
         out = drawn(thing, width, encoding=encoding)
         assert max(map(len, out.splitlines())) <= width
         if encoding == "ascii":
@@ -194,7 +193,7 @@ def test_signs_are_spelled_where_they_cannot_be_written() -> None:
 
 
 def test_many_keys_go_on_below_and_many_columns_lose_their_middle() -> None:
-    record = trace_example("cat", [0], engine="reference")
+    record = trace_example("cat", [0])
     out = drawn(record, 30)
     assert out.count("The     cat") >= 2
     assert re.search(r"0\.4109 +… +0\.3663", out), "of four columns the middle is left out"
@@ -207,7 +206,7 @@ SAT = ["1 1 2 0 1", "0.71, 0.71, 1.41, 0, 0.71", "(0.18 0.18 0.37 0.09 0.18)", "
 
 def take_quiz(answers: list[str], token: str | None = "sat") -> str:
     lines, printed = io.StringIO("".join(f"{answer}\n" for answer in answers)), io.StringIO()
-    ask(trace_example(token, [0], engine="reference"), Console(file=printed, width=100), lines.readline)
+    ask(trace_example(token, [0]), Console(file=printed, width=100), lines.readline)
     return printed.getvalue()
 
 
@@ -225,7 +224,7 @@ def test_a_number_is_hidden_until_it_is_answered() -> None:
         seen.append(printed.getvalue())
         return SAT[len(seen) - 1] + "\n"
 
-    ask(trace_example("sat", [0], engine="reference"), Console(file=printed, width=100), read_line)
+    ask(trace_example("sat", [0]), Console(file=printed, width=100), read_line)
     for hidden, before in zip(("2.0000", "1.4142", "0.3673", "0.2717"), seen, strict=True):
         assert hidden not in before
         assert hidden in printed.getvalue()
@@ -240,7 +239,7 @@ def test_wrong_and_missing_answers_are_told_apart() -> None:
 
 
 def test_two_decimals_are_enough_and_one_is_not() -> None:
-    weights = np.array(trace_example("sat", [0], engine="reference").of("weights"))
+    weights = np.array(trace_example("sat", [0]).of("weights"))
     assert is_close(np.round(weights, 2), weights)
     assert not is_close(np.round(weights, 1), weights)
     np.testing.assert_array_equal(parse_numbers("[−1; .5]\n", 2), [-1, 0.5])
@@ -259,5 +258,5 @@ def test_a_quiz_without_answers_says_what_is_missing(
     arguments: list[str], said: str, attnscope: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    status, _, err = attnscope("learn", "trace", "--engine", "reference", "--quiz", *arguments)
+    status, _, err = attnscope("learn", "trace", "--quiz", *arguments)
     assert status and said in err

@@ -126,7 +126,7 @@ def test_heads_with_the_same_columns_are_the_same() -> None:
     assert (whole["first_column"].tolist(), whole["last_column"].tolist()) == ([0], [3])
 
 
-def test_a_projection_mixes_heads_and_keeps_what_it_should(tmp_path: Path) -> None:
+def test_a_projection_mixes_heads_and_keeps_what_it_should() -> None:
     plain = split_example(SplitOptions(drop=(1,))).of(2)
     turned = split_example(SplitOptions(project="orthogonal", seed=5, drop=(1,)))
     np.testing.assert_allclose(turned.of(2)["drops"]["l2"], plain["drops"]["l2"], err_msg="a rotation keeps lengths")
@@ -135,25 +135,6 @@ def test_a_projection_mixes_heads_and_keeps_what_it_should(tmp_path: Path) -> No
     permuted = split_example(SplitOptions(project="permute", seed=5)).of(2)
     assert set(permuted["mixing"].ravel().tolist()) == {0.0, 1.0}
     np.testing.assert_allclose(np.sort(permuted["output"][0], 1), np.sort(plain["output"][0], 1))
-    matrix = np.arange(12.0).reshape(3, 4)
-    np.save(tmp_path / "w.npy", matrix)
-    np.savetxt(tmp_path / "w.txt", matrix)
-    np.savetxt(tmp_path / "w.csv", matrix, delimiter=",")
-    for name in ("w.npy", "w.txt", "w.csv"):
-        given = split_example(SplitOptions(project=str(tmp_path / name)))
-        np.testing.assert_allclose(given.of(2)["output"][0], plain["output"][0] @ matrix.T)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [("1 2 3\n", "W_O has 4 columns"), ("one two", "holds no matrix"), ("nan 1 2 3", "finite"), (None, "no file")],
-)
-def test_what_is_no_projection_is_refused(content: str | None, says: str, tmp_path: Path) -> None:
-    path = tmp_path / "w.txt"
-    if content is not None:
-        path.write_text(content, "utf-8")
-    with pytest.raises(AttnscopeError, match=says):
-        split_example(SplitOptions(project=str(path)))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +143,7 @@ def test_what_is_no_projection_is_refused(content: str | None, says: str, tmp_pa
         ({"counts": ()}, "at least 1"),
         ({"counts": (1,), "same_columns": True}, "two heads"),
         ({"drop": (4,)}, "no head 4"),
+        ({"project": "w.npy"}, "no projection"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(how: dict, says: str) -> None:

@@ -51,7 +51,7 @@ def rotation(n_tokens: int, d_head: int) -> Rotation:
         cos[:, a] = cos[:, b] = np.cos(angles[:, pair])
         sin[:, a], sin[:, b] = -np.sin(angles[:, pair]), np.sin(angles[:, pair])
         partner[a], partner[b] = b, a
-    return Rotation(cos, sin, partner, pairs, np.array([1.0, 0.1]))
+    return Rotation(cos, sin, partner)
 
 
 def steps(inputs: Inputs, head: int, query: int | None) -> dict[str, np.ndarray]:
@@ -126,20 +126,6 @@ def test_rotary_lines_and_loops_agree(query: int | None) -> None:
     k = reference.rotate(inputs.K[:, 5:10], turn.cos, turn.sin, turn.partner.tolist())
     np.testing.assert_allclose(found["rotated_keys"], k, rtol=1e-14)
     np.testing.assert_allclose(found["rotated_query"], q if query is None else q[query], rtol=1e-14)
-    if query is None:
-        assert "scores_by_pair" not in found
-    else:
-        assert found["scores_by_pair"].shape == (5, 2)
-        whole = found["scores_by_pair"].sum(1) + found["scores_unrotated"]
-        np.testing.assert_allclose(whole, found["scores"], rtol=1e-12)
-        # A pair's part is a function of the distance alone: the same vectors further on give the same.
-        by_hand = 0.37 * (q[query, 0] * k[:, 0] + q[query, 2] * k[:, 2])
-        np.testing.assert_allclose(found["scores_by_pair"][:, 0], by_hand, rtol=1e-12)
-
-
-def test_the_columns_that_are_not_turned_are_told_apart() -> None:
-    assert rotation(3, 6).unpaired.tolist() == [4, 5]
-    assert rotation(3, 4).unpaired.tolist() == []
 
 
 def test_heads_are_joined_and_projected_as_the_loops_do() -> None:

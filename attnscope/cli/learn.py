@@ -1,15 +1,14 @@
 """`attnscope learn`: how attention is computed, how heads split it, and what it costs."""
 
 import sys
-from dataclasses import replace
 
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.errors import UsageError
-from attnscope.options import group, option, options, refuse_beside
+from attnscope.options import option, options, refuse_beside
 from attnscope.questions.cost import CostOptions
 from attnscope.questions.split import SplitOptions
 from attnscope.questions.trace import TraceOptions
-from attnscope.studies.inputs.options import LoadOptions, OneText
+from attnscope.studies.inputs.options import OneText
 
 
 @options
@@ -21,32 +20,13 @@ class ExampleOrText(OneText):
 
 
 @options
-class TraceLoading(LoadOptions):
-    """How a model is loaded; plain loops are one engine more."""
-
-    engine: str = option("", default="auto", python_only=True)
-
-
-@options
-class TracedModel(Chosen):
-    """Which model is traced, and what runs it."""
-
-    engine: str = option(
-        "auto, native, hf: what runs the model; reference: plain Python loops, which need no torch for the worked "
-        "example and for BERT-like models.",
-        default="auto", rare=True,
-    )  # fmt: skip
-    loading: LoadOptions = group(TraceLoading)
-
-
-@options
 class Quiz:
     """Whether the numbers are asked for."""
 
     quiz: bool = option("Ask you for the numbers of a query, and grade your answers.", default=False)
 
 
-def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: TracedModel, files: Files) -> None:
+def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Chosen, files: Files) -> None:
     """Compute one attention step by step, with every number and its line of NumPy.
 
     Without a text: a worked example of 5 tokens, d_model 4 and 2 heads, small enough for pen and paper.
@@ -58,12 +38,10 @@ def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Trac
     from attnscope.studies.trace import study
 
     output = files.plan("trace")
-    loops = model.engine == "reference"
     text = source.read() if source.is_given else None
-    loading = model.loading if loops else replace(model.loading, engine=model.engine)
     if quiz.quiz:
         refuse_beside("--quiz", out=files.out, json=files.json)
-    record = study(model.model, text, source.layer, order, loading, loops=loops)
+    record = study(model.model, text, source.layer, order, model.loading)
     if not quiz.quiz:
         return output.deliver(record)
     from attnscope.cli.quiz import ask

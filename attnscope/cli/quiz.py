@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnscope.errors import AttnscopeError, UsageError, amount
-from attnscope.questions.trace import Trace, bands_of, heading_of, section_of
+from attnscope.questions.trace import Trace, heading_of, section_of
 from attnscope.report.plain_text import safe, spell_out_parts
 from attnscope.report.steps import draw_numbers, draw_section, draw_title
 
@@ -53,7 +52,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         console.print(spell_out_parts(parts, console))
 
     def show_numbers(step: Step, *before: RenderableType) -> None:
-        numbers = draw_numbers(step, trace.tokens, partial(bands_of, trace, step["head"]), console)
+        numbers = draw_numbers(step, trace.tokens, console)
         show(*before, *numbers)
 
     help = "Type the numbers of each step with spaces between. Two decimals are enough."

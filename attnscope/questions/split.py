@@ -37,9 +37,7 @@ class SplitOptions:
         "Numbers of heads to split into, such as 1,2,4.", default=(1, 2, 4), read=numbers_from, written="1,2,4"
     )
     same_columns: bool = option("Give head 1 the columns of head 0: the two then compute the same.", default=False)
-    project: str = option(
-        "Mix the heads by a W_O: orthogonal or permute (random, see --seed), or a file with a matrix.", default=""
-    )
+    project: str = option("Mix the heads by a random W_O: orthogonal or permute, see --seed.", default="")
     seed: int = seed_option("a random W_O")
     drop: tuple[int, ...] = option(
         "Set the output of these heads to zero, one by one, and measure the change, such as 0,1.",
@@ -50,6 +48,8 @@ class SplitOptions:
         """Refuse numbers of heads that do not go together with what becomes of them."""
         if not self.counts or min(self.counts) < 1:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
+        if self.project not in ("", "orthogonal", "permute"):
+            raise UsageError(f"there is no projection {self.project!r}", "choose orthogonal or permute")
         if self.same_columns and max(self.counts) < 2:
             raise UsageError("two heads are needed to share columns", "such as --counts 2")
         beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,8 +13,7 @@ from attnscope.options import numbers_from, option, options
 from attnscope.report.blocks import Block, Grid, Report, Special
 from attnscope.report.wording import model_of, printable
 from attnscope.results.result import Result
-from attnscope.results.storage import finite, plain
-from attnscope.results.table import Array, Column, Table, count, number, text
+from attnscope.results.table import Array, Column, count, text
 
 MOST_IN_JSON = 4096
 """The most numbers of an input that JSON holds; of a larger one it has the shape."""
@@ -39,8 +36,6 @@ HEAD_STEPS: Mapping[str, tuple[str, ...]] = {
     "weights": _SCORES,
     "weighted_values": ("keys", "value_columns"),
     "head_output": ("traced", "value_columns"),
-    "scores_by_pair": ("keys", "pairs"),
-    "scores_unrotated": ("keys",),
 }
 """The steps of a head, and what the axes of their values are."""
 
@@ -62,13 +57,10 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "cos": ("positions", "columns"),
     "sin": ("positions", "columns"),
     "partner": ("columns",),
-    "first": ("pairs",),
-    "second": ("pairs",),
-    "unpaired": ("unpaired",),
 }
 """What the lines start from, by the names that they use, and what the axes are."""
 
-_KINDS = {"may": "flag"} | dict.fromkeys(("partner", "first", "second", "unpaired"), "count")
+_KINDS = {"may": "flag", "partner": "count"}
 
 
 @options
@@ -92,7 +84,7 @@ class TraceOptions:
 
 
 def _arrays() -> Iterator[Array]:
-    """Yield what the arrays of a trace are: steps of heads, steps after them, inputs, and rotary positions."""
+    """Yield what the arrays of a trace are: steps of heads, steps after them, and inputs."""
     for name, axes in HEAD_STEPS.items():
         yield Array(name, "the value after this step", axes=("heads", *axes))
     for name, axes in JOINT_STEPS.items():
@@ -100,8 +92,6 @@ def _arrays() -> Iterator[Array]:
     for name, axes in INPUTS.items():
         kind: Any = _KINDS.get(name, "number")
         yield Array(f"input_{name}", f"what the lines call {name}", axes=axes, kind=kind)
-    yield Array("radians_per_token", "how far each rotary pair turns from token to token", axes=("pairs",))
-    yield Array("band_scores", "what a band of wavelengths adds to the score of each key", axes=("bands", "keys"))
 
 
 class Trace(Result):
@@ -127,14 +117,6 @@ class Trace(Result):
         "queries": (text("token", "a token that attends"),),
         "keys": (text("token", "a token that is attended to"),),
         "traced": (count("query", "a query that is traced", refers_to="queries"),),
-        "bands": (
-            count("head", "the head"),
-            number("low", "shortest wavelength of the band, tokens"),
-            number("high", "longest, not included, tokens"),
-            count("n_pairs", "how many rotary pairs it has"),
-            number("near", "mean of its scores over keys at most 3 tokens away, less the mean over all keys"),
-            number("far", "the same over the keys further away"),
-        ),
     }
     ARRAYS: ClassVar[Sequence[Array]] = tuple(_arrays())
 
@@ -287,14 +269,6 @@ def section_of(trace: Trace, head: int) -> str:
     return "All heads together" if head < 0 else f"Head {head} (of heads 0 to {trace.options['n_heads'] - 1})"
 
 
-def bands_of(trace: Trace, head: int) -> tuple[Table, NDArray[np.float64]]:
-    """Return the bands of wavelengths of a head, and what each adds to the score of each key."""
-    bands = trace.table("bands")
-    is_mine = bands["head"] == head
-    scores = trace.grids.get("band_scores", np.zeros((len(bands), len(trace.table("keys")))))
-    return bands.select(is_mine), scores[is_mine]
-
-
 class _Steps:
     """Every step with its shape, its formula, its line of NumPy and its numbers, in the terminal."""
 
@@ -313,15 +287,8 @@ class _Steps:
                 head = step["head"]
                 parts.append(draw_section(section_of(trace, head)))
             parts += draw_title(step, place)
-            parts += draw_numbers(step, trace.tokens, partial(bands_of, trace, step["head"]), console)
+            parts += draw_numbers(step, trace.tokens, console)
         return parts
 
     def draw(self, report: Report, lettering: Any) -> Any:
         """Draw nothing: a trace has no figures."""
-
-
-def whole_check(kernel: str, **differences: float) -> dict[str, Any]:
-    """Return the comparison with a kernel as plain JSON values: None where it gives no such numbers."""
-    known = {name: None if math.isnan(value) else float(value) for name, value in differences.items()}
-    described: dict[str, Any] = plain({"kernel": kernel, **known}, finite)
-    return described

@@ -6,7 +6,6 @@ import platform
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from attnscope.core.teaching import example, splitting
 from attnscope.core.teaching.stepwise import Inputs
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.pipes import refuse_pipe
 from attnscope.questions.split import Split, SplitOptions
 from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
@@ -35,7 +33,6 @@ def split_example(options: SplitOptions | None = None) -> Split:
 
     Raises:
         UsageError: A number of heads does not divide 4.
-        AttnscopeError: W_O does not fit.
     """
     options = options or SplitOptions()
     _require_fit(options.counts, example.Q.shape[1], UsageError)
@@ -179,31 +176,9 @@ def _without(cut: splitting.Cut, head: int, w_o: Array | None) -> Array:
 
 
 def _output_projection(options: SplitOptions, width: int) -> Array | None:
+    """Return W_O (output, joined), random by the seed; None where heads are not mixed."""
     if not options.project:
         return None
     if options.project == "orthogonal":
         return splitting.random_rotation(width, options.seed)
-    if options.project == "permute":
-        return splitting.random_permutation(width, options.seed)
-    path = Path(options.project)
-    refuse_pipe(path, "a matrix")
-    try:
-        if path.suffix == ".npy":
-            matrix = np.load(path, allow_pickle=False)
-        else:
-            separator = "," if path.suffix == ".csv" else None
-            matrix = np.loadtxt(path, delimiter=separator, ndmin=2, encoding="utf-8")
-        matrix = np.asarray(matrix, np.float64)
-    except FileNotFoundError:
-        raise AttnscopeError(
-            f"there is no file {path}, and no projection of that name",
-            "--project takes orthogonal, permute, or a file with a matrix",
-        ) from None
-    except (OSError, ValueError, EOFError) as error:
-        raise AttnscopeError(f"{path} holds no matrix: {error}", "numbers, a row a line; or a .npy file") from None
-    if matrix.ndim != 2 or matrix.shape[1] != width or not np.isfinite(matrix).all():
-        raise AttnscopeError(
-            f"{path} holds numbers of the shape {matrix.shape}, W_O has {width} columns of finite numbers",
-            "a row an output column, a column a joined one, as torch.nn.Linear stores it",
-        )
-    return matrix
+    return splitting.random_permutation(width, options.seed)

@@ -25,8 +25,6 @@ class Rotation:
         cos: (token, d_head); 1 where a column is not turned.
         sin: (token, d_head), with its sign; 0 where a column is not turned.
         partner: Which column each one is turned with, (d_head,); itself where it is not turned.
-        pairs: The columns of each pair, (pair, 2), by first column.
-        radians_per_token: How far each pair turns from one token to the next, (pair,), 0 to pi; NaN with one token.
 
     Source:
         Su et al. 2021, section 3.4.2.
@@ -35,19 +33,6 @@ class Rotation:
     cos: Array
     sin: Array
     partner: NDArray[np.int64]
-    pairs: NDArray[np.int64]
-    radians_per_token: Array
-
-    @property
-    def wavelengths(self) -> Array:
-        """In how many tokens each pair turns once round, (pair,); infinite for a pair that does not turn."""
-        with np.errstate(divide="ignore"):
-            return 2 * np.pi / self.radians_per_token
-
-    @property
-    def unpaired(self) -> NDArray[np.int64]:
-        """The columns that are not turned (partial rotary)."""
-        return np.setdiff1d(np.arange(len(self.partner)), self.pairs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +94,7 @@ class Inputs:
         }  # fmt: skip
         if self.rotation is not None:
             turn = self.rotation
-            names |= {"cos": turn.cos, "sin": turn.sin, "partner": turn.partner, "first": turn.pairs[:, 0],
-                      "second": turn.pairs[:, 1], "unpaired": turn.unpaired}  # fmt: skip
+            names |= {"cos": turn.cos, "sin": turn.sin, "partner": turn.partner}
         return {name: value for name, value in names.items() if value is not None}
 
 
@@ -125,7 +109,7 @@ class Line:
         code: The line; it uses np, the names of Inputs and those of earlier lines.
         variable: The expression that then holds the step's value, such as "dots" or "H[1]".
         axes: What the axes of the value are: "query", "key", "column" (of a head), "joined" (columns of all heads),
-            "output" (columns after W_O), "pair" (of rotary positions).
+            "output" (columns after W_O), "sink".
         head: Which head it belongs to; None = all of them.
     """
 
@@ -236,16 +220,6 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
             "head_output", f"What head {head} puts out", "Σ over keys of weight · value",
             f"H[{head}] = weights @ v", ("query", "column"),
         )  # fmt: skip
-    if inputs.rotation is not None and query is not None:
-        add(
-            "scores_by_pair", "The score by frequency pair", "scale · (q_a k_a + q_b k_b) for each pair (a, b)",
-            "by_pair = scale * ((q * k)[:, first] + (q * k)[:, second])", ("key", "pair"),
-        )  # fmt: skip
-        if len(inputs.rotation.unpaired):
-            add(
-                "scores_unrotated", "The score by columns that are not turned", "scale · Σ q_i k_i",
-                "by_rest = scale * (q * k)[:, unpaired].sum(-1)", ("key",),
-            )  # fmt: skip
     return lines
 
 

@@ -257,20 +257,13 @@ def _learn_rotation(turn: _Turn, heads_axis: int, n_tokens: int, columns: slice,
     partner = np.where(off.any(1), off.argmax(1), own)
     if (partner[partner] != own).any():
         return None
-    pairs = np.array([(i, p) for i, p in enumerate(partner) if i < p], np.int64).reshape(-1, 2)
     cos = np.ones((n_tokens, d_head))
     sin = np.zeros((n_tokens, d_head))
     cos[:, columns] = matrix[:, own, own]
     sin[:, columns] = np.where(partner == own, 0.0, matrix[:, own, partner])
     whole = np.arange(d_head)
     whole[columns] = partner + columns.start
-    first, second = pairs.T
-    c = matrix[:, first, first]
-    s = matrix[:, first, second]
-    # From the first place to the next; a scaling of cos and sin cancels in the quotient.
-    step = np.arctan2(s[1] * c[0] - c[1] * s[0], c[1] * c[0] + s[1] * s[0]) if n_tokens > 1 else np.nan
-    speed = np.abs(np.broadcast_to(step, len(pairs)))
-    return Rotation(cos, sin, whole, pairs + columns.start, speed)
+    return Rotation(cos, sin, whole)
 
 
 def _agrees(rotation: Rotation, before: Tensor, after: Tensor) -> bool:

@@ -65,13 +65,6 @@ class PlainEncoder(Model):
                 hidden = self._finish(hidden, attention.output, number)
         return Maps(weights, full)
 
-    def inputs(self, tokens: Tokens, layer: int) -> Inputs:
-        """Return what reaches the attention of a layer on a text: queries, keys and values of all heads, with W_O."""
-        hidden = self._embed(tokens)
-        for number in range(layer):
-            hidden = self._finish(hidden, _attend(self._inputs(hidden, number)).output, number)
-        return self._inputs(hidden, layer)
-
     def _embed(self, tokens: Tokens) -> Array:
         w = self._weights
         encoder = self._encoder
