@@ -22,16 +22,16 @@ from attnscope.pages.texts import (
 )
 from attnscope.questions.compare import Comparison
 from attnscope.questions.compare_texts import FIRST, SECOND, tokens
+from attnscope.questions.heads import Heads as HeadsResult
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
-from attnscope.records.heads.findings import Findings
 from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
 
 __all__ = ["PAGE_SCHEMA", "Page", "PageText", "head_to_open", "page_of", "page_of_record", "require_room"]
 
 
-def page_of_record(record: Any, *, findings: Findings | None = None) -> Page:
+def page_of_record(record: Any, *, findings: HeadsResult | None = None) -> Page:
     """Return the page of a record of any kind that has one.
 
     Args:
@@ -54,7 +54,7 @@ def page_of_record(record: Any, *, findings: Findings | None = None) -> Page:
 def page_of(
     texts: Sequence[PageText],
     *,
-    findings: Findings | None = None,
+    findings: HeadsResult | None = None,
     start: Mapping[str, str] | None = None,
     heads: Heads | None = None,
 ) -> Page:

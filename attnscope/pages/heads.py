@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.questions.atlas import Atlas, head_tables
+from attnscope.questions.atlas import Atlas
 from attnscope.questions.compare import Comparison
 from attnscope.questions.distances import distance_line
+from attnscope.questions.head_lines import sample_line
+from attnscope.questions.heads import Heads as HeadsResult
 from attnscope.questions.relations import Relations
-from attnscope.records.heads.findings import Findings
 from attnscope.report.numbers import number as written
 from attnscope.report.numbers import percent
 from attnscope.report.role_marks import marks_for
@@ -38,6 +39,9 @@ N_DIGITS = 8
 
 FIRST_COLUMNS = ("kl_explained", "nats", "score_median", "score_p90")
 """The columns that stand first where a reader chooses an axis. They and the next ones are no measures."""
+
+WHOLE = ("whole_explained", "whole_nats")
+"""Columns that are no axes, as others say the same of attention outside sinks."""
 
 PLACES = ("map_x", "map_y", "resting_share", "active_share")
 
@@ -87,7 +91,7 @@ class Heads:
         return roles
 
 
-def heads_of(record: Any, findings: Findings | None = None) -> Heads:
+def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
     """Return what a page shows of a record about heads.
 
     Args:
@@ -101,9 +105,8 @@ def heads_of(record: Any, findings: Findings | None = None) -> Heads:
         raise AttnscopeError("there is no head to show")
     if isinstance(record, Atlas):
         return _heads_of_atlas(record if findings is None else _with_roles(record, findings))
-    if isinstance(record, Findings):
-        sampled = record.descriptions.sample_line(record.corpus.get("n_texts")) if record.descriptions else ""
-        return _heads_of_tables(record, **head_tables(record), sampled=sampled)
+    if isinstance(record, HeadsResult):
+        return _heads_of_tables(record)
     if isinstance(record, Relations):
         return _heads_of_relations(record)
     if isinstance(record, Comparison):
@@ -138,8 +141,10 @@ def _places_of(table: Table) -> list[dict[str, Any]]:
     return [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, layer, head in places]
 
 
-def _heads_of_tables(record: Any, heads: Table, roles: Table, **more: Any) -> Heads:
-    """Return what a page shows of a table of heads and one of their roles."""
+def _heads_of_tables(record: Any, **more: Any) -> Heads:
+    """Return what a page shows of the tables of heads and of their roles."""
+    heads, roles = record.table("heads"), record.table("roles")
+    more = {"sampled": sample_line(record), **more}
     shown = _places_of(heads)
     for row in range(len(roles)):
         role: dict[str, Any] = {"name": str(roles["role"][row]), "measure": str(roles["measure"][row])}
@@ -152,7 +157,8 @@ def _heads_of_tables(record: Any, heads: Table, roles: Table, **more: Any) -> He
             head["words"] = str(heads["description"][row])
             head["explained"] = _explained(heads, row)
             head["warning"] = str(heads["other_half"][row])
-    names = sorted(heads.numbers, key=lambda name: (*FIRST_COLUMNS, name).index(name))
+    axes = [name for name in heads.numbers if name not in WHOLE]
+    names = sorted(axes, key=lambda name: (*FIRST_COLUMNS, name).index(name))
     quantities = record.options.get("quantities", {})
     columns = []
     for name in names:
@@ -192,12 +198,11 @@ def _marks_of(heads: Sequence[Mapping[str, Any]], meanings: Mapping[str, Any]) -
 # Atlases
 
 
-def _with_roles(atlas: Atlas, findings: Findings) -> Atlas:
+def _with_roles(atlas: Atlas, findings: HeadsResult) -> Atlas:
     """Return an atlas whose heads have the roles that they have in findings."""
     numbers = {name: row for row, name in enumerate(atlas.table("heads").head_names(with_kind=True))}
-    theirs = head_tables(findings)
-    names = theirs["heads"].head_names(with_kind=True)
-    roles = theirs["roles"]
+    names = findings.table("heads").head_names(with_kind=True)
+    roles = findings.table("roles")
     rows = np.array([numbers.get(names[head], -1) for head in roles["head"]], np.int64)
     moved = Table(roles.columns, {**roles.values, "head": rows}).select(rows >= 0)
     options = {**atlas.options, "roles": findings.options.get("roles", {})}
@@ -227,9 +232,7 @@ def _heads_of_atlas(atlas: Atlas) -> Heads:
         cards.append(_pack(card, _kept_bytes(atlas, examples_of[head])))
     meanings = {name: atlas.options.get(name, "") for name in ("rank", "score", "lift")}
     more = {"meanings": meanings, "deciles": atlas["deciles"], "tokens": words, "pairs": pairs}
-    sampled = atlas.options.get("described", "")
-    shown = _heads_of_tables(atlas, heads, atlas.table("roles"), sampled=sampled, **more)
-    return replace(shown, cards=cards)
+    return replace(_heads_of_tables(atlas, **more), cards=cards)
 
 
 def _describe_token(tokens: Table, row: int) -> dict[str, Any]:

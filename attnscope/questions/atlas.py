@@ -6,19 +6,19 @@ Loads no torch. The page of an atlas (`attnscope.pages.heads`) and its study rea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import ROLES
 from attnscope.report.blocks import Block, Note, Ranking, Report, Words
 from attnscope.report.numbers import percent
 from attnscope.report.plain_text import cut
 from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, Table, count, flag, number, share, text
+from attnscope.results.table import HEADS, Array, Column, count, flag, number, share, text
 
 FURTHEST = 64
 """Profiles tell offsets of up to so many tokens apart."""
@@ -68,15 +68,7 @@ class Atlas(Result):
             number("map_x", "heads that attend alike stand near each other"),
             number("map_y", "heads that attend alike stand near each other"),
         ),
-        "roles": (
-            count("head", "the head that has it", refers_to="heads"),
-            text("role", "such as previous_token"),
-            text("measure", "the measure that it rests on"),
-            number("value", "value of that measure"),
-            number("threshold", "what it had to reach"),
-            number("q", "false discovery rate over heads and roles", range=(0, 1)),
-            flag("tentative", "whether it rests on few texts"),
-        ),
+        "roles": ROLES,
         "tokens": (
             count("head", "the head", refers_to="heads"),
             text("side", "asks: a query that gives attention away; gets: a key; pairs: a query and a key"),
@@ -174,26 +166,6 @@ class Atlas(Result):
             pieces.append((excerpt[end:start], excerpt[max(start, end) : stop] or label))
             end = max(end, stop)
         return pieces
-
-    def only(self, picked: Sequence[tuple[int, int]]) -> Self:
-        """Return the atlas of some heads, (layer, head), of every kind.
-
-        Raises:
-            AttnscopeError: It has no such head.
-        """
-        heads = self.table("heads")
-        places = list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
-        missing = [place for place in picked if place not in places]
-        if missing:
-            layer, head = missing[0]
-            raise AttnscopeError(f"there is no L{layer}H{head} in this atlas", "`attnscope show` lists its heads")
-        chosen = self.select("heads", [place in set(picked) for place in places])
-        # What belongs to a head that is gone goes, too.
-        for table, owner in (("roles", "head"), ("tokens", "head"), ("examples", "head")):
-            chosen = chosen.select(table, chosen.table(table)[owner] >= 0)
-        for table in ("shown", "expected"):
-            chosen = chosen.select(table, chosen.table(table)["example"] >= 0)
-        return chosen
 
     def require_whole(self) -> None:
         """Refuse what `Result` does, and examples whose weights or characters are not there."""
@@ -368,58 +340,3 @@ def _best_example(atlas: Atlas, head: int) -> str:
     for place, (before, token) in enumerate(atlas.pieces(example)[first : focus + N_AROUND + 1], first):
         words.append(f"{before}[{token}]" if place == focus else f"{before}{token}")
     return printable("".join(words), 80)
-
-
-# What a study of heads says of them
-
-
-def head_tables(findings: Findings) -> dict[str, Table]:
-    """Return the tables `heads` and `roles` of findings."""
-    known = findings.head_table()
-    kinds, layers, numbers = zip(*known.heads, strict=True) if known.heads else ((), (), ())
-    table = Table.of_arrays(HEADS, kind=list(kinds), layer=list(layers), head=list(numbers))
-    roles = ["+".join(role.name for role in head.roles) for head in findings.heads]
-    table = table.with_column(text("role", "its roles, the strongest first, with + between them"), roles)
-    if findings.descriptions is not None:
-        table = _with_descriptions(table, findings)
-    gone = {"nats", "explained", "active_nats", "active_explained", "terms", "role_value"}
-    for column in known.columns:
-        name = column.names[0] if column.names else column.name
-        if not column.is_number or column.kind == "role" or name in gone:
-            continue
-        facts = number(name, column.what, column.unit, range=column.range, label=column.label)
-        parts = {"baseline" if part == "uniform" else part: values for part, values in column.parts.items()}
-        table = table.with_column(facts, column.values, **parts)
-    return {"heads": table, "roles": _roles_table(findings)}
-
-
-def _with_descriptions(table: Table, findings: Findings) -> Table:
-    """Return a table of heads with what each does in a line, and how much of its attention that explains."""
-    assert findings.descriptions is not None
-    by_head = findings.descriptions.by_head
-    mine = [by_head.get(head.address) for head in findings.heads]
-    mains = [None if each is None else each.main for each in mine]
-
-    def read(part: str) -> list[float]:
-        return [np.nan if main is None else getattr(main, part) for main in mains]
-
-    words = ["" if each is None else each.words for each in mine]
-    warnings = ["" if each is None else each.warning for each in mine]
-    explained = "share of its KL from uniform attention that its line predicts on texts it was not fitted on"
-    facts = number("kl_explained", explained, "share", range=(None, 1), label="KL explained")
-    nats = number("nats", "KL from uniform attention", "nats", label="nats from uniform")
-    table = table.with_column(text("description", "what it does, in a line"), words)
-    table = table.with_column(facts, read("explained"), low=read("low"), high=read("high"))
-    table = table.with_column(nats, read("nats"))
-    return table.with_column(text("other_half", "what the other half of the texts says first, if it differs"), warnings)
-
-
-def _roles_table(findings: Findings) -> Table:
-    rows = []
-    for place, head in enumerate(findings.heads):
-        for role in head.roles:
-            numbers = {"value": role, "threshold": role.threshold, "q": role.q}
-            rows.append(
-                {"head": place, "role": role.name, "measure": role.measure, "tentative": role.tentative, **numbers}
-            )
-    return Table.of(Atlas.TABLES["roles"], rows)

@@ -1,293 +1,168 @@
-"""What is said of the roles of heads and of their evidence: counts, the grid of letters, what comes nearest."""
+"""What is said of the roles of heads and of their evidence: marks, counts, what comes nearest, what does nothing."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-from rich.columns import Columns
-from rich.console import Console, RenderableType
-from rich.style import Style
-from rich.text import Text
+import numpy as np
+from numpy.typing import NDArray
 
-from attnscope.drawing.inks import ink_on
 from attnscope.errors import amount
-from attnscope.records.heads.descriptions import UNSURE
-from attnscope.records.heads.findings import Findings, Head
-from attnscope.report.blocks import Report
-from attnscope.report.matrix import head_grid, room_for
 from attnscope.report.numbers import number, percent
-from attnscope.report.plain_text import heading
-from attnscope.report.role_marks import UNCLASSIFIED, Mark, marks_for
-from attnscope.report.wording import full_name, label, printable
+from attnscope.report.role_marks import Mark, marks_for
+from attnscope.report.wording import label, printable
+from attnscope.results.result import Result
 
 _ROUNDING = 1e-6
 """How far a measure may be above uniform attention's by rounding alone."""
 
+_ONLY_SINKS = ("first_token", "outlier_token")
 
-def marks_of(findings: Findings) -> dict[str, Mark]:
-    """Return a mark for each role that occurs in findings or their control, in a fixed order."""
-    return marks_for({role.name for head in (*findings.heads, *findings.control) for role in head.roles})
-
-
-@dataclass(frozen=True)
-class Count:
-    """How many heads have a role, and of how many it comes first: the strongest, but a sink after all others."""
-
-    role: str
-    n_heads: int
-    n_strongest: int
+_MOST_NAMED = 12
+_MOST_CARRIED = 6
+"""Heads that a sentence names; of more it says how many."""
 
 
-def counts(findings: Findings, marks: Sequence[str] | Mapping[str, Mark]) -> list[Count]:
-    """Return the roles that heads have, in the order of `marks`."""
-    n_heads = _count_roles(findings.heads)
-    n_strongest = Counter(head.roles[0].name for head in findings.heads if head.roles)
-    return [Count(name, n_heads[name], n_strongest[name]) for name in marks if n_heads[name]]
+def marks_of(result: Result) -> dict[str, Mark]:
+    """Return a mark for each role that occurs in a result or its control, in a fixed order."""
+    names = [*result.table("heads")["role"].tolist(), *result.table("control")["role"].tolist()]
+    return marks_for({name for joined in names for name in joined.split("+")} - {""})
 
 
-def _count_roles(heads: Sequence[Head]) -> Counter[str]:
-    return Counter(name for head in heads for name in {role.name for role in head.roles})
+def first_role(result: Result) -> NDArray[np.int64]:
+    """Return for each head the row of its first role, (head,); -1 = it has none."""
+    owners = result.table("roles")["head"]
+    first = np.full(len(result.table("heads")), -1)
+    first[owners[::-1]] = np.arange(len(owners))[::-1]
+    return first
 
 
-def unclassified(heads: Sequence[Head]) -> list[Head]:
-    """Return the heads without any role."""
-    return [head for head in heads if not head.roles]
+def threshold_text(result: Result, role: str) -> str:
+    """Return what a role's measure had to exceed, from the lowest to the highest: of `diffuse` it depends on texts."""
+    roles = result.table("roles")
+    thresholds = roles["threshold"][roles["role"] == role]
+    if not thresholds.size:
+        return ""
+    return " to ".join(dict.fromkeys(number(end) for end in (thresholds.min(), thresholds.max())))
 
 
-def threshold(findings: Findings, role: str) -> str:
-    """Return what a role's measure had to exceed, as written; "" if unknown.
-
-    That of the heads that have the role, from the lowest to the highest: that of `diffuse` depends on how many keys
-    there are.
-    """
-    thresholds = [each.threshold for head in findings.heads for each in head.roles if each.name == role]
-    ends = [min(thresholds), max(thresholds)] if thresholds else [findings.role_facts(role).threshold]
-    return " to ".join(dict.fromkeys(number(end) for end in ends if math.isfinite(end)))
-
-
-@dataclass(frozen=True)
-class RoleGrid:
-    """The first role of every head as a coloured letter, layers down and heads across, and what the letters mean.
-
-    Letters alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, cells narrow first, then
-    its heads go on below. The kinds of attention of an encoder-decoder stand one under the other.
-    """
-
-    findings: Findings
-
-    def show(self, console: Console, *, every: bool) -> Sequence[RenderableType]:
-        """Return the grids, one per kind of attention, and the legend."""
-        findings = self.findings
-        marks = marks_of(findings)
-        parts: list[RenderableType] = []
-        for kind in findings.kinds:
-            if len(findings.kinds) > 1:
-                parts.append(heading(f"{printable(kind)} attention"))
-            parts.append(_kind_grid([head for head in findings.heads if head.kind == kind], marks, console.width))
-        entries = [_entry(count, marks) for count in counts(findings, marks)]
-        n_none = len(unclassified(findings.heads))
-        if n_none:
-            entries.append(Text(f" {UNCLASSIFIED}  unclassified {n_none}"))
-        hints = []
-        if any(len(head.roles) > 1 for head in findings.heads):
-            hints.append(
-                "the letter is the head's strongest role, or a sink's if it has no other; +: it has more roles"
-            )
-        if any(head.roles and head.roles[0].tentative for head in findings.heads):
-            hints.append("a small letter = tentative")
-        parts += [Text(), Columns(entries, padding=(0, 2)), Text("; ".join(hints), style="dim")]
-        return parts
-
-    def draw(self, report: Report, lettering: Any) -> Any:
-        """Return nothing: `views.heads.figures` draws roles."""
-
-
-def _kind_grid(heads: Sequence[Head], marks: Mapping[str, Mark], width: int) -> Text:
-    by_place = {(head.layer, head.head): head for head in heads}
-    layers = range(max(layer for layer, _ in by_place) + 1)
-    n_heads = max(head for _, head in by_place) + 1
-    cell = max(2, min(4, room_for(layers, width) // n_heads))
-    before = " " if cell == 4 else ""
-    after = "" if cell == 2 else " "
-
-    def draw(text: Text, layer: int, place: int) -> None:
-        head = by_place.get((layer, place))
-        if head is None:
-            text.append(" " * cell)
-        elif not head.roles:
-            text.append(f"{before}{UNCLASSIFIED} {after}", style="dim")
-        else:
-            role = head.roles[0]
-            mark = marks[role.name]
-            more = "+" if len(head.roles) > 1 else " "
-            text.append(before + mark.letter(tentative=role.tentative) + more, style=_style(mark)).append(after)
-
-    return head_grid(layers, range(n_heads), cell, width, draw)
-
-
-def _style(mark: Mark) -> Style:
-    return Style(color=ink_on(mark.color), bgcolor=mark.color, bold=True)
-
-
-def _entry(count: Count, marks: Mapping[str, Mark]) -> Text:
-    """Return what a letter means, and how many heads have it."""
-    text = Text(f" {marks[count.role].glyph} ", style=_style(marks[count.role]))
-    entry = Text().append_text(text).append(f" {label(count.role)} ").append(f"{count.n_heads}", style="bold")
-    if count.n_strongest < count.n_heads:
-        entry.append(f", first in {count.n_strongest}" if count.n_strongest else ", never first", style="dim")
-    return entry
-
-
-# What is said of roles and descriptions
-
-
-@dataclass(frozen=True)
-class NearestRole:
-    """What a head that only rests comes nearest to outside sinks.
-
-    Attributes:
-        role: Its name.
-        value: The `_active` measure of that.
-        share: The share of the attention of that measure's queries that is on other keys than sinks.
-    """
-
-    role: str
-    value: float
-    share: float
-
-
-def nearest_role(findings: Findings, head: Head) -> NearestRole | None:
-    """Return what a head without a role but a sink's comes nearest to: the largest part of a threshold.
-
-    None for other heads, and where no measure is above uniform attention's.
-    """
-    if not _is_only_sink(head):
-        return None
-    roles = findings.options.get("roles")
-    parts: dict[NearestRole, float] = {}
-    for name in roles if isinstance(roles, Mapping) else ():
-        facts = findings.role_facts(name)
-        active = head.measures.get(f"{facts.measure}_active")
-        whole = head.measures.get(facts.measure)
-        if name in ("first_token", "outlier_token") or active is None or whole is None:
-            continue
-        if active.value > active.uniform + _ROUNDING and whole.count > 0:
-            parts[NearestRole(name, active.value, active.count / whole.count)] = active.value / facts.threshold
-    return max(parts, key=lambda role: parts[role], default=None)
-
-
-def _is_only_sink(head: Head) -> bool:
-    return bool(head.roles) and all(role.name in ("first_token", "outlier_token") for role in head.roles)
-
-
-def role_notes(findings: Findings) -> list[str]:
+def role_notes(result: Result) -> list[str]:
     """Return what a reader of roles must know beside them: one sentence each."""
     lines = (
-        idle_line(findings),
-        nearest_roles_line(findings),
-        evidence_line(findings),
-        carried_line(findings),
-        control_line(findings.control),
+        idle_line(result),
+        nearest_roles_line(result),
+        evidence_line(result),
+        carried_line(result),
+        control_line(result),
     )
     return [line for line in lines if line]
 
 
-def nearest_roles_line(findings: Findings) -> str:
-    """Say what the heads that have no role but a sink's come nearest to elsewhere; empty where there are none."""
-    sinks = [head for head in findings.heads if _is_only_sink(head)]
-    n_heads = Counter(nearest.role for head in sinks if (nearest := nearest_role(findings, head)) is not None)
-    if not n_heads:
+def nearest_roles_line(result: Result) -> str:
+    """Say what the heads that have no role but a sink's come nearest to elsewhere; empty where there are none.
+
+    That is the role whose `_active` measure is the largest part of its threshold, if it is above uniform attention's.
+    """
+    heads = result.table("heads")
+    is_only_sink = np.isin(heads["role"], (*_ONLY_SINKS, "+".join(_ONLY_SINKS), "+".join(_ONLY_SINKS[::-1])))
+    names = []
+    parts = []
+    for name, facts in result.options.get("roles", {}).items():
+        active = f"{facts['measure']}_active"
+        if name in _ONLY_SINKS or active not in heads:
+            continue
+        is_above = heads[active] > heads.part(active, "baseline") + _ROUNDING
+        names.append(name)
+        parts.append(np.where(is_above, heads[active] / facts["threshold"], -np.inf))
+    if not names or not is_only_sink.any():
+        return ""
+    nearest = np.array(parts)[:, is_only_sink]
+    found = nearest.argmax(0)[np.isfinite(nearest.max(0))]
+    counts = Counter(label(names[row]) for row in found.tolist())
+    if not counts:
         return ""
     return (
-        f"{amount(len(sinks), 'head is only a sink', 'heads are only sinks')}; strongest pattern outside sinks, "
-        f"too weak or uncertain for a role: {', '.join(f'{label(name)} {n}' for name, n in n_heads.most_common())}"
+        f"{amount(int(is_only_sink.sum()), 'head is only a sink', 'heads are only sinks')}; strongest pattern outside "
+        f"sinks, too weak or uncertain for a role: {', '.join(f'{name} {n}' for name, n in counts.most_common())}"
     )
 
 
-def control_line(heads: Sequence[Head]) -> str:
+def control_line(result: Result) -> str:
     """Say how many heads of a model with random weights have roles; empty = none was studied."""
-    if not heads:
+    roles = result.table("control")["role"].tolist()
+    if not roles:
         return ""
-    roles = [f"{n} {label(name)}" for name, n in _count_roles(heads).most_common()]
-    n_none = len(unclassified(heads))
-    roles += [f"{n_none} unclassified"] if n_none else []
-    return f"untrained control (random weights, same texts), {amount(len(heads), 'head')}: {', '.join(roles)}"
+    counts = Counter(name for joined in roles for name in joined.split("+"))
+    n_none = counts.pop("", 0)
+    said = [f"{n} {label(name)}" for name, n in counts.most_common()]
+    said += [f"{n_none} unclassified"] if n_none else []
+    return f"untrained control (random weights, same texts), {amount(len(roles), 'head')}: {', '.join(said)}"
 
 
-def evidence_line(findings: Findings) -> str:
-    """Say what few texts mean for roles; empty where there are enough, or the record does not say how many."""
-    fewest, least = (findings.options.get(name) for name in ("fewest_texts", "least_texts"))
-    effective = findings.corpus.get("effective_texts")
+def evidence_line(result: Result) -> str:
+    """Say what few texts mean for roles; empty where there are enough, or the result does not say how many."""
+    fewest, least = (result.options.get(name) for name in ("fewest_texts", "least_texts"))
+    effective = result.corpus.get("effective_texts")
     weight = ""
-    if isinstance(effective, int | float) and findings.heads:
-        if findings.corpus.get("n_texts") != 1:
+    if isinstance(effective, int | float) and len(result.table("heads")):
+        if result.corpus.get("n_texts") != 1:
             weight = f"; all together weigh as much as {effective:.1f} texts of one length"
         if isinstance(least, int) and effective < least:
             return (
                 f"no role can be given below {least} texts{weight}: give more texts, or cut long ones into chunks that "
                 "count apart (--chunk 512)"
             )
-    if not any(role.tentative for head in findings.heads for role in head.roles):
+    if not result.table("roles")["tentative"].any():
         return ""
     return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{weight}"
 
 
-def carried_line(findings: Findings) -> str:
+def carried_line(result: Result) -> str:
     """Say which roles rest on a sum of which one text holds much; empty if none does."""
-    parts = [
-        (part, f"{full_name(head, findings)} {label(role.name)} ({percent(part)})")
-        for head in findings.heads
-        for role in head.roles
-        if (part := head.estimate(role.measure).largest_part)
-    ]
-    if not parts:
+    roles = result.table("roles")
+    parts = np.nan_to_num(roles["largest_part"])
+    rows = np.argsort(-parts, kind="stable")[: int((parts > 0).sum())].tolist()
+    if not rows:
         return ""
-    named = [words for _, words in sorted(parts, key=lambda part: -part[0])]
-    more = f" and {len(named) - 6} more" if len(named) > 6 else ""
-    return f"one text holds much of what a role adds up: {', '.join(named[:6])}{more}"
+    heads = [result.head_names[head] for head in roles["head"]]
+    named = [f"{heads[row]} {label(roles['role'][row])} ({percent(parts[row])})" for row in rows[:_MOST_CARRIED]]
+    more = f" and {len(rows) - _MOST_CARRIED} more" if len(rows) > _MOST_CARRIED else ""
+    return f"one text holds much of what a role adds up: {', '.join(named)}{more}"
 
 
-def idle_line(findings: Findings) -> str:
+def idle_rows(result: Result) -> NDArray[np.bool_]:
+    """Return which heads were taken out (`heads --causal`) and make no difference by any ablation, (head,).
+
+    That is so where the upper end of each effect's interval (its value, where a text alone gives none) is below what
+    `options["causal"]` calls nothing.
+    """
+    heads = result.table("heads")
+    causal = result.options["causal"]
+    tops = []
+    for mode in causal["modes"]:
+        effect = f"{mode}_{causal['quantity']}"
+        high = heads.part(effect, "high")
+        tops.append(np.where(np.isfinite(high), high, heads[effect]))
+    is_idle: NDArray[np.bool_] = np.max(tops, 0) < causal["nothing_below"]
+    return is_idle
+
+
+def idle_line(result: Result) -> str:
     """Say which heads look like something and do nothing; empty where none was taken out (`heads --causal`)."""
-    tried = [head for head in findings.heads if head.roles and head.effects]
-    causal = findings.options.get("causal")
-    if not tried or causal is None:
+    causal = result.options.get("causal")
+    heads = result.table("heads")
+    if not isinstance(causal, Mapping) or not len(heads):
         return ""
-    idle = [head for head in tried if findings.does_nothing(head)]
-    what = f"{printable(causal.get('what', 'effect'))} below {causal.get('nothing_below'):g}"
+    effect = heads[f"{causal['modes'][0]}_{causal['quantity']}"]
+    is_tried = (heads["role"] != "") & np.isfinite(effect)
+    if not is_tried.any():
+        return ""
+    what = f"{printable(causal.get('what', 'effect'))} below {causal['nothing_below']:g}"
+    idle = np.flatnonzero(is_tried & idle_rows(result)).tolist()
     if not idle:
-        return f"{amount(len(tried), 'head')} with a role, and each does something: none has {what}"
-    named = ", ".join(f"{full_name(head, findings)} ({label(head.roles[0].name)})" for head in idle[:12])
-    more = f" and {len(idle) - 12} more" if len(idle) > 12 else ""
+        return f"{amount(int(is_tried.sum()), 'head')} with a role, and each does something: none has {what}"
+    firsts = [label(role.partition("+")[0]) for role in heads["role"].tolist()]
+    named = ", ".join(f"{result.head_names[row]} ({firsts[row]})" for row in idle[:_MOST_NAMED])
+    more = f" and {len(idle) - _MOST_NAMED} more" if len(idle) > _MOST_NAMED else ""
     return f"look like something and do nothing ({what}): {named}{more}"
-
-
-def description_notes(findings: Findings) -> list[str]:
-    """Say from which texts heads are described, how lines read, and how sure they are: one sentence each."""
-    described = findings.descriptions
-    if described is None or not described.heads:
-        return []
-    n_texts = findings.corpus.get("n_texts")
-    notes = [described.sample_line(n_texts if isinstance(n_texts, int) else None), described.stability_line]
-    n_unsure = sum(each.is_unsure for each in described.heads if not each.spreads_evenly)
-    if n_unsure:
-        notes.append(
-            f"these texts cannot tell how much of {amount(n_unsure, 'head')} is explained: the interval is wider than "
-            f"{100 * UNSURE:.0f} points, or there is none (?); give more texts, as a head that mostly rests needs many"
-        )
-    kinds = {each.kind for each in described.heads}
-    n_other = sum(head.kind not in kinds for head in findings.heads)
-    if n_other:
-        notes.append(
-            f"{amount(n_other, 'head is', 'heads are')} not described: only the first kind of attention of a model is"
-        )
-    notes.append(
-        "nouns 1.6× (door, key): nouns, such as door and key, get 1.6 times what the rest of the line gives them; "
-        "(69%; uniform 34%): the share of attention there, and under uniform attention; then: a weaker part; "
-        "equally: an equally strong part; from …: only from such queries"
-    )
-    return [line for line in notes if line]

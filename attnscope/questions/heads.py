@@ -1,44 +1,34 @@
-"""Heads: what each head of a model does, one line per head, with roles and their evidence."""
+"""Heads: what each head of a model does. The columns of the result, and its report. Loads no torch.
+
+`head_lines` says what each head does, `head_roles` what is known of roles, `needles` what is found in long texts.
+"""
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
-from rich.console import Console, RenderableType
+import numpy as np
 
-from attnscope.errors import AttnscopeError, UsageError, amount, require_choice, suggest
-from attnscope.questions.ablate import quantity_column
+from attnscope.errors import AttnscopeError, amount, require_choice, suggest
+from attnscope.questions.head_lines import SINKS, description_notes, is_described, line_blocks, require_sort, sort_heads
 from attnscope.questions.head_roles import (
-    RoleGrid,
     carried_line,
     control_line,
-    description_notes,
     evidence_line,
+    first_role,
     idle_line,
-    marks_of,
     nearest_roles_line,
 )
-from attnscope.records.heads.descriptions import EVEN, HeadDescription
-from attnscope.records.heads.findings import Findings, Head
-from attnscope.records.heads.needles import CopiedWithout, Needles
-from attnscope.report.blocks import Block, HeadMap, Note, Ranking, Report, Special, Words
-from attnscope.report.numbers import interval_of, number, percent, q_value
-from attnscope.report.plain_text import cut
-from attnscope.report.terminal import render
-from attnscope.report.wording import corpus_line, corpus_notes, full_name, label, model_of, printable, title_of
-from attnscope.results.table import Table
-from attnscope.results.table import number as number_column
-
-SORTS = ("layer", "explained", "entropy")
-"""Orders of heads: as in the model, the best described, or the sharpest first."""
-
-SINKS = ("first_token", "outlier_token", "sink", "delimiter")
-"""Roles of heads that rest: their attention goes where it does nothing."""
+from attnscope.questions.needles import needle_blocks
+from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words
+from attnscope.report.wording import corpus_line, corpus_notes, label, model_of, of_senses, printable
+from attnscope.results.result import Result
+from attnscope.results.storage import csv_text
+from attnscope.results.table import HEADS, PARTS, Column, Table, count, flag, share, text
+from attnscope.results.table import number as numbers
 
 FAMILIES = {
     "rest mostly on sinks": SINKS,
@@ -49,331 +39,289 @@ FAMILIES = {
 }
 """What heads do by their first role, in the words of the answer."""
 
-MOST_TOLD = 10
-"""Heads that are listed where neither heads nor an order are chosen."""
-
-MOST_LETTERS = 36
-"""Letters of a head's line in that list; the whole line comes with --all."""
-
 LEADING = ("distance_patches", "monotonicity")
 """The measure of pictures and of recordings whose map is shown."""
 
-EFFECTS = ("zero_loss", "zero_l2", "zero_kl")
-"""Columns of what changes without a head that are titled as `ablate` titles them."""
+FIRST = (
+    *("kind", "layer", "head", "role", "role_value", "role_value_low", "role_value_high", "role_value_baseline"),
+    *("description", "kl_explained", "kl_explained_low", "kl_explained_high", "nats"),
+    *("resting_share", "entropy_nats", "previous_token", "next_token", "same_token", "induction", "first_token"),
+)
+"""The columns that people use first, which a CSV has."""
 
-_SHARES = re.compile(r" \((\d+%; uniform )?\d+%\)")
-_PARTS = re.compile(r"(?<=[,;]) (?![^(]*\))")
-"""Where a line may be cut: after a comma or semicolon that is in no brackets."""
+ROLE = text("role", "its roles, the strongest first but sinks last, with + between them; empty = it has none")
 
-_EXACT = ("previous_token", "next_token", "self_token")
+RESTING = share("resting_share", "share of its attention on sinks: special tokens and the first", label="sink share")
+
+ROLES = (
+    count("head", "the head that has it", refers_to="heads"),
+    text("role", "such as previous_token"),
+    text("measure", "the measure that it rests on; `_active` ones count attention outside sinks"),
+    numbers("value", "value of that measure; its baseline is what it had to beat beside the threshold"),
+    numbers("threshold", "what it had to reach"),
+    numbers("p", "one-sided p-value of all measures that the role may rest on (Simes)", range=(0, 1)),
+    numbers("q", "false discovery rate over heads and roles", range=(0, 1)),
+    flag("tentative", "whether it rests on few texts"),
+    share("active_share", "how much of the head's attention an `_active` measure counts; NaN = all"),
+    numbers("effective_texts", "how many texts of one length the evidence amounts to"),
+    share("largest_part", "how much of the measure's sum one text holds, if that is more than a third; else NaN"),
+)
+"""The evidence for the roles of heads: a head's rows stand together, the strongest role first, but sinks last."""
+
+DESCRIPTION = (
+    text("description", "what it does, in a line; empty = it was not described"),
+    text("summary", "the same of its attention outside sinks, in fewer words; empty = no fewer are known"),
+    numbers(
+        "kl_explained",
+        "share of its KL from uniform attention that its line predicts on texts it was not fitted on",
+        "share",
+        range=(None, 1),
+        label="KL explained",
+    ),
+    numbers("nats", "KL from uniform attention, outside sinks unless it only rests", "nats", label="nats from uniform"),
+    share("active_share", "share of its attention on keys that are neither special tokens nor the first"),
+    numbers(
+        "whole_explained",
+        "as KL explained, of all its attention: sinks too",
+        "share",
+        range=(None, 1),
+    ),
+    numbers("whole_nats", "KL of all its attention from uniform attention", "nats"),
+    text("first_term", "the feature that explains most of its attention outside sinks"),
+    text("other_half", "what the other half of the texts says first, if it differs"),
+)
+"""What is known of a head that was described."""
 
 
-def show(
-    findings: Findings,
-    console: Console,
-    *,
-    measures: str | None = None,
-    sort: str | None = None,
-    every: bool | None = None,
-    among: Findings | None = None,
-) -> RenderableType:
-    """Return what the terminal prints of heads; see `report`."""
-    return render(report(findings, measures=measures, sort=sort, among=among), console, every=bool(every))
+class Heads(Result):
+    """What every head of a model does on a corpus.
 
-
-def report(
-    findings: Findings, *, measures: str | None = None, sort: str | None = None, among: Findings | None = None
-) -> Report:
-    """Return what heads do, those with most to say first.
-
-    Args:
-        findings: What was found.
-        measures: Names of measures that are listed of every head, with commas between; "all" is every one.
-        sort: One of SORTS: all heads in this order, with the number that it goes by.
-        among: The findings that heads were picked from, among which a head that is picked alone is ranked.
-
-    Raises:
-        AttnscopeError: There is no such measure or order.
+    `heads` has the roles of each head, every measure under its name with interval, baseline (uniform attention) and
+    count (queries of texts of one length that say as much), what changes without it (`--causal`), and what it does in a
+    line. `roles` is the evidence for roles. `terms`, `pairs`, `failures` and `expected` are what the lines are made of
+    and where they fail. `control` has the heads of the same architecture with random weights. Of needles in haystacks,
+    `written` says how much the model finds, and `without` how much it finds without some heads.
     """
-    require_sort(sort)
-    blocks: list[Block] = []
-    is_chosen = among is not None and len(findings.heads) < len(among.heads)
-    is_one = is_chosen and len({(head.layer, head.head) for head in findings.heads}) == 1
-    if findings.of_senses:
-        blocks += _senses_blocks(findings)
-    elif any(head.roles for head in findings.heads) or (findings.descriptions and findings.descriptions.heads):
-        blocks += _blocks(findings, sort, is_chosen=is_chosen)
-    blocks += _needles_blocks(findings.needles)
-    if is_one:
-        blocks += [_measures_of_one(findings, head, among or findings) for head in findings.heads]
-    elif measures:
-        blocks.append(measures_block(findings, parse_measures(findings, measures), sort))
-    notes = [nearest_roles_line(findings), carried_line(findings), *description_notes(findings)]
-    return Report(
-        model=model_of(findings.run),
-        answer=_answer(findings),
-        blocks=blocks,
-        guide=_guide(findings),
-        source=corpus_line(findings),
-        problems=corpus_notes(findings),
-        notes=[note for note in notes if note],
-    )
+
+    SCHEMA: ClassVar[str] = "attnscope.heads/2"
+    TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
+        "heads": (
+            *HEADS,
+            ROLE,
+            RESTING,
+        ),
+        "roles": ROLES,
+        "control": (*HEADS, ROLE),
+        "terms": (
+            count("head", "the head", refers_to="heads"),
+            text("part", "attends: outside sinks; rests: where and when it rests on sinks"),
+            text("feature", "the feature's name"),
+            text("words", "what it is called"),
+            numbers("weight", "log odds of a key that has it, all else alike; below 0 it is avoided"),
+            share("share", "how much of the head's attention lies on such keys; its baseline: spread evenly"),
+            text("share_of", "what the share is of, if that is not the feature itself, as of a number"),
+            text("part_of", "the feature that it says more about, as `from punctuation` does of [CLS]"),
+            flag("own", "whether it was fitted to this head, rather than taken from the catalogue"),
+            numbers("gain", "nats that it explained of the texts that it was chosen on, when it was chosen", "nats"),
+        ),
+        "features": (
+            text("feature", "a feature that terms are made of"),
+            text("words", "what it is called"),
+            text("family", "what it goes by: the key, the offset, a group, a list, a number, or both query and key"),
+            text("source", "who has described heads by it, or ours"),
+        ),
+        "pairs": (
+            count("head", "the head", refers_to="heads"),
+            text("query", "a token"),
+            text("key", "what it attends to more than uniform attention does"),
+            count("n_texts", "in how many of the fitted texts"),
+        ),
+        "failures": (
+            count("head", "a head whose line explains the attention of a token badly", refers_to="heads"),
+            count("text", "the text's number in the corpus"),
+            text("before", "what stands before the token"),
+            text("token", "its label"),
+            count("place", "its place in the text, or in the chunk of a long one"),
+            numbers("nats", "KL of its attention to what is described", "nats"),
+        ),
+        "expected": (
+            count("failure", "the failure", refers_to="failures"),
+            count("place", "a key that the line expects the token to attend to, by its place in the text"),
+            text("token", "its label"),
+            share("weight", "the weight that the line expects"),
+        ),
+        "written": (
+            count("length", "length of the texts in tokens; 0 = of all lengths and depths"),
+            share("depth", "around which share of the haystack the needle stands"),
+            share("copied", "share of the needles' tokens that the model writes"),
+        ),
+        "without": (
+            text("what", "retrieval: heads that have the role on half of the needles; random: others, drawn for each"),
+            count("n_heads", "how many heads were taken out of each needle's run"),
+            text("heads", "their names; empty = they were drawn"),
+            share("copied", "share of the needles' tokens that is still written"),
+            numbers("change", "how much less that is than by the whole model, needle by needle"),
+            count("n_moved", "how many of the random heads are of other layers, as their own had too few"),
+            count("n_needles", "on how many needles"),
+        ),
+    }
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of attention in it, in their order."""
+        return tuple(dict.fromkeys(self.table("heads")["kind"].tolist()))
+
+    @property
+    def head_names(self) -> list[str]:
+        """What its heads are called, with their kind where there are several kinds."""
+        return self.table("heads").head_names(with_kind=len(self.kinds) > 1)
+
+    @property
+    def measure_names(self) -> list[str]:
+        """The measures that it has, in their order."""
+        heads = self.table("heads")
+        return [name for name in self.options.get("measures", ()) if name in heads]
+
+    @property
+    def is_described(self) -> bool:
+        """Whether heads have lines."""
+        return is_described(self)
+
+    def row(self, layer: int, head: int, kind: str | None = None) -> int:
+        """Return the row of a head in its table.
+
+        Args:
+            layer: Its layer.
+            head: Its number.
+            kind: Of attention; None = the first that has it.
+
+        Raises:
+            AttnscopeError: There is no such head.
+        """
+        heads = self.table("heads")
+        is_it = (heads["layer"] == layer) & (heads["head"] == head)
+        if kind is not None:
+            is_it &= heads["kind"] == kind
+        if not is_it.any():
+            raise AttnscopeError(f"there is no head L{layer}H{head} here", "layers and heads count from 0")
+        return int(is_it.argmax())
+
+    def roles_of(self, row: int) -> Table:
+        """Return the evidence for the roles of a head, by its row: the strongest first, but sinks last."""
+        roles = self.table("roles")
+        return roles.select(roles["head"] == row)
+
+    def to_csv(self, *, every: bool = False) -> str:
+        """Return the table of heads as CSV.
+
+        Args:
+            every: Whether it has all columns; else those of `FIRST`. Pictures, recordings and needles have all.
+        """
+        heads, roles = self.table("heads"), self.table("roles")
+        if len(roles):
+            first = first_role(self)
+            parts = {part: np.where(first < 0, np.nan, roles.part("value", part)[first]) for part in PARTS[:3]}
+            meaning = "value of the measure that its first role rests on"
+            values = np.where(first < 0, np.nan, roles["value"][first])
+            heads = heads.with_column(numbers("role_value", meaning), values, **parts)
+        header, *rows = heads.rows()
+        if every or not self.is_described:
+            return csv_text([header, *rows])
+        columns = [header.index(name) for name in FIRST if name in header]
+        return csv_text([[row[column] for column in columns] for row in (header, *rows)])
+
+    def report(self, *, measures: str | None = None, sort: str | None = None, among: Heads | None = None) -> Report:
+        """Return what heads do, those with most to say first.
+
+        Args:
+            measures: Names of measures that are listed of every head and have a figure of their own, with commas
+                between; "all" is every one.
+            sort: One of SORTS: all heads in this order, with the number that it goes by.
+            among: The result that heads were picked from, among which a head that is picked alone is ranked.
+
+        Raises:
+            AttnscopeError: There is no such measure or order.
+        """
+        require_sort(sort)
+        heads = self.table("heads")
+        is_chosen = among is not None and len(heads) < len(among.table("heads"))
+        places = {*zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)}
+        listed = parse_measures(self, measures) if measures else []
+        blocks: list[Block] = []
+        if of_senses(self):
+            blocks += _senses_blocks(self)
+        elif len(self.table("roles")) or self.is_described:
+            blocks += line_blocks(self, sort, is_chosen=is_chosen)
+        blocks += needle_blocks(self)
+        if is_chosen and len(places) == 1:
+            blocks += [_measures_of_one(self, row, among or self) for row in range(len(heads))]
+        elif listed:
+            blocks.append(measures_block(self, listed, sort))
+        notes = [nearest_roles_line(self), carried_line(self), *description_notes(self)]
+        return Report(
+            model=model_of(self.run),
+            answer=_answer(self),
+            blocks=[*blocks, *_figures(self, listed)],
+            guide=_guide(self),
+            source=corpus_line(self),
+            subtitle=corpus_line(self),
+            problems=corpus_notes(self),
+            notes=[note for note in notes if note],
+        )
 
 
 # The answer
 
 
-def _answer(findings: Findings) -> list[str]:
+def _answer(result: Heads) -> list[str]:
     """Say how many heads do what, each counted once, by its first role."""
-    sources = corpus_line(findings)
-    heads = findings.heads
-    if findings.of_senses:
-        return [f"{model_of(findings.run)}: what its {amount(len(heads), 'head')} measure on {sources}"]
-    firsts = Counter(head.roles[0].name for head in heads if head.roles)
-    said = {words: sum(firsts.pop(name, 0) for name in names) for words, names in FAMILIES.items()}
-    said |= {f"have the role {label(name)}": n for name, n in firsts.items()}
-    counted = sorted([(n, words) for words, n in said.items() if n], key=lambda count: -count[0])
-    n_none = sum(not head.roles for head in heads)
+    heads = result.table("heads")
+    n_heads = amount(len(heads), "head")
+    model = model_of(result.run)
+    if of_senses(result):
+        return [f"{model}: what its {n_heads} measure on {corpus_line(result)}"]
+    first_roles = [role.partition("+")[0] for role in heads["role"].tolist()]
+    counts = Counter(filter(None, first_roles))
+    words_of = {words: sum(counts.pop(name, 0) for name in names) for words, names in FAMILIES.items()}
+    words_of |= {f"have the role {label(name)}": n for name, n in counts.items()}
+    counted = sorted([(n, words) for words, n in words_of.items() if n], key=lambda counted: -counted[0])
+    n_none = first_roles.count("")
     if n_none and counted:
         counted.append((n_none, "have no role"))
     parts: list[str] = []
     for n, words in counted:
-        of = "" if parts else f" of {amount(len(heads), 'head')}"
+        out_of = "" if parts else f" of {n_heads}"
         verb, _, rest = words.partition(" ")
         singular = "has" if verb == "have" else f"{verb}s"
-        parts.append(f"{n}{of} {singular if n == 1 else verb} {rest}")
-    said_of_all = ", ".join(parts) or f"none of its {amount(len(heads), 'head')} has a role"
-    answer = [f"{model_of(findings.run)}: {said_of_all}"]
-    evidence = evidence_line(findings)
+        parts.append(f"{n}{out_of} {singular if n == 1 else verb} {rest}")
+    answer = [f"{model}: {', '.join(parts) or f'none of its {n_heads} has a role'}"]
+    evidence = evidence_line(result)
     if not parts and evidence:
         answer = []  # it says why there is none
-    return [*answer, *filter(None, (evidence, idle_line(findings), control_line(findings.control)))]
+    return [*answer, *filter(None, (evidence, idle_line(result), control_line(result)))]
 
 
-def _guide(findings: Findings) -> list[str]:
+def _guide(result: Heads) -> list[str]:
     """Say how to read it."""
-    if findings.of_senses:
+    if of_senses(result):
         return ["uniform: the value of a head that attends to all keys alike"]
     guide = []
-    if any(head.roles for head in findings.heads):
+    if len(result.table("roles")):
         guide.append("value: of the measure that the role rests on, with its 95% interval over texts")
-    described = findings.descriptions
-    if described is not None and not described.heads:
-        guide.append(
-            "Heads are not described: that takes at least two texts (or chunks of a long one), as what is found on one "
-            "is tried on another"
-        )
-    elif described is not None:
+    if result.is_described:
         guide.append(
             "KL explained: the share of what sets attention outside sinks apart from uniform that the line predicts on "
             "held-out texts; a line says where a head looks, not why"
         )
+    elif "described" in result.options:
+        guide.append(
+            "Heads are not described: that takes at least two texts (or chunks of a long one), as what is found on one "
+            "is tried on another"
+        )
     return guide
 
 
-# One line per head
-
-
-def _blocks(findings: Findings, sort: str | None, *, is_chosen: bool) -> Iterator[Block]:
-    """Show the heads with most to say, then with --all every head, the roles and their evidence."""
-    table = findings.table()
-    names = [full_name(head, findings) for head in findings.heads]
-    order = sort_heads(findings, sort)
-    described = {} if findings.descriptions is None else findings.descriptions.by_head
-    lines = [describe_head(head, described.get(head.address)) for head in findings.heads]
-    said = [
-        Words("value [95%]", [_value(head) for head in findings.heads]),
-        Words("KL explained", [_explained(described.get(head.address)) for head in findings.heads]),
-    ]
-    effect = _effect_column(findings)
-    columns: list[str | Words] = [effect] if effect else []
-    if effect in EFFECTS:
-        shown_as = replace(table.columns[effect], short=quantity_column(effect).short)
-        table = Table({**table.columns, effect: shown_as}, table.values)
-    columns += [words for words in said if any(words.texts)]
-    whole = Words("what it does", [line.whole for line in lines], wraps=True)
-    short: list[str | Words] = [Words("what it does", [line.short for line in lines])]
-    if sort == "entropy" and "entropy_nats" in table:
-        short.insert(0, "entropy_nats")
-    if is_chosen:
-        yield Ranking(what="head", names=names, table=table, columns=[whole, *columns], order=order, most=len(order))
-    else:
-        shown = order
-        if sort is None:
-            telling = {row: _telling(findings, row, described) for row in order}
-            shown = sorted(order, key=lambda row: -telling[row])[:MOST_TOLD]
-        yield Ranking(
-            what="head",
-            names=names,
-            table=table,
-            columns=[*short, *columns],
-            order=shown,
-            most=max(MOST_TOLD, len(shown)) if sort is None else 20,
-        )
-        yield _next(findings, len(order) - len(shown))
-        yield Ranking(
-            heading="every head",
-            printed="with --all",
-            what="head",
-            names=names,
-            table=table,
-            columns=[whole, *columns],
-            order=order,
-            most=len(order),
-        )
-    if any(head.roles for head in findings.heads):
-        yield Special(heading="first role of each head", printed="with --all", view=RoleGrid(findings))
-        yield _evidence(findings)
-
-
-def _telling(findings: Findings, row: int, described: Mapping[Any, HeadDescription]) -> float:
-    """Return how much there is to say of a head: what its line predicts; without lines, its role's value."""
-    head = findings.heads[row]
-    if described:
-        each = described.get(head.address)
-        return each.tells if each is not None else 0.0
-    values = [role.value for role in head.roles if role.name not in (*SINKS, "diffuse")]
-    return max(values, default=-1.0 + bool(head.roles) / 2)
-
-
-def _next(findings: Findings, n_more: int) -> Note:
-    """Say how many heads are not listed, and what to do next."""
-    lines = [f"… {n_more} more with --all"] if n_more else []
-    sources = [str(source) for source in findings.corpus.get("sources") or () if "." in str(source)]
-    roles = {role.name for head in findings.heads for role in head.roles}
-    model = findings.run.get("model")
-    where = "" if model in (None, "minilm", "all-MiniLM-L6-v2") else f" -m {printable(model)}"
-    if findings.kinds == ("decoder",) and "induction" not in roles and sources:
-        lines.append(f"next, heads that repeat what came before: attnscope heads --probe repeat{where}")
-    elif sources:
-        lines.append(f"next, the texts behind each line: attnscope atlas --file {printable(sources[0])}{where}")
-    return Note(lines=lines)
-
-
-@dataclass(frozen=True)
-class Line:
-    """What a head does: whole, and as much of it as fits beside its numbers."""
-
-    whole: str
-    short: str
-
-
-def describe_head(head: Head, described: HeadDescription | None) -> Line:
-    """Return a line that joins a head's role and its description."""
-    roles = [label(role.name) for role in head.roles if role.name not in SINKS]
-    if described is None:
-        words = ", ".join(label(role.name) for role in head.roles) or "unclassified"
-        return Line(words, words)
-    warning = f" ! {printable(described.warning, 200)}" if described.warning else ""
-    whole = ": ".join([*filter(None, [", ".join(roles)]), printable(described.words, 1000)]) + warning
-    summary = described.active.summary if described.active is not None and described.attends else ""
-    phrase = _SHARES.sub("", summary) or described.words
-    parts = _PARTS.split(phrase)
-    if roles and head.roles[0].name in _EXACT:
-        # The distance is the role itself.
-        phrase = " ".join(re.split(r"; (?:then|equally) ", phrase)[1:])
-        parts = _PARTS.split(phrase) if phrase else []
-    if roles and phrase.startswith(f"the {roles[0]}"):
-        roles = []  # the phrase says it
-    room = MOST_LETTERS - (len(roles[0]) + 2 if roles else 0)
-    return Line(whole, ": ".join(filter(None, [*roles[:1], _fit(parts, room)])))
-
-
-def _fit(parts: Sequence[str], room: int) -> str:
-    """Join as many parts of a line as there is room for; the first always stands, without its examples if need be."""
-    text = ""
-    if parts and len(parts[0]) > room - 2:
-        first = re.sub(r" \([^)]*\)", "", parts[0])
-        parts = [cut(first, room - 2), *parts[1:]]
-    for number_of_part, part in enumerate(parts):
-        joined = f"{text} {part}".strip()
-        if number_of_part and len(joined) > room - 2:
-            return text.rstrip(",;…") + " …"
-        text = joined
-    return text.rstrip(",;")
-
-
-def _value(head: Head) -> str:
-    """Return the value of a head's first role that is no sink's, with its interval."""
-    role = next((role for role in head.roles if role.name not in SINKS), None)
-    if role is None:
-        return ""
-    ends = interval_of(role) if math.isfinite(role.low) else ""
-    return f"{number(role.value)} {ends}".strip() + (" tentative" if role.tentative else "")
-
-
-def _explained(described: HeadDescription | None) -> str:
-    """Return the share that a line explains, with its interval in per cent; "?" = these texts cannot tell it."""
-    if described is None or described.spreads_evenly or described.main.nats < EVEN:
-        return ""
-    part = described.main
-    if math.isnan(part.low):
-        return f"{percent(part.explained)} ?"
-    low, high = (str(max(round(100 * end), 0)) for end in (part.low, part.high))
-    return f"{percent(part.explained)} [{low}, {high}]"
-
-
-def _effect_column(findings: Findings) -> str:
-    """Return the column of what changes without each head (--causal); empty = none was taken out."""
-    causal = findings.options.get("causal")
-    name = f"zero_{causal.get('quantity')}" if isinstance(causal, Mapping) else ""
-    return name if any(name in head.effects for head in findings.heads) else ""
-
-
-def _evidence(findings: Findings) -> Block:
-    """Show each role's heads, the largest value first, with what the value had to exceed."""
-    order = list(marks_of(findings))
-    rows = [(role, head) for head in findings.heads for role in head.roles]
-    rows.sort(key=lambda row: (order.index(row[0].name), -row[0].value if math.isfinite(row[0].value) else math.inf))
-    cells = [{"value": role, "baseline": role.baseline, "threshold": role.threshold} for role, _ in rows]
-    table = Table.of([number_column("value"), number_column("baseline"), number_column("threshold")], cells)
-    shares = ["all" if role.active_share is None else percent(role.active_share) for role, _ in rows]
-    return Ranking(
-        heading="the evidence for each role",
-        printed="with --all",
-        what="role",
-        names=[label(role.name) for role, _ in rows],
-        table=table,
-        columns=[
-            Words("head", [full_name(head, findings) for _, head in rows]),
-            "value",
-            Words("q", [q_value(role.q) for role, _ in rows]),
-            "threshold",
-            "baseline",
-            Words("sink mass", [percent(head.resting_share) for _, head in rows]),
-            Words("share", shares),
-        ],
-        order=range(len(rows)),
-        most=len(rows),
-        notes=[
-            "a role's value must exceed its baseline and its threshold; share: how much of the head's attention the "
-            "value counts: all of it, or that share outside sinks; sink mass: attention on special tokens and the first"
-        ],
-    )
-
-
-# Orders and measures
-
-
-def require_sort(sort: str | None) -> None:
-    """Refuse an order that there is not."""
-    if sort is not None and sort not in SORTS:
-        raise UsageError(f"there is no order {sort!r}", f"choose from {', '.join(SORTS)}")
-
-
-def sort_heads(record: Any, sort: str | None = None) -> list[int]:
-    """Return the places of the heads of findings or an atlas in an order; None = as in the model."""
-    require_sort(sort)
-    rows = list(range(len(record.heads)))
-    values = [math.nan for _ in rows]
-    if sort == "entropy":
-        values = [head.estimate("entropy_nats").value for head in record.heads]
-    elif sort == "explained" and record.descriptions is not None:
-        described = record.descriptions.by_head
-        values = [
-            -described[head.address].main.explained if head.address in described else math.nan for head in record.heads
-        ]
-    return sorted(rows, key=lambda row: values[row] if math.isfinite(values[row]) else math.inf)
+# Measures
 
 
 def require_measures(measures: str | None, known: Sequence[str]) -> None:
@@ -384,160 +332,115 @@ def require_measures(measures: str | None, known: Sequence[str]) -> None:
         require_choice("measure", name.strip(), known)
 
 
-def parse_measures(findings: Findings, listed: str) -> list[str]:
+def parse_measures(result: Heads, listed: str) -> list[str]:
     """Return the measures in a list such as "induction,local"; "all" is every one.
 
     Raises:
         AttnscopeError: There is no such measure.
     """
     if listed == "all":
-        return list(findings.measure_names)
+        return result.measure_names
     names = [name.strip() for name in listed.split(",")]
     for name in names:
-        if name not in findings.measure_names:
-            raise AttnscopeError(
-                f"there is no measure {name!r} in these findings", suggest(name, findings.measure_names)
-            )
+        if name not in result.measure_names:
+            raise AttnscopeError(f"there is no measure {name!r} in these findings", suggest(name, result.measure_names))
     return names
 
 
-def large_measures(findings: Findings, listed: str | None) -> list[str]:
-    """Return the measures that have a figure of their own: those that are listed and defined for some head."""
-    names = [] if listed is None else parse_measures(findings, listed)
-    return [name for name in names if any(math.isfinite(head.estimate(name).value) for head in findings.heads)]
-
-
-def measures_block(findings: Findings, names: Sequence[str], sort: str | None = None) -> Ranking:
+def measures_block(result: Heads, names: Sequence[str], sort: str | None = None) -> Ranking:
     """Show measures of every head, with their intervals."""
-    meanings = [printable(f"{name}: {what}") for name in names if (what := findings.measure_facts(name).what)]
+    heads = result.table("heads")
     return Ranking(
         heading="measures",
         what="head",
-        names=[full_name(head, findings) for head in findings.heads],
-        table=findings.table(),
+        names=result.head_names,
+        table=heads,
         columns=list(names),
-        order=sort_heads(findings, sort),
-        most=len(findings.heads),
-        notes=meanings,
+        order=sort_heads(result, sort),
+        most=len(heads),
+        notes=[printable(f"{name}: {heads.columns[name].meaning}") for name in names],
     )
 
 
-def _measures_of_one(findings: Findings, head: Head, among: Findings) -> Ranking:
+def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     """Show all measures of one head with its place among the heads of its kind, 1 = the largest value."""
-    others = [other for other in among.heads if other.kind == head.kind]
-    names = list(findings.measure_names)
-    ranks = []
-    for name in names:
-        value = head.estimate(name).value
-        n_larger = sum(other.estimate(name).value > value for other in others)
-        ranks.append(f"{n_larger + 1}" if math.isfinite(value) else "–")
-    estimates = [{"value": head.estimate(name), "uniform": head.estimate(name).uniform} for name in names]
-    carried = [(name, part) for name in names if (part := head.estimate(name).largest_part)]
-    listed = ", ".join(f"{title_of(findings, name)} ({percent(part)})" for name, part in carried)
+    heads, others = result.table("heads"), among.table("heads")
+    others = others.select(others["kind"] == heads["kind"][row])
+    names = result.measure_names
+    values, lows, highs = np.array([heads.interval(name)[row] for name in names]).T
+    ranks = [f"{1 + int((others[name] > heads[name][row]).sum())}" for name in names]
+    about = (numbers("value"), numbers("uniform"))
+    baselines = [heads.part(name, "baseline")[row] for name in names]
     return Ranking(
-        what=full_name(head, findings),
-        names=[title_of(findings, name) for name in names],
-        table=Table.of([number_column("value"), number_column("uniform")], estimates),
-        columns=["value", "uniform", Words(f"rank of {len(others)}", ranks)],
+        what=result.head_names[row],
+        names=[_title(heads, name) for name in names],
+        table=Table.of_arrays(about, value=values, value_low=lows, value_high=highs, uniform=baselines),
+        columns=[
+            "value",
+            "uniform",
+            Words(
+                f"rank of {len(others)}",
+                [rank if math.isfinite(value) else "–" for rank, value in zip(ranks, values, strict=True)],
+            ),
+        ],
         order=range(len(names)),
         most=len(names),
         noun="measure",
-        notes=[
-            "rank: 1 = the largest value; uniform: the value under uniform attention over the same keys",
-            *([f"one text holds much of the sum: {listed}"] if listed else []),
-        ],
+        notes=["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"],
     )
 
 
-def _senses_blocks(findings: Findings) -> Iterator[Block]:
+def _title(heads: Table, name: str) -> str:
+    """Return what a measure is called, with its unit unless that is a share or its name says it."""
+    unit = printable(heads.columns[name].unit, 40)
+    return printable(name) + (f" ({unit})" if unit not in ("", "share") and unit not in name else "")
+
+
+def _senses_blocks(result: Heads) -> Iterator[Block]:
     """Show a map of the leading measure of pictures or recordings, and the extremes of each."""
-    names = findings.measure_names
+    heads = result.table("heads")
+    names = [name for name in result.measure_names if np.isfinite(heads[name]).any()]
     if not names:
         return
-    table = findings.table()
     leading = next((name for name in LEADING if name in names), names[0])
-    facts = findings.measure_facts(leading)
-    yield HeadMap(heading=f"{title_of(findings, leading)}: {printable(facts.what)}", heads=table, column=leading)
-    rows = []
-    for name in names:
-        known = [head for head in findings.heads if math.isfinite(head.estimate(name).value)]
-        if known:
-            known.sort(key=lambda head: head.estimate(name).value)
-            rows.append((name, known[0], known[-1]))
-    cells = [
-        {"uniform": most.estimate(name).uniform, "least": least.estimate(name), "largest": most.estimate(name)}
-        for name, least, most in rows
-    ]
+    meaning = printable(heads.columns[leading].meaning)
+    yield HeadMap(heading=f"{_title(heads, leading)}: {meaning}", heads=heads, column=leading)
+    ends = {"least": np.nanargmin, "largest": np.nanargmax}
+    rows = {end: [int(find(heads[name])) for name in names] for end, find in ends.items()}
+    values: dict[str, Any] = {}
+    for end, at_end in rows.items():
+        estimates = np.array([heads.interval(name)[row] for name, row in zip(names, at_end, strict=True)])
+        values |= dict(zip((end, f"{end}_low", f"{end}_high"), estimates.T, strict=True))
+    most = zip(names, rows["largest"], strict=True)
+    values["uniform"] = [heads.part(name, "baseline")[row] for name, row in most]
     yield Ranking(
         what="measure",
-        names=[printable(name) for name, *_ in rows],
-        table=Table.of([number_column("largest"), number_column("least"), number_column("uniform")], cells),
+        names=[printable(name) for name in names],
+        table=Table.of_arrays((numbers("largest"), numbers("least"), numbers("uniform")), **values),
         columns=[
             "largest",
-            Words("head", [full_name(most, findings) for *_, most in rows]),
+            Words("head", [result.head_names[row] for row in rows["largest"]]),
             "least",
-            Words("of", [full_name(least, findings) for _, least, _ in rows]),
+            Words("of", [result.head_names[row] for row in rows["least"]]),
             "uniform",
         ],
-        order=range(len(rows)),
-        most=len(rows),
+        order=range(len(names)),
+        most=len(names),
     )
 
 
-# Needles
+# Figures
 
 
-def _needles_blocks(needles: Needles | None) -> Iterator[Block]:
-    """Show the share of needle tokens that is written, by length and depth, and what is left of it without heads."""
-    if needles is None:
-        return
-    lengths = sorted({at.length for at in needles.at})
-    depths = sorted({at.depth for at in needles.at})
-    shares = {(at.length, at.depth): number(at.copied.value) for at in needles.at}
-    yield Ranking(
-        heading="needle tokens that the model writes, by depth of the needle",
-        what="tokens",
-        names=[f"{length:,}" for length in lengths],
-        table=Table.of([], []),
-        columns=[
-            Words(f"{100 * depth:g}%", [shares.get((length, depth), "–") for length in lengths]) for depth in depths
-        ],
-        order=range(len(lengths)),
-        most=len(lengths),
-        notes=needle_notes(needles),
-    )
-    if needles.without:
-        removed: list[Mapping[str, Any]] = [{"written": needles.copied}]
-        removed += [{"written": each.copied, "less": each.change} for each in needles.without]
-        columns = [number_column("written"), number_column("less", label="less than whole")]
-        yield Ranking(
-            heading="the same without heads (outputs zero), which half of the needles chose, on the other half",
-            what="taken out",
-            names=["nothing", *(name_removed(each) for each in needles.without)],
-            table=Table.of(columns, removed),
-            columns=["written", "less"],
-            order=range(len(removed)),
-            most=len(removed),
-        )
-
-
-def needle_notes(needles: Needles) -> list[str]:
-    """Return what the tables of a probe mean: one sentence each."""
-    notes = ["a token counts as written where it is the model's first choice after the right ones before it"]
-    if needles.without:
-        moved = max(each.n_moved for each in needles.without)
-        n = max((each.n_heads for each in needles.without if each.what == "random"), default=0)
-        but = f"; {moved} of {n} from others, as the layer has too few" if moved else ""
-        notes.append(f"random heads: from the same layers, drawn anew for each needle{but}")
-        n_needles = max(each.n_needles for each in needles.without)
-        if n_needles:
-            notes.append(
-                f"heads were taken out on {amount(n_needles, 'needle')}, and chosen on the others alone: "
-                "so they may be fewer than have the role by all needles"
-            )
-    return [*notes, "intervals: 95% over needles"]
-
-
-def name_removed(removed: CopiedWithout) -> str:
-    """Return such as "18 retrieval heads"."""
-    return amount(removed.n_heads, f"{removed.what} head")
+def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
+    """Draw maps of all measures, and large ones of some."""
+    heads = result.table("heads")
+    if result.is_described:
+        yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
+    defined = [name for name in result.measure_names if np.isfinite(heads[name]).any()]
+    for name in defined:
+        title = f"{amount(len(defined), 'measure')} of its heads"
+        yield HeadMap(printed="never", figure="measures", title=title, heads=heads, column=name)
+    for name in large:
+        if name in defined:
+            yield HeadMap(printed="never", figure=f"measure-{name}", heads=heads, column=name)

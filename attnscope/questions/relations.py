@@ -11,10 +11,9 @@ import numpy as np
 
 from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, option, options, stride_option
-from attnscope.records.heads.findings import RECORDINGS, Role
 from attnscope.report.blocks import Block, Note, Ranking, Report, Special, Words
 from attnscope.report.numbers import UNDEFINED, fixed, number
-from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
+from attnscope.report.wording import RECORDINGS, corpus_line, corpus_notes, model_of, printable
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, share, text
 from attnscope.results.table import number as numbers
@@ -195,35 +194,6 @@ class Relations(Result):
         follows = (self["found"] & (self["mass"] >= LEAST_MASS)).any(0)
         heads = self.table("heads").select(follows)
         return [list(place) for place in zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)]
-
-    def roles(self) -> dict[tuple[int, int], list[Role]]:
-        """Return the relations that heads express, as roles by (layer, head), the furthest above its baseline first.
-
-        Those that they express weakly are not among them: what a head is for gets some of its attention.
-        """
-        relations = self.table("relations")
-        heads = self.table("heads")
-        margin = float(self.options.get("margin", 0.0))
-        by_head: dict[tuple[int, int], list[Role]] = {}
-        for row, head in np.argwhere(self["found"] & (self["mass"] >= LEAST_MASS)).tolist():
-            name = str(relations["relation"][row])
-            baseline = float(relations["baseline"][row])
-            role = Role(
-                name=name,
-                measure=f"accuracy on {name}",
-                value=float(self["accuracy"][row, head]),
-                low=float(self["accuracy_low"][row, head]),
-                high=float(self["accuracy_high"][row, head]),
-                baseline=baseline,
-                threshold=baseline + margin,
-                p=float(self["p"][row, head]),
-                q=float(self["q"][row, head]),
-                tentative=False,
-            )
-            by_head.setdefault((int(heads["layer"][head]), int(heads["head"][head])), []).append(role)
-        for roles in by_head.values():
-            roles.sort(key=lambda role: role.baseline - role.value)
-        return by_head
 
     def describe(self) -> dict[str, Any]:
         """Return all but values, with the list of heads that time words."""

@@ -20,7 +20,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Special, Trends
 from attnscope.report.choices import every_nth
 from attnscope.report.graphs import draw_graph
-from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map, draw_small_maps
+from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map, draw_small_maps, split_small_maps
 from attnscope.report.numbers import small_number
 from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
@@ -54,7 +54,11 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
     # A name from a file must not lead out of the folder.
     stems = distinct(re.sub(r"[^A-Za-z0-9_-]", "-", name)[:80] for name in figures)
     for stem, blocks in zip(stems, figures.values(), strict=True):
-        yield stem, _DRAWN[type(blocks[0])](report, blocks, lettering)
+        parts: list[Sequence[Any]] = [blocks]
+        if isinstance(blocks[0], HeadMap):
+            parts = split_small_maps(blocks, lettering)
+        for number, part in enumerate(parts, 1):
+            yield stem if number == 1 else f"{stem}-{number}", _DRAWN[type(blocks[0])](report, part, lettering)
 
 
 def _texts(report: Report) -> Iterator[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, Box, Number, colormap
-from attnscope.drawing.inks import hex_of, ink_on
+from attnscope.drawing.inks import blend, hex_of, ink_on
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import HeadGrid, Page
 from attnscope.errors import amount
@@ -32,12 +32,23 @@ TOP_PX = layout.MARGIN_PX + 62
 KIND_PX = 54
 HEAD_NAMES_PX = 26
 
-_SMALL_COLUMNS = 3
-_SMALL_PX = 1500
-"""Small maps in a row, and their width on a screen."""
+_FEW_MAPS, _FEW_COLUMNS, _MANY_COLUMNS = 9, 3, 5
+"""Small maps that stand three in a row; more of them stand five in a row."""
 
-_SMALL_AROUND_PX = 80, 100
+_SMALL_PX = 1500
+"""Width of a row of small maps on a screen."""
+
+_SMALL_AROUND_PX = 80, 142
 """Room around a small map, across and down."""
+
+_SMALL_TOP_PX = TOP_PX + 72
+"""Where the first row of small maps begins."""
+
+_TALLEST_PX = 3000
+"""Height of a page of small maps on a screen; more of them go on another page."""
+
+_PALE = 0.35
+"""How much of its colour a cell keeps that is not above the baseline."""
 
 _COMPACT_PX = 135
 """Width of a small map on paper."""
@@ -47,12 +58,6 @@ _INTERVAL_SHARE = 0.7
 
 _LEAST_INTERVAL_PX = 9.0
 """Letters of intervals that would be smaller are left out."""
-
-_MOST_LINES = 4
-"""Lines of the meaning of a column above its small map."""
-
-_MANY_LAYERS = 16
-"""More layers make a page that no screen shows whole."""
 
 _BASELINE = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
@@ -231,41 +236,105 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
 # Small maps side by side
 
 
+@dataclass(frozen=True)
+class SmallMaps:
+    """Where small maps stand on a page.
+
+    Attributes:
+        columns: How many stand side by side.
+        cell: Width and height of a cell.
+        pitch: From one map to the next, across and down.
+        most: How many a page has room for.
+    """
+
+    columns: int
+    cell: tuple[float, float]
+    pitch: tuple[float, float]
+    most: int
+
+    @classmethod
+    def place(cls, table: Table, n_maps: int, lettering: Lettering) -> SmallMaps:
+        """Place small maps of the columns of a table; on narrow paper they stand one below the other."""
+        paper = lettering.paper
+        grids = grids_of(table)
+        n_across = max(len(grid.heads) for grid in grids.values())
+        n_down = sum(len(grid.layers) for grid in grids.values())
+        columns = min(n_maps, _FEW_COLUMNS if n_maps <= _FEW_MAPS else _MANY_COLUMNS)
+        if paper.fixed:
+            columns = 1 if paper.is_narrow else min(n_maps, _FEW_COLUMNS)
+        room = (paper.room_px if paper.fixed else _SMALL_PX) - columns * _SMALL_AROUND_PX[0]
+        width = max(4.0, min(58.0, room / columns / n_across))
+        height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
+        kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
+        pitch = n_across * width + _SMALL_AROUND_PX[0], n_down * height + kinds_px + _SMALL_AROUND_PX[1]
+        tallest = paper.most_px if paper.fixed else _TALLEST_PX
+        n_rows = max(1, int((tallest - _SMALL_TOP_PX) // pitch[1]))
+        return cls(columns, (width, height), pitch, columns * n_rows)
+
+
+def split_small_maps(blocks: Sequence[HeadMap], lettering: Lettering) -> list[Sequence[HeadMap]]:
+    """Return the small maps of each page, as evenly as pages have room."""
+    if len(blocks) == 1:
+        return [blocks]
+    most = SmallMaps.place(blocks[0].heads, len(blocks), lettering).most
+    n_pages = -(-len(blocks) // most)
+    size = -(-len(blocks) // n_pages)
+    return [blocks[first : first + size] for first in range(0, len(blocks), size)]
+
+
 def draw_small_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Page:
-    """Draw a small map of each block, side by side, or on narrow paper one below the other, each in its own colours."""
+    """Draw a small map of each block, each in its own colours, with its largest value; pale below the baseline."""
     paper = lettering.paper
     table = blocks[0].heads
     grids = grids_of(table)
-    n_across = max(len(grid.heads) for grid in grids.values())
-    n_down = sum(len(grid.layers) for grid in grids.values())
-
-    # How large cells are, and how far apart maps.
-    columns = 1 if paper.is_narrow else min(len(blocks), _SMALL_COLUMNS)
-    room = (paper.room_px if paper.fixed else _SMALL_PX) - columns * _SMALL_AROUND_PX[0]
-    width = max(4.0, min(58.0, room / columns / n_across))
-    height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
-    kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
-    pitch = n_across * width + _SMALL_AROUND_PX[0], n_down * height + kinds_px + _SMALL_AROUND_PX[1]
-    start = layout.MARGIN_PX + LEFT_PX, TOP_PX + 46
-
-    page = Page(paper.width_for(2 * layout.MARGIN_PX + columns * pitch[0], 900), lettering)
+    maps = SmallMaps.place(table, len(blocks), lettering)
+    width, height = maps.cell
+    page = Page(paper.width_for(2 * layout.MARGIN_PX + maps.columns * maps.pitch[0], 900), lettering)
     n_heads = amount(len(table), "head")
     page.head(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
-    for block, (left, top) in zip(blocks, layout.tile(len(blocks), columns, start, pitch), strict=True):
+
+    room = maps.pitch[0] - 30
+    start = layout.MARGIN_PX + LEFT_PX, _SMALL_TOP_PX
+    for block, (left, top) in zip(blocks, layout.tile(len(blocks), maps.columns, start, maps.pitch), strict=True):
+        column = block.heads.columns[block.column]
         scale = scale_of(block.heads, block.column)
-        page.entitle(left, top - 34, lettering.fit(title_of(block.heads.columns[block.column]), 14, pitch[0] - 30))
+        lines = [_largest(block.heads, block.column, scale)]
+        if column.meaning and not paper.fixed:
+            lines.insert(0, printable(column.meaning, 200))
+        page.entitle(left - LEFT_PX, top - 32 - 16 * len(lines), lettering.fit(title_of(column), 14, 0.88 * room))
+        for number, line in enumerate(lines[::-1]):
+            shown = lettering.fit(line, layout.CAPTION_PX, room)
+            page.write(left - LEFT_PX, top - 30 - 16 * number, shown, layout.CAPTION_PX, ha="left", color=FAINT)
         corners, y = {}, top
         for kind, grid in grids.items():
             corners[kind] = left, y
-            page.name_axes(corners[kind], grid, (width, height), size_px=12.0)
+            page.name_axes(corners[kind], grid, maps.cell, size_px=12.0)
             y += len(grid.layers) * height + KIND_PX + HEAD_NAMES_PX
-        draw_cells(page, block.heads, block.column, HeadCells(grids, corners, (width, height)), scale)
-        bar = left, y - KIND_PX - HEAD_NAMES_PX + 16, min(200, n_across * width), 11
+        draw_cells(page, block.heads, block.column, HeadCells(grids, corners, maps.cell), scale, fades=True)
+        bar = left, y - KIND_PX - HEAD_NAMES_PX + 16, min(200, maps.pitch[0] - _SMALL_AROUND_PX[0]), 11
         draw_bar(page, bar, scale, size_px=11.5, most=3)
-    n_rows = -(-len(blocks) // columns)
-    notes = ["rows: layers, columns: heads", *(note for block in blocks for note in block.notes)]
-    page.finish(start[1] + n_rows * pitch[1] - 30, [*notes, *report.problems])
+        mark_baseline(page, bar, scale, size_px=11.5, room=(left - LEFT_PX, left + room))
+
+    n_rows = -(-len(blocks) // maps.columns)
+    notes = ["rows: layers, columns: heads; each map has its own colours"]
+    scales = [scale_of(block.heads, block.column) for block in blocks]
+    if any(scale.has_baseline for scale in scales):
+        notes += [_BASELINE, "pale: not above it, where any head is"]
+    page.finish(
+        start[1] + n_rows * maps.pitch[1] - 30,
+        [*notes, *(note for block in blocks for note in block.notes), *report.problems],
+    )
     return page
+
+
+def _largest(table: Table, name: str, scale: Scale) -> str:
+    """Return the largest value of a column and whose it is."""
+    sizes = np.abs(table[name]) if scale.low < 0 else table[name]
+    if not np.isfinite(sizes).any():
+        return "undefined for all heads"
+    row = int(np.nanargmax(sizes))
+    names = table.head_names(with_kind=len({*table["kind"].tolist()}) > 1)
+    return f"largest {scale.write(table[name][row])}, {printable(names[row])}"
 
 
 def place_kinds(grids: Mapping[str, HeadGrid], size: tuple[float, float]) -> tuple[HeadCells, float]:
@@ -288,13 +357,22 @@ def name_kinds(page: Page, cells: HeadCells, *, heads: bool = True) -> None:
             page.entitle(layout.MARGIN_PX, corner[1] - 48, f"{printable(kind, 40)} attention", 17)
 
 
-def draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale) -> None:
-    """Draw coloured cells of heads; grey where the number is undefined."""
+def draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale, *, fades: bool = False) -> None:
+    """Draw coloured cells of heads; grey where the number is undefined.
+
+    If `fades`, those that are not above their baseline are pale, unless no head is above.
+    """
+    baseline = table.part(name, "baseline")
+    is_above = table[name] > baseline
+    fades = fades and scale.low >= 0 and bool(is_above.any())
     for kind, corner in cells.corners.items():
         mine = table.select(table["kind"] == kind)
-        places = zip(mine["layer"].tolist(), mine["head"].tolist(), strict=True)
+        places = list(zip(mine["layer"].tolist(), mine["head"].tolist(), strict=True))
         values = dict(zip(places, mine[name].tolist(), strict=True))
-        page.grid_cells(corner, cells.size, values, scale.cmap, scale.share)
+        drawn = page.grid_cells(corner, cells.size, values, scale.cmap, scale.share)
+        is_pale = fades & (mine[name] <= mine.part(name, "baseline"))
+        faded = [drawn[place] for place, pale in zip(places, is_pale.tolist(), strict=True) if pale]
+        page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
 
 
 def draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attnscope.errors import amount
-from attnscope.records.heads.findings import NEEDLES, PICTURES, RECORDINGS, Findings, Head
 from attnscope.results.completion import is_interrupted
 
 if TYPE_CHECKING:
@@ -20,6 +19,12 @@ class OfTexts(Protocol):
     def corpus(self) -> Mapping[str, Any]:
         """What it was made on."""
 
+
+PICTURES = "pictures"
+RECORDINGS = "recordings"
+NEEDLES = "needles"
+"""What `corpus["of"]` says of texts that are pictures, whose tokens are patches or words about them; recordings; or
+needles in haystacks."""
 
 GIVEN = "texts"
 """What the source of texts is called that were given as they are, from no file."""
@@ -54,21 +59,9 @@ def run_notes(run: Mapping[str, Any]) -> list[str]:
     return [" ".join(str(note).split()) for note in run.get("notes", ())]
 
 
-def full_name(head: Head, findings: Findings) -> str:
-    """Such as L3H1, and "cross L3H1" where there are several kinds of attention."""
-    return f"{printable(head.kind)} {head.name}" if len(findings.kinds) > 1 else head.name
-
-
-def unit_of(findings: Findings, measure: str) -> str:
-    """What a measure's values are in; nothing for shares, which need no unit."""
-    unit = printable(findings.measure_facts(measure).unit, 40)
-    return "" if unit == "share" else unit
-
-
-def title_of(findings: Findings, measure: str) -> str:
-    """A measure's name, and its unit where the name does not say it."""
-    unit = unit_of(findings, measure)
-    return printable(measure) + (f" ({unit})" if unit and unit not in measure else "")
+def of_senses(record: OfTexts) -> bool:
+    """Whether it was made on pictures or recordings: heads then have measures, and no roles."""
+    return record.corpus.get("of") in (PICTURES, RECORDINGS)
 
 
 def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:

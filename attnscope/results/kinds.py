@@ -151,8 +151,7 @@ KINDS = {
         query="views.maps.pages:require_query", shown_with=("query",), drawn_with=("query",), others=_MAP_STYLE,
     ),
     "heads": Kind(
-        what="record of heads", result="records.heads.findings:Findings", command="heads", stem="heads", page=PAGE,
-        show="questions.heads:show", draw="views.heads.figures:pages",
+        what="record of heads", result="questions.heads:Heads", command="heads", stem="heads", page=PAGE,
         shown_with=("measures", "sort", "every", "among"), drawn_with=("measures",), others=WHICH,
     ),
     "compare": Kind(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import UsageError, amount
 from attnscope.results.record import Record
 from attnscope.results.storage import finite, plain
 from attnscope.results.table import PARTS, Array, Column, Floats, Table, require_values
@@ -116,6 +117,28 @@ class Result(Record):
                 if axis_name == table:
                     grids[name] = np.take(grids[name], places, axis)
         return replace(self, tables=tables, grids=grids)
+
+    def only(self, picked: Sequence[tuple[int, int]]) -> Self:
+        """Return the result of some heads, (layer, head), of every kind.
+
+        The rows of a table whose first column refers to rows that are gone go, too.
+
+        Raises:
+            UsageError: It has no such head.
+        """
+        heads = self.table("heads")
+        places = list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
+        missing = [place for place in picked if place not in places]
+        if missing:
+            layer, head = missing[0]
+            where = f"this {self.record_kind().what}"
+            raise UsageError(f"there is no head L{layer}H{head} in {where}", f"it has {amount(len(heads), 'head')}")
+        wanted = {*picked}
+        chosen = self.select("heads", [place in wanted for place in places])
+        for name, columns in self.TABLES.items():
+            if columns[0].refers_to and name in chosen.tables:
+                chosen = chosen.select(name, chosen.table(name)[columns[0].name] >= 0)
+        return chosen
 
     # Files
 

@@ -126,6 +126,17 @@ HEADS = (
 """The columns that name a head, with which every table of heads begins."""
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A number with what stands beside it, as a cell of `Table.of`; None = nothing does."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    baseline: float | None = None
+    count: float | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Columns of equal length.
@@ -155,7 +166,7 @@ class Table:
                 continue
             values[column.name] = _numbers_of(cells)
             for part in PARTS:
-                if any(hasattr(cell, part) for cell in cells if not isinstance(cell, str)):
+                if any(getattr(cell, part, None) is not None for cell in cells if not isinstance(cell, str)):
                     values[f"{column.name}_{part}"] = np.array(
                         [getattr(cell, part, None) for cell in cells], np.float64
                     )
@@ -212,6 +223,23 @@ class Table:
         added = {column.name: np.asarray(values, DTYPES[column.kind])}
         added |= {f"{column.name}_{part}": np.asarray(numbers, np.float64) for part, numbers in parts.items()}
         return Table({**self.columns, column.name: column}, {**self.values, **added})
+
+    @classmethod
+    def stack(cls, tables: Sequence[Table]) -> Table:
+        """Return the rows of several tables below each other; numbers that a table does not have are NaN.
+
+        Columns stand in the order in which they first come; every table has the columns of other kinds.
+        """
+        columns: dict[str, Column] = {}
+        names: dict[str, None] = {}
+        for table in tables:
+            columns |= table.columns
+            names |= dict.fromkeys(table.values)
+        values = {
+            name: np.concatenate([table.values.get(name, np.full(len(table), math.nan)) for table in tables])
+            for name in names
+        }
+        return cls(columns, values)
 
     def head_names(self, *, with_kind: bool = False) -> list[str]:
         """Return what the heads of a table of heads are called: L3H1, or "cross L3H1" with their kind."""

@@ -14,7 +14,6 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model
 from attnscope.questions.atlas import KEPT_MASS, LEFT_OUT, MOST_KEYS
-from attnscope.records.heads.descriptions import Failure
 from attnscope.results.tokens import Tokens
 from attnscope.studies.atlas.scores import Place, Scores
 from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadText
@@ -45,7 +44,7 @@ class Wanted:
     Attributes:
         head: The row of its head.
         focus: Which token of the text to look at first; None = the query that counts most.
-        failure: What the description expects of that token, where it explains it badly.
+        failure: The row of `failures` if the description explains that token badly; -1 = it is none.
     """
 
     head: int
@@ -53,7 +52,7 @@ class Wanted:
     rank: int
     score: float
     focus: int | None = None
-    failure: Failure | None = None
+    failure: int = -1
 
 
 @dataclass(frozen=True, eq=False)

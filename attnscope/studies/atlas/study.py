@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.models.model import Model
-from attnscope.questions.atlas import N_OFFSETS, OUTSIDE_SINKS, Atlas, head_tables
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.atlas import N_OFFSETS, OUTSIDE_SINKS, Atlas
+from attnscope.questions.heads import Heads
 from attnscope.results.completion import settle_corpus
 from attnscope.results.table import Table, number
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
@@ -89,7 +90,7 @@ def study(
 def _finish(
     model: Model,
     texts: Texts,
-    findings: Findings,
+    findings: Heads,
     options: AtlasOptions,
     scores: Scores | None,
     report: Report | None,
@@ -109,7 +110,7 @@ def _finish(
     rows = Rows({})
     try:
         if scores.texts:
-            failures, facts = _failures(texts, findings, heads), findings.options
+            failures, facts = _failures(texts, findings), findings.options
             units = units_of(
                 model, scores, failures, findings.corpus["n_tokens"], chunk=facts["chunk"], stride=facts["stride"]
             )
@@ -122,8 +123,9 @@ def _finish(
     return _assemble(findings, options, scores, heads, rows)
 
 
-def _heads_of(findings: Findings) -> list[Place]:
-    return [(head.kind, head.layer, head.head) for head in findings.heads]
+def _heads_of(findings: Heads) -> list[Place]:
+    heads = findings.table("heads")
+    return list(zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True))
 
 
 def _in_order(scores: Scores | None, heads: Sequence[Place]) -> Scores:
@@ -134,24 +136,21 @@ def _in_order(scores: Scores | None, heads: Sequence[Place]) -> Scores:
     return replace(scores, heads=tuple(heads), values=scores.values[:, columns]) if columns else scores
 
 
-def _failures(
-    texts: Texts, findings: Findings, heads: Sequence[Place]
-) -> dict[CorpusText, list[tuple[Wanted, str, str]]]:
+def _failures(texts: Texts, findings: Heads) -> dict[CorpusText, list[tuple[Wanted, str, str]]]:
     """The tokens whose attention descriptions explain worst, by their texts."""
-    number_of = {head: number for number, head in enumerate(heads)}
+    failures = findings.table("failures")
+    ranks: Counter[int] = Counter()
     by_text: dict[int, list[tuple[Wanted, str, str]]] = {}
-    for line in () if findings.descriptions is None else findings.descriptions.heads:
-        head = number_of.get((line.kind, line.layer, line.head))
-        if head is None:
-            continue
-        for rank, failed in enumerate(line.failures):
-            example = Wanted(head, "failure", rank, float("nan"), failed.place, failed)
-            by_text.setdefault(failed.text, []).append((example, failed.token, failed.before))
+    _, *rows = failures.rows()
+    for number_of_failure, (head, text, before, token, place, _) in enumerate(rows):
+        example = Wanted(head, "failure", ranks[head], float("nan"), place, number_of_failure)
+        ranks[head] += 1
+        by_text.setdefault(text, []).append((example, token, before))
     # One more reading of the corpus.
     return {text: by_text[text.index] for text in texts if text.index in by_text} if by_text else {}
 
 
-def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, heads: Sequence[Place], rows: Rows) -> Atlas:
+def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, heads: Sequence[Place], rows: Rows) -> Atlas:
     """Return the result of both passes."""
     from attnscope.core.distance import classical_mds
 
@@ -173,9 +172,9 @@ def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, heads: 
         deciles = scores.deciles()[0]
 
     # The tables.
-    rank = CONTENT_WHAT if options.rank == CONTENT else findings.measure_facts(options.rank).what
-    tables, grids = example_tables(rows.examples)
-    tables |= head_tables(findings)
+    rank = CONTENT_WHAT if options.rank == CONTENT else findings.table("heads").columns[options.rank].meaning
+    tables, grids = example_tables(rows.examples, findings)
+    tables |= {name: findings.table(name) for name in ("heads", "roles")}
     tables["heads"] = _with_scores(tables["heads"], options.rank, deciles, positions)
     tables["tokens"] = Table.of(Atlas.TABLES["tokens"], sorted(token_rows, key=lambda row: row["head"]))
     chosen = {"examples": options.examples, "sample": options.sample, "seed": options.seed}
@@ -183,19 +182,13 @@ def _assemble(findings: Findings, options: AtlasOptions, scores: Scores, heads: 
     return Atlas(
         run=findings.run,
         corpus=settle_corpus({**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete),
-        options={**findings.options, **chosen, **meanings, "described": _sample_line(findings)},
+        options={**findings.options, **chosen, **meanings},
         tables=tables,
         grids={
             "profile": profiles, "even_profile": even, "deciles": deciles.astype(np.float64), "distance": distances,
             **grids,
         },
     )  # fmt: skip
-
-
-def _sample_line(findings: Findings) -> str:
-    if findings.descriptions is None:
-        return ""
-    return findings.descriptions.sample_line(findings.corpus.get("n_texts"))
 
 
 def _with_scores(table: Table, rank: str, deciles: NDArray[Any], positions: NDArray[Any]) -> Table:
@@ -211,10 +204,12 @@ def _with_scores(table: Table, rank: str, deciles: NDArray[Any], positions: NDAr
 # Tables of examples
 
 
-def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
+def example_tables(examples: Sequence[Example], findings: Heads) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
     """Return the tables and arrays of examples, by head, what they are to show, and rank."""
     whys = ("top", "decile", "failure")
     order = sorted(examples, key=lambda one: (one.wanted.head, whys.index(one.wanted.why), one.wanted.rank))
+    nats = findings.table("failures")["nats"]
+    _, *expected = findings.table("expected").rows()
     rows: dict[str, list[dict[str, Any]]] = {"examples": [], "shown": [], "expected": []}
     vocabulary: dict[str, int] = {}
     n_kept = n_characters = 0
@@ -223,7 +218,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
         rows["examples"].append({
             "head": wanted.head, "why": wanted.why, "rank": wanted.rank, "score": wanted.score, "text": one.text,
             "source": one.source, "n_tokens": one.n_tokens, "focus": one.focus,
-            "failure_nats": wanted.failure.nats if wanted.failure else None,
+            "failure_nats": nats[wanted.failure] if wanted.failure >= 0 else None,
             "first_character": n_characters, "n_characters": len(one.excerpt),
         })  # fmt: skip
         for place, label in enumerate(one.labels):
@@ -233,9 +228,10 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
                 "label": vocabulary.setdefault(label, len(vocabulary)), "start": start, "stop": stop,
                 "first_kept": n_kept + one.starts[place], "n_kept": one.starts[place + 1] - one.starts[place],
             })  # fmt: skip
-        for key in wanted.failure.predicted if wanted.failure else ():
-            expected = {"place": key.place, "token": key.token, "weight": key.weight}
-            rows["expected"].append({"example": number_of_example, **expected})
+        for failure_row, place, token, weight in expected:
+            if failure_row == wanted.failure:
+                key = {"place": place, "token": token, "weight": weight}
+                rows["expected"].append({"example": number_of_example, **key})
         n_kept += len(one.keys)
         n_characters += len(one.excerpt)
     tables = {name: Table.of(Atlas.TABLES[name], of_table) for name, of_table in rows.items()}

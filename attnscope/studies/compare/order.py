@@ -8,7 +8,7 @@ from dataclasses import replace
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from attnscope.studies.compare.options import CompareOrder
 from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import compare_heads, compare_texts
@@ -60,7 +60,7 @@ def _comparison(
             return compare_models(model, loading.load(second), corpus, order, report=report, workers=pair)
 
         return compare_two
-    roles = None if order.heads_record is None else Findings.load(order.heads_record)
+    roles = None if order.heads_record is None else Heads.load(order.heads_record)
 
     def compare_one(model: Model, _: LoadOptions) -> Comparison:
         return compare(model, corpus, order, roles=roles, report=report, workers=workers)

@@ -15,7 +15,7 @@ from attnscope.corpus import BLOCK, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from attnscope.results.table import HEADS, Table, text
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.pairs import PairMeasurer, PairPart, PairSums, name_of
@@ -31,7 +31,7 @@ def compare(
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
     options: CompareOptions | None = None,
     *,
-    roles: Findings | None = None,
+    roles: Heads | None = None,
     report: Report | None = None,
     workers: Workers | None = None,
 ) -> Comparison:
@@ -137,11 +137,12 @@ def heads_table(model: Model, heads: Sequence[tuple[int, int]]) -> Table:
     return Table.of_arrays(HEADS, kind=[model.info.kinds[0]] * len(heads), layer=layers, head=numbers)
 
 
-def _roles_of(heads: Table, roles: Findings) -> list[str]:
+def _roles_of(heads: Table, roles: Heads) -> list[str]:
     """Return the strongest role of each head; empty = it has none."""
-    first_role = {(head.kind, head.layer, head.head): head.roles[0].name for head in roles.heads if head.roles}
-    places = zip(heads["kind"].tolist(), heads["layer"].tolist(), heads["head"].tolist(), strict=True)
-    return [first_role.get(place, "") for place in places]
+    known = roles.table("heads")
+    joined = zip(known.head_names(with_kind=True), known["role"].tolist(), strict=True)
+    first_role = {name: role.partition("+")[0] for name, role in joined}
+    return [first_role.get(name, "") for name in heads.head_names(with_kind=True)]
 
 
 def require_one_kind(model: Model) -> None:

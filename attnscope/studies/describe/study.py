@@ -20,8 +20,10 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.records.heads.descriptions import (
-    EVEN,
+from attnscope.questions.head_lines import EVEN
+from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
+from attnscope.studies.describe.features import Feature
+from attnscope.studies.describe.lines import (
     NO_TERM,
     Active,
     Descriptions,
@@ -31,8 +33,6 @@ from attnscope.records.heads.descriptions import (
     HeadDescription,
     Term,
 )
-from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
-from attnscope.studies.describe.features import Feature
 from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, draw, measure
 from attnscope.studies.describe.words import TOO_WIDE, Names, least_named, summarise
 from attnscope.studies.heads.options import DescribeOptions

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.records.heads.descriptions import Pair, Term
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
 from attnscope.studies.describe.features import RESTING, Feature
+from attnscope.studies.describe.lines import Pair, Term
 from attnscope.studies.describe.rows import Group
 
 if TYPE_CHECKING:

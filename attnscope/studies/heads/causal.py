@@ -1,16 +1,17 @@
-"""Do heads that look like something do something? Findings in, the same with effects out."""
+"""Do heads that look like something do something? Heads in, the same with effects out."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
+
 from attnscope.choice import Choice
 from attnscope.corpus import Copies, distinct
 from attnscope.models.model import Model
 from attnscope.questions.ablate import AblateOptions
-from attnscope.records.ablation import Effect
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from attnscope.results.completion import settle_corpus
 from attnscope.results.table import Table
 from attnscope.studies.ablate.study import ablate
@@ -22,19 +23,22 @@ FIRST_TEXTS = 32
 NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
 """What counts as no effect: a thousandth of a nat in the predictions, a hundredth of the hidden states."""
 
+_PARTS = ("low", "high", "count")
+
 _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
 
 
-def with_effects(findings: Findings, model: Model, texts: Texts, report: Report | None = None) -> Findings:
+def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | None = None) -> Heads:
     """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
 
     If neither changes anything, the model does not need the head for what it looks like: attention is no evidence of
     use (Jain and Wallace 2019).
     """
+    heads = findings.table("heads")
     labelled: dict[str, list[tuple[int, int]]] = {}
-    for head in findings.heads:
-        if head.roles:
-            labelled.setdefault(head.kind, []).append((head.layer, head.head))
+    has_role = heads.select(heads["role"] != "")
+    for kind, layer, head in zip(*(has_role[name].tolist() for name in ("kind", "layer", "head")), strict=True):
+        labelled.setdefault(kind, []).append((layer, head))
     if not labelled:
         return findings
     first = list(islice(distinct(texts, Copies()), FIRST_TEXTS))
@@ -56,26 +60,25 @@ def with_effects(findings: Findings, model: Model, texts: Texts, report: Report 
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
-    effects = {head: values for each in ablations for head, values in _effects_by_head(each.table("heads")).items()}
-    columns = ablation.table("heads").columns
-    quantities = {name: {"what": columns[name].meaning, "unit": columns[name].unit} for name in ablation.quantities}
-    heads = [replace(head, effects=effects.get((head.kind, head.layer, head.head), {})) for head in findings.heads]
+    ablated = Table.stack([each.table("heads") for each in ablations])
+    for name in ablated.numbers:
+        heads = _with_effect(heads, ablated, name)
     return replace(
         findings,
-        heads=tuple(heads),
-        options={**findings.options, "causal": how, "quantities": quantities},
+        tables={**findings.tables, "heads": heads},
+        options={**findings.options, "causal": how, "quantities": list(ablation.quantities)},
         run={**findings.run, "notes": [*findings.run["notes"], *dict.fromkeys(notes)]},
         corpus=settle_corpus(findings.corpus, interrupted=not complete),
     )
 
 
-def _effects_by_head(heads: Table) -> dict[tuple[str, int, int], dict[str, Effect]]:
-    """Return the effects of each head by name."""
-    effects: dict[tuple[str, int, int], dict[str, Effect]] = {}
-    places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
-    for row, place in enumerate(places):
-        effects[place] = {}
-        for name in heads.numbers:
-            value, low, high = heads.interval(name)[row].tolist()
-            effects[place][name] = Effect(value, low, high, float(heads.part(name, "count")[row]))
-    return effects
+def _with_effect(heads: Table, ablated: Table, name: str) -> Table:
+    """Return a table of heads with an effect, which is NaN for those that were not taken out."""
+    names = ablated.head_names(with_kind=True)
+    row_of = {head: row for row, head in enumerate(names)}
+    rows = np.array([row_of.get(head, -1) for head in heads.head_names(with_kind=True)])
+    values = {
+        part: np.where(rows < 0, np.nan, numbers[rows])
+        for part, numbers in (("", ablated[name]), *((part, ablated.part(name, part)) for part in _PARTS))
+    }
+    return heads.with_column(ablated.columns[name], values.pop(""), **values)

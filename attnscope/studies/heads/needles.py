@@ -21,9 +21,10 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.records.ablation import Effect
-from attnscope.records.heads.findings import NEEDLES, Estimate, Findings, Head, Role
-from attnscope.records.heads.needles import CopiedAt, CopiedWithout, Needles
+from attnscope.questions.heads import ROLES, Heads
+from attnscope.questions.needles import ALL
+from attnscope.report.wording import NEEDLES
+from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.failures import add_steps
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
@@ -51,7 +52,7 @@ PASS_TOKENS = 8192
 _TEXT_TIMES = 8
 """At most this many times the longest haystack is read of a corpus."""
 
-Heads = Sequence[tuple[int, int]]
+Places = Sequence[tuple[int, int]]
 """(layer, head) of each."""
 
 
@@ -61,12 +62,12 @@ def retrieval_heads(
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText] | None = None,
     options: NeedleOptions | None = None,
     report: Report | None = None,
-) -> Findings:
+) -> Heads:
     """Finds the heads that a model copies with from far back in a text.
 
         found = attnscope.retrieval_heads(model, attnscope.Corpus("book.txt", split="file"))
-        found.grid("decoder", "retrieval")     # (layer, head): the share of needle tokens that it copied
-        found.needles.copied                   # the share that the model itself wrote
+        found["heads"].grid("retrieval", "decoder")  # (layer, head): the share of needle tokens that it copied
+        found["written"]["copied"][0]                # the share that the model itself wrote
 
     The model reads a long text with a needle in it, a question at its end, and the right answer, in one pass. A token
     of the answer counts as written where the model gives it the most probability after the right tokens before it: up
@@ -196,16 +197,19 @@ class _Scores:
         at.add(np.array([float(written.sum())]), np.array([float(n)]))
         self.n, self.n_tokens = self.n + 1, self.n_tokens + len(needle)
 
-    def copied(self) -> tuple[Effect, tuple[CopiedAt, ...]]:
-        """What the model itself writes, on the whole and by length and depth."""
+    def written(self) -> Table:
+        """Return what the model itself writes, on the whole and by length and depth."""
         whole = RunningSums()
         for sums in self._written.values():
             whole = whole.merge(sums)
-        order = sorted(self._written)
-        return _share_of_tokens(whole), tuple(CopiedAt(*at, _share_of_tokens(self._written[at])) for at in order)
+        rows: list[dict[str, Any]] = [{"length": ALL, "depth": None, "copied": _share_of_tokens(whole)}]
+        for length, depth in sorted(self._written):
+            copied = _share_of_tokens(self._written[length, depth])
+            rows.append({"length": length, "depth": depth, "copied": copied})
+        return Table.of(Heads.TABLES["written"], rows)
 
-    def heads(self, threshold: float) -> tuple[Head, ...]:
-        """Every head with its scores, and with the role where it passes the test."""
+    def tables(self, threshold: float) -> dict[str, Table]:
+        """Return every head with its scores, and the roles of those that pass the test."""
         values, counts, even = self._sums.ratio(), self._sums.total("c"), self._uniform.ratio()
         low, high = self._sums.share_interval(hits=True, dependence=1)
         baseline = np.fmax(values[..., 1], even[..., 0])
@@ -214,32 +218,58 @@ class _Scores:
         p = self._sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
         p = np.where(texts < LEAST_TEXTS, np.nan, p)
         q = benjamini_hochberg(p.ravel()).reshape(p.shape)
-        heads = []
-        for at in np.ndindex(*p.shape):
-            kind, layer = self._places[at[0]]
-            if at[1] >= self._n_heads[layer]:
-                continue
-            columns = zip(*(array[at].tolist() for array in (values, low, high, even, counts)), strict=True)
-            measures = {name: Estimate(*numbers) for name, numbers in zip(self.names, columns, strict=True)}
-            score, n_texts = measures["retrieval"], min(float(texts[at]), float(self.n))
-            role = Role(
-                RETRIEVAL, "retrieval", score.value, score.low, score.high, float(baseline[at]), threshold,
-                float(p[at]), float(q[at]), n_texts < FEWEST_TEXTS, effective_texts=float(texts[at]),
-            )  # fmt: skip
-            heads.append(Head(kind, layer, at[1], (role,) if q[at] <= LEVEL else (), float("nan"), measures))
-        return tuple(heads)
+
+        # A row per head; layers may have different numbers of them.
+        n_heads = np.array([self._n_heads[layer] for _, layer in self._places])
+        rows = np.nonzero(np.arange(p.shape[1]) < n_heads[:, None])
+        has_role = (q <= LEVEL)[rows]
+        kinds, layers = zip(*(self._places[row] for row in rows[0]), strict=True)
+        heads = Table.of_arrays(
+            Heads.TABLES["heads"],
+            kind=kinds,
+            layer=layers,
+            head=rows[1],
+            role=np.where(has_role, RETRIEVAL, ""),
+            resting_share=np.full(len(kinds), np.nan),
+        )
+        for number, name in enumerate(self.names):
+            score, *parts = (array[*rows, number] for array in (values, low, high, even, counts))
+            beside = dict(zip(("low", "high", "baseline", "count"), parts, strict=True))
+            column = Column(name, _describe_measure(name), "share", (0, 1))
+            heads = heads.with_column(column, score, **beside)
+
+        found = tuple(axis[has_role] for axis in rows)
+        n_found = len(found[0])
+        roles = Table.of_arrays(
+            ROLES,
+            head=np.flatnonzero(has_role),
+            role=[RETRIEVAL] * n_found,
+            measure=["retrieval"] * n_found,
+            value=values[..., 0][found],
+            value_low=low[..., 0][found],
+            value_high=high[..., 0][found],
+            value_baseline=baseline[found],
+            threshold=np.full(n_found, threshold),
+            p=p[found],
+            q=q[found],
+            tentative=np.minimum(texts[found], self.n) < FEWEST_TEXTS,
+            active_share=np.full(n_found, np.nan),
+            effective_texts=texts[found],
+            largest_part=np.full(n_found, np.nan),
+        )
+        return {"heads": heads, "roles": roles}
 
 
-def _share_of_tokens(sums: RunningSums) -> Effect:
+def _share_of_tokens(sums: RunningSums) -> Estimate:
     """A share of tokens; needles are the units, as one may be copied as a whole or not at all."""
     low, high = sums.share_interval(hits=True, dependence=1)
-    return Effect(float(sums.ratio()), float(low), float(high), float(sums.total("c")))
+    return Estimate(float(sums.ratio()), float(low), float(high), count=float(sums.total("c")))
 
 
-def _change_of_share(sums: RunningSums) -> Effect:
+def _change_of_share(sums: RunningSums) -> Estimate:
     """A difference of two shares of the same needles, from sums of (1 + difference) / 2, which is a share itself."""
     value, low, high = (2 * float(share) - 1 for share in (sums.ratio(), *sums.share_interval(dependence=1)))
-    return Effect(value, low, high, float(sums.total("c")))
+    return Estimate(value, low, high, count=float(sums.total("c")))
 
 
 # The study --------------------------------------------------------------------------------------------------------
@@ -251,7 +281,7 @@ class _Cut:
 
     needle: Needle
     written: NDArray[np.bool_]
-    sets: tuple[Heads, ...]
+    sets: tuple[Places, ...]
 
     def __len__(self) -> int:
         return len(self.needle)
@@ -285,7 +315,7 @@ class _Study:
             while batch := tuple(islice(needles, max(1, PASS_TOKENS // length))):
                 yield batch
 
-    def run(self, texts: Texts | None, report: Report | None) -> Findings:
+    def run(self, texts: Texts | None, report: Report | None) -> Heads:
         """Scores of all heads; an interruption ends it, and what was done counts.
 
         `texts` are what haystacks are made of.
@@ -325,10 +355,10 @@ class _Study:
             "problems": [*([] if texts is None else problems_of(texts)), *problems],
             "complete": complete,
         }
-        copied, at = scores.copied()
-        run = run_of(self.model.info, self._notes(scores.n, copied.value)) | {"seed": self.options.seed}
-        heads = scores.heads(self.options.threshold)
-        return Findings(run, corpus, self._describe(), heads, needles=Needles(copied, at))
+        tables = {**scores.tables(self.options.threshold), "written": scores.written()}
+        copied = float(tables["written"]["copied"][0])
+        run = run_of(self.model.info, self._notes(scores.n, copied)) | {"seed": self.options.seed}
+        return Heads(run, corpus, self._describe(), tables)
 
     def _notes(self, n: int, copied: float) -> list[str]:
         notes = []
@@ -369,23 +399,22 @@ class _Study:
         right = np.stack([needle.answer for needle in needles])
         return logits.argmax(-1).cpu().numpy() == right, logits.isfinite().all(-1).all(-1).cpu().numpy()
 
-    def take_heads_out(self, findings: Findings, report: Report | None) -> Findings:
+    def take_heads_out(self, findings: Heads, report: Report | None) -> Heads:
         """Adds what is still written without the retrieval heads, and without others.
 
         The heads are chosen on one half of the needles and taken out on the other: on needles on which they were chosen
         for having copied, what is lost without them would be too much.
         """
-        assert findings.needles is not None
+        heads = findings.table("heads")
         choosing = self._scores_to_choose
-        half = choosing.heads(self.options.threshold) if choosing.n else ()
-        chosen = [(head.layer, head.head) for head in half if head.roles]
+        chosen = _with_role(choosing.tables(self.options.threshold)["heads"]) if choosing.n else []
+        with_role = _with_role(heads)
         if not chosen:
-            if any(head.roles for head in findings.heads):
+            if with_role:
                 note = "Half of the needles are too few to choose heads on: none was taken out."
                 return replace(findings, run=dict(findings.run) | {"notes": [*findings.run["notes"], note]})
             return findings
-        places = [(head.layer, head.head) for head in findings.heads]
-        with_role = {(head.layer, head.head) for head in findings.heads if head.roles}
+        places = list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
         others = [place for place in places if place not in {*chosen, *with_role}]
         n_heads = Counter(layer for layer, _ in places)
         sums = {what: (RunningSums(), RunningSums()) for what in ("retrieval", "random")}
@@ -415,14 +444,19 @@ class _Study:
         names = tuple(f"L{layer}H{head}" for layer, head in chosen)
         n_chosen, n_random = (Counter(layer for layer, _ in taken[what]) for what in ("retrieval", "random"))
         moved = {"retrieval": 0, "random": (n_random - n_chosen).total()}
-        without = tuple(
-            CopiedWithout(
-                what, len(taken[what]), names if what == "retrieval" else (), _share_of_tokens(still),
-                _change_of_share(change), moved[what], n_cut,
-            )
+        rows = [
+            {
+                "what": what,
+                "n_heads": len(taken[what]),
+                "heads": ", ".join(names) if what == "retrieval" else "",
+                "copied": _share_of_tokens(still),
+                "change": _change_of_share(change),
+                "n_moved": moved[what],
+                "n_needles": n_cut,
+            }
             for what, (still, change) in sums.items()
-        )  # fmt: skip
-        return replace(findings, needles=replace(findings.needles, without=without))
+        ]
+        return replace(findings, tables={**findings.tables, "without": Table.of(Heads.TABLES["without"], rows)})
 
     def _chooses(self, number: int) -> bool:
         """Whether heads are chosen on a needle, by its number; else they are taken out on it."""
@@ -460,14 +494,17 @@ class _Study:
             "n_answer": self.n_answer,
             "needle": "random tokens" if self.hay.encode is None else "a sentence of random words",
             "roles": {RETRIEVAL: {"what": what, "measure": "retrieval", "threshold": options.threshold}},
-            "measures": {
-                name: {"what": _describe_measure(name), "unit": "share", "range": [0, 1]}
-                for name in options.measure_names
-            },
+            "measures": list(options.measure_names),
         }
 
 
-def draw_others(chosen: Heads, others: Heads, seed: int, number: int) -> list[tuple[int, int]]:
+def _with_role(heads: Table) -> list[tuple[int, int]]:
+    """Return (layer, head) of the heads that have a role."""
+    rows = heads.select(heads["role"] != "")
+    return list(zip(rows["layer"].tolist(), rows["head"].tolist(), strict=True))
+
+
+def draw_others(chosen: Places, others: Places, seed: int, number: int) -> list[tuple[int, int]]:
     """As many heads as were chosen, at random from others: from the same layers where these have enough.
 
     Each `number` is another draw.

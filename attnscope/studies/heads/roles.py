@@ -9,15 +9,18 @@ the best of them.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.catalogue import FROM_OFFSETS, MEASURES, OFFSETS
+from attnscope.core.catalogue import FROM_OFFSETS, MEASURES, OFFSETS, Measure
 from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
 from attnscope.core.sums import RunningSums
-from attnscope.records.heads.findings import MUCH_OF_A_SUM, Estimate, Head, Role
+from attnscope.questions.heads import ROLES, Heads
+from attnscope.results.table import Column, Table
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, kinds_of, measure_intervals
 from attnscope.studies.heads.rules import RULES, Rule
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
@@ -49,11 +52,14 @@ close to uniform attention, in nats."""
 LEAST_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
 
+MUCH_OF_A_SUM = 1 / 3
+"""A note says so if one text holds more than this part of what a measure adds up."""
+
 Floats = NDArray[np.float64]
 
 
-def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: int) -> tuple[Head, ...]:
-    """Every head with its measures and roles, by kind, layer, head.
+def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: int) -> dict[str, Table]:
+    """Return the tables `heads` and `roles` of `questions.heads.Heads`, by kind, layer, head.
 
     There is one tally for each kind of attention. `n_texts` is the number of whole texts: blocks and chunks of one text
     say how steady a head is in that text alone.
@@ -64,12 +70,30 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
     n_tests = (~np.isnan(p_values)).sum()
     accepted = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)  # q was rounded
     start = 0
-    heads: list[Head] = []
+    tables = []
+    roles: list[dict[str, Any]] = []
+    n_heads = 0
     for each in judged:
         stop = start + each.role_p.size
-        heads += each.heads(q_values[start:stop].reshape(each.role_p.shape), accepted)
+        q = q_values[start:stop].reshape(each.role_p.shape)
         start = stop
-    return tuple(heads)
+        rows = [each.roles_of(tuple(place), q, accepted) for place in each.places.tolist()]
+        tables.append(each.table(["+".join(role["role"] for role in of_head) for of_head in rows]))
+        for head, of_head in enumerate(rows, n_heads):
+            roles += [{"head": head, **role} for role in of_head]
+        n_heads += len(rows)
+    heads = Table.stack(tables) if tables else Table.of(Heads.TABLES["heads"], [])
+    parts = [*(column.name for column in ROLES), "value_low", "value_high", "value_baseline"]
+    columns = {name: [role[name] for role in roles] for name in parts}
+    return {"heads": heads, "roles": Table.of_arrays(ROLES, **columns)}
+
+
+def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Column:
+    """Return the column of a measure, whole or `_active`."""
+    measure = measures[name.removesuffix("_active")]
+    meaning = measure.what if name in measures else f"{measure.what} (excluding sinks)"
+    low, high = (end if math.isfinite(end) else None for end in (measure.low, measure.high))
+    return Column(name, meaning, measure.unit, (low, high))
 
 
 def effective_texts(tally: Tally) -> float:
@@ -223,30 +247,31 @@ class _Judged:
             return np.zeros(self.shape)
         return _divide(self.counts[..., test.column], self.counts[..., whole], 0.0)
 
-    def heads(self, q: Floats, accepted: float) -> list[Head]:
-        """All heads of the tally, each with the best evidence for each of its roles.
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Row in `tally.layers` and number of each head that something was measured of, (row, 2)."""
+        return np.argwhere(~np.isnan(self.values).all(-1))
 
-        `q` is `role_p` after Benjamini-Hochberg. Roles are given up to the p-value `accepted`, that of all tallies.
-        """
-        positional = self._positional()
+    def table(self, roles: Sequence[str]) -> Table:
+        """Return all heads with their measures; `roles` are those of each row."""
+        layers, heads = self.places.T
+        kind = [self.tally.kind] * len(heads)
         resting = self._column("resting")
-        largest = self._largest_parts()
-        heads = []
-        for at in np.ndindex(*self.shape):
-            if np.isnan(self.values[at]).all():
-                continue
-            arrays = (self.values, self.low, self.high, self.uniform, self.queries)
-            columns = zip(self.tally.names, *(array[at].tolist() for array in arrays), strict=True)
-            measures = {name: Estimate(*numbers) for name, *numbers in columns}
-            for name, part in zip(self.tally.names, largest[at].tolist(), strict=True):
-                if part > MUCH_OF_A_SUM:
-                    measures[name] = replace(measures[name], largest_part=part)
-            measures[FROM_OFFSETS] = Estimate(*(float(array[at]) for array in positional))
-            share = math.nan if resting is None else float(self.values[(*at, resting)])
-            layer, head = self.tally.layers[at[0]], at[1]
-            heads.append(Head(self.tally.kind, layer, head, self._roles(at, q, accepted), share, measures))
-        return heads
+        share = np.nan if resting is None else self.values[layers, heads, resting]
+        table = Table.of_arrays(
+            Heads.TABLES["heads"],
+            kind=kind,
+            layer=np.array(self.tally.layers, np.int64)[layers],
+            head=heads,
+            role=roles,
+            resting_share=np.broadcast_to(share, len(heads)),
+        )
+        measured = (self.values, self.low, self.high, self.uniform, self.queries)
+        for column, name in enumerate(self.tally.names):
+            table = _with_estimates(table, name, [array[layers, heads, column] for array in measured])
+        return _with_estimates(table, FROM_OFFSETS, [array[layers, heads] for array in self._positional()])
 
+    @cached_property
     def _largest_parts(self) -> Floats:
         """Return the part of each measure's sum that one text holds, (layer, head, measure).
 
@@ -256,10 +281,15 @@ class _Judged:
         has_part = np.array(never_negative) & (self.tally.n_texts > 2 / MUCH_OF_A_SUM)
         return np.where(has_part, self.tally.measures.largest_part(), np.nan)
 
-    def _roles(self, at: tuple[int, ...], q: Floats, accepted: float) -> tuple[Role, ...]:
-        """The roles of a head, each by the best of the tests that pass alone.
+    def roles_of(self, at: tuple[int, ...], q: Floats, accepted: float) -> list[dict[str, Any]]:
+        """Return the roles of a head as rows, each by the best of the tests that pass alone.
 
         The strongest comes first, but sinks come last.
+
+        Args:
+            at: Row in `tally.layers` and number of the head.
+            q: `role_p` after Benjamini-Hochberg.
+            accepted: The p-value up to which roles are given, that of all tallies.
         """
         roles = []
         for number, name in enumerate(self.roles):
@@ -268,28 +298,28 @@ class _Judged:
             passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[(*at, i)] <= accepted]
             # The whole measure says more than its active part; of two alike, the larger one.
             best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))
-            roles.append(self._role(at, best, float(self.role_p[(*at, number)]), float(q[(*at, number)])))
+            p_values = {"p": self.role_p[(*at, number)], "q": q[(*at, number)]}
+            roles.append(self._role(at, best) | p_values)
+        return sorted(roles, key=lambda role: (RULES[role["role"]].is_sink, -role["value"] / role["threshold"]))
 
-        return tuple(sorted(roles, key=lambda role: (RULES[role.name].is_sink, -role.value / role.threshold)))
-
-    def _role(self, at: tuple[int, ...], number: int, p: float, q: float) -> Role:
+    def _role(self, at: tuple[int, ...], number: int) -> dict[str, Any]:
         test = self.tests[number]
         cell = (*at, test.column)
-        effective = float(self.effective[(*at, number)])
-        return Role(
-            name=test.role,
-            measure=test.measure,
-            value=float(self.values[cell]),
-            low=float(self.low[cell]),
-            high=float(self.high[cell]),
-            baseline=float(self.baselines[(*at, number)]),
-            threshold=float(self.limits[(*at, number)]) if test.rule.any_length else self.thresholds[test.role],
-            p=p,
-            q=q,
-            tentative=min(effective, self.n_texts) < FEWEST_TEXTS,
-            active_share=float(self._active_share(test)[at]) if test.is_active else None,
-            effective_texts=effective,
-        )
+        effective = self.effective[(*at, number)]
+        part = self._largest_parts[cell]
+        return {
+            "role": test.role,
+            "measure": test.measure,
+            "value": self.values[cell],
+            "value_low": self.low[cell],
+            "value_high": self.high[cell],
+            "value_baseline": self.baselines[(*at, number)],
+            "threshold": self.limits[(*at, number)] if test.rule.any_length else self.thresholds[test.role],
+            "tentative": min(effective, self.n_texts) < FEWEST_TEXTS,
+            "active_share": self._active_share(test)[at] if test.is_active else math.nan,
+            "effective_texts": effective,
+            "largest_part": part if part > MUCH_OF_A_SUM else math.nan,
+        }
 
     def _positional(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
         """Value, interval, uniform attention's value, and count at each head's most frequent offset.
@@ -305,6 +335,12 @@ class _Judged:
         low, high = mine.share_interval(hits=True, units=units)
         uniform = _part(self.tally.offsets_uniform, best).ratio()
         return tuple(array[..., 0] for array in (mine.ratio(), low, high, uniform, mine.total("c") * units))  # type: ignore[return-value]
+
+
+def _with_estimates(table: Table, name: str, estimates: Sequence[Floats]) -> Table:
+    """Return a table with a measure: values, ends of intervals, uniform attention's values, and counts."""
+    value, low, high, uniform, count = estimates
+    return table.with_column(measure_column(name), value, low=low, high=high, baseline=uniform, count=count)
 
 
 def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:

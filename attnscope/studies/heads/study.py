@@ -25,9 +25,9 @@ from attnscope.corpus import (
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
-from attnscope.questions.heads import require_measures
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads, require_measures
 from attnscope.results.completion import settle_corpus
+from attnscope.studies.describe.lines import add_descriptions
 from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.failures import add_steps
 from attnscope.studies.heads.causal import with_effects
@@ -69,14 +69,15 @@ def heads(
     options: HeadsOptions | None = None,
     report: Report | None = None,
     workers: Workers | None = None,
-) -> Findings:
+) -> Heads:
     """Measures every head of a model on a corpus, and gives it roles.
 
         model = attnscope.load("minilm")
-        findings = attnscope.heads(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
-        findings.heads[2].name, findings.heads[2].roles  # L0H2: previous_token, with its value, interval and q
-        findings.grid("encoder", "entropy_nats")  # (layer, head)
-        findings.save("heads.npz")
+        found = attnscope.heads(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
+        found["heads"]["role"]  # (head,): previous_token, …
+        found.roles_of(found.row(0, 2)).to_pandas()  # the evidence: value, interval, q
+        found["heads"].grid("entropy_nats", "encoder")  # (layer, head)
+        found.save("heads.npz")
 
     Memory does not grow with the corpus. It does not grow with the square of a text's length either, unless the model
     only has dense weights. Near-duplicates of an earlier text are dropped (`corpus["n_copies"]` counts them).
@@ -118,7 +119,7 @@ def study(
     loading: LoadOptions,
     report: Report | None,
     workers: Workers | None = None,
-) -> Findings:
+) -> Heads:
     """Loads a model, and studies its heads on texts, repeated tokens, needles, photos or recordings.
 
     Names that the findings will not have are refused before the model loads.
@@ -180,7 +181,7 @@ def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
     return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, seed, before=before, after=after))
 
 
-def add_effects(record: Findings, model: Model, texts: Texts, report: Report | None) -> Findings:
+def add_effects(record: Heads, model: Model, texts: Texts, report: Report | None) -> Heads:
     """Add what changes without each head that has a role; nothing to a record where something failed before."""
     step = partial(with_effects, model=model, texts=texts, report=scale_report(report, 1, 2))
     return add_steps(record, [("--causal", step)])
@@ -194,7 +195,7 @@ def study_heads(
     workers: Workers | None = None,
     measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
     nothing: HeadSums | None = None,
-) -> tuple[Findings, HeadSums]:
+) -> tuple[Heads, HeadSums]:
     """As `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
 
     `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is what it makes of
@@ -242,19 +243,20 @@ def study_heads(
         about["failures"] = failures
     tallies = list(done.tallies.values())
     effective = max(map(effective_texts, tallies), default=0.0)
-    findings = Findings(
+    tables = judge(tallies, thresholds, done.n_texts)
+    tables["control"] = judge(list(control.tallies.values()), thresholds, done.n_texts)["heads"]
+    findings = Heads(
         run=about,
         corpus={**settle_corpus(studied, interrupted=not complete), "effective_texts": effective},
         options=chosen,
-        heads=judge(tallies, thresholds, done.n_texts),
-        control=judge(list(control.tallies.values()), thresholds, done.n_texts),
+        tables=tables,
     )
-    steps: list[tuple[str, Callable[[Findings], Findings]]] = []
+    steps: list[tuple[str, Callable[[Heads], Heads]]] = []
     if options.describe is not None:
         how = replace(options.describe, chunk=options.chunk, stride=options.stride)
         steps.append((
             "describing the heads",
-            lambda record: replace(record, descriptions=describe_texts(model, texts, frequencies, how)),
+            lambda result: add_descriptions(result, describe_texts(model, texts, frequencies, how)),
         ))  # fmt: skip
     return add_steps(findings, steps), done
 
@@ -300,7 +302,7 @@ def _notes(model: Model, done: HeadSums) -> list[str]:
 
 def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
     """What was chosen, and what names mean."""
-    from attnscope.core.catalogue import MEASURES
+    from attnscope.core.catalogue import FROM_OFFSETS, measure_names
 
     return {
         "level": LEVEL,
@@ -314,7 +316,7 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
         "block_characters": BLOCK_CHARACTERS,
         "control": f"untrained, seed {options.seed}" if options.control else None,
         "roles": {name: rule.describe(thresholds[name]) for name, rule in RULES.items()},
-        "measures": {name: measure.describe() for name, measure in MEASURES.items()},
+        "measures": [*measure_names(), FROM_OFFSETS],
     }
 
 

@@ -21,8 +21,8 @@ from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
 from attnscope.pages.heads import heads_of
 from attnscope.questions.arrays import load_arrays
 from attnscope.questions.atlas import Atlas
+from attnscope.questions.heads import Heads
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.records.heads.findings import Findings
 from attnscope.results.file_sets import require_writable
 from attnscope.results.kinds import KINDS, file_of
 from attnscope.results.reading import schema_of
@@ -205,7 +205,7 @@ def page(
     model: Model,
     texts: str | Sequence[str],
     *,
-    findings: Findings | None = None,
+    findings: Heads | None = None,
     **prompt: Unpack[PromptOptions],
 ) -> Page:
     """Runs a model on texts and makes one page of them, with the full-width head of each layer to compare with.
@@ -285,9 +285,9 @@ def _is_of_heads(path: Path) -> bool:
     return file.is_file() and schema_of(file).startswith(("attnscope.heads/", "attnscope.atlas/"))
 
 
-def _load_heads(path: Path) -> Findings | Atlas:
+def _load_heads(path: Path) -> Heads | Atlas:
     """Return the record that names the roles; an atlas is also shown beside the texts."""
-    return Atlas.load(path) if schema_of(path).startswith("attnscope.atlas/") else Findings.load(path)
+    return Atlas.load(path) if schema_of(path).startswith("attnscope.atlas/") else Heads.load(path)
 
 
 def _choose_heads(record: Heatmap, choice: Choice) -> Heatmap:
@@ -302,7 +302,7 @@ def _choose_heads(record: Heatmap, choice: Choice) -> Heatmap:
     )
 
 
-def _require_same_model(findings: Findings | Atlas, record: Heatmap) -> None:
+def _require_same_model(findings: Heads | Atlas, record: Heatmap) -> None:
     of_heads, of_text = findings.run.get("sha256"), record.run.get("sha256")
     if of_heads and of_text and of_heads != of_text:
         raise AttnscopeError(

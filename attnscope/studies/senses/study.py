@@ -19,10 +19,13 @@ from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model, eyes_of
-from attnscope.records.heads.findings import PICTURES, RECORDINGS, Estimate, Findings, Head
+from attnscope.questions.heads import RESTING, ROLE, Heads
+from attnscope.report.wording import PICTURES, RECORDINGS
+from attnscope.results.table import HEADS, Table
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.failures import broken_rows, require_finite
+from attnscope.studies.heads.roles import measure_column
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
@@ -37,13 +40,13 @@ _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
 
 @with_plain_torch
-def picture_heads(model: Model, images: Any, report: Report | None = None) -> Findings:
+def picture_heads(model: Model, images: Any, report: Report | None = None) -> Heads:
     """Measures every head of a vision transformer on photos.
 
         found = attnscope.picture_heads(model, "photos/*.jpg")
-        found.grid("encoder", "distance_patches")        # (layer, head)
-        found.heads[0].measures["near_patches"]          # value, 95% interval over pictures, value of uniform attention
-        found.options["measures"]                        # what each measure is, with its formula
+        found["heads"].grid("distance_patches", "encoder")  # (layer, head)
+        found["heads"].interval("near_patches")  # (head, 3): value, and its 95% interval over pictures
+        found["heads"].columns["near_patches"].meaning
         found.save("heads.npz")
 
     The measures are `core.picture_measures.PICTURE_MEASURES`; there are no roles. Every picture is run by itself, and
@@ -89,7 +92,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
         return _Measured(probe, math.prod(grid), reading.notes, f"picture {pixels.shape}\n", pixels.tobytes(), grid)
 
     sense = _Sense(
-        PICTURES, "picture", "encoder", PICTURE_MEASURES, lambda measures: measures["resting"].value,
+        PICTURES, "picture", "encoder", PICTURE_MEASURES, lambda heads: heads["resting"],
         "give photos, such as --image 'photos/*.jpg'",
     )  # fmt: skip
     return _study(model, inputs, measure, sense, report)
@@ -98,11 +101,11 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> Fi
 @with_plain_torch
 def sound_heads(
     model: Model, audio: Any, text: str | Sequence[str] | None = None, report: Report | None = None
-) -> Findings:
+) -> Heads:
     """Measures every head of a speech model's cross-attention on recordings.
 
         found = attnscope.sound_heads(attnscope.load("./whisper-tiny"), "talks/*.wav")
-        found.grid("cross", "monotonicity")     # (layer, head): 1 = listens further on with each token
+        found["heads"].grid("monotonicity", "cross")  # (layer, head): 1 = listens further on with each token
 
     The measures are `core.sound_measures.SOUND_MEASURES`; there are no roles. Every recording is run by itself, with
     its transcript or what the model writes; no map is kept. What cannot be read is listed in `corpus["problems"]`, and
@@ -152,7 +155,7 @@ def sound_heads(
         return _Measured(probe, int(asks.sum()), reading.notes, f"recording {len(samples)}\n", samples.tobytes())
 
     sense = _Sense(
-        RECORDINGS, "recording", "cross", SOUND_MEASURES, lambda measures: 1 - measures["sound"].value,
+        RECORDINGS, "recording", "cross", SOUND_MEASURES, lambda heads: 1 - heads["sound"],
         "give WAV files: --audio 'talks/*.wav'",
     )  # fmt: skip
     return _study(model, inputs, measure, sense, report)
@@ -179,7 +182,7 @@ class _Sense:
     noun: str
     kind: str
     catalogue: Mapping[str, Measure]
-    resting: Callable[[Mapping[str, Estimate]], float]
+    resting: Callable[[Table], Any]
     hint: str
 
 
@@ -230,23 +233,26 @@ class _Done:
         self.notes += measured.notes
         self.digest.update(measured.shape.encode() + measured.content)
 
-    def heads(self) -> tuple[Head, ...]:
-        """Every head with its measures; without those that nothing defines."""
+    def heads(self) -> Table:
+        """Return every head with its measures; what nothing defines is NaN."""
         sense, sums = self.sense, self.measures
-        values, counts = sums.ratio(), sums.total("c")
-        ends = [np.array([getattr(measure, end) for measure in sense.catalogue.values()]) for end in ("low", "high")]
-        low, high = (np.clip(end, *ends) for end in sums.interval())
-        even = np.broadcast_to(self.uniform.ratio(), values.shape)
-        heads = []
-        for at in np.ndindex(*values.shape[:2]):
-            if not counts[at].any():
-                continue
-            columns = zip(
-                sense.catalogue, *(array[at].tolist() for array in (values, low, high, even, counts)), strict=True
+        counts = sums.total("c")
+        layers, heads = np.nonzero(counts.any(-1))
+        names = {"kind": [sense.kind] * len(heads), "layer": np.array(self.layers)[layers], "head": heads}
+        table = Table.of_arrays(HEADS, **names)
+        low, high = sums.interval()
+        for column, (name, measure) in enumerate(sense.catalogue.items()):
+            at = layers, heads, column
+            table = table.with_column(
+                measure_column(name, sense.catalogue),
+                sums.ratio()[at],
+                low=np.clip(low[at], measure.low, measure.high),
+                high=np.clip(high[at], measure.low, measure.high),
+                baseline=np.broadcast_to(self.uniform.ratio(), counts.shape)[at],
+                count=counts[at],
             )
-            measures = {name: Estimate(*numbers) for name, *numbers in columns if numbers[-1]}
-            heads.append(Head(sense.kind, self.layers[at[0]], at[1], (), sense.resting(measures), measures))
-        return tuple(heads)
+        table = table.with_column(ROLE, [""] * len(heads))
+        return table.with_column(RESTING, sense.resting(table))
 
 
 def _study(
@@ -255,7 +261,7 @@ def _study(
     measure: Callable[[int], _Measured],
     sense: _Sense,
     report: Report | None,
-) -> Findings:
+) -> Heads:
     """Measures what is given, one after the other; lists what cannot be."""
     done, complete = _Done(sense), True
     problems: list[dict[str, Any]] = []
@@ -290,7 +296,8 @@ def _study(
     notes = _say_once(done.notes, sense.noun)
     if done.n == 1:
         notes.append(f"of one {sense.noun} there are no intervals")
-    return Findings(run_of(model.info, notes), corpus, _describe(sense.catalogue), done.heads())
+    options = {"roles": {}, "measures": list(sense.catalogue)}
+    return Heads(run_of(model.info, notes), corpus, options, {"heads": done.heads()})
 
 
 def _say_once(notes: Sequence[str], noun: str) -> list[str]:
@@ -308,15 +315,6 @@ def _say_once(notes: Sequence[str], noun: str) -> list[str]:
 def _require_finite(probe: SenseSums[Any, Any], model: Model, source: str) -> None:
     by_kind = {str(kind): {layer: of.sums[None] for layer, of in layers.items()} for kind, layers in probe.sums.items()}
     require_finite(by_kind, model.info, source)
-
-
-def _describe(catalogue: Mapping[str, Measure]) -> dict[str, Any]:
-    """What measures mean, so that a record explains itself."""
-    measures = {
-        name: {"what": measure.what, "formula": measure.formula} | measure.describe() | {"source": measure.source}
-        for name, measure in catalogue.items()
-    }
-    return {"roles": {}, "measures": measures}
 
 
 def _list_inputs(items: Any, what: str) -> list[tuple[str, Any]]:

@@ -20,12 +20,11 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
+from attnscope.questions.heads import DESCRIPTION, Heads
 from attnscope.questions.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Training
 from attnscope.questions.weights import COMPOSITIONS, Composition
-from attnscope.records.ablation import Effect
-from attnscope.records.heads.findings import Findings, read_measure_facts
 from attnscope.results.completion import failure_line
-from attnscope.results.table import HEADS, Floats, Table
+from attnscope.results.table import HEADS, Column, Estimate, Floats, Table
 from attnscope.studies.ablate.measurers import StandIns, measure_cuts
 from attnscope.studies.ablate.reading import Passes, Reader
 from attnscope.studies.failures import failure
@@ -186,7 +185,7 @@ def _problem(source: str, reason: str) -> dict[str, Any]:
 @dataclass(frozen=True, eq=False)
 class _Measured:
     checkpoint: Mapping[str, Any]
-    findings: Findings
+    findings: Heads
     composed: Composition | None = None
 
 
@@ -243,31 +242,27 @@ class Growing:
                 raise KeyboardInterrupt
             raise self._error
         last = self._done[-1].findings
-        heads = [(head.kind, head.layer, head.head) for head in last.heads]
-        by_checkpoint = [
-            {(head.kind, head.layer, head.head): head for head in done.findings.heads} for done in self._done
-        ]
+        heads = last.table("heads")
 
-        # The roles of each head at each checkpoint, (role, checkpoint, head).
-        named = {role.name for by_head in by_checkpoint for head in by_head.values() for role in head.roles}
+        # The roles of each head at each checkpoint, (role, checkpoint, head): all have the same heads.
+        tables = [done.findings.table("roles") for done in self._done]
+        named = {name for of_checkpoint in tables for name in of_checkpoint["role"].tolist()}
         roles = [name for name in RULES if name in named]
-        has_role = np.full((len(roles), len(by_checkpoint), len(heads)), NO_ROLE, np.int8)
-        for step, by_head in enumerate(by_checkpoint):
-            for column, head in enumerate(heads):
-                for role in by_head[head].roles:
-                    has_role[roles.index(role.name), step, column] = TENTATIVE if role.tentative else HAS_ROLE
+        has_role = np.full((len(roles), len(tables), len(heads)), NO_ROLE, np.int8)
+        for step, of_checkpoint in enumerate(tables):
+            rows = [roles.index(name) for name in of_checkpoint["role"].tolist()]
+            has_role[rows, step, of_checkpoint["head"]] = np.where(of_checkpoint["tentative"], TENTATIVE, HAS_ROLE)
 
         # The measures, (measure, checkpoint, head).
         names = self._options.measures
-        parts = np.array([[_parts(done.findings, heads, name) for done in self._done] for name in names])
+        parts = np.array([[_parts(done.findings.table("heads"), name) for done in self._done] for name in names])
         value, low, high, uniform = np.moveaxis(parts, 3, 0)
         pairs, share, expected = self._pairs()
-        kinds, layers, numbers = zip(*heads, strict=True)
         options = self._describe(last, roles)
         tables = {
             "checkpoints": Table.of(Training.TABLES["checkpoints"], [done.checkpoint for done in self._done]),
-            "heads": Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers),
-            "measures": Table.of(Training.TABLES["measures"], [_describe_measure(name, options) for name in names]),
+            "heads": Table.of_arrays(HEADS, **{column.name: heads[column.name] for column in HEADS}),
+            "measures": Table.of(Training.TABLES["measures"], [_describe_measure(heads, name) for name in names]),
             "roles": Table.of(Training.TABLES["roles"], [{"name": name} for name in roles]),
             "pairs": Table.of(Training.TABLES["pairs"], pairs),
         }
@@ -315,29 +310,30 @@ class Growing:
         loading = self._options.loading
         return (loading.with_head(name) if self._options.loss != "none" else loading).load(name)
 
-    def _require_alike(self, findings: Findings) -> None:
+    def _require_alike(self, findings: Heads) -> None:
         if not self._done:
             return
         name, first = self._done[0].checkpoint["name"], self._done[0].findings
-        if [(h.kind, h.layer, h.head) for h in findings.heads] != [(h.kind, h.layer, h.head) for h in first.heads]:
-            raise AttnscopeError(f"it has {len(findings.heads)} heads, and not those of {name}")
+        heads = findings.table("heads")
+        if heads.head_names(with_kind=True) != first.table("heads").head_names(with_kind=True):
+            raise AttnscopeError(f"it has {len(heads)} heads, and not those of {name}")
         if findings.corpus["n_tokens"] != first.corpus["n_tokens"]:
             raise AttnscopeError(
                 f"it makes {amount(findings.corpus['n_tokens'], 'token')} of the texts, and {name} "
                 f"{first.corpus['n_tokens']:,}"
             )
 
-    def _loss_of(self, model: Model, texts: Texts) -> Effect:
+    def _loss_of(self, model: Model, texts: Texts) -> Estimate:
         """The model's loss on the texts: a pass that takes no head out."""
         self._predicted = model.loss if self._options.loss != "none" and model.info.path == "seam" else None
         if self._predicted is None:
-            return Effect(np.nan, np.nan, np.nan, 0)
+            return Estimate(np.nan, np.nan, np.nan, count=0)
         result = measure_cuts(Passes(model, Reader(model, model.loss), texts), (), StandIns({}))
         if not result.complete:
             raise KeyboardInterrupt
         low, high = result.done.whole.interval()
-        loss = (result.done.whole.ratio()[0], max(low[0], 0.0), high[0], result.done.whole.total("c")[0])
-        return Effect(*map(float, loss))
+        loss, n_predictions = result.done.whole.ratio()[0], result.done.whole.total("c")[0]
+        return Estimate(loss, max(low[0], 0.0), high[0], count=n_predictions)
 
     def _run(self) -> dict[str, Any]:
         run = dict(self._done[-1].findings.run)
@@ -348,40 +344,31 @@ class Growing:
         corpus = dict(self._done[-1].findings.corpus)
         return corpus | {"complete": complete, "n_checkpoints": len(self._done)}
 
-    def _describe(self, last: Findings, roles: Sequence[str]) -> dict[str, Any]:
-        """The record's options, with the facts of the measures and roles that are there."""
+    def _describe(self, last: Heads, roles: Sequence[str]) -> dict[str, Any]:
+        """The record's options, with the names of the measures and the facts of the roles that are there."""
         options = dict(last.options)
-        facts = {**options["measures"], EXPLAINED: {"what": _EXPLAINED, "unit": "share", "range": [None, 1]}}
-        options["measures"] = {name: facts[name] for name in self._options.measures if name in facts}
+        options["measures"] = list(self._options.measures)
         options["roles"] = {name: options["roles"][name] for name in roles}
         return options | {"loss": self._predicted, "composition": list(self._options.composition)}
 
 
-def _describe_measure(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+_COLUMNS = {column.name: column for column in DESCRIPTION}
+
+
+def _describe_measure(heads: Table, name: str) -> dict[str, Any]:
     """Return what a measure is, as a row."""
-    facts = read_measure_facts(options, name)
-    return {"name": name, "meaning": facts.what, "unit": facts.unit, "least": facts.low, "most": facts.high}
+    known = {**_COLUMNS, **heads.columns}
+    column = known.get("whole_explained" if name == EXPLAINED else name, Column(name))
+    least, most = column.range
+    return {"name": name, "meaning": column.meaning, "unit": column.unit, "least": least, "most": most}
 
 
-_EXPLAINED = "the share of its attention that a description of a line explains, on texts it was not fitted on"
-
-
-def _parts(findings: Findings, heads: Sequence[tuple[str, int, int]], name: str) -> NDArray[np.float64]:
-    """A measure of all heads with its interval, and its value under uniform attention: (head, 4), NaN if unknown."""
-    parts = np.full((len(heads), 4), np.nan)
-    if name == EXPLAINED:
-        lines = () if findings.descriptions is None else findings.descriptions.heads
-        described = {(line.kind, line.layer, line.head): line for line in lines}
-        for row, head in enumerate(heads):
-            if head in described:
-                parts[row, :3] = described[head].explained, described[head].low, described[head].high
-        return parts
-    by_head = {(head.kind, head.layer, head.head): head.measures for head in findings.heads}
-    for row, head in enumerate(heads):
-        if name in by_head[head]:
-            estimate = by_head[head][name]
-            parts[row] = estimate.value, estimate.low, estimate.high, estimate.uniform
-    return parts
+def _parts(heads: Table, name: str) -> NDArray[np.float64]:
+    """Return a measure of all heads with its interval and baseline, (head, 4); NaN if unknown."""
+    column = "whole_explained" if name == EXPLAINED else name
+    if column not in heads:
+        return np.full((len(heads), 4), np.nan)
+    return np.column_stack([heads.interval(column), heads.part(column, "baseline")])
 
 
 def _common_name(names: Sequence[str], alone: str) -> str:

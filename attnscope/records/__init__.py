@@ -1,1 +1,0 @@
-"""Records of heads, on their way to tables."""

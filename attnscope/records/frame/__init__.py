@@ -1,1 +1,0 @@
-"""What all records share: their codec, their files, their kinds."""

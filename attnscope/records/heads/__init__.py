@@ -1,1 +1,0 @@
-"""Records of what heads do."""
