@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, N_OFFSETS, Atlas, head_tables
-from attnscope.records.heads.descriptions import Expected, Failure
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, N_OFFSETS, Atlas
+from attnscope.questions.heads import Heads
 from attnscope.results.table import Table, number
 from attnscope.studies.atlas.rows import Example, Wanted
 from attnscope.studies.atlas.study import example_tables
@@ -71,12 +70,12 @@ def small_atlas(
     n_tokens: int = 20,
     n_top: int = 3,
     model: str = "minilm",
-    findings: Findings | None = None,
+    findings: Heads | None = None,
 ) -> Atlas:
     """An atlas of `n_layers` x `n_heads` heads with `n_top` best examples and one of each decile a head."""
     chance = np.random.default_rng(seed)
     findings = findings or fake_findings(n_layers, n_heads, seed=seed, model=model)
-    n = len(findings.heads)
+    n = len(findings["heads"])
     wanted = [("top", rank) for rank in range(n_top)] + [("decile", rank) for rank in range(10)]
     examples = [
         made_example(chance, Wanted(head, why, rank, float(chance.random())), n_tokens)
@@ -86,8 +85,10 @@ def small_atlas(
     rows = [row for head in range(n) for row in token_rows(chance, head)]
     tokens = Table.of(Atlas.TABLES["tokens"], rows)
     ends = {"lift_low": tokens["lift"] - 1, "lift_high": tokens["lift"] + 1}
-    tables, grids = example_tables(examples)
-    tables |= head_tables(findings) | {"tokens": Table(tokens.columns, {**tokens.values, **ends})}
+    tables, grids = example_tables(examples, findings["failures"], findings["expected"])
+    tables |= {name: findings[name] for name in ("heads", "roles")} | {
+        "tokens": Table(tokens.columns, {**tokens.values, **ends})
+    }
     for name in ("score_median", "score_p90", "map_x", "map_y"):
         tables["heads"] = tables["heads"].with_column(number(name), chance.normal(size=n))
     profiles = chance.dirichlet(np.ones(N_OFFSETS), n)
@@ -97,8 +98,7 @@ def small_atlas(
         "deciles": np.sort(chance.random((n, 11))), "distance": apart + apart.T,
     }  # fmt: skip
     meanings = {"rank": "content_nats", "score": "a score that was made up", "lift": "an even share"}
-    sampled = findings.descriptions.sample_line() if findings.descriptions else ""
-    options = {**findings.options, **meanings, "described": sampled}
+    options = {**findings.options, **meanings}
     return Atlas(findings.run, {**findings.corpus, "n_sampled": 40}, options, tables, grids)
 
 
@@ -150,17 +150,12 @@ def rows_of(atlas: Atlas, head: int) -> list[Row]:
 
 def examples_of(atlas: Atlas) -> list[Example]:
     """The examples of an atlas, as its study read them."""
-    examples, expected = atlas.table("examples"), atlas.table("expected")
+    examples = atlas.table("examples")
     read = []
     for at in range(len(examples)):
         shown = atlas.table("shown").select(atlas.tokens_of(at))
         names = ("head", "why", "rank", "score")
-        failure = None
-        if examples["why"][at] == "failure":
-            keys = expected.select(expected["example"] == at)
-            columns = (keys["place"].tolist(), keys["token"].tolist(), keys["weight"].tolist())
-            predicted = tuple(Expected(*key) for key in zip(*columns, strict=True))
-            failure = Failure(int(examples["text"][at]), "", "", 0, float(examples["failure_nats"][at]), predicted)
+        failure = at if examples["why"][at] == "failure" else -1
         wanted = Wanted(*(examples[name][at].item() for name in names), failure=failure)
         first = int(shown["first_kept"][0]) if len(shown) else 0
         starts = np.concatenate([[0], np.cumsum(shown["n_kept"])])
@@ -172,9 +167,21 @@ def examples_of(atlas: Atlas) -> list[Example]:
     return read
 
 
-def with_examples(atlas: Atlas, examples: Sequence[Example]) -> Atlas:
-    """The atlas with other examples."""
-    tables, grids = example_tables(examples)
+def with_examples(
+    atlas: Atlas,
+    examples: Sequence[Example],
+    nats: Sequence[float] = (),
+    expected: Sequence[Sequence[tuple[int, str, float]]] = (),
+) -> Atlas:
+    """The atlas with other examples; `nats` and `expected` keys are those of failures, by `Wanted.failure`."""
+    failures = Table.of_arrays((number("nats"),), nats=list(nats))
+    columns = Heads.TABLES["expected"]
+    keys = [
+        dict(zip((column.name for column in columns), (row, *key), strict=True))
+        for row, keys in enumerate(expected)
+        for key in keys
+    ]
+    tables, grids = example_tables(examples, failures, Table.of(columns, keys))
     return replace(atlas, tables={**atlas.tables, **tables}, grids={**atlas.grids, **grids})
 
 

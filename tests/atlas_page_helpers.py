@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 from attnscope.pages import page_of_record
 from attnscope.questions.atlas import Atlas
 from tests.atlas_helpers import examples_of, places_of, small_atlas
-from tests.findings_helpers import described_findings, fake_findings
+from tests.findings_helpers import described_findings
 from tests.page_helpers import Opened, page_opener
 
-FINDINGS = replace(fake_findings(3, 4), descriptions=described_findings(3, 4).descriptions)
+FINDINGS = described_findings(3, 4)
 ATLAS = small_atlas(3, 4, n_tokens=24, findings=FINDINGS)
 NAMES = [head.name for head in places_of(ATLAS)]
 EXAMPLES = examples_of(ATLAS)

@@ -1,18 +1,21 @@
-"""Findings made up from a seed, with what a corpus would give: a few clear roles, intervals, resting heads."""
+"""Results of heads made up from a seed, with what a corpus would give: a few clear roles, intervals, resting heads."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from matplotlib.text import Text as Written
 
 from attnscope.drawing.canvas import Canvas
-from attnscope.records.heads.descriptions import Descriptions, HeadDescription, Term
-from attnscope.records.heads.findings import Estimate, Findings, Head, Role
-from attnscope.views.heads import figures as heads_figures
+from attnscope.questions.heads import ROLES as ROLE_COLUMNS
+from attnscope.questions.heads import Heads
+from attnscope.report.figures import pages
+from attnscope.results.table import Column, Estimate, Table
+from attnscope.studies.describe.lines import Active, Descriptions, HeadDescription, Term, add_descriptions
 
 NAN = math.nan
 UNDEFINED = Estimate(NAN, NAN, NAN, NAN, 0.0)
@@ -49,6 +52,49 @@ MEASURES: dict[str, tuple[str, str, float | None, float | None, float]] = {
 }
 
 
+@dataclass(frozen=True)
+class Head:
+    """A head of a made-up result; each role is a row of the table of roles."""
+
+    kind: str
+    layer: int
+    head: int
+    roles: Sequence[Mapping[str, Any]] = ()
+    resting: float = 0.5
+    measures: Mapping[str, Estimate] = field(default_factory=dict)
+
+
+def heads_of(
+    made: Sequence[Head],
+    columns: Mapping[str, Column] = {},
+    *,
+    control: Sequence[Head] = (),
+    run: Mapping[str, Any] = {},
+    corpus: Mapping[str, Any] = {},
+    options: Mapping[str, Any] = {},
+) -> Heads:
+    """A result of some heads; `columns` says what their measures are."""
+    names = list(dict.fromkeys(name for head in made for name in head.measures))
+    tables = {
+        "heads": _table(made, [columns.get(name, Column(name)) for name in names]),
+        "control": _table(control, []),
+    }
+    rows = [{"head": row, **role} for row, head in enumerate(made) for role in head.roles]
+    parts = ("value_low", "value_high", "value_baseline")
+    known = [*(column.name for column in ROLE_COLUMNS), *parts]
+    tables["roles"] = Table.of_arrays(ROLE_COLUMNS, **{name: [row[name] for row in rows] for name in known})
+    return Heads(run, corpus, {"measures": names, **options}, tables)
+
+
+def _table(made: Sequence[Head], measures: Sequence[Column]) -> Table:
+    rows = []
+    for head in made:
+        role_names = "+".join(str(role["role"]) for role in head.roles)
+        place = {"kind": head.kind, "layer": head.layer, "head": head.head, "role": role_names}
+        rows.append({**place, "resting_share": head.resting, **head.measures})
+    return Table.of([*Heads.TABLES["heads"], *measures], rows)
+
+
 def fake_findings(
     n_layers: int = 6,
     n_heads: int = 12,
@@ -59,50 +105,40 @@ def fake_findings(
     control: bool = False,
     roles: tuple[str, ...] = tuple(ROLES),
     share_without: float = 0.35,
-    options: bool = True,
     model: str = "minilm",
-) -> Findings:
-    """Findings about `n_layers` x `n_heads` heads a kind; about `share_without` of them are unclassified."""
+) -> Heads:
+    """A result of `n_layers` x `n_heads` heads a kind; about `share_without` of them are unclassified."""
     chance = np.random.default_rng(seed)
-    heads = tuple(
-        _head(chance, kind, layer, head, roles, tentative, share_without)
-        for kind in kinds
-        for layer in range(n_layers)
-        for head in range(n_heads)
-    )
-    said: dict[str, Any] = {"level": 0.05, "split": "paragraph"}
-    if options:
-        said["roles"] = {
-            name: {"what": what, "measure": name, "threshold": threshold}
-            for name, (threshold, _, what) in ROLES.items()
-        }
-        said["measures"] = {
-            name: {"what": what, "unit": unit, "range": [least, largest]}
-            for name, (what, unit, least, largest, _) in MEASURES.items()
-        }
-    compared = tuple(
-        _head(chance, kind, layer, head, ("diffuse",), tentative, 0.1)
-        for kind in kinds
-        for layer in range(n_layers)
-        for head in range(n_heads)
-    )
-    return Findings(
+    places = [(kind, layer, head) for kind in kinds for layer in range(n_layers) for head in range(n_heads)]
+    made = [_head(chance, *place, roles, tentative, share_without) for place in places]
+    compared = [_head(chance, *place, ("diffuse",), tentative, 0.1) for place in places]
+    columns = {
+        name: Column(name, what, unit, (least, largest)) for name, (what, unit, least, largest, _) in MEASURES.items()
+    }
+    facts = {
+        name: {"what": what, "measure": name, "threshold": threshold} for name, (threshold, _, what) in ROLES.items()
+    }
+    return heads_of(
+        made,
+        columns,
+        control=compared if control else (),
         run={"model": model, "seed": seed},
         corpus={"sources": ["alice.txt"], "n_texts": 6 if tentative else 812, "n_tokens": 41234, "complete": True},
-        options=said,
-        heads=heads,
-        control=compared if control else (),
+        options={"level": 0.05, "split": "paragraph", "roles": facts},
     )
 
 
-def role(name: str, value: float = 0.8, **changes: Any) -> Role:
-    """A role with all that belongs to it."""
+def role(name: str, value: float = 0.8, **changes: Any) -> dict[str, Any]:
+    """A row of the table of roles."""
     threshold, baseline, _ = ROLES.get(name, (0.4, 0.02, ""))
-    given: dict[str, Any] = {
-        "measure": name, "value": value, "low": value - 0.02, "high": min(1.0, value + 0.02), "baseline": baseline,
-        "threshold": threshold, "p": 1e-9, "q": 3e-8, "tentative": False,
+    usual: dict[str, Any] = {
+        "role": name, "measure": name, "value": value, "value_low": value - 0.02, "value_high": min(1.0, value + 0.02),
+        "value_baseline": baseline, "threshold": threshold, "p": 1e-9, "q": 3e-8, "tentative": False,
+        "active_share": NAN, "effective_texts": 50.0, "largest_part": NAN,
     }  # fmt: skip
-    return Role(name, **(given | changes))
+    return usual | {
+        f"value_{name}" if name in ("low", "high", "baseline") else name: one for name, one in changes.items()
+    }
 
 
 def _head(
@@ -118,13 +154,13 @@ def _head(
         ((name, float(chance.uniform(ROLES.get(name, (0.4,))[0], 1))) for name in chance.permutation(names)[:n_roles]),
         key=lambda pair: -pair[1],
     )
-    nothing = {"low": NAN, "high": NAN, "p": NAN, "q": NAN, "tentative": True}
+    nothing = {"value_low": NAN, "value_high": NAN, "p": NAN, "q": NAN, "tentative": True}
     given = []
     for number, (name, value) in enumerate(chosen):
         active = number == 0 and chance.random() < 0.3
         resting_on = {"measure": f"{name}_active", "active_share": 1 - resting} if active else {}
         given.append(role(str(name), value, **resting_on, **(nothing if tentative else {})))
-    return Head(kind, layer, head, tuple(given), resting, measures)
+    return Head(kind, layer, head, given, resting, measures)
 
 
 def _estimate(
@@ -146,36 +182,31 @@ NEAR = Term("within_left", "tokens at most 4 away to the left", 2.0, 0.46, 0.1, 
 MORE = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
 
 
-def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ...] = ("encoder",)) -> Findings:
-    """The same, with a description of each head but the second, which spreads evenly; each explains more."""
+def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ...] = ("encoder",)) -> Heads:
+    """The same, with a line for each head but the second, which spreads evenly; each explains more."""
     found = fake_findings(n_layers, n_heads, kinds=kinds)
-    heads = []
-    for n, head in enumerate(found.heads):
-        explained = 0.1 + 0.8 * n / len(found.heads)
-        one = HeadDescription(
-            head.kind,
-            head.layer,
-            head.head,
-            (CLS, NEAR, MORE),
-            2.0,
-            explained,
-            explained - 0.05,
-            explained + 0.04,
-        )
-        heads.append(one)
-    heads[1] = replace(heads[1], terms=(), nats=0.04, explained=math.nan, low=math.nan, high=math.nan)
-    return replace(found, descriptions=Descriptions(tuple(heads), 54, 2000, 27))
+    heads = found["heads"]
+    lines = []
+    places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
+    for row, place in enumerate(places):
+        explained = 0.1 + 0.8 * row / len(heads)
+        ends = explained - 0.05, explained + 0.04
+        active = Active((NEAR,), 0.7, 2.0, explained, *ends)
+        lines.append(HeadDescription(*place, (CLS, MORE), 2.0, explained, *ends, content="within_left", active=active))
+    if len(lines) > 1:
+        nothing = dict.fromkeys(("explained", "low", "high"), NAN)
+        lines[1] = replace(lines[1], terms=(), nats=0.04, content="", active=None, **nothing)
+    return add_descriptions(found, Descriptions(tuple(lines), 54, 2000, 27))
 
 
-def of(*heads: Head, **more: object) -> Findings:
-    """Findings about some heads alone."""
-    settings: dict = {"run": {}, "corpus": {}, "options": {}} | more
-    return Findings(heads=heads, **settings)
+def of(*made: Head, **more: Any) -> Heads:
+    """A result of some heads alone."""
+    return heads_of(made, **more)
 
 
-def head(layer: int, number: int, *roles: object, kind: str = "encoder", resting: float = 0.5) -> Head:
+def head(layer: int, number: int, *roles: Mapping[str, Any], kind: str = "encoder", resting: float = 0.5) -> Head:
     """A head of one measure, with some roles."""
-    return Head(kind, layer, number, roles, resting, {"local": Estimate(0.5, 0.4, 0.6, 0.2, 9)})  # type: ignore[arg-type]
+    return Head(kind, layer, number, roles, resting, {"local": Estimate(0.5, 0.4, 0.6, 0.2, 9)})
 
 
 def written(page: Canvas) -> list[str]:
@@ -183,7 +214,7 @@ def written(page: Canvas) -> list[str]:
     return [text.get_text() for text in page.axes.findobj(Written) if text.get_text()]
 
 
-def page_of(findings: Findings, stem: str) -> Any:
+def page_of(found: Heads, stem: str) -> Any:
     """The figure of a name, such as measure-local."""
     named = stem.removeprefix("measure-") if stem.startswith("measure-") else None
-    return next(page for name, page in heads_figures.pages(findings, measures=named) if name == stem)
+    return next(page for name, page in pages(found, measures=named) if name == stem)

@@ -1,6 +1,7 @@
 """What tests of the study of heads share: how findings are read, and what interrupts the study."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import attnscope.studies.heads.study as study
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TokenCounts
-from attnscope.records.heads.findings import Findings, Head
+from attnscope.questions.heads import Heads
+from attnscope.results.table import Estimate, Table, count, text
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import texts_of
 from attnscope.studies.measuring.tally import Tally
@@ -22,20 +24,57 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "BLOCK", 4)
 
 
-def names_of(head: Head) -> set[str]:
+class Seen:
+    """A head of a result, as tests ask for it: its place, its roles as rows by name, and its measures."""
+
+    def __init__(self, heads: Table, row: int, roles: Table) -> None:
+        self.kind, self.layer, self.head = (heads[name][row].item() for name in ("kind", "layer", "head"))
+        self.name = f"L{self.layer}H{self.head}"
+        self.resting_share = float(heads["resting_share"][row]) if "resting_share" in heads else float("nan")
+        self.roles = []
+        header, *rows = roles.rows()
+        for values in rows:
+            facts = {name.removeprefix("value_"): value for name, value in zip(header, values, strict=True)}
+            if facts["head"] == row:
+                self.roles.append(SimpleNamespace(**facts, name=facts["role"]))
+        parts = ("low", "high", "baseline", "count")
+        self.measures = {
+            name: Estimate(float(heads[name][row]), *(float(heads.part(name, part)[row]) for part in parts))
+            for name in heads.numbers
+            if f"{name}_count" in heads
+        }
+
+
+def heads_in(found: Heads | Mapping[str, Table], table: str = "heads") -> list[Seen]:
+    """The heads of a result, or of its tables, in their order."""
+    roles = found["roles"]
+    if table == "control":  # which has the names of roles alone
+        names = [role.split("+") for role in found[table]["role"].tolist()]
+        rows = [(row, name) for row, of_head in enumerate(names) for name in of_head if name]
+        roles = Table.of_arrays((count("head"), text("role")), head=[row for row, _ in rows], role=[n for _, n in rows])
+    return [Seen(found[table], row, roles) for row in range(len(found[table]))]
+
+
+def names_of(head: Seen) -> set[str]:
     return {role.name for role in head.roles}
 
 
-def head_of(found: Findings, name: str) -> Head:
-    return next(head for head in found.heads if head.name == name)
+def roles_by_place(found: Heads) -> dict[tuple[int, int], set[str]]:
+    """The names of the roles of each head, by layer and number."""
+    return {(head.layer, head.head): names_of(head) for head in heads_in(found)}
 
 
-def require_same(one: Findings, other: Findings) -> None:
+def head_of(found: Heads, name: str) -> Seen:
+    row = found["heads"].head_names().index(name)
+    return Seen(found["heads"], row, found["roles"])
+
+
+def require_same(one: Heads, other: Heads) -> None:
     """Within the roundings of float64."""
     require_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-def study_tallies(model: Any, texts: Any, options: HeadsOptions | None = None) -> tuple[Findings, Mapping[str, Tally]]:
+def study_tallies(model: Any, texts: Any, options: HeadsOptions | None = None) -> tuple[Heads, Mapping[str, Tally]]:
     """What `attnscope.heads` finds, and the sums over texts that it rests on, by kind of attention."""
     options = options or HeadsOptions()
     found, done = with_plain_torch(study.study_heads)(model, texts_of(texts, model), options)

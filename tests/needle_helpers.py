@@ -5,7 +5,7 @@ from torch import Tensor
 
 import attnscope
 from attnscope.models.model import Model
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from examples.decoder import Decoder, decoder, wrap
 
 WORDS, PLACES = 20, 120
@@ -69,7 +69,7 @@ def planted_model(n_heads: int = 2, *, writes: bool = True) -> Model:
     return wrap(planted_decoder(n_heads, writes=writes))
 
 
-def planted_findings() -> Findings:
+def planted_findings() -> Heads:
     """What is found of it, and without its head."""
     options = attnscope.NeedleOptions(lengths=(48, 96), n=15, ablate=True)
     return attnscope.retrieval_heads(planted_model(), options=options)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from attnscope.questions.atlas import Atlas
-from attnscope.records.heads.descriptions import Expected, Failure
 from attnscope.results.table import Table
 from attnscope.studies.atlas.rows import Wanted
 from tests.atlas_helpers import examples_of, pieces_of, weights_of, with_examples
@@ -128,14 +127,12 @@ def test_few_texts_are_no_deciles(open_atlas: Callable[[Atlas], OpenedAtlas], n:
 def test_a_failure_says_what_was_expected(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
     """The keys that the description expects, beside those that the token attends to, for that token alone."""
     number = NAMES.index("L1H2")
-    predicted = (Expected(5, "five", 0.61), Expected(900, "far", 0.2), Expected(2, "two", 0.05))
-    failed = Failure(7, "the old", "cat", 3, 1.25, predicted)
-    wanted = Wanted(number, "failure", 0, float("nan"), failure=failed)
+    wanted = Wanted(number, "failure", 0, float("nan"), failure=0)
     examples = [
         replace(one, wanted=wanted) if (one.wanted.head, one.wanted.why, one.wanted.rank) == (number, "top", 1) else one
         for one in EXAMPLES
     ]
-    atlas = with_examples(ATLAS, examples)
+    atlas = with_examples(ATLAS, examples, [1.25], [[(5, "five", 0.61), (900, "far", 0.2), (2, "two", 0.05)]])
     example = next(one for one in examples_of(atlas) if one.wanted.why == "failure")
     opened = open_atlas(atlas)
     opened.go("L1H2", tab="failure")

@@ -20,6 +20,7 @@ from attnscope.results.table import Table
 from tests.atlas_helpers import examples_of, places_of, rows_of, small_atlas, with_examples
 from tests.atlas_page_helpers import ATLAS, CONDITIONS, FINDINGS, NAMES, OpenedAtlas, _opened, mine, open_atlas
 from tests.findings_helpers import fake_findings
+from tests.heads_helpers import heads_in
 from tests.record_helpers import simple
 
 __all__ = ["_opened", "open_atlas"]
@@ -32,13 +33,11 @@ def test_all_heads_with_all_their_numbers(opened: OpenedAtlas) -> None:
     assert opened.text("#readout") == "12 heads"
     assert opened.listed() == NAMES
     rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
-    for row, head in zip(rows, FINDINGS.heads, strict=True):
+    for row, head in zip(rows, heads_in(FINDINGS), strict=True):
         for name, estimate in head.measures.items():
             assert float(row[name]) == pytest.approx(estimate.value, rel=1e-5), name
         assert row["roles"] == "+".join(role.name for role in head.roles)
-    assert FINDINGS.descriptions is not None
-    for row, one in zip(rows, FINDINGS.descriptions.heads, strict=True):
-        assert row["description"] == one.words, "in the words of the record"
+    assert [row["description"] for row in rows] == FINDINGS["heads"]["description"].tolist()
 
 
 def test_a_head_alone_is_its_card(opened: OpenedAtlas) -> None:
@@ -251,8 +250,7 @@ def test_the_list_sorts_by_what_its_headers_say(opened: OpenedAtlas) -> None:
 def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
     opened.go("L1H2")
     number = NAMES.index("L1H2")
-    assert FINDINGS.descriptions is not None
-    assert opened.text(".does").startswith(FINDINGS.descriptions.heads[number].words)
+    assert opened.text(".does").startswith(str(FINDINGS["heads"]["description"][number]))
     if opened.page.locator(".more-measures[aria-expanded=false]").count():
         opened.page.click(".more-measures")
     measures = FINDINGS.heads[number].measures

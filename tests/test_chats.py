@@ -105,7 +105,7 @@ def test_heads_are_studied_on_conversations_as_on_their_texts(llama: HuggingFace
     like = attnscope.heads(llama, attnscope.Corpus([path]))
     assert found.corpus["n_texts"] == 5
     for name in ("previous", "entropy", "sink"):
-        np.testing.assert_array_equal(found.grid("decoder", name), like.grid("decoder", name))
+        np.testing.assert_array_equal(found["heads"].grid(name, "decoder"), like["heads"].grid(name, "decoder"))
 
 
 def read(path: Path, model: HuggingFaceModel, **more: Any) -> tuple[list[Any], list[str]]:

@@ -7,6 +7,7 @@ import pytest
 from attnscope.corpus import Copies, CorpusText, copies, copy_key, distinct
 from attnscope.report.wording import corpus_notes
 from attnscope.studies.heads.study import heads
+from tests.heads_helpers import heads_in
 
 CAT = "The old cat sat on the mat, and looked at all the birds outside."
 
@@ -92,7 +93,7 @@ def test_templates_are_told_among_other_texts() -> None:
 def test_one_sentence_with_sixty_numbers_gives_no_role(own: Any) -> None:
     found = heads(own, [f"The cat saw {n} birds and the dog saw the cat near the old street." for n in range(60)])
     assert found.corpus["n_copies"] == 59
-    assert not any(head.roles for head in found.heads)
+    assert not any(head.roles for head in heads_in(found))
 
 
 def test_one_frame_with_two_words_exchanged_gives_no_role(own: Any) -> None:
@@ -101,7 +102,7 @@ def test_one_frame_with_two_words_exchanged_gives_no_role(own: Any) -> None:
     people = ["king", "man", "girl", "boy", "nun", "cook", "maid", "duke", "pope"]
     found = heads(own, [f"The {animal} saw the {person} again." for animal in animals for person in people])
     assert found.corpus["n_texts"] == 2
-    assert not any(head.roles for head in found.heads)
+    assert not any(head.roles for head in heads_in(found))
 
 
 def test_short_texts_share_a_frame_only_at_the_same_places() -> None:

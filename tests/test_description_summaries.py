@@ -8,9 +8,9 @@ import pytest
 
 from attnscope.core.descriptions import Description
 from attnscope.core.sampled_rows import Column, Rows
-from attnscope.records.heads.descriptions import Term
 from attnscope.studies.describe.english import class_of
 from attnscope.studies.describe.features import catalogue
+from attnscope.studies.describe.lines import Term
 from attnscope.studies.describe.rows import gates_of
 from attnscope.studies.describe.words import LEAST_MORE, Names, _relation, by_distance, by_kind, summarise
 

@@ -17,9 +17,9 @@ from attnscope.corpus import Corpus, CorpusText, count_tokens
 from attnscope.corpus.copies import _LABEL
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.records.heads.descriptions import Active, Descriptions, HeadDescription, Pair, Term
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from attnscope.studies.describe import rows as sampling
+from attnscope.studies.describe.lines import Active, Descriptions, HeadDescription, Pair, Term
 from attnscope.studies.describe.rows import measure
 from attnscope.studies.describe.study import describe
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
@@ -38,14 +38,13 @@ def paragraphs() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def study_of_own(own: Model, paragraphs: list[str]) -> Findings:
+def study_of_own(own: Model, paragraphs: list[str]) -> Heads:
     return heads(own, paragraphs, HeadsOptions(describe=FEW))
 
 
 @pytest.fixture(scope="module")
-def of_own(study_of_own: Findings) -> Descriptions:
-    assert study_of_own.descriptions is not None
-    return study_of_own.descriptions
+def of_own(own: Model, paragraphs: list[str]) -> Descriptions:
+    return describe(own, paragraphs, options=FEW)
 
 
 def test_heads_that_were_built_are_described_as_they_were_built(of_own: Descriptions) -> None:
@@ -56,7 +55,7 @@ def test_heads_that_were_built_are_described_as_they_were_built(of_own: Descript
     for place, feature in built.items():
         one = of_own.of(*place)
         terms = one.terms if feature.startswith("special:") else one.active.terms
-        assert terms[0].feature == feature, one.line
+        assert terms[0].feature == feature, one.words
         assert one.explained > 0.95 and one.low <= one.explained <= one.high
         assert not one.other_half
     for place, feature in {(0, 4): "same_elsewhere", (1, 1): "induction", (1, 4): "same_elsewhere"}.items():
@@ -180,10 +179,9 @@ def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -
     model = attnscope.load(network, AutoTokenizer.from_pretrained(tmp_path / "bert"))
     assert not model.static_embeddings(torch.tensor([[1, 2]])).requires_grad
     found = heads(model, paragraphs[:12], HeadsOptions(describe=FEW))
-    assert not found.run.get("failures") and found.descriptions is not None
+    assert not found.run.get("failures") and found.is_described
     alone = describe(model, paragraphs[:12], options=FEW)
-    assert repr(found.descriptions.heads) == repr(alone.heads)  # NaN is like itself
-    assert len(found.descriptions.heads) == len(found.heads)
+    assert found["heads"]["description"].tolist() == [one.words for one in alone.heads]
 
 
 def test_stability_is_that_of_terms_outside_sinks(of_own: Descriptions) -> None:
@@ -191,7 +189,7 @@ def test_stability_is_that_of_terms_outside_sinks(of_own: Descriptions) -> None:
         assert of_own.of(*place).terms[0].feature == "special:[BOS]" and not of_own.of(*place).other_half
     assert of_own.of(0, 0).content == "offset-1" and of_own.of(1, 1).content == "induction"
     assert of_own.of(1, 1).terms[0].feature == "special:[REST]"
-    assert not of_own.of(0, 0).warning and not of_own.of(1, 1).warning
+    assert not of_own.of(0, 0).other_half and not of_own.of(1, 1).other_half
 
 
 def test_of_a_growing_corpus_a_text_stays_drawn_while_its_lot_is_small(own: Model, paragraphs: list[str]) -> None:
@@ -211,34 +209,33 @@ def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str])
 # In a study of heads --------------------------------------------------------------------------------------------
 
 
-def test_findings_say_what_a_head_does_and_keep_it(study_of_own: Findings, tmp_path: Path) -> None:
-    found = study_of_own
-    one = found.description(0, 2)
-    assert isinstance(one, HeadDescription) and one.words.startswith("the token itself (")
-    kept = Findings.load(found.save(tmp_path / "heads.npz"))
-    assert repr(kept.descriptions) == repr(found.descriptions)
-    columns = found.head_table().flat()
-    assert columns["description"][2] == one.words
-    assert columns["explained"][2] == one.explained
-    document = found.as_json()["descriptions"]
-    assert document["heads"][2]["active"]["terms"][0]["feature"] == "self"
-    assert document["features"]["self"]["source"]
+def test_findings_say_what_a_head_does_and_keep_it(study_of_own: Heads, of_own: Descriptions, tmp_path: Path) -> None:
+    kept = Heads.load(study_of_own.save(tmp_path / "heads.npz"))
+    heads, line = kept["heads"], of_own.of(0, 2)
+    assert line.words.startswith("the token itself (") and heads["description"][2] == line.words
+    np.testing.assert_array_equal(heads.interval("whole_explained")[2], [line.explained, line.low, line.high])
+    assert line.active is not None
+    np.testing.assert_array_equal(heads.interval("kl_explained")[2][0], line.active.explained)
+    terms = kept["terms"].select((kept["terms"]["head"] == 2) & (kept["terms"]["part"] == "attends"))
+    assert terms["feature"][0] == "self" and terms["share"][0] == line.active.terms[0].share
+    assert terms.part("share", "baseline")[0] == line.active.terms[0].even
+    features = dict(zip(kept["features"]["feature"].tolist(), kept["features"]["source"].tolist(), strict=True))
+    assert features["self"]
+    # What fails most, with the keys that were expected.
+    failures, expected = kept["failures"], kept["expected"]
+    assert failures["nats"][failures["head"] == 2].tolist() == [failure.nats for failure in line.failures]
+    row = int((failures["head"] == 2).argmax())
+    assert expected["token"][expected["failure"] == row].tolist() == [key.token for key in line.failures[0].expected]
 
 
-def test_without_descriptions_a_record_says_so(own: Model, paragraphs: list[str], study_of_own: Findings) -> None:
+def test_without_descriptions_there_are_no_columns_of_them(own: Model, paragraphs: list[str]) -> None:
     found = heads(own, paragraphs[:3], HeadsOptions(describe=None))
-    assert found.descriptions is None and "description" not in found.head_table().flat()
-    with pytest.raises(AttnscopeError, match="no descriptions"):
-        found.description(0, 0)
-    with pytest.raises(AttnscopeError, match="no description of L9H0"):
-        study_of_own.description(9, 0)
+    assert "description" not in found["heads"] and not found.is_described
 
 
 def test_one_text_is_not_described(own: Model) -> None:
     found = heads(own, ["A single text, which says nothing of others."], HeadsOptions(describe=FEW))
-    assert found.descriptions is not None and not found.descriptions.heads
-    with pytest.raises(AttnscopeError, match="no descriptions"):
-        found.description(0, 0)
+    assert not found.is_described and "takes at least two texts" in " ".join(found.report().guide)
 
 
 def test_a_failure_costs_the_descriptions_alone(
@@ -249,7 +246,7 @@ def test_a_failure_costs_the_descriptions_alone(
 
     monkeypatch.setattr("attnscope.studies.heads.study.describe_texts", fail)
     found = heads(own, paragraphs[:4], HeadsOptions(describe=FEW))
-    assert found.heads and found.descriptions is None
+    assert len(found["heads"]) and not found.is_described
     assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]
 
 
@@ -259,17 +256,14 @@ CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
 
 
 def line(*terms: Term, nats: float = 2.32, explained: float = 0.66) -> str:
-    """The line of a record of an earlier version, which has one part."""
-    return HeadDescription("encoder", 3, 8, terms, nats, explained, 0.6, 0.7).line
+    """The line of a head that never rests."""
+    active = Active(terms, 1.0, nats, explained, 0.6, 0.7)
+    return HeadDescription("encoder", 3, 8, (), nats, explained, 0.6, 0.7, active=active).words
 
 
-def predicts(percent: int) -> str:
-    return f"predicts {percent}% of what sets it apart from uniform attention (2.32 nats)"
-
-
-def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
+def test_a_line_says_the_terms_and_their_shares() -> None:
     near = Term("near", "near tokens", 2.0, 0.46, 0.1, 0.3, share_of="at most 4 away")
-    assert line(CLS, near) == f"[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 10%): {predicts(66)}"
+    assert line(CLS, near) == "[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 10%)"
     more = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
     less = replace(more, weight=-1.0, words="from commas")
     assert line(CLS, near, more, less).startswith(
@@ -279,9 +273,8 @@ def test_a_line_says_the_terms_their_shares_and_what_they_explain() -> None:
     assert "not to the right (14%; uniform 51%)" in line(CLS, avoided)
     # A weight below 0 may belong to what else is said of the same keys: they are looked at all the same.
     assert line(replace(CLS, weight=-0.1)).startswith("[CLS] (27%")
-    assert line(CLS, explained=0.2) == f"[CLS] (27%; uniform 2%); mostly undescribed: {predicts(20)}"
-    assert line(nats=0.05) == "spreads evenly: 0.05 nats from uniform"
-    assert line(explained=0.0) == f"undescribed: {predicts(0)}"
+    assert line(CLS, explained=0.2) == "[CLS] (27%; uniform 2%); mostly undescribed"
+    assert line(CLS, nats=0.05) == "all other tokens evenly" and line() == "undescribed"
 
 
 def test_a_line_says_on_what_a_head_rests_and_leaves_out_when() -> None:
@@ -302,11 +295,7 @@ def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> N
     pairs = (Pair("she", "alice", 5), Pair(")", "(", 3))
     active = Active((to_names,), 0.31, 1.2, 0.45, 0.4, 0.5, pairs)
     one = HeadDescription("encoder", 3, 8, (CLS, gate), 2.32, 0.66, 0.6, 0.7, active=active)
-    assert one.line == (
-        f"{words}, such as she → alice, ) → (: predicts 45% of what sets it apart from uniform attention (1.20 nats); "
-        "rests 69% on [CLS]"
-    )
-    assert one.tells == pytest.approx(0.45 * 1.2 * 0.31)
+    assert one.words == f"{words}, such as she → alice, ) → (; rests 69% on [CLS]"
     only_rests = replace(one, active=replace(active, share=0.01))
     assert only_rests.attends == "" and only_rests.words.startswith("rests 99% on [CLS]")
     assert replace(one, active=replace(active, share=0.99)).rests == ""

@@ -29,7 +29,7 @@ from attnscope import Corpus, HeadsOptions, cli, models
 from attnscope.core.catalogue import MEASURES
 from attnscope.models.catalog import Source
 from attnscope.models.model import Model
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from attnscope.studies.heads import study as heads_study
 from docs import generate
 from tests.conftest import write_tiny
@@ -99,7 +99,7 @@ LONG = [
 HELD: dict[object, Model] = {}
 """Models that pages have loaded: one and the same for all."""
 
-STUDIED: dict[str, Findings] = {}
+STUDIED: dict[str, Heads] = {}
 """Studies of heads that pages have made, by the model, the texts and the options."""
 
 
@@ -133,7 +133,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
     study = heads_study.heads
 
-    def study_once(model: Model, texts: object, options: HeadsOptions | None = None, *how: object) -> Findings:
+    def study_once(model: Model, texts: object, options: HeadsOptions | None = None, *how: object) -> Heads:
         if not isinstance(texts, Corpus) or any(how) or all(model is not held for held in HELD.values()):
             return study(model, texts, options, *how)  # type: ignore[arg-type]
         said = [Path(source).read_bytes() for source in texts.sources]

@@ -12,13 +12,12 @@ import pytest
 
 import attnscope
 from attnscope.models.own.glass_box import roles as own_roles
-from attnscope.records.heads.findings import Head
 from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, judge
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import Tally
 from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer
-from tests.heads_helpers import study_tallies
+from tests.heads_helpers import heads_in, study_tallies
 from tests.test_roles import N_QUERIES, NAMES, tally_of
 
 WORDS = [word for word in VOCABULARY if word not in SPECIAL and not word.startswith("##")]
@@ -73,7 +72,7 @@ def sharp_model(folder: Path, kind: str, seed: int, sharpness: float) -> Any:
     return attnscope.load(str(folder), check=False, engine="hf")
 
 
-def roles_of(head: Head) -> set[str]:
+def roles_of(head: Any) -> set[str]:
     return {role.name for role in head.roles}
 
 
@@ -125,7 +124,8 @@ def found_on(
     shares = chance.beta(means.clip(1e-9) * size, (1 - means) * size, (n_texts, *means.shape))[:, None]
     tally.measures.add(N_QUERIES * shares, float(N_QUERIES))
     tally.uniform.add(np.zeros_like(shares), float(N_QUERIES))
-    given = [len(roles_of(head) & set(TESTED)) for head in judge([tally], complete_thresholds({}), tally.n_texts)]
+    judged = judge([tally], complete_thresholds({}), tally.n_texts)
+    given = [len(roles_of(head) & set(TESTED)) for head in heads_in(judged)]
     return sum(given[:n_null]), sum(given[n_null:])
 
 
@@ -169,7 +169,7 @@ def test_planted_heads_are_found_in_ten_texts(name: str) -> None:
         texts = (PARAGRAPHS, SENTENCES)[number % 2]
         found, tallies = study_tallies(model, [texts[i] for i in chance.permutation(len(texts))[:10]])
         few = few_texts_define(*tallies.values())
-        for head in found.heads:
+        for head in heads_in(found):
             planted = set(known[head.layer, head.head])
             assert roles_of(head) <= planted
             assert planted - roles_of(head) <= (few if texts is SENTENCES else set()), head.name

@@ -13,7 +13,7 @@ import pytest
 import attnscope
 from attnscope import output
 from attnscope.errors import AttnscopeError
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from attnscope.results.file_sets import OwnFiles, find_unmoved, locate, replace_together
 from attnscope.results.kinds import file_of
 from tests.conftest import Run
@@ -132,7 +132,7 @@ def test_a_killed_run_s_record_is_read_before_it_has_moved_by_folder_and_by_file
     fake_findings(3, 4).save(tmp_path / "replacing-01234567/heads.npz")
     assert file_of(tmp_path).parent.name == file_of(tmp_path / "heads.npz").parent.name == "replacing-01234567"
     for path in (tmp_path, tmp_path / "heads.npz"):
-        assert len(attnscope.load_record(path).heads) == len(Findings.load(path).heads) == 12
+        assert len(attnscope.load_record(path)["heads"]) == len(Heads.load(path)["heads"]) == 12
     shown = {run("show", path, "--json").out for path in (tmp_path, tmp_path / "heads.npz")}
     assert len(shown) == 1 and len(json.loads(shown.pop())["heads"]) == 12
     assert {path.name for path in tmp_path.iterdir()} == {"heads.npz", "replacing-01234567"}, "readers move nothing"
@@ -167,7 +167,7 @@ def test_a_planted_set_is_no_order(tmp_path: Path, run: Run, fails: bool) -> Non
     status = run("heads", "the cat and the dog", "-m", model, "-o", target, "-f", "npz,csv,json").status
     assert (status != 0) is fails
     assert {name: (target / name).read_text() for name in mine} == mine
-    assert attnscope.load_record(target / "heads.npz").heads if not fails else not (target / "heads.npz").exists()
+    assert attnscope.load_record(target / "heads.npz")["heads"] if not fails else not (target / "heads.npz").exists()
     if fails:
         assert {path: path.lstat().st_mtime_ns for path in target.rglob("*")} == before
 
@@ -241,7 +241,7 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
     with pytest.raises(KeyboardInterrupt):
         output.write(fake_findings(3, 4), tmp_path / "out", formats, drawing=interrupted)
     assert {path: path.read_bytes() for path in before} == before
-    assert len(attnscope.load_record(tmp_path / "out/interrupted").heads) == 12
+    assert len(attnscope.load_record(tmp_path / "out/interrupted")["heads"]) == 12
     assert "not all figures were drawn, so none is kept: the data are in" in capsys.readouterr().err
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*(p.name for p in before), "interrupted"}
 

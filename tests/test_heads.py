@@ -19,7 +19,7 @@ from attnscope.studies.heads.roles import FEWEST_TEXTS
 from attnscope.studies.heads.study import heads
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, VOCABULARY, write_tokenizer
-from tests.heads_helpers import head_of, names_of, require_same, study_tallies, words
+from tests.heads_helpers import head_of, heads_in, names_of, require_same, study_tallies, words
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +41,15 @@ def test_every_head_of_the_glass_box_is_named_right(name: str, file: str, split:
     corpus = attnscope.Corpus([SAMPLES / f"{file}.txt"], split=split)
     found = heads(attnscope.load(name), corpus)
     assert found.corpus["n_texts"] >= 20
-    assert {(head.layer, head.head): names_of(head) for head in found.heads} == {
+    assert {(head.layer, head.head): names_of(head) for head in heads_in(found)} == {
         place: set(known) for place, known in own_roles(name).items()
     }
-    assert {(head.layer, head.head): head.roles[0].name for head in found.heads} == {
+    assert {(head.layer, head.head): head.roles[0].name for head in heads_in(found)} == {
         place: known[0] for place, known in own_roles(name).items()
     }
-    roles = [(f"L{head.layer}H{head.head}", role) for head in found.heads for role in head.roles]
+    roles = [(f"L{head.layer}H{head.head}", role) for head in heads_in(found) for role in head.roles]
     for _, role in roles:
-        assert role.tentative == (role.effective_texts is not None and role.effective_texts < FEWEST_TEXTS)
+        assert role.tentative == (role.effective_texts < FEWEST_TEXTS)
     few = {f"{place} {role.name}": round(role.effective_texts or 0, 1) for place, role in roles if role.tentative}
     assert few == TENTATIVE.get((name, file), {})
 
@@ -58,7 +58,7 @@ def test_minilm_on_prose(minilm: Any) -> None:
     found = heads(minilm, attnscope.Corpus(SAMPLES / "alice.txt", split="paragraph"))
     assert head_of(found, "L0H2").roles[0].name == "previous_token"
     assert "next_token" in names_of(head_of(found, "L1H8"))
-    middle = [head for head in found.heads if 2 <= head.layer <= 4]
+    middle = [head for head in heads_in(found) if 2 <= head.layer <= 4]
     on_cls = [head for head in middle if head.measures["cls"].value > 0.5 * head.resting_share > 0.1]
     assert len(on_cls) > 0.8 * len(middle)
     assert found.corpus["n_texts"] == 54
@@ -100,7 +100,7 @@ def random_corpora() -> dict[str, list[str]]:
 def share_with_roles(models: Sequence[Any]) -> float:
     """Of all heads on all corpora, how many have a role but diffuse."""
     found = [heads(model, texts) for model in models for texts in random_corpora().values()]
-    all_heads = [head for one in found for head in one.heads]
+    all_heads = [head for one in found for head in heads_in(one)]
     return sum(bool(names_of(head) - {"diffuse"}) for head in all_heads) / len(all_heads)
 
 
@@ -120,7 +120,7 @@ def test_random_weights_have_no_roles_whatever_the_seed(kind: str, tmp_path: Pat
 def test_the_untrained_minilm_has_no_roles(minilm: Any, file: str, split: Any) -> None:
     texts = attnscope.Corpus(SAMPLES / f"{file}.txt", split=split)
     found = [heads(minilm.untrained(seed), texts) for seed in range(5)]
-    all_heads = [head for one in found for head in one.heads]
+    all_heads = [head for one in found for head in heads_in(one)]
     assert sum(bool(names_of(head) - {"diffuse"}) for head in all_heads) < 0.01 * len(all_heads)
 
 
@@ -135,21 +135,21 @@ def test_heads_of_a_fixed_offset_get_no_role_from_texts_that_repeat(own: Any, ow
     assert names_of(two_back) == {"local"}
     # Nothing tells the heads that really look for like tokens from those that look two back.
     for one in (found, heads(own_causal, period_two)):
-        assert not {"same_token", "induction"} & set().union(*map(names_of, one.heads))
+        assert not {"same_token", "induction"} & set().union(*map(names_of, heads_in(one)))
 
 
 def test_a_causal_head_is_compared_with_what_the_mask_forces_on_it(own_causal: Any) -> None:
     found = heads(own_causal, ["one two three four five six seven"])
     uniform = head_of(found, "L0H6").measures["first_token"]
     expected = np.mean([1 / n for n in range(1, 11)])  # [BOS] [REST] seven words [EOS]
-    assert uniform.uniform == pytest.approx(expected, abs=1e-7)
+    assert uniform.baseline == pytest.approx(expected, abs=1e-7)
     assert uniform.value == pytest.approx(expected, abs=1e-5)  # this head is diffuse
     assert "first_token" not in names_of(head_of(found, "L0H6"))
 
 
 def test_thresholds_are_options(own: Any) -> None:
     high = heads(own, SENTENCES[:12], HeadsOptions(thresholds={"local": 1.0}))
-    assert not any("local" in names_of(head) for head in high.heads)
+    assert not any("local" in names_of(head) for head in heads_in(high))
     assert high.options["roles"]["local"]["threshold"] == 1.0
     assert high.options["roles"]["induction"]["threshold"] == 0.4
 
@@ -157,7 +157,7 @@ def test_thresholds_are_options(own: Any) -> None:
 def test_with_few_texts_roles_are_tentative(own: Any) -> None:
     few = heads(own, SENTENCES[:9])
     assert names_of(head_of(few, "L0H0")) == {"previous_token", "local"}
-    roles = [role for head in few.heads for role in head.roles]
+    roles = [role for head in heads_in(few) for role in head.roles]
     assert all(role.tentative and role.q <= 0.05 for role in roles)
     # The interval of an entropy allows for kinds of text that nine texts may lack.
     shares = [role for role in roles if role.name != "diffuse"]
@@ -170,7 +170,7 @@ def test_with_few_texts_roles_are_tentative(own: Any) -> None:
 @pytest.mark.parametrize("n", [1, 2])
 def test_one_or_two_texts_give_no_role_and_that_is_said(own: Any, n: int) -> None:
     found = heads(own, SENTENCES[:n])
-    assert not any(head.roles for head in found.heads)
+    assert not any(head.roles for head in heads_in(found))
     assert "no role can be given below 3 texts" in role_notes(found)[0]
 
 
@@ -180,7 +180,7 @@ def test_a_long_text_among_short_ones_does_not_outweigh_them(own: Any) -> None:
     found = heads(own, [*SENTENCES, long], HeadsOptions(chunk=60))
     assert found.corpus["n_texts"] == 27
     assert found.corpus["effective_texts"] > 27
-    assert {(head.layer, head.head): names_of(head) for head in found.heads} == {
+    assert {(head.layer, head.head): names_of(head) for head in heads_in(found)} == {
         place: set(known) for place, known in own_roles("own").items()
     }
 
@@ -195,7 +195,7 @@ def test_a_text_that_a_model_takes_in_one_piece_is_several_units_of_evidence(own
     assert 27 < found.corpus["effective_texts"] < 28
     (tally,) = tallies.values()
     assert tally.n_texts == 26 + n_units
-    assert {(head.layer, head.head): names_of(head) for head in found.heads} == {
+    assert {(head.layer, head.head): names_of(head) for head in heads_in(found)} == {
         place: set(known) for place, known in own_roles("own").items()
     }
 
@@ -239,9 +239,9 @@ def test_units_of_chunks_are_told_as_one_text(own: Any, monkeypatch: pytest.Monk
 def test_a_control_has_random_weights_on_the_same_texts(own: Any) -> None:
     found = heads(own, SENTENCES[:12], HeadsOptions(control=True, seed=3))
     assert found.run["seed"] == 3
-    assert len(found.control) == len(found.heads)
-    assert not any(names_of(head) - {"diffuse"} for head in found.control)
-    assert any(names_of(head) - {"diffuse"} for head in found.heads)
+    assert len(heads_in(found, "control")) == len(heads_in(found))
+    assert not any(names_of(head) - {"diffuse"} for head in heads_in(found, "control"))
+    assert any(names_of(head) - {"diffuse"} for head in heads_in(found))
     again = heads(own, SENTENCES[:12], HeadsOptions(control=True, seed=3))
     require_same(found, again)
 

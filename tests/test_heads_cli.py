@@ -31,7 +31,7 @@ def document(out: str) -> dict[str, Any]:
 
 def roles_in(found: dict[str, Any], layer: int, head: int) -> set[str]:
     (one,) = [h for h in found["heads"] if (h["layer"], h["head"]) == (layer, head)]
-    return {role["name"] for role in one["roles"]}
+    return {name for name in one["role"].split("+") if name}
 
 
 # Results ---------------------------------------------------------------------------------------------------------
@@ -86,13 +86,13 @@ def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
     status, out, err = study("--file", SENTENCES, "--json")
     assert status == 0, err
     found = document(out)
-    assert found["schema"] == "attnscope.heads/1"
+    assert found["schema"] == "attnscope.heads/2"
     assert {"model", "sha256", "versions", "dtype", "device", "seed", "threads"} <= set(found["run"])
     assert found["corpus"]["n_texts"] == 26
     first = found["heads"][0]
-    assert set(first["measures"]) == {*measure_names(), FROM_OFFSETS}
-    assert set(first["measures"]["previous_token"]) == {"value", "low", "high", "uniform", "count"}
-    assert {"name", "value", "low", "high", "baseline", "q", "tentative"} <= set(first["roles"][0])
+    parts = {f"previous_token{part}" for part in ("", "_low", "_high", "_baseline", "_count")}
+    assert {*measure_names(), FROM_OFFSETS, *parts} <= set(first)
+    assert {"role", "value", "value_low", "value_high", "value_baseline", "q", "tentative"} <= set(found["roles"][0])
     assert roles_in(found, 0, 0) == {"previous_token", "local"}
 
 
@@ -100,8 +100,8 @@ def test_a_text_gives_measures_and_no_role_and_that_is_said(study: Run) -> None:
     status, out, _ = study("the cat sat on the mat", "--json")
     found = document(out)
     assert status == 0
-    assert not any(head["roles"] for head in found["heads"])
-    assert found["heads"][0]["measures"]["previous_token"]["value"] > 0.5
+    assert not any(head["role"] for head in found["heads"])
+    assert found["heads"][0]["previous_token"] > 0.5
     status, out, _ = study("the cat sat on the mat")
     assert "no role can be given below 3 texts" in " ".join(out.split())
 
@@ -121,7 +121,7 @@ def test_the_probe_finds_the_induction_head(study: Run) -> None:
 def test_the_probe_on_an_encoder_has_its_special_tokens(run: Run, tiny_bert: Path) -> None:
     status, out, err = run("heads", "-m", tiny_bert, "--probe", "repeat", "--chunk", "29", "--json", "--no-describe")
     assert status == 0, err
-    assert all(head["measures"]["cls"]["value"] > 0 for head in document(out)["heads"])
+    assert all(head["cls"] > 0 for head in document(out)["heads"])
 
 
 def test_stdin_and_compressed_files_give_the_same(study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_control_beside(study: Run) -> None:
     assert status == 0, err
     found = document(out)
     assert len(found["control"]) == len(found["heads"])
-    assert all(role["name"] == "diffuse" for head in found["control"] for role in head["roles"])
+    assert {head["role"] for head in found["control"]} <= {"", "diffuse"}
 
 
 # Records ----------------------------------------------------------------------------------------------

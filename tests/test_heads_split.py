@@ -15,7 +15,7 @@ from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from tests import rounding
 from tests.conftest import SAMPLES, SENTENCES, write_tiny
-from tests.heads_helpers import fix_counts, names_of, small_blocks, study_tallies, words
+from tests.heads_helpers import fix_counts, heads_in, names_of, small_blocks, study_tallies, words
 
 __all__ = ["small_blocks"]
 
@@ -85,7 +85,7 @@ def test_blocks_of_any_size_give_the_same(tiny_bert: Path, monkeypatch: pytest.M
     whole = heads(model, texts)
     monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 50)
     cut = heads(model, texts)
-    for ours, theirs in zip(cut.heads, whole.heads, strict=True):
+    for ours, theirs in zip(heads_in(cut), heads_in(whole), strict=True):
         assert [role.name for role in ours.roles] == [role.name for role in theirs.roles]
         for name, measure in ours.measures.items():
             np.testing.assert_allclose(measure.value, theirs.measures[name].value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -144,7 +144,7 @@ def test_texts_may_be_token_numbers(own: Any) -> None:
     by_number, by_text = heads(own, numbered), heads(own, SENTENCES[:12])
     assert by_number.corpus["sha256"] != by_text.corpus["sha256"]
     for name in ("previous_token", "cls", "special", "resting", "rarity", "same_token"):
-        np.testing.assert_array_equal(by_number.grid("encoder", name), by_text.grid("encoder", name))
+        np.testing.assert_array_equal(by_number["heads"].grid(name, "encoder"), by_text["heads"].grid(name, "encoder"))
 
 
 def test_a_model_without_tokenizer_reads_token_numbers(tmp_path: Path) -> None:
@@ -165,14 +165,18 @@ def test_a_model_without_tokenizer_reads_token_numbers(tmp_path: Path) -> None:
 def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
     dense, seam = heads(Dense(own), SENTENCES), heads(own, SENTENCES)  # type: ignore[arg-type]
     assert any("dense weights" in note for note in dense.run["notes"])
-    assert [names_of(head) for head in dense.heads] == [names_of(head) for head in seam.heads]
+    assert [names_of(head) for head in heads_in(dense)] == [names_of(head) for head in heads_in(seam)]
     for name in seam.measure_names:
         if name.startswith(("value_weighted", "norm_weighted")):
-            assert np.isnan(dense.grid("encoder", name)).all()
+            assert np.isnan(dense["heads"].grid(name, "encoder")).all()
         elif name not in ("positional", "rarest_token"):  # of equal weights
             scale = 1e-4 if "distance" in name else 1e-5
             np.testing.assert_allclose(
-                dense.grid("encoder", name), seam.grid("encoder", name), atol=scale, rtol=scale, err_msg=name
+                dense["heads"].grid(name, "encoder"),
+                seam["heads"].grid(name, "encoder"),
+                atol=scale,
+                rtol=scale,
+                err_msg=name,
             )
 
 
@@ -181,8 +185,8 @@ def test_a_hugging_face_model_on_the_eager_road(tmp_path: Path) -> None:
     model = attnscope.load(str(tmp_path / "bloom"))
     assert model.info.path == "eager"
     found = heads(model, ["the cat", "a b c d e", "the the cat."] * 4)
-    assert len(found.heads) == 6
-    assert all(0 <= head.resting_share <= 1 for head in found.heads)
+    assert len(heads_in(found)) == 6
+    assert all(0 <= head.resting_share <= 1 for head in heads_in(found))
 
 
 @pytest.mark.parametrize("road", ["seam", "eager"])
@@ -227,6 +231,6 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
                 for part in ("sum", "count")
             )
             value = np.divide(total, count, out=np.full(3, np.nan), where=count > 0)
-            np.testing.assert_allclose(found.grid(kind, name)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
-    across = next(head for head in found.heads if head.kind == "cross")
+            np.testing.assert_allclose(found["heads"].grid(name, kind)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
+    across = next(head for head in heads_in(found) if head.kind == "cross")
     assert np.isnan([across.measures[name].value for name in ("previous_token", "induction", "positional")]).all()

@@ -1,4 +1,4 @@
-"""What the views of findings say: asserted on plain values, artists and text, never on pixels."""
+"""What is said of heads in the terminal: asserted on plain values and text, never on pixels."""
 
 import io
 import itertools
@@ -6,64 +6,52 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console, Group, RenderableType
 
-from attnscope.drawing import head_maps as measure_figures
 from attnscope.drawing import inks
 from attnscope.errors import AttnscopeError
 from attnscope.questions import head_roles
-from attnscope.questions import heads as heads_question
-from attnscope.records.ablation import Effect
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
+from attnscope.questions.role_grid import RoleGrid
 from attnscope.report.numbers import interval, number, percent
 from attnscope.report.role_marks import MARKS
-from attnscope.report.wording import corpus_line, title_of
+from attnscope.report.terminal import show
+from attnscope.report.wording import corpus_line
+from attnscope.results.table import Table
+from attnscope.results.table import number as numbers
 from attnscope.studies.heads.rules import RULES
-from attnscope.views.heads import figures as heads_figures
-from tests.findings_helpers import (
-    NAN,
-    ROLES,
-    UNDEFINED,
-    described_findings,
-    fake_findings,
-    head,
-    of,
-    page_of,
-    role,
-    written,
-)
+from tests.findings_helpers import NAN, ROLES, described_findings, fake_findings, head, of, role
+from tests.heads_helpers import heads_in
 
 HOSTILE = ("[red]x[/red]", "[/]", "a\nb\x1b[31m", "$x^2_{", "[link=file:///etc]y")
 
 
-def shown(
-    drawing: Callable[[Findings, Console], RenderableType], findings: Findings, width: int = 80, **console: object
-) -> str:
+def shown(drawing: Callable[[Heads, Console], RenderableType], found: Heads, width: int = 80, **console: object) -> str:
     """What a console of a width prints; without colours unless asked for."""
     held = io.StringIO()
     settings: dict = {"color_system": None, "force_terminal": False, "no_color": None} | console
     with_width = Console(file=held, width=width, _environ={}, **settings)
-    with_width.print(drawing(findings, with_width))
+    with_width.print(drawing(found, with_width))
     return held.getvalue()
 
 
-def grid(findings: Findings, console: Console) -> RenderableType:
+def grid(found: Heads, console: Console) -> RenderableType:
     """The first role of each head, as --all prints it."""
-    return Group(*head_roles.RoleGrid(findings).show(console, every=True))
+    return Group(*RoleGrid(found).show(console, every=True))
 
 
-def whole(findings: Findings, console: Console) -> RenderableType:
+def whole(found: Heads, console: Console) -> RenderableType:
     """All that --all prints."""
-    return heads_question.show(findings, console, every=True)
+    return show(found, console, every=True)
 
 
-def measures(*names: str) -> Callable[[Findings, Console], RenderableType]:
+def measures(*names: str) -> Callable[[Heads, Console], RenderableType]:
     """What --measures prints."""
-    return lambda findings, console: heads_question.show(findings, console, measures=",".join(names))
+    return lambda found, console: show(found, console, measures=",".join(names))
 
 
 def plain(text: str) -> str:
@@ -71,19 +59,10 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def undefined(findings: Findings) -> Findings:
-    """The same where every number is NaN."""
-    nothing = dict.fromkeys(("value", "low", "high", "baseline", "threshold", "p", "q"), NAN)
-    heads = tuple(
-        replace(
-            one,
-            roles=tuple(replace(role, **nothing) for role in one.roles),
-            resting_share=NAN,
-            measures=dict.fromkeys(one.measures, UNDEFINED),
-        )
-        for one in findings.heads
-    )
-    return replace(findings, heads=heads, options={})
+def with_columns(found: Heads, **values: Any) -> Heads:
+    """The same with other values in columns of its heads."""
+    heads = found["heads"]
+    return replace(found, tables={**found.tables, "heads": Table(heads.columns, {**heads.values, **values})})
 
 
 class TestMarks:
@@ -194,7 +173,7 @@ class TestGrid:
         assert all(len(line) <= width for line in lines)
         rows = [line[3:] for line in lines if line.startswith("L1 ")]
         marks = head_roles.marks_of(findings)
-        wanted = [marks[one.roles[0].name].glyph for one in findings.heads if one.layer == 1]
+        wanted = [marks[one.roles[0].name].glyph for one in heads_in(findings) if one.layer == 1]
         assert [letter for row in rows for letter in row if letter not in " +"] == wanted
         if (width, n_heads) in ((80, 12), (80, 32)):
             assert len(rows) == 1
@@ -239,15 +218,15 @@ class TestAnswer:
             head(1, 1),
             run={"model": "tiny"},
         )
-        lines = shown(heads_question.show, findings, 200).splitlines()
+        lines = shown(show, findings, 200).splitlines()
         assert lines[0] == "tiny: 3 of 5 heads rest mostly on sinks, 1 looks next door, 1 has no role"
 
     def test_nothing_found_is_said(self) -> None:
-        lines = shown(heads_question.show, of(head(0, 0), head(0, 1))).splitlines()
+        lines = shown(show, of(head(0, 0), head(0, 1))).splitlines()
         assert lines[0] == "model: none of its 2 heads has a role"
 
     def test_the_first_ten_lines_answer(self) -> None:
-        text = shown(heads_question.show, described_findings(6, 12))
+        text = shown(show, described_findings(6, 12))
         first = text.splitlines()[:10]
         assert "of 72 heads" in first[0] and all(len(line) <= 80 for line in text.splitlines())
         assert sum(bool(re.match(r"L\dH\d+ ", line)) for line in first) >= 5
@@ -255,35 +234,37 @@ class TestAnswer:
 
     def test_a_line_joins_role_and_description(self) -> None:
         findings = described_findings(1, 2)
-        one = replace(findings.heads[0], roles=(role("local", 0.91, low=0.9, high=0.93),))
-        text = shown(heads_question.show, replace(findings, heads=(one,)), 120)
+        roles = of(head(0, 0, role("local", 0.91, low=0.9, high=0.93)))["roles"]
+        findings = with_columns(findings, role=np.array(["local", ""]))
+        text = shown(show, replace(findings, tables={**findings.tables, "roles": roles}), 120)
         row = next(line for line in text.splitlines() if line.startswith("L0H0"))
-        assert row.split()[:3] == ["L0H0", "local:", "[CLS]"]
+        assert row.split()[:3] == ["L0H0", "local:", "tokens"]
         assert row.rstrip().endswith("0.91 [0.90, 0.93]  10% [5, 14]")
 
     def test_the_heads_with_most_to_say_come_first_and_ten_of_them(self) -> None:
         findings = described_findings(3, 5)
-        named = re.findall(r"^L\dH\d", shown(heads_question.show, findings), re.MULTILINE)
-        assert named == [one.name for one in findings.heads[:4:-1]]
-        assert "… 5 more with --all" in shown(heads_question.show, findings)
+        named = re.findall(r"^L\dH\d", shown(show, findings), re.MULTILINE)
+        assert named == findings.head_names[:4:-1]
+        assert "… 5 more with --all" in shown(show, findings)
 
     def test_without_descriptions_the_largest_values_come_first(self) -> None:
         findings = of(head(0, 0, role("local", 0.7)), head(0, 1, role("rare", 0.9)), head(0, 2, role("sink", 1.0)))
-        named = re.findall(r"^L\dH\d", shown(heads_question.show, findings), re.MULTILINE)
+        named = re.findall(r"^L\dH\d", shown(show, findings), re.MULTILINE)
         assert named == ["L0H1", "L0H0", "L0H2"]
 
     def test_an_order_shows_the_number_that_it_goes_by(self) -> None:
         findings = described_findings(2, 3)
-        text = shown(lambda f, console: heads_question.show(f, console, sort="entropy"), findings)
+        text = shown(lambda f, console: show(f, console, sort="entropy"), findings)
         rows = [line.split() for line in text.splitlines() if re.match(r"L\dH\d", line)]
         values = [float(row[1]) for row in rows]
         assert "entropy nats" in text and len(rows) == 6 and values == sorted(values)
 
     def test_what_comes_next_is_named(self) -> None:
         findings = replace(described_findings(1, 2), corpus={"sources": ["a.txt"]})
-        assert "attnscope atlas --file a.txt" in shown(heads_question.show, findings, 200)
-        decoder = tuple(replace(one, kind="decoder", roles=()) for one in findings.heads)
-        assert "heads --probe repeat" in shown(heads_question.show, replace(findings, heads=decoder), 200)
+        assert "attnscope atlas --file a.txt" in shown(show, findings, 200)
+        decoder = with_columns(findings, kind=np.array(["decoder"] * 2))
+        decoder = replace(decoder, tables={**decoder.tables, "roles": of()["roles"]})
+        assert "heads --probe repeat" in shown(show, decoder, 200)
 
 
 class TestEvidence:
@@ -310,14 +291,16 @@ class TestEvidence:
         findings = fake_findings(6, 12)
         text = shown(whole, findings, width)
         assert all(len(line) <= width for line in text.splitlines())
-        assert {*re.findall(r"\bL\d+H\d+\b", text)} == {one.name for one in findings.heads}
+        assert {*re.findall(r"\bL\d+H\d+\b", text)} == {*findings.head_names}
 
     def test_what_changes_without_a_head_is_a_column(self) -> None:
         findings = fake_findings(2, 3, share_without=0)
-        heads = tuple(replace(one, effects={"zero_l2": Effect(0.25, 0.2, 0.3, 9.0)}) for one in findings.heads)
-        causal = {"quantity": "l2", "what": "change of the hidden states", "nothing_below": 0.01}
-        findings = replace(findings, heads=heads, options={**findings.options, "causal": causal})
-        text = shown(heads_question.show, findings, 120)
+        effect = {"low": [0.2] * 6, "high": [0.3] * 6}
+        heads = findings["heads"].with_column(numbers("zero_l2"), [0.25] * 6, **effect)
+        causal = {"quantity": "l2", "what": "change of the hidden states", "nothing_below": 0.01, "modes": ["zero"]}
+        options = {**findings.options, "causal": causal}
+        findings = replace(findings, tables={**findings.tables, "heads": heads}, options=options)
+        text = shown(show, findings, 120)
         assert "0.250" in text and "6 heads with a role, and each does something" in text
 
     def test_tentative_roles_are_said_in_a_line(self) -> None:
@@ -329,7 +312,7 @@ class TestEvidence:
         findings = fake_findings(2, 5, control=True)
         problems = {"complete": False, "problems": [{"source": "x", "line": 3, "reason": "?"}]}
         findings = replace(findings, corpus=dict(findings.corpus) | problems)
-        text = " ".join(shown(heads_question.show, findings).split())
+        text = " ".join(shown(show, findings).split())
         assert "812 texts, 41,234 tokens: alice.txt" in text
         assert re.search(r"untrained control \(random weights, same texts\), 10 heads: \d+ diffuse", text)
         assert "stopped early" in text
@@ -337,7 +320,7 @@ class TestEvidence:
         more = dict(findings.corpus) | {
             "problems": [*problems["problems"], {"source": "y", "line": None, "reason": ""}]
         }
-        text = " ".join(shown(heads_question.show, replace(findings, corpus=more)).split())
+        text = " ".join(shown(show, replace(findings, corpus=more)).split())
         assert "left out: 2 parts of the texts; first x, line 3: ?" in text
 
 
@@ -346,98 +329,76 @@ class TestMeasures:
         text = shown(measures("local"), of(head(2, 3)))
         assert re.search(r"L2H3 +0\.500 +\[0\.400, 0\.600\]", text)
 
-    def test_units_and_meanings_are_said(self) -> None:
-        findings = fake_findings(1, 1)
-        assert "entropy_nats: entropy of the attention weights" in shown(measures("entropy_nats"), findings)
-        options = {"measures": {"rarity": {"unit": "nats"}, "local": {"unit": "share"}}}
-        assert title_of(findings, "entropy_nats") == "entropy_nats"
-        assert title_of(replace(findings, options=options), "rarity") == "rarity (nats)"
-        assert title_of(replace(findings, options=options), "local") == "local"
+    def test_meanings_are_said(self) -> None:
+        text = shown(measures("entropy_nats"), fake_findings(1, 1))
+        assert "entropy_nats: entropy of the attention weights" in text
 
     def test_a_typo_is_told_what_was_meant(self) -> None:
         with pytest.raises(AttnscopeError, match="did you mean induction"):
             shown(measures("inductoin"), fake_findings(1, 1))
 
-    def test_columns_are_arrays(self) -> None:
-        findings = fake_findings(2, 3)
-        values = [one.measures["local"].value for one in findings.heads]
-        np.testing.assert_array_equal(findings["heads"]["local"], values)
-        baselines = [one.measures["local"].uniform for one in findings.heads]
-        np.testing.assert_array_equal(findings["heads"].part("local", "baseline"), baselines)
+    def test_a_head_alone_is_ranked_among_all(self) -> None:
+        whole_result = fake_findings(2, 3)
+        text = shown(lambda f, console: show(f, console, among=whole_result), whole_result.only([(1, 0)]))
+        values = whole_result["heads"]["local"]
+        row = next(line for line in text.splitlines() if line.startswith("local "))
+        assert row.split()[-1] == str(1 + int((values > values[3]).sum()))
 
-    def test_a_csv_of_described_heads_has_the_twenty_columns_that_people_use_first(self, tmp_path: Path) -> None:
-        findings = described_findings(1, 2)
-        paths = [findings.save(tmp_path / name, every=every) for name, every in (("a.csv", False), ("b.csv", True))]
-        few_columns, all_columns = (path.read_text("utf-8").splitlines()[0].split(",") for path in paths)
-        assert len(few_columns) <= 20 < len(all_columns) and {*few_columns} < {*all_columns}
+
+class TestDescriptions:
+    def test_all_lines_are_there_with_what_they_rest_on(self) -> None:
+        text = " ".join(shown(whole, described_findings(), 200).split())
+        assert "tokens at most 4 away to the left (46%; uniform 10%)" in text
+        assert "rests 30% on [CLS]" in text and "spreads evenly" in text and "mostly undescribed" in text
+        assert "described from 54 of 812 texts (2,000 queries): fitted on 27, scored on 27 others" in text
+
+    def test_heads_that_the_other_half_describes_otherwise_have_a_warning(self) -> None:
+        found = described_findings(1, 4)
+        assert "!" not in shown(whole, found).partition("first role")[0]
+        found = with_columns(found, other_half=np.array(["", "", "other half: sentence ends", ""]))
+        text = " ".join(shown(whole, found, 200).split())
+        assert "! other half: sentence ends" in text and "outside sinks in 2 of 3 heads; ! marks heads" in text
+
+    def test_what_these_texts_cannot_tell_is_said(self) -> None:
+        found = described_findings(1, 4)
+        low = found["heads"].part("kl_explained", "low").copy()
+        low[2:] = NAN, -0.5
+        text = " ".join(shown(whole, with_columns(found, kl_explained_low=low), 200).split())
+        assert "50% ?" in text and "these texts cannot tell how much of 2 heads is explained" in text
 
 
 class TestHostileNames:
     @pytest.fixture
-    def findings(self) -> Findings:
-        given = fake_findings(3, 4, roles=HOSTILE, share_without=0.1, model="[bold]m[/]\x1b[2J", kinds=("[b]k",))
-        heads = tuple(replace(one, measures=dict.fromkeys(HOSTILE, one.measures["local"])) for one in given.heads)
+    def findings(self) -> Heads:
+        made = fake_findings(3, 4, roles=HOSTILE, share_without=0.1, model="[bold]m[/]\x1b[2J", kinds=("[b]k",))
+        heads = made["heads"]
+        for name in HOSTILE:
+            heads = heads.with_column(numbers(name, "[red]w\x1b[31m"), heads["local"])
+        options = {"measures": list(HOSTILE), "roles": {"[/]": {"what": "[red]w\x1b[31m", "measure": "x"}}}
         corpus = {"sources": ["[red]s\x1b[31m"], "n_texts": 3}
-        options = {name: {"[/]": {"what": "[red]w\x1b[31m"}} for name in ("roles", "measures")}
-        return replace(given, heads=heads, corpus=corpus, options=options)
+        return replace(made, corpus=corpus, options=options, tables={**made.tables, "heads": heads})
 
-    def test_they_never_reach_markup_or_the_terminal(self, findings: Findings) -> None:
-        for drawing in (
-            grid,
-            whole,
-            lambda f, console: heads_question.render(
-                heads_question.Report("", [], [heads_question.measures_block(f, HOSTILE[:2])]), console
-            ),
-        ):
+    def test_they_never_reach_markup_or_the_terminal(self, findings: Heads) -> None:
+        for drawing in (grid, whole, lambda f, console: show(f, console, measures="all")):
             text = shown(drawing, findings, 200)
             assert "\x1b" not in text
             assert "[red]x[/red]" in text
             assert "[/]" in text
 
-    def test_files_stay_in_their_folder(self, findings: Findings, tmp_path: Path) -> None:
-        names = ("../../x", "/etc/x", "..", "x/../x", "x", "X", "", "CON\x00", "ä" * 300)
-        known = findings.heads[0].measures[HOSTILE[0]]
-        heads = tuple(replace(one, measures=dict.fromkeys(names, known)) for one in findings.heads[:2])
-        stems = [stem for stem, _ in heads_figures.pages(replace(findings, heads=heads), measures="all")]
-        assert len({stem.lower() for stem in stems}) == 2 + len(names)
-        assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", stem) for stem in stems)
 
-    def test_figures_show_them_as_they_are(self, findings: Findings) -> None:
-        texts = written(page_of(findings, "roles"))
-        assert "[red]x[/red]" in texts
-        assert any("a b\ufffd[31m" in text for text in texts)
-        assert not any("\x1b" in text or "\n" in text for text in texts)
-
-
-class TestUndefined:
-    @pytest.mark.parametrize("width", [40, 80])
-    def test_the_terminal_has_dashes(self, width: int) -> None:
-        findings = undefined(fake_findings(2, 5))
-        for drawing in (
-            grid,
-            whole,
-            measures("local"),
-        ):
-            text = shown(drawing, findings, width)
-            assert "nan" not in text.lower()
-        assert "–" in text
-
-    def test_figures_have_dashes_and_no_scale(self) -> None:
-        for _, page in heads_figures.pages(undefined(fake_findings(2, 5))):
-            assert not any("nan" in text.lower() for text in written(page))
-            assert not page.axes.get_images()
-
-    def test_numbers_are_dashes(self) -> None:
-        findings = undefined(fake_findings(1, 2))
-        scale = measure_figures.scale_of(findings, "local")
-        numbers = measure_figures.numbers_of(findings, "local", scale, {"encoder": (0, 0)}, (50, 50), 13, True)
-        assert [one.text for one in numbers] == ["–", "–"]
+@pytest.mark.parametrize("width", [40, 80])
+def test_what_is_undefined_is_a_dash_in_the_terminal(width: int) -> None:
+    found = fake_findings(2, 5)
+    tables = {}
+    for name in ("heads", "roles"):
+        values = found[name].values
+        nothing = {column: np.full_like(array, NAN) for column, array in values.items() if array.dtype.kind == "f"}
+        tables[name] = Table(found[name].columns, {**values, **nothing})
+    for drawing in (grid, whole, measures("local")):
+        text = shown(drawing, replace(found, tables={**found.tables, **tables}), width)
+        assert "nan" not in text.lower()
+    assert "–" in text
 
 
-class TestNoHeads:
-    def test_no_heads_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(AttnscopeError, match="about no heads"):
-            of().draw(tmp_path)
-
-    def test_no_heads_print_nothing_odd(self) -> None:
-        assert shown(heads_question.show, of()).splitlines()[0] == "model: none of its 0 heads has a role"
+def test_no_heads_print_nothing_odd() -> None:
+    assert shown(show, of()).splitlines()[0] == "model: none of its 0 heads has a role"

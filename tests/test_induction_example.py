@@ -18,8 +18,9 @@ import torch
 import attnscope
 from attnscope.core.attention.seam import attend
 from attnscope.models.model import Batch, Model
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from examples import induction
+from tests.heads_helpers import heads_in
 
 SEEDS = (0, 1, 2)
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,11 +54,11 @@ class Trained:
 
     two: Model
     losses: tuple[float, float]
-    found: Findings
+    found: Heads
 
     def best(self, layer: int, role: str) -> tuple[int, float]:
         """The head of a layer in which the measure of a role is largest, and the measure."""
-        values = {h.head: h.measures[role].value for h in self.found.heads if h.layer == layer}
+        values = {h.head: h.measures[role].value for h in heads_in(self.found) if h.layer == layer}
         head = max(values, key=lambda number: values[number])
         return head, values[head]
 
@@ -92,7 +93,7 @@ def test_one_layer_stays_above_the_bigram_loss_and_two_reach_it(trained: list[Tr
 @pytest.mark.slow
 def test_a_previous_token_head_and_an_induction_head_appear(trained: list[Trained]) -> None:
     for one in trained:
-        roles = {(head.layer, role.name) for head in one.found.heads for role in head.roles}
+        roles = {(head.layer, role.name) for head in heads_in(one.found) for role in head.roles}
         assert {(0, "previous_token"), (1, "induction")} <= roles
         print(one.best(0, "previous_token"), one.best(1, "induction"))
 

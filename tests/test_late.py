@@ -21,6 +21,7 @@ from attnscope.studies.heads import study as studying
 from attnscope.studies.measuring.head_blocks import HeadMeasurer
 from tests.ablation_helpers import save_tiny
 from tests.conftest import Run
+from tests.heads_helpers import heads_in
 from tests.pretend_workers import Here
 
 TEXTS = ["the cat sat, the cat sat", "a dog ran off", "off the cat ran", "the dog sat"]
@@ -39,10 +40,10 @@ def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_pa
     )
     assert status == 0, err
     found = json.loads(out)
-    labelled = [head for head in found["heads"] if head["roles"]]
+    labelled = [head for head in found["heads"] if head["role"]]
     assert len({head["kind"] for head in labelled}) > 1
     for head in found["heads"]:
-        assert bool(head["roles"]) == ("effects" in head)
+        assert bool(head["role"]) == (head["zero_kl"] is not None)
     # Each head by its own kind, not by the first that has such a number.
     model = attnscope.load(str(folder))
     for kind in ("decoder", "cross"):
@@ -55,7 +56,7 @@ def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_pa
         for head in labelled:
             if head["kind"] == kind:
                 value = kl[f"{kind} L{head['layer']}H{head['head']}"]
-                np.testing.assert_allclose(head["effects"]["zero_kl"]["value"], value, rtol=1e-6)
+                np.testing.assert_allclose(head["zero_kl"], value, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_heads_are_written_where_a_later_step_fails(
     assert ("failed: RuntimeError: a bug" in err) == (type(error) is RuntimeError)
     assert "what was measured before is in the result" in err
     saved = load_record(tmp_path / "out" / "heads.npz")
-    assert saved.heads
+    assert len(saved["heads"])
     assert saved.run["failures"][0]["step"] == option[0]
 
 
@@ -93,13 +94,13 @@ def test_an_interruption_of_a_later_step_keeps_the_heads(
     monkeypatch.setattr(studying, "with_effects", stop)
     status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out", "-f", "npz")
     assert status == 130
-    assert load_record(tmp_path / "out" / "heads.npz").heads
+    assert len(load_record(tmp_path / "out" / "heads.npz")["heads"])
 
 
 def test_python_asks_for_later_steps_too(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studying, "with_effects", fails)
     found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(causal=True))
-    assert found.heads and [failed["step"] for failed in found.run["failures"]] == ["--causal"]
+    assert heads_in(found) and [failed["step"] for failed in found.run["failures"]] == ["--causal"]
 
 
 @pytest.mark.parametrize("first", [1, 2])
@@ -124,7 +125,7 @@ def test_heads_keep_the_texts_before_a_failure(
     monkeypatch.setattr(HeadMeasurer, "batches", usual)
     alone = heads(attnscope.load("own"), TEXTS[:2])
     saved = load_record(tmp_path / "out" / "heads.npz")
-    for mine, other in zip(saved.heads, alone.heads, strict=True):
+    for mine, other in zip(heads_in(saved), heads_in(alone), strict=True):
         np.testing.assert_allclose(mine.measures["entropy_nats"].value, other.measures["entropy_nats"].value, rtol=1e-6)
 
 

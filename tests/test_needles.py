@@ -20,12 +20,12 @@ from attnscope.core.sums import RunningSums
 from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
-from attnscope.questions.heads import needle_notes
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from attnscope.studies.heads.needles import _change_of_share, _share_of_tokens
 from attnscope.studies.inputs.options import LoadOptions
 from examples.decoder import decoder, wrap
 from tests.conftest import Run
+from tests.heads_helpers import heads_in
 from tests.needle_helpers import (
     OFFSET,
     PLACES,
@@ -41,12 +41,12 @@ SMALL = NeedleOptions(lengths=(48,), n=15)
 
 
 @pytest.fixture(scope="module")
-def found() -> Findings:
+def found() -> Heads:
     return planted_findings()
 
 
-def scores(findings: Findings, measure: str = "retrieval") -> dict[str, float]:
-    return {head.name: head.measures[measure].value for head in findings.heads}
+def scores(findings: Heads, measure: str = "retrieval") -> dict[str, float]:
+    return dict(zip(findings.head_names, findings["heads"][measure].tolist(), strict=True))
 
 
 # The probe ---------------------------------------------------------------------------------------------------------
@@ -195,11 +195,11 @@ def test_memory_grows_with_the_length_at_most() -> None:
 # Heads that are known ----------------------------------------------------------------------------------------------
 
 
-def test_the_planted_head_is_found_and_no_other(found: Findings) -> None:
-    assert found.needles is not None and found.needles.copied.value == 1
-    named = {(head.layer, head.head): [role.name for role in head.roles] for head in found.heads}
+def test_the_planted_head_is_found_and_no_other(found: Heads) -> None:
+    assert found["written"]["copied"][0] == 1
+    named = {(head.layer, head.head): [role.name for role in head.roles] for head in heads_in(found)}
     assert {at for at, roles in named.items() if roles} == {RETRIEVAL}
-    (role,) = next(head.roles for head in found.heads if head.roles)
+    (role,) = next(head.roles for head in heads_in(found) if head.roles)
     assert (role.name, role.value, role.baseline, role.tentative) == ("retrieval", 1, pytest.approx(0.02, abs=0.02), 0)
     assert role.low > 0.8 and role.q < 0.001
     assert scores(found)["L{}H{}".format(*PREVIOUS)] == 0
@@ -214,34 +214,38 @@ def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths: tuple[float, 
     offsets = [64 - 1 - 5 - int(needle.places[0]) for needle in needle_probe(hay, 30, depths, 64, 0)]
     likely = max(set(offsets), key=offsets.count)
     found = retrieval_heads(wrap(planted_decoder(offset=likely)), options=options)
-    roles = {(head.layer, head.head) for head in found.heads if head.roles}
+    roles = {(head.layer, head.head) for head in heads_in(found) if head.roles}
     assert roles == {RETRIEVAL} and 0 < scores(found)["L{}H{}".format(*OFFSET)] < 0.3
 
 
-def test_scores_are_told_by_depth_and_by_length(found: Findings) -> None:
+def test_scores_are_told_by_depth_and_by_length(found: Heads) -> None:
     names = [f"retrieval_at_{depth}" for depth in (0, 25, 50, 75, 100)]
     names += ["retrieval_in_48", "retrieval_in_96"]
-    assert found.measure_names == ("retrieval", "decoy", *names)
+    assert found.measure_names == ["retrieval", "decoy", *names]
     for name in names:
-        one = next(head for head in found.heads if (head.layer, head.head) == RETRIEVAL).measures[name]
+        one = next(head for head in heads_in(found) if (head.layer, head.head) == RETRIEVAL).measures[name]
         assert one.value == 1 and one.count == 5 * (6 if "at" in name else 15)
-    assert [(at.length, at.depth, at.copied.count) for at in found.needles.at][:2] == [(48, 0.0, 15), (48, 0.25, 15)]
+    written = found["written"]
+    assert written["length"].tolist()[:3] == [0, 48, 48] and written["depth"].tolist()[1:3] == [0.0, 0.25]
+    assert written.part("copied", "count").tolist()[1:3] == [15, 15]
     # Five tokens of each needle, as twenty words have room for no more.
     assert found.options["n_answer"] == 5 and found.corpus["n_texts"] == 30
 
 
-def test_without_it_nothing_is_found_and_without_others_all(found: Findings) -> None:
-    ours, others = found.needles.without
-    assert (ours.what, ours.n_heads, ours.heads) == ("retrieval", 1, ("L1H0",))
-    assert (others.what, others.n_heads, others.heads) == ("random", 1, ())
-    assert ours.copied.value < 0.1 and ours.change.value > 0.9 and ours.change.low > 0.5
-    assert others.copied.value == 1 and others.change.value == 0
+def test_without_it_nothing_is_found_and_without_others_all(found: Heads) -> None:
+    without = found["without"]
+    assert without["what"].tolist() == ["retrieval", "random"] and without["heads"].tolist() == ["L1H0", ""]
+    assert without["n_heads"].tolist() == [1, 1]
+    (lost, others), (change, no_change) = without.interval("copied"), without.interval("change")
+    assert lost[0] < 0.1 and change[0] > 0.9 and change[1] > 0.5
+    assert others[0] == 1 and no_change[0] == 0
     # Chosen on the others.
-    assert ours.n_needles == others.n_needles == 14 and ours.copied.count == 14 * 5 and others.n_moved == 0
+    assert without["n_needles"].tolist() == [14, 14] and without.part("copied", "count").tolist() == [70, 70]
+    assert without["n_moved"].tolist() == [0, 0]
     # Fourteen alike of fourteen, with needles as the units (Clopper and Pearson).
     least = 0.025 ** (1 / 14)
-    assert others.copied.low == pytest.approx(least)
-    assert (others.change.low, others.change.high) == pytest.approx((least - 1, 1 - least))
+    assert others[1] == pytest.approx(least)
+    assert no_change[1:].tolist() == pytest.approx([least - 1, 1 - least])
 
 
 def test_random_heads_of_other_layers_are_counted() -> None:
@@ -252,9 +256,10 @@ def test_random_heads_of_other_layers_are_counted() -> None:
             weight[PLACES:] = weight[:PLACES]
         attention.out_proj.weight[:, PLACES:] = attention.out_proj.weight[:, :PLACES]
     found = retrieval_heads(wrap(network), options=replace(SMALL, ablate=True))
-    ours, others = found.needles.without
-    assert (ours.heads, ours.n_moved, others.n_heads, others.n_moved) == (("L1H0", "L1H1"), 0, 2, 2)
-    assert any("2 of 2 from others" in note for note in needle_notes(found.needles))
+    without = found["without"]
+    assert without["heads"].tolist() == ["L1H0, L1H1", ""] and without["n_heads"].tolist() == [2, 2]
+    assert without["n_moved"].tolist() == [0, 2]
+    assert any("2 of 2 from others" in note for block in found.report().blocks for note in block.notes)
 
 
 @pytest.mark.parametrize("n", [7, 20])
@@ -292,16 +297,17 @@ def sums_of(values: list[float]) -> RunningSums:
 def test_a_head_that_looks_without_being_heeded_retrieves_nothing() -> None:
     """Attention is half of the definition: the token must be written too."""
     found = retrieval_heads(planted_model(writes=False), options=SMALL)
-    assert found.needles.copied.value < 0.2 and not any(head.roles for head in found.heads)
-    assert max(scores(found).values()) <= found.needles.copied.value
+    copied = found["written"]["copied"][0]
+    assert copied < 0.2 and not len(found["roles"])
+    assert max(scores(found).values()) <= copied
 
 
 def test_random_models_have_no_such_heads() -> None:
     for seed in range(5):
         network = decoder(40, n_layers=2, n_heads=4, d_model=32, seed=seed)
         found = retrieval_heads(wrap(network), options=replace(SMALL, n=10, ablate=True))
-        assert not any(head.roles for head in found.heads)
-        assert found.needles.without == ()
+        assert not any(head.roles for head in heads_in(found))
+        assert not len(found["without"])
         (note,) = found.run["notes"][-1:]
         assert "copies too little" in note
 
@@ -329,9 +335,9 @@ def test_scores_are_those_of_plain_loops() -> None:
                 for head in range(3):
                     key = int(probe.maps["decoder"][layer][0, head, query].argmax())
                     counted[layer, head] += key == needle.places[number], key == needle.decoys[number]
-    assert 0 < copied < total and found.needles.copied.value == pytest.approx(copied / total)
-    np.testing.assert_allclose(found.grid("decoder", "retrieval"), counted[..., 0] / total)
-    np.testing.assert_allclose(found.grid("decoder", "decoy"), counted[..., 1] / total)
+    assert 0 < copied < total and found["written"]["copied"][0] == pytest.approx(copied / total)
+    np.testing.assert_allclose(found["heads"].grid("retrieval", "decoder"), counted[..., 0] / total)
+    np.testing.assert_allclose(found["heads"].grid("decoy", "decoder"), counted[..., 1] / total)
 
 
 # What is refused, and what is kept ---------------------------------------------------------------------------------
@@ -376,7 +382,7 @@ def test_an_interruption_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) ->
 
     found = retrieval_heads(planted_model(), options=replace(SMALL, ablate=True), report=stop_after(2))
     assert (found.corpus["n_texts"], found.corpus["complete"]) == (10, False)
-    assert found.needles.without == () and any(head.roles for head in found.heads)
+    assert not len(found["without"]) and len(found["roles"])
     seen.clear()
     late = retrieval_heads(planted_model(), options=replace(SMALL, ablate=True), report=stop_after(4))
     assert (late.corpus["n_texts"], late.corpus["complete"]) == (15, False)
@@ -396,10 +402,10 @@ def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch: pytes
 
     monkeypatch.setattr(model, "outputs", broken)
     found = retrieval_heads(model, options=replace(SMALL, ablate=True))
-    assert found.corpus["n_texts"] == 14 and found.needles.copied.value == 1
+    assert found.corpus["n_texts"] == 14 and found["written"]["copied"][0] == 1
     (problem,) = found.corpus["problems"]
     assert problem["source"] == "needle 2" and "NaN" in problem["reason"]
-    assert found.needles.without[0].copied.count == 6 * 5  # seven were not chosen on, of which one is lost
+    assert found["without"].part("copied", "count")[0] == 6 * 5  # seven were not chosen on, of which one is lost
 
 
 # The command line --------------------------------------------------------------------------------------------------
@@ -421,7 +427,7 @@ def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
     status, out, err = run(*command, "-f", "npz,csv,json,png", "-o", tmp_path / "out")
     assert status == 0, err
     loaded = attnscope.load_record(tmp_path / "out" / "heads.npz")
-    assert loaded.needles.without[0].heads == ("L1H0",)
+    assert loaded["without"]["heads"][0] == "L1H0"
     lines = (tmp_path / "out" / "heads.csv").read_text().splitlines()
     assert "retrieval,retrieval_low" in lines[0] and len(lines) == 5
     status, shown, err = run("show", tmp_path / "out" / "heads.npz", "--pick", "L1H0")

@@ -14,6 +14,7 @@ from attnscope.models.inside.projections import HiddenNorms
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
 from tests.conftest import write_tiny
+from tests.heads_helpers import heads_in
 
 LOUD = 7
 """A token whose embedding is long."""
@@ -65,14 +66,14 @@ def test_the_mass_on_outlying_tokens() -> None:
         for layer, weights in probe.maps["decoder"].items():
             sums[layer] += weights[0, :, at:, at].double().sum(-1).numpy()
             active[layer] += weights[0, :, at:, 1:].double().sum((-1, -2)).numpy()
-    np.testing.assert_allclose(found.grid("decoder", "outlier_token"), sums / counts, atol=1e-5)
-    np.testing.assert_allclose(found.grid("decoder", "outlier_token_active"), sums / active, atol=1e-5)
-    assert found.heads[0].measures["outlier_token"].count == pytest.approx(counts, rel=1e-12)
+    np.testing.assert_allclose(found["heads"].grid("outlier_token", "decoder"), sums / counts, atol=1e-5)
+    np.testing.assert_allclose(found["heads"].grid("outlier_token_active", "decoder"), sums / active, atol=1e-5)
+    assert heads_in(found)[0].measures["outlier_token"].count == pytest.approx(counts, rel=1e-12)
 
 
 def test_without_outlying_tokens_the_measure_is_undefined() -> None:
     found = heads(attnscope.load(llama()), [attnscope.corpus.CorpusText(0, "ids", 1, ids=(9, 10, 11, 12))])
-    assert np.isnan(found.grid("decoder", "outlier_token")).all()
+    assert np.isnan(found["heads"].grid("outlier_token", "decoder")).all()
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])

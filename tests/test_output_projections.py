@@ -102,7 +102,7 @@ def test_norms_behind_the_output_projection_of_any_architecture(name: str, tmp_p
     for (kind, layer), texts in sums.items():
         value = sum(part / n for part, n in texts) / len(texts)
         np.testing.assert_allclose(
-            found.grid(kind, "norm_weighted")[layer], value, rtol=1e-5, err_msg=f"{kind} {layer}"
+            found["heads"].grid("norm_weighted", kind)[layer], value, rtol=1e-5, err_msg=f"{kind} {layer}"
         )
 
 
@@ -117,8 +117,8 @@ def test_where_the_output_projection_is_not_known_it_is_said(tmp_path: Path) -> 
     model: Any = attnscope.load(source, AutoTokenizer.from_pretrained(folder))
     found = attnscope.heads(model, TEXTS)
     assert any("norm_weighted is undefined in encoder layer 1" in note for note in found.run["notes"])
-    assert np.isfinite(found.grid("encoder", "norm_weighted")[0]).all()
-    assert np.isnan(found.grid("encoder", "norm_weighted")[1]).all()
+    assert np.isfinite(found["heads"].grid("norm_weighted", "encoder")[0]).all()
+    assert np.isnan(found["heads"].grid("norm_weighted", "encoder")[1]).all()
 
 
 def test_what_another_thread_runs_of_a_model_is_not_taken_for_ours() -> None:

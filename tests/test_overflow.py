@@ -14,6 +14,7 @@ from attnscope.studies.failures import MOST_NAMED, LeftOut, broken_rows
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.workers import Workers
 from tests.conftest import VOCABULARY, Run, write_tiny
+from tests.heads_helpers import heads_in
 
 TEXTS = ["the cat", "a cat, the cat", "the cat q the", "b c d. b c d.", "cat cat the"]
 """Only the third one has the letter that overflows."""
@@ -90,7 +91,7 @@ def test_heads_leave_out_the_text_that_overflows(overflowing: Path) -> None:
     assert found.corpus["n_texts"] == 4
     assert found.corpus["n_tokens"] == without.corpus["n_tokens"]
     # Log frequencies are those of all texts, so that what they enter differs.
-    for mine, other in zip(found.heads, without.heads, strict=True):
+    for mine, other in zip(heads_in(found), heads_in(without), strict=True):
         for name in ("entropy_nats", "previous_token", "max_weight"):
             assert mine.measures[name].value == pytest.approx(other.measures[name].value, rel=1e-3)
     assert not heads(attnscope.load(str(overflowing), check=False), TEXTS).corpus["problems"]

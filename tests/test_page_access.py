@@ -1,6 +1,5 @@
 """Every view of a page as axe-core judges it: readable by contrast, named for those who listen, in roles that fit."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ OF_PHOTOS = [{"v": "photo"}, {"v": "photo", "h": "1.1", "q": 3, "p": "0,1,2", "s
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("access")
     tokens = tokens_of(["[CLS]", "the", "cat", "sat", "[SEP]"], (0, 4))
-    findings = replace(fake_findings(2, 3), descriptions=described_findings(2, 3).descriptions)
+    findings = described_findings(2, 3)
     atlas = small_atlas(findings=findings)
     record = record_of(map_of(tokens, layers=2, heads=3))
     return {

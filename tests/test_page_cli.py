@@ -15,6 +15,7 @@ from attnscope.pages import PageText, head_to_open, page_of
 from tests.atlas_helpers import small_atlas
 from tests.conftest import Run, write_tiny
 from tests.findings_helpers import fake_findings
+from tests.heads_helpers import heads_in
 from tests.record_helpers import simple
 
 
@@ -94,7 +95,7 @@ def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
     status, _, err = run("page", "--record", "heatmap.npz", "--record", "heads.npz", "-o", "p.html")
     assert status == 0, err
     roles = held("p.html")["roles"]
-    for head in findings.heads:
+    for head in heads_in(findings):
         found = roles["heads"]["encoder"][f"{head.layer}.{head.head}"]
         assert [role["name"] for role in found] == [role.name for role in head.roles]
     replace(findings, run={"model": "other", "sha256": "cd" * 32}).save(tmp_path / "heads.npz")

@@ -16,9 +16,9 @@ from attnscope.drawing.canvas import Canvas, Drawing
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
 from attnscope.questions.heatmap import Heatmap
+from attnscope.report.figures import pages as figures_of
 from attnscope.results.record import Record
 from attnscope.results.record import load_record as load
-from attnscope.views.heads import figures as heads_figures
 from attnscope.views.maps.figures import Painter, sheets_of
 from tests.conftest import Run
 from tests.findings_helpers import described_findings, fake_findings
@@ -235,7 +235,7 @@ def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path: Path) -
 
 def test_numbers_of_a_table_of_heads_are_text_in_vector_files(made: Path, tmp_path: Path) -> None:
     findings: Any = load(made / "heads.npz")
-    page = dict(heads_figures.pages(findings, measures="entropy_nats"))["measure-entropy_nats"]
+    page = dict(figures_of(findings, measures="entropy_nats"))["measure-entropy_nats"]
     with canvas.matplotlib_defaults():
         drawn = page.vector("svg").decode()
     assert {one.text for one in page.written_numbers} <= set(re.findall(r"<text [^>]*>([^<]*)</text>", drawn))

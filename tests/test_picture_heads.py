@@ -17,13 +17,13 @@ from attnscope.core.attention.seam import AttentionCall
 from attnscope.core.senses import picture_sums
 from attnscope.core.senses.picture_measures import PICTURE_MEASURES, cielab, gradient, picture_facts
 from attnscope.core.senses.picture_sums import PictureSums
-from attnscope.drawing.head_maps import scale_of
 from attnscope.errors import AttnscopeError
 from attnscope.questions.places import Picture
+from attnscope.report.head_maps import scale_of
 from attnscope.report.wording import corpus_notes
 from attnscope.senses.photos import read_photo
 from tests.conftest import Run
-from tests.heads_helpers import after
+from tests.heads_helpers import after, heads_in
 from tests.senses_helpers import dense_float64, photo, write_vision
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -142,19 +142,20 @@ def test_every_measure_is_its_definition_on_the_models_own_dense_weights(name: s
         n = len(seen.tokens)
         for measure, part in defined(np.full((n, n), 1 / n), seen.picture, before).items():
             even[measure] = even.get(measure, np.zeros(2)) + part
-    assert [head.name for head in found.heads] == [f"L{layer}H{head}" for layer in range(2) for head in range(3)]
+    assert [head.name for head in heads_in(found)] == [f"L{layer}H{head}" for layer in range(2) for head in range(3)]
     expected = {measure for measure in PICTURE_MEASURES if measure != "registers" or name == "registers"}
-    for head in found.heads:
-        assert set(head.measures) == expected
-        for measure, estimate in head.measures.items():
+    for head in heads_in(found):
+        defined_here = {name: one for name, one in head.measures.items() if np.isfinite(one.value)}
+        assert set(defined_here) == expected
+        for measure, estimate in defined_here.items():
             total, count = totals[head.layer, head.head, measure]
             assert estimate.value == pytest.approx(total / count, abs=5e-5), measure
             assert estimate.count == pytest.approx(count, rel=1e-4), measure
-            assert estimate.uniform == pytest.approx(even[measure][0] / even[measure][1], abs=1e-6), measure
+            assert estimate.baseline == pytest.approx(even[measure][0] / even[measure][1], abs=1e-6), measure
             assert estimate.low <= estimate.value <= estimate.high
     # Heads that all did the same would agree with anything.
-    assert float(np.ptp(found.grid("encoder", "distance_patches"))) > 0.05
-    assert float(np.ptp(found.grid("encoder", "similar_colour"))) > 0.05
+    assert float(np.ptp(found["heads"].grid("distance_patches", "encoder"))) > 0.05
+    assert float(np.ptp(found["heads"].grid("similar_colour", "encoder"))) > 0.05
 
 
 def test_uniform_attention_has_the_value_of_the_baseline() -> None:
@@ -250,9 +251,8 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run: Run, folders
     assert not Path("out/roles.png").exists()
     found = attnscope.load_record("out/heads.npz")
     assert found.corpus["of"] == "pictures" and found.corpus["grids"] == [[5, 5]] and len(found.corpus["problems"]) == 1
-    assert found.options["measures"]["distance_patches"]["source"].startswith("Dosovitskiy")
-    assert Path("out/heads.csv").read_text("utf-8").splitlines()[0].startswith("kind,layer,head,roles")
-    assert scale_of(found, "self_patch").uniform_text == "0.040"
+    assert Path("out/heads.csv").read_text("utf-8").splitlines()[0].startswith("kind,layer,head,role")
+    assert scale_of(found["heads"], "self_patch").baseline_text == "0.040"
     code, again, _ = run("show", "out", "--measures", "near_patches", "-o", "again", "-f", "json")
     assert code == 0 and again.splitlines()[:3] == out.splitlines()[:3]
     assert json.loads(Path("again/heads.json").read_text("utf-8"))["corpus"]["of"] == "pictures"

@@ -1,14 +1,11 @@
 """What measures and roles say of heads that were made to do one thing: each says that, and nothing else."""
 
-import io
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import attnscope
@@ -17,17 +14,15 @@ from attnscope.core.facts import TextFacts
 from attnscope.core.measures import Measured, measures_of_weights
 from attnscope.corpus import CorpusText
 from attnscope.questions import head_roles
-from attnscope.questions import heads as heads_question
-from attnscope.records.heads.findings import Head
-from attnscope.report.wording import label
+from attnscope.results.table import Estimate
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import judge as judge_tallies
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 from benchmarks.known.families import Scores, build, writer_of_the_token_before
-from tests.findings_helpers import fake_findings
-from tests.heads_helpers import study_tallies
+from tests.findings_helpers import Head, of, role
+from tests.heads_helpers import heads_in, study_tallies
 
 
 def text_of(ids: Sequence[int], **facts: Tensor) -> TextFacts:
@@ -58,14 +53,14 @@ def tally_of_texts(sums: Sequence[Measured]) -> Tally:
     return tally
 
 
-def judge(weights: Sequence[Tensor], facts: Sequence[TextFacts], **options: Any) -> Head:
+def judge(weights: Sequence[Tensor], facts: Sequence[TextFacts], **options: Any) -> Any:
     """The one head whose weights on some texts these are, (query, key) each."""
     sums = [measures_of_weights(a[None, None], text, **options) for a, text in zip(weights, facts, strict=True)]
-    (head,) = judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums))
+    (head,) = heads_in(judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums)))
     return head
 
 
-def roles_of(head: Head) -> set[str]:
+def roles_of(head: Any) -> set[str]:
     return {role.name for role in head.roles}
 
 
@@ -92,7 +87,7 @@ def test_a_head_that_spreads_over_what_is_left_is_not_local() -> None:
     head = judge(weights, [text_of(range(len(rows))) for rows in weights])
     found = head.measures["window_active"]
     assert found.value > 0.7
-    assert found.uniform == pytest.approx(found.value)
+    assert found.baseline == pytest.approx(found.value)
     assert roles_of(head) == {"first_token"}
 
 
@@ -127,7 +122,7 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
         hidden.append(may)
     sums = [measures_of_weights(rows[None, None], text_of(range(len(rows))), allowed=may)
             for rows, may in zip(weights, hidden, strict=True)]  # fmt: skip
-    (head,) = judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums))
+    (head,) = heads_in(judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums)))
     # Of the queries that may see it all look at it; but those are four.
     assert head.measures["first_token"].value == 1
     assert head.measures["sink"].value == (window is None)
@@ -219,7 +214,7 @@ def repeating_texts(n: int, seed: int = 0) -> list[CorpusText]:
 
 def test_induction_heads_that_rest_nearly_always_are_named() -> None:
     found = heads(planted_llama(), repeating_texts(30))
-    by_name = {head.name: head for head in found.heads}
+    by_name = {head.name: head for head in heads_in(found)}
     assert by_name["L0H0"].measures["previous_token"].value > 0.95
     for name in ("L1H0", "L1H1"):
         head = by_name[name]
@@ -229,28 +224,17 @@ def test_induction_heads_that_rest_nearly_always_are_named() -> None:
         assert role.measure == "induction_active"
         assert role.value > 0.8
         # Of its own queries, which are few: over all of them it is less than a tenth.
-        assert role.active_share is not None
         assert role.active_share > 0.2 > 1 - head.resting_share
         assert "rare" not in roles_of(head)
 
 
 def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
-    findings = fake_findings(6, 12)
-    rests = next(head for head in findings.heads if [role.name for role in head.roles] == ["first_token"])
-    found = head_roles.nearest_role(findings, rests)
-    assert found is not None
+    facts = {name: {"measure": rule.measures[0], "threshold": rule.threshold} for name, rule in RULES.items()}
+    values = {"window_active": (0.5, 0.1), "previous_token_active": (0.3, 0.1), "next_token_active": (0.39, 0.4)}
+    measures = {name: Estimate(value, baseline=even, count=5) for name, (value, even) in values.items()}
+    rests = Head("encoder", 0, 0, [role("first_token")], 0.9, measures)
+    also = Head("encoder", 0, 1, [role("first_token"), role("rare")], 0.9, measures)
     # The strongest by its part of the threshold, of all that are above uniform attention's value.
-    parts = {}
-    for name in RULES:
-        facts = findings.role_facts(name)
-        active = rests.measures.get(f"{facts.measure}_active")
-        if active is not None and active.value > active.uniform:
-            parts[name] = active.value / facts.threshold
-    assert found.role == max(parts, key=lambda name: parts[name])
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(heads_question.show(findings, console, every=True))
-    text = console.export_text()
-    assert f"for a role: {label(found.role)} 1" in " ".join(text.split())
-    assert "1 head is only a sink; strongest pattern outside sinks" in " ".join(text.split())
-    named = replace(rests, roles=(*rests.roles, replace(rests.roles[0], name="local")))
-    assert head_roles.nearest_role(findings, named) is None
+    line = head_roles.nearest_roles_line(of(rests, also, options={"roles": facts}))
+    assert line.startswith("1 head is only a sink; strongest pattern outside sinks") and line.endswith(": local 1")
+    assert not head_roles.nearest_roles_line(of(also, options={"roles": facts}))

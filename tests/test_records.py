@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
+from attnscope.questions.heads import Heads
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import spans
-from attnscope.records.heads.findings import Findings
 from attnscope.results.record import load_record as load
 from attnscope.results.storage import write_whole
 from attnscope.results.tokens import Tokens
@@ -269,7 +269,7 @@ def test_a_record_is_read_from_its_folder_among_others(tmp_path: Path) -> None:
     fake_findings(1, 2).save(tmp_path / "heads.npz")
     simple().save(tmp_path / "heatmap.npz")
     same_record(type(simple()).load(tmp_path), simple())
-    assert len(Findings.load(tmp_path).heads) == 2
+    assert len(Heads.load(tmp_path)["heads"]) == 2
 
 
 def test_records_are_saved_in_their_own_formats_only(tmp_path: Path) -> None:

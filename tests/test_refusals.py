@@ -185,7 +185,7 @@ def test_it_is_noted_where_padding_changes_a_text() -> None:
 def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
     model = tiny("ibert")
     found = attnscope.heads(attnscope.load(model), ["17 5 9 17", "8 8 5 30 22"])
-    assert np.isfinite(found.grid("encoder", "similar_token")).all()
+    assert np.isfinite(found["heads"].grid("similar_token", "encoder")).all()
 
 
 # Reasons that are true --------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from attnscope.core.catalogue import MEASURES, OFFSETS
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.errors import UsageError
 from attnscope.questions.head_roles import role_notes
-from attnscope.records.heads.findings import Findings, Head
+from attnscope.questions.heads import Heads
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, judge
 from attnscope.studies.heads.rules import RULES, complete_thresholds
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
-from tests.heads_helpers import names_of
+from tests.heads_helpers import Seen, heads_in, names_of
 
 NAMES = (
     "resting", "relative_entropy", "previous_token", "previous_token_active", "self_token", "self_token_active",
@@ -67,9 +67,9 @@ def tally_of(
     return tally
 
 
-def only_head(tally: Tally, **thresholds: float) -> Head:
+def only_head(tally: Tally, **thresholds: float) -> Seen:
     """The one head of a tally, judged."""
-    (head,) = judge([tally], complete_thresholds({}) | thresholds, tally.n_texts)
+    (head,) = heads_in(judge([tally], complete_thresholds({}) | thresholds, tally.n_texts))
     return head
 
 
@@ -83,7 +83,7 @@ def test_a_role_is_given_with_its_evidence() -> None:
     assert (role.baseline, role.threshold) == (pytest.approx(0.1), 0.4)
     assert 0 <= role.p <= role.q <= LEVEL
     assert not role.tentative
-    assert role.active_share is None
+    assert math.isnan(role.active_share)
 
 
 def test_below_the_threshold_there_is_no_role_and_the_threshold_can_be_chosen() -> None:
@@ -136,7 +136,7 @@ def test_the_active_part_counts_where_there_is_enough_of_it() -> None:
 
 def test_a_role_by_the_whole_measure_is_told_by_that() -> None:
     (role,) = only_head(tally_of({"previous_token": 0.6, "previous_token_active": 0.9, "resting": 0.3})).roles
-    assert (role.measure, role.active_share) == ("previous_token", None)
+    assert role.measure == "previous_token" and math.isnan(role.active_share)
 
 
 def test_a_separator_that_hardly_any_query_sees_says_nothing() -> None:
@@ -225,19 +225,15 @@ def test_measures_from_0_to_1_have_intervals_from_0_to_1() -> None:
 def test_a_text_that_holds_much_of_a_sum_is_told() -> None:
     """Twenty texts, one of which has as many queries as ten others: it holds 10 of 29."""
     tally = with_a_long_text(tally_of({"previous_token": 0.9}, n_texts=19), 10, 0.9)
-    head = only_head(tally)
-    assert head.measures["previous_token"].largest_part == pytest.approx(10 / 29, abs=0.01)
-    assert "one text holds much of what a role adds up: L0H0 previous token (34%)" in role_notes(findings_of(head))
-    alike = only_head(tally_of({"previous_token": 0.9}, n_texts=20))
-    assert alike.measures["previous_token"].largest_part is None
-    assert not any("one text" in note for note in role_notes(findings_of(alike)))
-    few = only_head(tally_of({"previous_token": 0.9}, n_texts=2))  # one of two texts holds half
-    assert few.measures["previous_token"].largest_part is None
+    assert only_head(tally).roles[0].largest_part == pytest.approx(10 / 29, abs=0.01)
+    assert "one text holds much of what a role adds up: L0H0 previous token (34%)" in role_notes(result_of(tally))
+    alike = tally_of({"previous_token": 0.9}, n_texts=20)
+    assert math.isnan(only_head(alike).roles[0].largest_part)
+    assert not any("one text" in note for note in role_notes(result_of(alike)))
 
 
-def findings_of(head: Head) -> Findings:
-    """Findings about one head."""
-    return Findings(run={}, corpus={"n_texts": 20}, options={}, heads=(head,))
+def result_of(tally: Tally) -> Heads:
+    return Heads({}, {"n_texts": 20}, {}, judge([tally], complete_thresholds({}), tally.n_texts))
 
 
 def test_a_value_that_is_not_sure_is_no_role() -> None:
@@ -250,14 +246,14 @@ def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
     column = NAMES.index("previous_token")
     p = tally.measures.p_above(0.4)[0, :, column]
     assert (p < LEVEL).sum() >= 2
-    assert not any(head.roles for head in judge([tally], complete_thresholds({}), tally.n_texts))
+    assert not any(head.roles for head in heads_in(judge([tally], complete_thresholds({}), tally.n_texts)))
     assert (benjamini_hochberg(p) > LEVEL).all()
 
 
 def test_q_depends_on_the_other_heads() -> None:
     alone = only_head(tally_of({"previous_token": 0.5}, noise=0.1))
     several = tally_of({"previous_token": 0.5}, *({},) * 200, noise=0.1)
-    among = judge([several], complete_thresholds({}), several.n_texts)
+    among = heads_in(judge([several], complete_thresholds({}), several.n_texts))
     assert alone.roles[0].q < among[0].roles[0].q <= LEVEL
 
 
@@ -279,7 +275,7 @@ def test_a_measure_that_is_undefined_everywhere_gives_none() -> None:
 
 
 def test_nothing_is_judged_from_nothing() -> None:
-    assert judge([], complete_thresholds({}), 0) == ()
+    assert not heads_in(judge([], complete_thresholds({}), 0))
 
 
 @pytest.mark.parametrize("given", ["induction", "induction=", "induction=x", "induction=0", "induction=1.5", "rest=1",
@@ -296,5 +292,6 @@ def test_thresholds_that_are_not_given_stay() -> None:
 
 def test_however_long_the_texts_are_few_of_them_are_tentative() -> None:
     tally = tally_of({"previous_token": 0.9}, n_texts=FEWEST_TEXTS)
-    given = [judge([tally], complete_thresholds({}), n_texts)[0].roles[0].tentative for n_texts in (1, 9, 10)]
+    tables = [judge([tally], complete_thresholds({}), n_texts) for n_texts in (1, 9, 10)]
+    given = [heads_in(of_texts)[0].roles[0].tentative for of_texts in tables]
     assert given == [True, True, False]

@@ -13,6 +13,7 @@ import pytest
 from attnscope.cli import build_app
 from attnscope.results.record import load_record as load
 from tests.findings_helpers import described_findings
+from tests.heads_helpers import heads_in
 from tests.page_helpers import SEEN, Opened
 from tests.record_helpers import map_of, record_of, tokens_of
 from tests.test_page_access import serious
@@ -69,10 +70,9 @@ def test_heads_have_their_table_and_scatter(show: Show) -> None:
     views = opened.page.eval_on_selector_all("[data-view]", "all => all.map(e => e.dataset.view)")
     assert views == ["atlas", "head"]
     rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
-    assert findings.descriptions is not None
-    for row, head, one in zip(rows, findings.heads, findings.descriptions.heads, strict=True):
+    assert [row["description"] for row in rows] == findings["heads"]["description"].tolist()
+    for row, head in zip(rows, heads_in(findings), strict=True):
         assert row["roles"] == "+".join(role.name for role in head.roles)
-        assert row["description"] == one.words
         for name, estimate in head.measures.items():
             assert float(row[name]) == pytest.approx(estimate.value, rel=1e-6), name
     opened.page.keyboard.press("2")

@@ -16,6 +16,7 @@ from attnscope.core.attention.seam import AttentionCall, attend, attention_weigh
 from attnscope.core.senses.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums, sound_columns, sound_sums
 from attnscope.errors import AttnscopeError
 from tests.conftest import Run
+from tests.heads_helpers import heads_in
 from tests.senses_helpers import speech
 
 pytestmark = pytest.mark.filterwarnings("ignore:no transcript was given")
@@ -93,8 +94,8 @@ def test_over_recordings(whisper: Any, tmp_path: Path) -> None:
     (problem,) = found.corpus["problems"]
     assert problem["source"].endswith("3.wav")
     assert found.kinds == ("cross",)
-    assert len(found.heads) == 2 * 3
-    for head in found.heads:
+    assert len(heads_in(found)) == 2 * 3
+    for head in heads_in(found):
         assert set(head.measures) <= set(NAMES)
         assert 0 < head.measures["sound"].value < 1
         assert head.resting_share == pytest.approx(1 - head.measures["sound"].value)
@@ -104,7 +105,7 @@ def test_over_recordings(whisper: Any, tmp_path: Path) -> None:
     asks = ~record.maps[0].queries.special
     assert one.corpus["n_tokens"] == asks.sum() == 7
     expected = values_of(weights, SoundFacts(asks, weights.shape[1], record.sound.seconds_per_frame))
-    found_one = {name: one.heads[5].measures[name].value for name in NAMES}
+    found_one = {name: heads_in(one)[5].measures[name].value for name in NAMES}
     assert found_one == pytest.approx(expected, abs=1e-5)
     with pytest.raises(AttnscopeError, match="takes texts, not recordings"):
         attnscope.sound_heads(attnscope.load("own"), (speech(0.3), 16000))

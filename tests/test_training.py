@@ -27,6 +27,7 @@ from attnscope.studies.training.options import EXPLAINED, TrainingOptions
 from attnscope.studies.training.study import stages_of, step_of
 from examples.decoder import decoder, wrap
 from tests.conftest import Run
+from tests.heads_helpers import heads_in
 from tests.training_helpers import TEXTS, small_training, train
 
 MEASURES = ("induction", "entropy_nats")
@@ -50,15 +51,15 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> Non
     for number, step in enumerate(found.steps):
         model = attnscope.load(trained / f"checkpoint-{step}")
         alone = attnscope.heads(model, TEXTS, attnscope.HeadsOptions(describe=attnscope.DescribeOptions()))
-        for place, head in enumerate(alone.heads):
+        for place, head in enumerate(heads_in(alone)):
             assert [*found["heads"].rows()][1 + place] == (head.kind, head.layer, head.head)
             for row, name in enumerate(MEASURES):
                 one = head.measures[name]
                 assert found.interval("value")[row, number, place].tolist() == [one.value, one.low, one.high]
             roles = found["roles"]["name"][found["has_role"][:, number, place] > 0]
             assert {*roles.tolist()} == {role.name for role in head.roles}
-            described = alone.description(head.layer, head.head)
-            np.testing.assert_equal(found["value"][2, number, place], described.explained)
+            explained = alone["heads"]["whole_explained"][place]
+            np.testing.assert_equal(found["value"][2, number, place], explained)
         whole = attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero",))).row("whole", "loss")
         assert whole is not None
         np.testing.assert_allclose(found["checkpoints"].interval("loss")[number], whole)
@@ -482,7 +483,7 @@ def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Pa
 
 
 def test_it_describes_itself_in_a_line() -> None:
-    assert repr(small_training()) == "Training('run', 3 texts, 4 steps)"
+    assert repr(small_training()) == "Training('run', 3 texts, 4 checkpoints)"
 
 
 def test_panels_of_heads_and_of_pairs_stand_one_below_the_other() -> None:

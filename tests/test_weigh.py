@@ -5,19 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.records.heads.findings import Findings
+from attnscope.questions.heads import Heads
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import weigh_units
 from tests.conftest import SAMPLES, SENTENCES
-from tests.heads_helpers import study_tallies
+from tests.heads_helpers import heads_in, study_tallies
 
 LONG = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
 
 
-def value(found: Findings, name: str, field: str = "value") -> np.ndarray[Any, Any]:
-    heads_of = {(head.layer, head.head): getattr(head.measures[name], field) for head in found.heads}
-    return np.array([heads_of[place] for place in sorted(heads_of)]).reshape(found.grid("encoder", name).shape)
+def value(found: Heads, name: str, field: str = "value") -> np.ndarray[Any, Any]:
+    heads_of = {(head.layer, head.head): getattr(head.measures[name], field) for head in heads_in(found)}
+    return np.array([heads_of[place] for place in sorted(heads_of)]).reshape(found["heads"].grid(name, "encoder").shape)
 
 
 def test_a_text_weighs_the_same_however_long_it_is(own: Any) -> None:
@@ -44,7 +44,7 @@ def test_chunks_of_a_text_share_its_weight(own: Any) -> None:
 
 def test_a_long_text_takes_no_roles_from_short_ones(own: Any) -> None:
     short, mixed = heads(own, SENTENCES), heads(own, [*SENTENCES, " ".join([LONG] * 3)])
-    for one, other in zip(short.heads, mixed.heads, strict=True):
+    for one, other in zip(heads_in(short), heads_in(mixed), strict=True):
         assert {role.name for role in one.roles} == {role.name for role in other.roles}, one.name
 
 

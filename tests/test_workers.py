@@ -35,7 +35,7 @@ from attnscope.studies.inputs.texts import Progress, texts_of
 from attnscope.studies.workers import Workers
 from tests.block_functions import DeadlyMeasurer
 from tests.conftest import Run
-from tests.heads_helpers import after
+from tests.heads_helpers import after, heads_in
 from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
 
@@ -90,8 +90,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def require_same(found: Any, alone: Any) -> None:
     """Both name the same roles; numbers agree to 1e-12."""
-    assert len(found.heads) == len(alone.heads) > 0
-    for ours, theirs in zip(found.heads, alone.heads, strict=True):
+    assert len(heads_in(found)) == len(heads_in(alone)) > 0
+    for ours, theirs in zip(heads_in(found), heads_in(alone), strict=True):
         assert [role.name for role in ours.roles] == [role.name for role in theirs.roles]
         for name, number in ours.measures.items():
             other = theirs.measures[name]
@@ -154,7 +154,7 @@ def report(done):
 
 workers = Workers("own", int(sys.argv[2])) if sys.argv[2] != "0" else None
 found = attnscope.heads(attnscope.load("own"), attnscope.Corpus(sys.argv[1]), None, report, workers)
-print(found.corpus["complete"], found.corpus["n_texts"], len(found.heads) > 0)
+print(found.corpus["complete"], found.corpus["n_texts"], len(found["heads"]) > 0)
 """
 
 

@@ -116,8 +116,9 @@ class Record:
         if "n_texts" in corpus:
             parts.append(amount(corpus["n_texts"], "text"))
         for name, table in getattr(self, "tables", {}).items():
-            if name in ("heads", "relations", "steps") and len(table):
+            if name in ("heads", "relations", "checkpoints") and len(table):
                 parts.append(amount(len(table), name[:-1]))
+                break
         return f"{type(self).__name__}({', '.join(parts)})"
 
     # Files

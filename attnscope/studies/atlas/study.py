@@ -173,7 +173,7 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, heads: Seq
 
     # The tables.
     rank = CONTENT_WHAT if options.rank == CONTENT else findings.table("heads").columns[options.rank].meaning
-    tables, grids = example_tables(rows.examples, findings)
+    tables, grids = example_tables(rows.examples, findings.table("failures"), findings.table("expected"))
     tables |= {name: findings.table(name) for name in ("heads", "roles")}
     tables["heads"] = _with_scores(tables["heads"], options.rank, deciles, positions)
     tables["tokens"] = Table.of(Atlas.TABLES["tokens"], sorted(token_rows, key=lambda row: row["head"]))
@@ -204,12 +204,17 @@ def _with_scores(table: Table, rank: str, deciles: NDArray[Any], positions: NDAr
 # Tables of examples
 
 
-def example_tables(examples: Sequence[Example], findings: Heads) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
-    """Return the tables and arrays of examples, by head, what they are to show, and rank."""
+def example_tables(
+    examples: Sequence[Example], failures: Table, expected: Table
+) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
+    """Return the tables and arrays of examples, by head, what they are to show, and rank.
+
+    `failures` and `expected` are those of the study of heads.
+    """
     whys = ("top", "decile", "failure")
     order = sorted(examples, key=lambda one: (one.wanted.head, whys.index(one.wanted.why), one.wanted.rank))
-    nats = findings.table("failures")["nats"]
-    _, *expected = findings.table("expected").rows()
+    nats = failures["nats"]
+    _, *expected_rows = expected.rows()
     rows: dict[str, list[dict[str, Any]]] = {"examples": [], "shown": [], "expected": []}
     vocabulary: dict[str, int] = {}
     n_kept = n_characters = 0
@@ -228,7 +233,7 @@ def example_tables(examples: Sequence[Example], findings: Heads) -> tuple[dict[s
                 "label": vocabulary.setdefault(label, len(vocabulary)), "start": start, "stop": stop,
                 "first_kept": n_kept + one.starts[place], "n_kept": one.starts[place + 1] - one.starts[place],
             })  # fmt: skip
-        for failure_row, place, token, weight in expected:
+        for failure_row, place, token, weight in expected_rows:
             if failure_row == wanted.failure:
                 key = {"place": place, "token": token, "weight": weight}
                 rows["expected"].append({"example": number_of_example, **key})

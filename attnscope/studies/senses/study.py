@@ -19,9 +19,9 @@ from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model, eyes_of
-from attnscope.questions.heads import RESTING, ROLE, Heads
+from attnscope.questions.heads import Heads
 from attnscope.report.wording import PICTURES, RECORDINGS
-from attnscope.results.table import HEADS, Table
+from attnscope.results.table import Table
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.failures import broken_rows, require_finite
@@ -238,8 +238,14 @@ class _Done:
         sense, sums = self.sense, self.measures
         counts = sums.total("c")
         layers, heads = np.nonzero(counts.any(-1))
-        names = {"kind": [sense.kind] * len(heads), "layer": np.array(self.layers)[layers], "head": heads}
-        table = Table.of_arrays(HEADS, **names)
+        table = Table.of_arrays(
+            Heads.TABLES["heads"],
+            kind=[sense.kind] * len(heads),
+            layer=np.array(self.layers)[layers],
+            head=heads,
+            role=[""] * len(heads),
+            resting_share=np.full(len(heads), np.nan),
+        )
         low, high = sums.interval()
         for column, (name, measure) in enumerate(sense.catalogue.items()):
             at = layers, heads, column
@@ -251,8 +257,7 @@ class _Done:
                 baseline=np.broadcast_to(self.uniform.ratio(), counts.shape)[at],
                 count=counts[at],
             )
-        table = table.with_column(ROLE, [""] * len(heads))
-        return table.with_column(RESTING, sense.resting(table))
+        return Table(table.columns, {**table.values, "resting_share": sense.resting(table)})
 
 
 def _study(
