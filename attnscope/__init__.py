@@ -8,7 +8,7 @@
     record.of(3, 1)  # layer 3, head 1: (query, key)
 
     found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
-    found.heads[2].roles  # layer 0, head 2: what it is for, with the evidence
+    found.roles_of(found.row(0, 2)).to_pandas()  # layer 0, head 2: what it is for, with the evidence
 
     alike = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     alike.distance()  # (head, head)

@@ -36,9 +36,9 @@ from attnscope.core import descriptions, directions
 from attnscope.core.attention.seam import attend
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.models.model import Batch, Model
-from attnscope.records.heads.descriptions import HeadDescription
 from attnscope.studies.describe import study
 from attnscope.studies.describe.english import CLOSED_CLASSES
+from attnscope.studies.describe.lines import HeadDescription
 from attnscope.studies.describe.rows import Group, Unit, draw, measure
 from attnscope.studies.describe.study import describe, describe_fitted, fit_group
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions

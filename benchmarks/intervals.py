@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.exact.intervals import mean_interval, predicted_interval
 from attnscope.core.sums import RunningSums
-from attnscope.records.heads.descriptions import EVEN, UNSURE
+from attnscope.questions.head_lines import EVEN, UNSURE
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, measure_intervals
 
 Floats = NDArray[np.float64]

@@ -3,7 +3,7 @@
 import pytest
 
 from attnscope.errors import UsageError
-from attnscope.questions.head_lines import sort_heads
+from attnscope.questions.head_lines import require_sort, sort_heads
 from tests.conftest import Run
 from tests.findings_helpers import described_findings
 
@@ -14,7 +14,7 @@ def test_heads_come_in_the_order_that_is_asked_for() -> None:
     assert sort_heads(found, "layer") == order
     assert sort_heads(found, "explained") == [*order[:1:-1], 0, 1]  # what is unknown comes last
     with pytest.raises(UsageError, match="there is no order"):
-        sort_heads(found, "size")
+        require_sort("size")
 
 
 @pytest.mark.parametrize("more", [("a b",), ("--file", "nothing.txt", "--no-describe"), ("--image", "nothing.png")])

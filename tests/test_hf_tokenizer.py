@@ -1,5 +1,6 @@
 """Hugging Face tokenizers as ours."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, align
 from attnscope.models.tokenizer import FastTokenizer
-from attnscope.records.frame.codec import describe
 from attnscope.results.storage import plain
 
 TEXT = "The cat’s naïve 猫 🙂 sat."
@@ -45,7 +45,7 @@ def test_a_fast_tokenizer_says_what_the_library_alone_says(
     bert: HuggingFaceTokenizer, minilm_folder: Path, pair: str | None
 ) -> None:
     ours, reference = bert.encode(TEXT, pair), FastTokenizer.open(minilm_folder).encode(TEXT, pair)
-    assert plain(describe(ours)) == plain(describe(reference))
+    assert plain(asdict(ours)) == plain(asdict(reference))
     assert bert.note == ""
 
 

@@ -239,9 +239,8 @@ def test_numbers_of_a_table_of_heads_are_text_in_vector_files(made: Path, tmp_pa
     with canvas.matplotlib_defaults():
         drawn = page.vector("svg").decode()
     assert {one.text for one in page.written_numbers} <= set(re.findall(r"<text [^>]*>([^<]*)</text>", drawn))
-    assert not [text for text in page.axes.texts if text.get_text() in {one.text for one in page.written_numbers}], (
-        "as before"
-    )
+    numbers = {one.text for one in page.written_numbers} - {"0"}  # which the colour bar has, too
+    assert not [text for text in page.axes.texts if text.get_text() in numbers], "as before"
 
 
 @pytest.mark.parametrize(("n", "is_image"), [(2, False), (64, False), (65, True)])

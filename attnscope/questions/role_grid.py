@@ -33,6 +33,9 @@ _EMPTY, _RESTING = "#f3f3f3", "#7d7d7d"
 _LEGEND_PX = 380
 """Width of an entry of the legend."""
 
+_LEAST_CELL_PX, _AROUND_PX = 12, 620
+"""On paper, the least height of a cell, and room for title, legend and notes."""
+
 _VALUE_CELL_PX = 32
 """Height of a cell that has room for a number below its letter."""
 
@@ -80,6 +83,8 @@ class RoleGrid:
         # The cells: as low as a page of paper wants.
         width = min(110.0, (paper.room_px - LEFT_PX) / n_across)
         height = max(20, min(round(0.7 * width), 1500 // n_down))
+        if paper.fixed:
+            height = max(_LEAST_CELL_PX, min(height, int(paper.most_px - _AROUND_PX) // n_down))
         needed = 2 * layout.MARGIN_PX + LEFT_PX + n_across * width
         page = Page(paper.width_for(layout.MIN_WIDTH_PX, needed), lettering)
         page.head(f"{report.model} · what its {amount(len(heads), 'head does', 'heads do')}", report.source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Special, Trends
 from attnscope.report.choices import every_nth
 from attnscope.report.graphs import draw_graph
-from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map, draw_small_maps, split_small_maps
+from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map, draw_small_maps
 from attnscope.report.numbers import small_number
 from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
@@ -54,11 +54,13 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
     # A name from a file must not lead out of the folder.
     stems = distinct(re.sub(r"[^A-Za-z0-9_-]", "-", name)[:80] for name in figures)
     for stem, blocks in zip(stems, figures.values(), strict=True):
-        parts: list[Sequence[Any]] = [blocks]
-        if isinstance(blocks[0], HeadMap):
-            parts = split_small_maps(blocks, lettering)
-        for number, part in enumerate(parts, 1):
-            yield stem if number == 1 else f"{stem}-{number}", _DRAWN[type(blocks[0])](report, part, lettering)
+        drawn: Iterable[Drawing]
+        if isinstance(blocks[0], HeadMap) and len(blocks) > 1:
+            drawn = draw_small_maps(report, blocks, lettering)
+        else:
+            drawn = [_DRAWN[type(blocks[0])](report, blocks, lettering)]
+        for number, page in enumerate(drawn, 1):
+            yield stem if number == 1 else f"{stem}-{number}", page
 
 
 def _texts(report: Report) -> Iterator[str]:
@@ -85,10 +87,9 @@ def _texts_in(value: Any) -> Iterator[str]:
         yield from _texts_in(vars(value))
 
 
-def _head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Drawing:
-    if len(blocks) > 1:
-        return draw_small_maps(report, blocks, lettering)
-    return draw_head_map(report, blocks[0], lettering)
+def _head_map(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Drawing:
+    (block,) = blocks
+    return draw_head_map(report, block, lettering)
 
 
 def _graph(report: Report, blocks: Sequence[Graph], lettering: Lettering) -> Drawing:
@@ -183,7 +184,7 @@ def _special(report: Report, blocks: Sequence[Special], lettering: Lettering) ->
 
 
 _DRAWN: dict[type[Block], Callable[[Report, Any, Lettering], Drawing]] = {
-    HeadMap: _head_maps,
+    HeadMap: _head_map,
     Grid: _grid,
     Graph: _graph,
     Curves: _curves,

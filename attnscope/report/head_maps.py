@@ -6,7 +6,7 @@ Layers stand down, heads across, and each kind of attention has a map of its own
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +40,9 @@ _SMALL_PX = 1500
 
 _SMALL_AROUND_PX = 80, 142
 """Room around a small map, across and down."""
+
+_LEAST_ACROSS_PX = 230
+"""From one small map to the next on a screen at least, so that titles have room."""
 
 _SMALL_TOP_PX = TOP_PX + 72
 """Where the first row of small maps begins."""
@@ -259,35 +262,35 @@ class SmallMaps:
         grids = grids_of(table)
         n_across = max(len(grid.heads) for grid in grids.values())
         n_down = sum(len(grid.layers) for grid in grids.values())
-        columns = min(n_maps, _FEW_COLUMNS if n_maps <= _FEW_MAPS else _MANY_COLUMNS)
-        if paper.fixed:
-            columns = 1 if paper.is_narrow else min(n_maps, _FEW_COLUMNS)
+        few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
+        columns = min(n_maps, few if n_maps <= _FEW_MAPS else many)
         room = (paper.room_px if paper.fixed else _SMALL_PX) - columns * _SMALL_AROUND_PX[0]
         width = max(4.0, min(58.0, room / columns / n_across))
         height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
         kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
-        pitch = n_across * width + _SMALL_AROUND_PX[0], n_down * height + kinds_px + _SMALL_AROUND_PX[1]
+        across = n_across * width + _SMALL_AROUND_PX[0]
+        if not paper.fixed:
+            across = max(across, _LEAST_ACROSS_PX)
+        pitch = across, n_down * height + kinds_px + _SMALL_AROUND_PX[1]
         tallest = paper.most_px if paper.fixed else _TALLEST_PX
         n_rows = max(1, int((tallest - _SMALL_TOP_PX) // pitch[1]))
         return cls(columns, (width, height), pitch, columns * n_rows)
 
 
-def split_small_maps(blocks: Sequence[HeadMap], lettering: Lettering) -> list[Sequence[HeadMap]]:
-    """Return the small maps of each page, as evenly as pages have room."""
-    if len(blocks) == 1:
-        return [blocks]
-    most = SmallMaps.place(blocks[0].heads, len(blocks), lettering).most
-    n_pages = -(-len(blocks) // most)
+def draw_small_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Iterator[Page]:
+    """Draw a small map of each block, on as many pages as they need."""
+    maps = SmallMaps.place(blocks[0].heads, len(blocks), lettering)
+    n_pages = -(-len(blocks) // maps.most)
     size = -(-len(blocks) // n_pages)
-    return [blocks[first : first + size] for first in range(0, len(blocks), size)]
+    for first in range(0, len(blocks), size):
+        yield _small_maps_page(report, blocks[first : first + size], maps, lettering)
 
 
-def draw_small_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Page:
-    """Draw a small map of each block, each in its own colours, with its largest value; pale below the baseline."""
+def _small_maps_page(report: Report, blocks: Sequence[HeadMap], maps: SmallMaps, lettering: Lettering) -> Page:
+    """Draw a page of maps, each in its own colours, with its largest value; pale below the baseline."""
     paper = lettering.paper
     table = blocks[0].heads
     grids = grids_of(table)
-    maps = SmallMaps.place(table, len(blocks), lettering)
     width, height = maps.cell
     page = Page(paper.width_for(2 * layout.MARGIN_PX + maps.columns * maps.pitch[0], 900), lettering)
     n_heads = amount(len(table), "head")

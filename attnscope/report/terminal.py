@@ -185,7 +185,7 @@ def _words(column: Words, drop: int, console: Console) -> TextColumn:
 
 def number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> list[TextColumn]:
     """Return a column of the numbers of some rows, and one of their intervals where any of the rows has one."""
-    title = table.columns[name].head
+    title = printable(table.columns[name].head)
     write = writer_for(table, name)
     parts = table.interval(name) if table.columns[name].kind == "number" else table[name][:, None]
     values = TextColumn(title, lambda row: write(parts[row, 0]), right=True, wraps=len(title) > 20, drop=drop)

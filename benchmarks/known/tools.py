@@ -80,21 +80,23 @@ class Attnscope:
     def answer(self, known: KnownModel, attention: Sequence[Floats]) -> Mapping[Place, Answer]:
         """One run of `attnscope.heads` with descriptions, and its terms as functions of texts."""
         import attnscope
+        from attnscope.studies.describe.lines import HARDLY
 
         options = attnscope.HeadsOptions(describe=attnscope.DescribeOptions())
         findings = attnscope.heads(known.model, [text.written for text in known.texts], options)
         expected = _Expected.of(known)
-        roles = {(head.layer, head.head): frozenset(role.name for role in head.roles) for head in findings.heads}
+        heads = findings.table("heads")
         answers = {}
         for layer, head in known.heads:
-            found = findings.description(layer, head)
+            row = findings.row(layer, head)
+            line, share = str(heads["description"][row]), heads["active_share"][row]
             answers[layer, head] = Answer(
-                found.line,
-                expected.named((layer, head)) if found.attends else (),
-                found.active is not None and found.active.share < 0.9,
-                found.spreads_evenly or "undescribed" in found.words,
+                line,
+                expected.named((layer, head)) if share >= HARDLY else (),
+                bool(share < 0.9),
+                line == "spreads evenly" or "undescribed" in line,
                 expected.prediction((layer, head)),
-                roles[layer, head],
+                frozenset(findings.roles_of(row)["role"].tolist()),
             )
         return answers
 
