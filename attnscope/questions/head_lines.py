@@ -91,8 +91,8 @@ def _telling(result: Result) -> Floats:
     """Return how much there is to say of each head: nats that its line predicts; without lines, its role's value."""
     heads = result.table("heads")
     if is_described(result):
-        told = np.maximum(heads["kl_explained"], 0) * heads["nats"] * heads["active_share"]
-        return np.nan_to_num(told)
+        told: Floats = np.maximum(heads["kl_explained"], 0) * heads["nats"] * heads["active_share"]
+        return np.where(np.isfinite(told), told, 0.0)
     values = np.where(heads["role"] == "", -1.0, -0.5)
     roles = result.table("roles")
     is_telling = ~np.isin(roles["role"], (*SINKS, "diffuse"))
@@ -190,7 +190,7 @@ def _evidence(result: Result) -> Block:
     """Show each role's heads, the largest value first, with what the value had to exceed."""
     roles = result.table("roles")
     marks = list(head_roles.marks_of(result))
-    by_role = [marks.index(name) for name in roles["role"].tolist()]
+    by_role = np.array([marks.index(name) for name in roles["role"].tolist()], np.int64)
     names = [result.head_names[head] for head in roles["head"]]
     resting = result.table("heads")["resting_share"][roles["head"]].tolist()
     shares = ["all" if math.isnan(active) else percent(active) for active in roles["active_share"].tolist()]

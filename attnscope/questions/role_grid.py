@@ -14,7 +14,7 @@ from rich.style import Style
 from rich.text import Text
 
 from attnscope.drawing import layout
-from attnscope.drawing.canvas import FAINT, Number
+from attnscope.drawing.canvas import FAINT, FontStyle, Number
 from attnscope.drawing.inks import blend, ink_on
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import Page
@@ -158,7 +158,7 @@ class RoleGrid:
             written = f"{letter}+" if has_more else letter
             numbers.append(Number(x + width / 2, middle, written, size, ink, "plain" if mark is None else "bold"))
             if has_values and mark is not None:
-                font = "italic" if math.isfinite(roles["active_share"][first]) else "plain"
+                font: FontStyle = "italic" if math.isfinite(roles["active_share"][first]) else "plain"
                 value = number(roles["value"][first])
                 numbers.append(Number(x + width / 2, y + height * 0.62, value, value_size, ink, font))
             if math.isfinite(resting):

@@ -132,7 +132,7 @@ class Kind:
         return load_named(self.result)
 
 
-_MAPS = {"show": "views.maps.terminal:show", "draw": "views.maps.pages:pages", "usual": ("png", "npz")}
+_MAPS: dict[str, Any] = {"show": "views.maps.terminal:show", "draw": "views.maps.pages:pages", "usual": ("png", "npz")}
 _MAP_STYLE = ("scale", "cmap")
 
 KINDS = {

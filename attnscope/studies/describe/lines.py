@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnscope.questions.head_lines import EVEN
-from attnscope.questions.heads import DESCRIPTION, Heads
+from attnscope.questions.heads import DESCRIPTION, ROLE, Heads
 from attnscope.report.numbers import percent
-from attnscope.results.table import Estimate, Table
+from attnscope.results.table import HEADS, Estimate, Table
 
 LITTLE = 0.3
 """Explained share below which a head is said to be mostly undescribed."""
@@ -254,12 +254,10 @@ def add_descriptions(result: Heads, described: Descriptions) -> Heads:
     rows = [_columns(line) for line in found]
     columns = {column.name: column for column in DESCRIPTION}
     values = Table.of(DESCRIPTION, rows).values
-    first, rest = {}, {}
-    for name, array in heads.values.items():
-        (first if name in ("kind", "layer", "head", "role") else rest)[name] = array
-    all_columns = {name: heads.columns[name] for name in first} | columns
-    all_columns |= {name: column for name, column in heads.columns.items() if name not in first}
-    tables = {**result.tables, "heads": Table(all_columns, {**first, **values, **rest})}
+    names = [*(column.name for column in HEADS), ROLE.name]
+    all_columns = {name: heads.columns[name] for name in names} | columns | dict(heads.columns)
+    all_values = {name: heads.values[name] for name in names} | values | dict(heads.values)
+    tables = {**result.tables, "heads": Table(all_columns, all_values)}
 
     # What the lines are made of, and where they fail.
     parts: dict[str, list[dict[str, Any]]] = {name: [] for name in ("terms", "pairs", "failures", "expected")}

@@ -189,7 +189,7 @@ class Listing:
 
     def require(self) -> None:
         """Refuse an unknown order."""
-        from attnscope.questions.heads import require_sort
+        from attnscope.questions.head_lines import require_sort
 
         require_sort(self.sort)
 

@@ -245,11 +245,11 @@ class Growing:
         heads = last.table("heads")
 
         # The roles of each head at each checkpoint, (role, checkpoint, head): all have the same heads.
-        tables = [done.findings.table("roles") for done in self._done]
-        named = {name for of_checkpoint in tables for name in of_checkpoint["role"].tolist()}
+        role_tables = [done.findings.table("roles") for done in self._done]
+        named = {name for of_checkpoint in role_tables for name in of_checkpoint["role"].tolist()}
         roles = [name for name in RULES if name in named]
-        has_role = np.full((len(roles), len(tables), len(heads)), NO_ROLE, np.int8)
-        for step, of_checkpoint in enumerate(tables):
+        has_role = np.full((len(roles), len(role_tables), len(heads)), NO_ROLE, np.int8)
+        for step, of_checkpoint in enumerate(role_tables):
             rows = [roles.index(name) for name in of_checkpoint["role"].tolist()]
             has_role[rows, step, of_checkpoint["head"]] = np.where(of_checkpoint["tentative"], TENTATIVE, HAS_ROLE)
 
