@@ -277,7 +277,6 @@ DIFFER = {
     ("batch", "--format"): _WRITES,
     ("page", "--scale"): "no rollout",
     ("training", "--probe"): "needles take too long for each checkpoint",
-    ("learn trace", "--engine"): "plain Python loops are one more",
     ("learn cost", "--dtype"): "of scores that nobody computes",
     ("relations", "FILES"): "annotated files",
     ("relations", "--examples"): "of relations, of which most have none",
