@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlavaForConditionalGeneration
+from transformers import BertConfig, BertForSequenceClassification
 
 from attnscope.choice import Choice
-from attnscope.core.attention.probes import Gate, Means
+from attnscope.core.attention.probes import Gate
 from attnscope.core.attention.seam import attend
 from attnscope.core.interventions import Activations, Patch, Patched
 from attnscope.corpus import Block, Corpus, CorpusText
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models import load
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
@@ -25,7 +25,7 @@ from attnscope.studies.ablate import reading as ablation_reading
 from attnscope.studies.ablate.reading import Reader
 from attnscope.studies.ablate.study import ablate
 from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
-from tests.vision_language_helpers import write_llava
+from tests.conftest import write_tiny
 
 TEXTS = [
     CorpusText(i, "texts", i + 1, ids=tuple(3 + (7 * i + 5 * j * j) % (VOCABULARY - 3) for j in range(4 + 2 * i)))
@@ -46,14 +46,15 @@ def _by_hand(model: HuggingFaceModel, text: CorpusText, gate: Any) -> tuple[torc
     return found.hidden[0], found.logits[0].log_softmax(-1)
 
 
-def _means(model: HuggingFaceModel, place: Any) -> torch.Tensor:
-    total, count = torch.zeros(3, 5, dtype=torch.float64), 0
+def _outputs(model: HuggingFaceModel, place: Any) -> list[torch.Tensor]:
+    """What the heads of a place put out on each text, (head, token, d)."""
+    outputs = []
     for text in TEXTS:
-        probe = Means()
+        activations = Activations()
         with torch.no_grad():
-            model.outputs(Batch(torch.tensor([text.ids])), probe)
-        total, count = total + probe.sums[place], count + probe.counts[place]
-    return total / count
+            model.outputs(Batch(torch.tensor([text.ids])), activations)
+        outputs.append(activations.outputs[place][0])
+    return outputs
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
@@ -64,7 +65,7 @@ def test_effects_are_their_definitions_text_by_text(gpt2: HuggingFaceModel, mode
         place: Any = ("decoder", int(heads["layer"][row]))
         factors = torch.ones(3, dtype=torch.float64)
         factors[int(heads["head"][row])] = 0
-        gate = Gate({place: factors}, {place: _means(gpt2, place)} if mode == "mean" else None)
+        gate = Gate({place: factors}, {place: torch.cat(_outputs(gpt2, place), 1).mean(1)} if mode == "mean" else None)
         l2, rise, kl, n = [], 0.0, 0.0, 0
         for text in TEXTS:
             whole, whole_logs = _by_hand(gpt2, text, attend)
@@ -85,12 +86,7 @@ def test_effects_are_their_definitions_text_by_text(gpt2: HuggingFaceModel, mode
 def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2: HuggingFaceModel) -> None:
     """Each of four texts has the three others as donors, which take turns; a shorter donor is read again."""
     found = ablate(gpt2, TEXTS, AblateOptions(modes=("resample",), choice=Choice(pick=((1, 2),))))
-    outputs = []
-    for text in TEXTS:
-        activations = Activations()
-        with torch.no_grad():
-            gpt2.outputs(Batch(torch.tensor([text.ids])), activations)
-        outputs.append(activations.outputs["decoder", 1][0, 2])
+    outputs = [output[2] for output in _outputs(gpt2, ("decoder", 1))]
     l2 = np.zeros((len(TEXTS), measurers.DONORS))
     for number, text in enumerate(TEXTS):
         others = [output for other, output in enumerate(outputs) if other != number]
@@ -98,19 +94,13 @@ def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2: HuggingFa
         for donor in range(measurers.DONORS):
             output = others[donor % len(others)]
             values = torch.stack([output[token % len(output)] for token in range(len(text.ids or ()))])[None, None]
-            patch = Patch("z", (2,), values, slice(None), slice(None))
+            patch = Patch("z", (2,), values)
             hidden, _ = _by_hand(gpt2, text, Patched({("decoder", 1): [patch]}))
             l2[number, donor] = float((hidden - whole).norm() / whole.norm())
     np.testing.assert_allclose(found["heads"]["resample_l2"], [l2.mean()], rtol=1e-6)
     np.testing.assert_allclose(found["heads"]["resample_l2_spread"], [l2.mean(0).std(ddof=1)], rtol=1e-6)
     with pytest.raises(AttnscopeError, match="outputs of other texts"):
         ablate(gpt2, TEXTS[:1], AblateOptions(modes=("resample",)))
-
-
-def test_rankings_by_two_ablations_are_compared(gpt2: HuggingFaceModel) -> None:
-    found = ablate(gpt2, TEXTS)
-    ranks = [found["heads"][f"{mode}_loss"].argsort().argsort() for mode in ("zero", "mean")]
-    assert found.options["rank_agreement"] == {"zero, mean": pytest.approx(np.corrcoef(ranks)[0, 1])}
 
 
 def test_the_loss_of_the_whole_model_is_that_of_transformers(gpt2: HuggingFaceModel) -> None:
@@ -193,14 +183,6 @@ def test_copies_of_a_text_count_once(gpt2: HuggingFaceModel) -> None:
     assert any("7 texts are left out: copies" in note for note in often.report().problems)
 
 
-def test_importance_alone_takes_no_head_out(gpt2: HuggingFaceModel) -> None:
-    found = ablate(gpt2, TEXTS, AblateOptions(modes=(), importance=True, by_layer=True))
-    assert found.quantities == ["importance"]
-    for layer in range(3):
-        values = found["heads"]["importance"][found["heads"]["layer"] == layer]
-        np.testing.assert_allclose(np.linalg.norm(values), 1.0, rtol=1e-6)
-
-
 def test_grouped_queries_and_cross_attention() -> None:
     llama = wrap(tiny("llama"))
     assert len(ablate(llama, TEXTS, AblateOptions(modes=("zero",)))["heads"]) == 18
@@ -231,7 +213,7 @@ def _rows(model: Any, text: str, **how: Any) -> tuple[Any, Any]:
 def test_a_seeded_share_of_ordinary_tokens_is_masked(masked: Any) -> None:
     text = "the cat sat on a mat, and the dog ran."
     tokens, read = _rows(masked, text, masked=0.5, seed=1)
-    hidden = read.places.tolist()
+    hidden = read.positions.tolist()
     n = int((~tokens.special).sum())
     assert len(hidden) == round(n / 2)
     assert not tokens.special[hidden].any()
@@ -239,31 +221,16 @@ def test_a_seeded_share_of_ordinary_tokens_is_masked(masked: Any) -> None:
     mask_id = masked.tokenizer.mask_id
     assert mask_id is not None
     assert (read.batch.ids[0] == mask_id).nonzero().flatten().tolist() == hidden
-    again, other = (_rows(masked, text, masked=0.5, seed=seed)[1].places.tolist() for seed in (1, 2))
+    again, other = (_rows(masked, text, masked=0.5, seed=seed)[1].positions.tolist() for seed in (1, 2))
     assert again == hidden != other
-    assert len(_rows(masked, "a", masked=0.15)[1].places) == 1
-
-
-def test_each_token_in_turn_is_pseudo_log_likelihood(masked: Any) -> None:
-    text = "the cat sat"
-    tokens, read = _rows(masked, text, masked="each")
-    n = int((~tokens.special).sum())
-    assert read.batch.ids.shape == (n, len(tokens))
-    assert set(read.texts.tolist()) == {0}
-    assert ((read.batch.ids == masked.tokenizer.mask_id).sum(1) == 1).all()
-    found = ablate(masked, [text], AblateOptions(masked="each", choice=Choice(pick=((0, 0),)), modes=("zero",)))
-    with torch.no_grad():
-        logits = masked.outputs(read.batch, attend).logits
-    nll = -logits[torch.arange(n), read.places].log_softmax(-1)[torch.arange(n), read.answers].mean()
-    np.testing.assert_allclose(loss_of(found), float(nll), rtol=1e-6)
-    assert found.corpus["n_texts"] == 1
+    assert len(_rows(masked, "a", masked=0.15)[1].positions) == 1
 
 
 def test_long_texts_are_cut_into_chunks_of_one_text(masked: Any) -> None:
     source = tiny("bert", max_position_embeddings=9)
     model = wrap(source)
     long = CorpusText(0, "texts", 1, ids=tuple(range(3, 23)))
-    found = ablate(model, [long], AblateOptions(loss="none", modes=("zero",), importance=True))
+    found = ablate(model, [long], AblateOptions(loss="none", modes=("zero",)))
     assert found.corpus["n_texts"] == 1
     assert found.corpus["n_tokens"] == 20
     parts = [CorpusText(i, "texts", i + 1, ids=(long.ids or ())[9 * i : 9 * i + 9]) for i in range(3)]
@@ -291,8 +258,39 @@ def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp
     assert given.batch.target_ids[0].tolist() == ids.tolist()
     special = {2, 3, 4}
     wanted = [i for i in range(len(ids) - 1) if ids[i + 1] not in special]
-    assert given.places.tolist() == wanted
+    assert given.positions.tolist() == wanted
     assert given.answers.tolist() == [ids[i + 1] for i in wanted]
+
+
+@pytest.mark.parametrize("answer", [None, "bad"])
+def test_a_classifier_predicts_a_class(tmp_path: Path, answer: str | None) -> None:
+    """The one that the whole model gives, or the one that is asked for."""
+    folder = write_tiny(tmp_path / "classes")
+    torch.manual_seed(0)
+    network = BertForSequenceClassification(
+        BertConfig.from_pretrained(folder, id2label={0: "bad", 1: "fine", 2: "good"})
+    )
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    network.save_pretrained(folder)
+    model: Any = load(str(folder), engine="hf")
+    texts = ["the cat", "a dog sat on it", "the b"]
+    found = ablate(model, texts, AblateOptions(modes=("zero",), answer=answer, importance=True))
+    gate = Gate({("encoder", 1): torch.tensor([1.0, 0.0, 1.0])})
+    losses, rises, kls = [], [], []
+    for text in texts:
+        batch = Batch(torch.from_numpy(model.tokenizer.encode(text).ids)[None])
+        with torch.no_grad():
+            logs, without = (model.outputs(batch, probe).logits[0, 0].log_softmax(-1) for probe in (attend, gate))
+        right = int(logs.argmax()) if answer is None else 0
+        losses.append(float(-logs[right]))
+        rises.append(float(logs[right] - without[right]))
+        kls.append(float((logs.exp() * (logs - without)).sum()))
+    row = found.head_names.index("L1H1")
+    assert found["heads"]["zero_loss"][row] == pytest.approx(np.mean(rises), abs=1e-5)
+    assert found["heads"]["zero_kl"][row] == pytest.approx(np.mean(kls), abs=1e-5)
+    assert loss_of(found) == pytest.approx(np.mean(losses), abs=1e-5)
+    assert np.isfinite(found["heads"]["importance"]).all()
 
 
 # Bad input --------------------------------------------------------------------------------------------------------
@@ -301,11 +299,13 @@ def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"loss": "masked"}, "does not predict masked tokens: its head predicts next tokens"),
+        ({"answer": "good"}, "has no class 'good'"),
         ({"choice": Choice(pick=((0, 3),))}, "no head 3"),
         ({"choice": Choice(layers=(3,))}, "no layer 3"),
         ({"kind": "cross"}, "no cross attention"),
         ({"target": "a"}, "has no target"),
+        ({"masked": 1.5}, "between 0 and 1"),
+        ({"modes": ()}, "nothing is to be done"),
     ],
 )
 def test_what_cannot_be_done_is_said(gpt2: HuggingFaceModel, options: dict[str, Any], says: str) -> None:
@@ -313,28 +313,13 @@ def test_what_cannot_be_done_is_said(gpt2: HuggingFaceModel, options: dict[str, 
         ablate(gpt2, TEXTS, AblateOptions(**options))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"loss": "mse"}, {"modes": ("one",)}, {"kind": "self"}, {"masked": 0.0}, {"masked": 1.5}, {"seed": -1},
-        {"modes": ()},
-    ],
-)  # fmt: skip
-def test_what_means_nothing_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        AblateOptions(**options)
-
-
-def test_a_model_without_the_loss_asked_for(gpt2: HuggingFaceModel) -> None:
-    with pytest.raises(AttnscopeError, match="does not predict masked tokens: it has no language-model head"):
-        ablate(load("minilm"), "a cat", AblateOptions(loss="masked"))
-    with pytest.raises(AttnscopeError, match="no token that hides another"):
-        ablate(wrap(tiny("bert")), TEXTS)
-
-
-def test_heads_of_an_encoder_decoder_want_their_kind() -> None:
+def test_models_that_lack_what_is_asked_for(gpt2: HuggingFaceModel) -> None:
+    with pytest.raises(AttnscopeError, match="importance is the slope of a loss"):
+        ablate(gpt2, TEXTS, AblateOptions(loss="none", importance=True))
     with pytest.raises(AttnscopeError, match="several kinds of attention"):
         ablate(wrap(tiny("t5")), TEXTS, AblateOptions(choice=Choice(pick=((0, 0),))))
+    with pytest.raises(AttnscopeError, match="no token that hides another"):
+        ablate(wrap(tiny("bert")), TEXTS)
 
 
 def test_no_text(gpt2: HuggingFaceModel, tmp_path: Path) -> None:
@@ -343,42 +328,6 @@ def test_no_text(gpt2: HuggingFaceModel, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(AttnscopeError, match="no text is left"):
         ablate(gpt2, Corpus(tmp_path / "empty.txt"))  # type: ignore[arg-type]
-
-
-def test_losses_by_place_are_their_definition(gpt2: HuggingFaceModel) -> None:
-    texts = [CorpusText(0, "t", 1, ids=(5, 6, 7, 5, 6, 7, 9)), CorpusText(1, "t", 2, ids=(8, 8, 3, 8, 4, 3))]
-    found = ablate(gpt2, texts, AblateOptions(modes=("zero",)))
-    repeated, second = [(3, 4, 5), (1, 3, 5)], [(4, 5, 6), (3, 4, 5)]
-    heads = found.table("heads")
-    for row in (1, 8):
-        place: Any = ("decoder", int(heads["layer"][row]))
-        factors = torch.ones(3, dtype=torch.float64)
-        factors[int(heads["head"][row])] = 0
-        gone: dict[str, list[float]] = {"first": [], "repeated": [], "first_half": [], "second_half": []}
-        for number, text in enumerate(texts):
-            _, whole = _by_hand(gpt2, text, attend)
-            _, logs = _by_hand(gpt2, text, Gate({place: factors}))
-            for t, right in enumerate(text.ids or ()):
-                if t:
-                    rise = float(whole[t - 1, right] - logs[t - 1, right])
-                    gone["repeated" if t in repeated[number] else "first"].append(rise)
-                    gone["second_half" if t in second[number] else "first_half"].append(rise)
-        for name, rises in gone.items():
-            np.testing.assert_allclose(heads[f"zero_loss_{name}"][row], np.mean(rises), rtol=1e-6, atol=1e-9)
-            assert heads[f"zero_loss_{name}_count"][row] == len(rises)
-    assert not any("first" in name for name in found.quantities)
-    assert "zero_loss_repeated_low" in found.to_csv().splitlines()[0]
-    loss, first, repeated = found["whole"]["value"][:3]
-    n, n_first, n_repeated = found["whole"]["value_count"][:3]
-    np.testing.assert_allclose((first * n_first + repeated * n_repeated) / n, loss, rtol=1e-6)
-
-
-def test_hidden_tokens_are_repeated_where_they_can_be_read_elsewhere() -> None:
-    ids = np.array([1, 5, 6, 5, 7, 6, 2])
-    read = np.array([1, 4, 6, 5, 4, 4, 2])  # 5, 7 and 6 are hidden
-    first, repeated, first_half, second_half = ablation_reading._apart(ids, np.array([1, 4, 5]), read)
-    assert (repeated.tolist(), first.tolist()) == ([True, False, True], [False, True, False])
-    assert (first_half.tolist(), second_half.tolist()) == ([True, False, False], [False, True, True])
 
 
 def test_a_text_on_which_the_model_computes_nan_is_named() -> None:
@@ -402,16 +351,3 @@ def test_an_interruption_keeps_whole_blocks(gpt2: HuggingFaceModel, monkeypatch:
     assert found.corpus["complete"] is False
     assert found.corpus["n_texts"] == 2
     assert found["heads"]["zero_l2"].tolist() == usual["heads"]["zero_l2"].tolist()
-
-
-def test_a_model_that_reads_pictures_too_predicts_each_next_token_of_a_text(tmp_path: Path) -> None:
-    write_llava(tmp_path / "llava")
-    model = load(str(tmp_path / "llava"))
-    assert model.loss == "causal"
-    ids = torch.from_numpy(model.tokenizer.encode("what is on the table ?").ids)[None]
-    network = LlavaForConditionalGeneration.from_pretrained(tmp_path / "llava")
-    logits = model.outputs(Batch(ids), attend).logits
-    assert logits is not None
-    assert torch.allclose(logits, network(input_ids=ids).logits, atol=1e-5)
-    heads = ablate(model, "what is on the table ?").table("heads")
-    assert np.isfinite(heads["zero_loss"]).all() and np.isfinite(heads["zero_kl"]).all()

@@ -1,7 +1,5 @@
 """Records of ablations, how they are drawn, and `attnscope ablate`, `prune` and `show` as a user runs them."""
 
-import dataclasses
-import io
 import json
 import math
 from pathlib import Path
@@ -11,8 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from attnscope.questions.ablate import PLACES, Ablation, quantity_column
-from attnscope.report.numbers import small_number
+from attnscope.questions.ablate import Ablation, quantity_column
 from attnscope.report.terminal import show
 from attnscope.results.table import HEADS, Table
 from tests.record_helpers import require_lossless
@@ -22,7 +19,7 @@ def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: b
     """A result of made-up numbers, some of them negative, one undefined."""
     chance = np.random.default_rng(0)
     n = n_layers * n_heads
-    names = ["zero_l2", *(["zero_loss", "zero_kl"] if loss else []), "importance" if loss else "sensitivity"]
+    names = ["zero_l2", *(["zero_loss", "zero_kl", "importance"] if loss else [])]
     values: dict[str, Any] = {}
     for name in names:
         numbers = chance.normal(size=n) * 0.1
@@ -64,15 +61,6 @@ def test_effects_that_are_not_known_are_null_and_come_back(tmp_path: Path) -> No
     assert float(rows[1].split(",")[3]) == found["heads"]["zero_l2"][0]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.1234, "0.123"), (-0.01234, "−0.012"), (0.00123, "0.0012"), (0.000123, "1e−4"), (0.0, "0"), (1.234, "1.23"),
-     (123.4, "123"), (math.nan, "–"), (math.inf, "–")],
-)  # fmt: skip
-def test_numbers_keep_two_digits_that_tell(value: float, text: str) -> None:
-    assert small_number(value) == text
-
-
 # Drawings ---------------------------------------------------------------------------------------------------------
 
 
@@ -112,14 +100,11 @@ def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (("a cat", "-m", "own", "--loss", "causal"), 1, "does not predict next tokens: it has no language-model head"),
+        (("a cat", "-m", "own", "--importance"), 1, "importance is the slope of a loss"),
         (("a cat", "-m", "own", "--loss", "mse"), 2, "--loss has no 'mse'"),
         (("a cat", "-m", "own", "--ablation", "one"), 2, "no ablation 'one'"),
         (("a cat", "-m", "own", "--ablation", "none"), 2, "nothing is to be done"),
-        (("a cat", "-m", "own", "--masked", "some"), 2, "--masked is 'some'"),
-        (("a cat", "-m", "own", "--pick", "L9H9"), 1, "no layer 9"),
-        (("a cat", "-m", "own", "-f", "png"), 2, "no folder"),
-        ((), 2, "give one of TEXT and --file"),
+        (("a cat", "-m", "own", "--answer", "POSITIVE"), 1, "has no class 'POSITIVE'"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(run: Any, arguments: tuple[str, ...], status: int, says: str) -> None:
@@ -149,19 +134,3 @@ def test_prune_needs_heads_and_a_folder(run: Any) -> None:
     status, _, err = run("ablate", "a cat", "--save", "out")
     assert status == 2
     assert "no head is named" in err
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_losses_by_place_are_named_with_all(width: int) -> None:
-    found = made(n_heads=12)
-    heads = found.table("heads")
-    for number, place in enumerate(PLACES):
-        heads = heads.with_column(quantity_column(f"zero_loss_{place}"), np.full(len(heads), 0.1 * number))
-    found = dataclasses.replace(found, tables={**found.tables, "heads": heads})
-    texts = []
-    for every in (False, True):
-        console = Console(width=width, record=True, file=io.StringIO())
-        console.print(show(found, console, every=every))
-        texts.append(" ".join(console.export_text().split()))
-    assert "first occurrences" not in texts[0] and "zero Δ loss by position" in texts[0]
-    assert "…" not in texts[1] and "first occurrences" in texts[1]

@@ -133,8 +133,9 @@ def test_ablations_are_written_where_importances_fail(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ablation, "measure_importance", fails)
+    save_tiny(tmp_path / "model", "gpt2")
     more = ("--importance", "--json", "-o", "out", "-f", "npz")
-    status, out, err = run("ablate", "the cat sat", "-m", "own", "-L", "0", *more)
+    status, out, err = run("ablate", "the cat sat", "-m", "model", "-L", "0", *more)
     assert status == 1
     assert "failed: RuntimeError: a bug" in err
     saved = load_record(tmp_path / "out" / "ablation.npz")

@@ -25,8 +25,8 @@ def ablate(
     corpus = texts.corpus()
     if order.save is not None:
         with progress(files.quiet) as report:
-            pruned = prune(model.model, corpus, order, model.loading, report)
-        return output.deliver(pruned.effect, also=[pruned.folder])
+            record = prune(model.model, corpus, order, model.loading, report)
+        return output.deliver(record, also=[order.save])
     loading = model.loading if order.loss == "none" else model.loading.with_head(model.model)
     shared = running.share(model.model, loading)
     with progress(files.quiet) as report:

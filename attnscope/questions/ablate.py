@@ -17,14 +17,6 @@ from attnscope.report.wording import corpus_line, corpus_notes, model_of, printa
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, number, text
 
-PLACES = {
-    "first": ("first occurrences", "of tokens that come for the first time in what is read"),
-    "repeated": ("repeated tokens", "of tokens that came before (of hidden ones: that stand elsewhere too)"),
-    "first_half": ("first half", "in the first half of each text"),
-    "second_half": ("second half", "in the second half of each text"),
-}
-"""Which predictions the loss is given for apart: by name, what people read and what the loss is of."""
-
 _INSTEAD = {
     "zero": "without the head",
     "mean": "with the mean of its outputs in the head's place",
@@ -45,26 +37,12 @@ Mode = Literal["zero", "mean", "resample"]
 MODES: tuple[Mode, ...] = ("zero", "mean", "resample")
 """What takes the place of a head's output: nothing, the mean of its outputs over all tokens, or outputs elsewhere."""
 
-EACH: Literal["each"] = "each"
-
 
 def _modes(listed: str) -> tuple[Mode, ...]:
     names = read_names(listed, (*MODES, "none"), "ablation")
     if "none" in names and len(names) > 1:
         raise UsageError("an ablation is named beside none", "leave out one of them")
     return tuple(mode for mode in MODES if mode in names)
-
-
-def _share(written: str) -> float | Literal["each"]:
-    share = written.strip().lower()
-    if share == EACH:
-        return EACH
-    try:
-        return float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
-    except ValueError:
-        raise UsageError(
-            f"--masked is {written!r}", "give a share of the tokens, such as 0.15 or 15%, or: each"
-        ) from None
 
 
 @options
@@ -79,29 +57,29 @@ class AblateOptions:
     importance: bool = option(
         "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel et al. 2019).", default=False
     )
-    by_layer: bool = option(
-        "Divide each importance by the norm of its layer's importances.", default=False, python_only=True
-    )
     choice: Choice = group(Choice)
     kind: str | None = kind_option()
     loss: str = option(
-        "What the loss is computed on: causal, masked, target, none; auto: what the model's head predicts.",
-        default="auto", choices=("auto", "causal", "masked", "target", "none"),
+        "auto: also the loss, of what the model's head predicts; none: hidden states alone.",
+        default="auto", choices=("auto", "none"),
     )  # fmt: skip
-    masked: float | Literal["each"] = option(
-        "Share of tokens that a masked model has to fill in; each: every token in turn.",
-        default=0.15, read=_share, written="15%", rare=True,
+    answer: str | None = option(
+        "The class of a classifier whose likelihood is measured.  [default: the one that the whole model gives]",
+        default=None,
+    )  # fmt: skip
+    masked: float = option(
+        "Share of tokens that a masked model has to fill in.", default=0.15, rare=True
     )  # fmt: skip
     target: str | None = target_option()
     save: Path | None = option(
         "Write the model without the heads of --pick into this new folder.", default=None, panel="Output"
     )
-    seed: int = seed_option("masked tokens and random directions")
+    seed: int = seed_option("masked tokens")
 
     def require(self) -> None:
-        """Refuses a share that is not one, and an order to do nothing."""
-        if self.masked != EACH and not 0 < float(self.masked) < 1:
-            raise UsageError(f"--masked is {self.masked}", "it is a share of the tokens between 0 and 1, or: each")
+        """Refuse a share that is not one, and an order to do nothing."""
+        if not 0 < self.masked < 1:
+            raise UsageError(f"--masked is {self.masked}", "it is a share of the tokens between 0 and 1")
         if not (self.modes or self.importance):
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
 
@@ -116,23 +94,21 @@ class Ablation(Result):
     SCHEMA: ClassVar[str] = "attnscope.ablate/2"
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": HEADS,
-        "whole": (text("quantity", "loss, or that by position"), number("value", "of the unchanged model", "nats")),
+        "whole": (text("quantity", "loss"), number("value", "of the unchanged model", "nats")),
         "together": (text("quantity", "a column of heads"), number("value", "without all heads of this result")),
     }
 
     @property
     def quantities(self) -> list[str]:
-        """The columns that any head has, the one that heads are ranked by first; without losses by position."""
-        others = (SPREAD, *(f"_loss_{place}" for place in PLACES))
-        names = [name for name in self.table("heads").numbers if not name.endswith(others)]
+        """Return the columns of effects, the one that heads are ranked by first."""
+        names = [name for name in self.table("heads").numbers if not name.endswith(SPREAD)]
         return sorted(names, key=lambda name: name != self.main)
 
     @property
     def main(self) -> str:
-        """The quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
+        """Return the quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
         ranked = [f"{mode}_{measured}" for measured in ("loss", "l2") for mode in _INSTEAD]
-        ranked += ["importance", "sensitivity"]
-        return next((name for name in ranked if name in self.table("heads")), "")
+        return next((name for name in [*ranked, "importance"] if name in self.table("heads")), "")
 
     def row(self, table: str, quantity: str) -> Floats | None:
         """Return a value of `whole` or `together` with its interval, (3,); None = there is no such quantity."""
@@ -165,41 +141,26 @@ class Ablation(Result):
 # What is measured
 
 
-def quantity_column(name: str, *, by_layer: bool = False, n_directions: int = 0) -> Column:
-    """Return the column of a quantity such as "zero_loss": a mode of ablation, and what is measured.
+_MEASURED = {
+    "l2": ("relative change of the last hidden states", "change of the last layer's hidden states", "Δ hidden"),
+    "loss": ("how much the loss rises", "rise of the loss", "Δ loss"),
+    "kl": ("KL divergence of the predictions", "KL of the predictions", "KL"),
+}
+"""What is measured: its meaning, its label, and the same in a few letters."""
 
-    Args:
-        name: Its name.
-        by_layer: Whether importances are divided by the norm of those of their layer.
-        n_directions: Over how many directions a sensitivity is the mean.
-    """
-    mode, _, measured = name.removesuffix(SPREAD).partition("_")
-    if name.endswith(SPREAD):
-        return number(
-            name, "standard deviation over the texts whose outputs take the head's place", short="± over texts"
-        )
-    divided = ", divided by the norm of its layer's" if by_layer else ""
+
+def quantity_column(name: str) -> Column:
+    """Return the column of a quantity such as "zero_loss": a mode of ablation, and what is measured."""
     if name == "importance":
-        meaning = f"E |dL/dξ|, ξ the factor on a head's output{divided}"
-        return number(name, meaning, "" if by_layer else "nats", label="importance E |dL/dξ|", short="|dL/dξ|")
-    if name == "sensitivity":
-        directions = amount(n_directions, "direction")
-        return number(name, f"mean |d⟨u, h⟩/dξ| over {directions} u of the last hidden states{divided}")
-    instead = _INSTEAD[mode]
-    if measured == "l2":
-        meaning = f"relative change of the last hidden states {instead}"
-        label = f"{mode} ablation: change of the last layer's hidden states"
-        return number(name, meaning, "relative L2", label=label, short=f"{mode} Δ hidden")
-    if measured == "kl":
-        meaning = f"KL divergence of the predictions {instead}"
-        return number(name, meaning, "nats", label=f"{mode} ablation: KL of the predictions", short=f"{mode} KL")
-    if measured == "loss":
-        meaning = f"how much the loss rises {instead}"
-        return number(name, meaning, "nats", label=f"{mode} ablation: rise of the loss", short=f"{mode} Δ loss")
-    title, which = PLACES[measured.removeprefix("loss_")]
-    return number(
-        name, f"how much the loss {which} rises {instead}", "nats", label=f"{mode} Δ loss, {title}", short=title
-    )
+        meaning = "E |dL/dξ|, ξ the factor on a head's output"
+        return number(name, meaning, "nats", label="importance E |dL/dξ|", short="|dL/dξ|")
+    if name.endswith(SPREAD):
+        meaning = "standard deviation over the texts whose outputs take the head's place"
+        return number(name, meaning, short="± over texts")
+    mode, _, measured = name.partition("_")
+    meaning, label, short = _MEASURED[measured]
+    unit = "relative L2" if measured == "l2" else "nats"
+    return number(name, f"{meaning} {_INSTEAD[mode]}", unit, label=f"{mode} ablation: {label}", short=f"{mode} {short}")
 
 
 # What is shown
@@ -251,7 +212,6 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
             what=f"without {listed}", noun="quantity", names=labels, table=together, columns=["value"], order=shown,
             most=len(shown),
         )  # fmt: skip
-    yield from _by_position(ablation)
     for name in quantities:
         is_printed = name == ablation.main and len(heads) > FEW
         yield HeadMap(
@@ -261,28 +221,6 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
             heads=heads,
             column=name,
         )
-
-
-def _by_position(ablation: Ablation) -> Iterator[Block]:
-    """Show at which places of a text the loss rises."""
-    heads = ablation.table("heads")
-    mode = next((mode for mode in _INSTEAD if f"{mode}_loss_first" in heads), "")
-    if not mode:
-        return
-    columns = [f"{mode}_loss_{place}" for place in PLACES]
-    sizes = np.max([np.abs(heads[name]) for name in columns], 0)
-    losses = {title: ablation.row("whole", f"loss_{place}") for place, (title, _) in PLACES.items()}
-    known = [f"{title} {small_number(loss[0])}" for title, loss in losses.items() if loss is not None]
-    yield Ranking(
-        heading=f"{mode} Δ loss by position",
-        printed="with --all",
-        what="head",
-        names=ablation.head_names,
-        table=heads,
-        columns=columns,
-        order=_largest_first(sizes),
-        notes=[f"loss of the whole model, nats: {', '.join(known)}"] if known else [],
-    )
 
 
 def _largest_first(values: Floats) -> list[int]:
@@ -324,16 +262,9 @@ def _guide(ablation: Ablation) -> Iterator[str]:
 
 def _notes(ablation: Ablation) -> Iterator[str]:
     """Say what few need to know."""
-    if "sensitivity" in ablation.table("heads"):
-        yield (
-            "sensitivity: there is no loss, so it is mean |d⟨u, h⟩/dξ| over random directions u of the hidden states: "
-            "how far they move, not whether it matters"
-        )
     agreement = ablation.options.get("rank_agreement")
     if isinstance(agreement, Mapping) and agreement:
         listed = ", ".join(f"{printable(modes)}: {digits(value, 2)}" for modes, value in agreement.items())
         yield f"rank correlation of the effects of heads by two ablations: {listed}"
-    if ablation.options.get("normalized") == "layer":
-        yield "importances are divided by the Euclidean norm of those of their layer"
     if ablation.corpus.get("n_texts") == 1:
         yield "one text gives no interval"

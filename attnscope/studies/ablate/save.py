@@ -1,4 +1,4 @@
-"""A model without some heads, as files that what loads the model loads as well: their weights are zero.
+"""Write a model without some heads, as files that what loads the model loads as well: their weights are zero.
 
 Nothing else of the files changes: names, precisions, shards, tokenizer and configuration are the model's own. Before
 the folder appears its model is loaded and compared with the whole model whose heads are gated at the seam.
@@ -6,113 +6,51 @@ the folder appears its model is loaded and compared with the whole model whose h
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
+from attnscope.core.attention.probes import Place
+from attnscope.core.attention.seam import attend
+from attnscope.core.interventions import Patch, Patched
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models.files import weight_files
-from attnscope.models.model import Batch, Model, example_tokens
+from attnscope.models.model import Batch, Model, Slice, example_tokens
 from attnscope.questions.ablate import AblateOptions, Ablation
 from attnscope.results.file_sets import require_writable
-from attnscope.results.storage import finite, plain
 from attnscope.studies.ablate.reading import require_rerunnable
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Report
 
-if TYPE_CHECKING:
-    from torch import Tensor
+ABOUT = "ablation.json"
+"""The file of the folder that says which heads are gone, and what changes without them."""
 
-    from attnscope.core.attention.probes import Place
-    from attnscope.core.attention.seam import AttentionCall, Probe
-    from attnscope.models.model import Slice
-
-PRUNE_SCHEMA = "attnscope.prune/1"
-ABOUT = "prune.json"
 EXAMPLE = "The animal didn't cross the street because it was too tired."
-"""What the written model is compared on."""
+"""What the decoder of the written model reads as it is compared."""
+
+_SAVE_FIRST = "save it first: AutoModel.from_pretrained(…).save_pretrained(…)"
 
 _OTHER_WEIGHTS = frozenset(
     {".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".safetensors", ".pkl", ".ckpt"}
 )
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """A folder with a pruned model.
-
-    Attributes:
-        folder: The folder.
-        effect: What changes without the heads, on the texts.
-        zeroed: How many numbers are zero now, by "query", "key", "value" and "output".
-        difference: The largest difference between the folder's model and the gated one, relative to the largest
-            hidden state or logit.
-        sha256: Hash of the weights.
-    """
-
-    folder: Path
-    effect: Ablation
-    zeroed: Mapping[str, int]
-    difference: float
-    sha256: str
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The heads' names."""
-        return tuple(self.effect.head_names)
-
-    def _effects(self) -> dict[str, float]:
-        """Return what changes without all the heads, by the names of columns."""
-        heads, together = self.effect.table("heads"), self.effect.table("together")
-        effects: dict[str, float] = {}
-        for quantity in self.effect.quantities:
-            row = self.effect.row("together", quantity) if len(together) else heads.interval(quantity)[0]
-            assert row is not None
-            effects |= dict(zip((quantity, f"{quantity}_low", f"{quantity}_high"), row.tolist(), strict=True))
-        return effects
-
-    def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
-        effects = self.effect.as_json()
-        document: dict[str, Any] = plain(
-            {
-                "schema": PRUNE_SCHEMA,
-                "run": effects["run"],
-                "heads": list(self.heads),
-                "zeroed": dict(self.zeroed),
-                "difference_to_gated": self.difference,
-                "sha256": self.sha256,
-                "corpus": effects["corpus"],
-                "effects": self._effects(),
-            },
-            finite,
-        )
-        return document
-
-    def _single(self, head: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return what changes without the one head, in the form of the table `together`."""
-        parts = ("", "_low", "_high", "_count")
-        return [
-            {"quantity": name, **{f"value{part}": head.get(name + part) for part in parts}}
-            for name in self.effect.quantities
-        ]
-
-
 @with_plain_torch
 def prune(
     spec: str, texts: Any, options: AblateOptions, loading: LoadOptions | None = None, report: Report | None = None
-) -> Pruned:
-    """Write a model without some heads into a folder, whole or not at all.
+) -> Ablation:
+    """Write a model without some heads into a folder, whole or not at all; return what changes without them.
 
     It sets the heads' rows of W_Q, W_K and W_V, their biases, and their slice of W_O to zero. With grouped queries it
     does so in W_Q and W_O. W_K and W_V of a group become zero only if all its heads go.
@@ -129,40 +67,42 @@ def prune(
             rewritten, the folder is there already, or what was written is not the gated model.
     """
     loading = loading or LoadOptions()
-    if loading.engine == "native":
-        raise UsageError("pruned models are those of transformers", "leave out --engine")
     out = options.save
     if out is None:
         raise UsageError("there is no folder to write", "name a new one with --save")
+    if loading.engine == "native":
+        raise UsageError("pruned models are those of transformers", "leave out --engine")
     if options.choice.pick is None:
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
-    _require_free(out)
+    # Files that are there must neither be lost nor mix with what is written.
+    if out.is_dir() and any(out.iterdir()):
+        raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --save")
+    require_writable(out)
     source = loading.resolve(spec)
-    loading = replace(loading, engine="hf")
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
     if source.adapter is not None:
         raise AttnscopeError(f"{source.name} has an adapter, which lies beside its weights", "merge it, with peft")
     files = weight_files(source.folder, allow_pickle=loading.allow_pickle)
+    if any(path.suffix != ".safetensors" for path in files):
+        raise AttnscopeError(f"the weights of {source.name} are pickles, which are not written", _SAVE_FIRST)
+
+    loading = replace(loading, engine="hf")
     model = loading.load(source)
     effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
-    places = zip(*(effect["heads"][name].tolist() for name in ("kind", "layer", "head")), strict=True)
-    for kind, layer, head in places:
+    for kind, layer, head in zip(*(effect["heads"][name].tolist() for name in ("kind", "layer", "head")), strict=True):
         heads.setdefault((kind, layer), []).append(head)
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
     part = out.parent / f".{secrets.token_hex(8)}.part"
     try:
-        _copy(source.folder, part)
-        with tempfile.TemporaryDirectory(dir=part) as aside:
-            _write_weights(_without_pickles(files, Path(aside)), part, slices)
-        sha256, difference = _compare(model, heads, part, loading)
-        zeroed = _numbers(slices)
-        effect = _note(effect, zeroed, difference)
-        pruned = Pruned(out, effect, zeroed, difference, sha256)
-        (part / ABOUT).write_text(json.dumps(pruned.as_json(), ensure_ascii=False, indent=1) + "\n", "utf-8")
+        shutil.copytree(source.folder, part, ignore=lambda _, names: [name for name in names if _is_left_out(name)])
+        _write_weights(files, part, slices)
+        difference = _compare(model, heads, loading.load(str(part.absolute())))
+        effect = _with_note(effect, slices, difference)
+        (part / ABOUT).write_text(effect.to_json() + "\n", "utf-8")
         part.replace(out)
     except (OSError, SafetensorError) as error:  # the latter of a full disk
         # Of a folder that is copied there may be several; each is (from, to, why).
@@ -172,123 +112,60 @@ def prune(
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return pruned
-
-
-def _note(effect: Ablation, zeroed: Mapping[str, int], difference: float) -> Ablation:
-    """Return what changes, with a note that says what was set to zero."""
-    parts = ", ".join(f"{n:,} of {role}" for role, n in zeroed.items())
-    note = f"set to zero: {parts}; largest difference of its outputs from the gated model's: {difference:.1g}"
-    return replace(effect, run={**effect.run, "notes": [*effect.run.get("notes", ()), note]})
-
-
-def _require_free(out: Path) -> None:
-    """Refuses a folder with anything in it: its files must neither be lost nor mix with what is written."""
-    if out.is_dir() and any(out.iterdir()):
-        raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --save")
-    require_writable(out)
-
-
-def _copy(folder: Path, target: Path) -> None:
-    """Everything but weights: configuration, tokenizer, what belongs to them."""
-
-    def weights(_: str, names: list[str]) -> list[str]:
-        return [name for name in names if _is_left_out(name)]
-
-    shutil.copytree(folder, target, ignore=weights)
+    return effect
 
 
 def _is_left_out(name: str) -> bool:
+    """Return whether a file holds weights, or belongs to no model."""
     is_index = name.endswith(".bin.index.json")  # of pickles, which are not written
     return is_index or Path(name).suffix in _OTHER_WEIGHTS or name in ("__pycache__", ".git")
 
 
-def _without_pickles(files: Sequence[Path], aside: Path) -> Sequence[Path]:
-    """The files as they are, or one of safetensors in the folder `aside` with what pickles hold."""
-    if all(path.suffix == ".safetensors" for path in files):
-        return files
-    import torch
-    from safetensors.torch import save_file
-
-    tensors: dict[str, Tensor] = {}
-    for path in files:
-        tensors |= torch.load(path, map_location="cpu", weights_only=True)
-    whole = aside / "model.safetensors"
-    # What is tied shares its memory, which safetensors do not.
-    save_file({n: t.clone().contiguous() for n, t in tensors.items()}, whole, metadata={"format": "pt"})
-    shutil.copymode(files[0], whole)
-    return [whole]
-
-
 def _write_weights(files: Sequence[Path], target: Path, slices: Sequence[Slice]) -> None:
-    """The weights with slices set to zero, in the same files under the same names."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
+    """Write the weights with slices set to zero, in the same files under the same names."""
     waiting = {part.name: [other for other in slices if other.name == part.name] for part in slices}
     for path in files:
         with safe_open(path, framework="pt") as file:
-            keys, metadata = list(file.keys()), file.metadata()
-            matched = {name: key for name in waiting if (key := _key_of(waiting[name][0], keys, file)) is not None}
-            if not matched:
-                shutil.copyfile(path, target / path.name)
-                continue
-            tensors = {key: file.get_tensor(key) for key in keys}
-        for name, key in matched.items():
-            tensors[key] = tensors[key].clone()
-            for part in waiting.pop(name):
-                _zero(tensors[key], part)
+            metadata = file.metadata()
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+        for name in list(waiting):
+            key = _key_of(waiting[name][0], tensors)
+            if key is not None:
+                tensors[key] = tensors[key].clone()
+                for part in waiting.pop(name):
+                    _zero(tensors[key], part)
         save_file(tensors, target / path.name, metadata=metadata)
         shutil.copymode(path, target / path.name)  # safetensors lets the owner alone read it
     if waiting:
         name = next(iter(waiting))
         raise AttnscopeError(
-            f"the files do not hold {name} as the model has it: transformers converts it as it loads",
-            "save it first: AutoModel.from_pretrained(…).save_pretrained(…)",
+            f"the files do not hold {name} as the model has it: transformers converts it as it loads", _SAVE_FIRST
         )
 
 
-def _key_of(part: Slice, keys: Sequence[str], file: Any) -> str | None:
-    """What a weight is called in a file: as in the model, or with or without a prefix; None if the file has it not."""
-    import torch
-
-    for key in keys:
-        if key == part.name or key.endswith(f".{part.name}") or part.name.endswith(f".{key}"):
-            stored: Tensor = file.get_tensor(key)
-            if stored.shape == part.weight.shape and torch.equal(stored.to(part.weight.dtype), part.weight.cpu()):
-                return key
+def _key_of(part: Slice, tensors: Mapping[str, Tensor]) -> str | None:
+    """Return what a weight is called in a file: as in the model, or with another prefix; None = it is not there."""
+    for key, stored in tensors.items():
+        is_named = key == part.name or key.endswith(f".{part.name}") or part.name.endswith(f".{key}")
+        if is_named and stored.shape == part.weight.shape and torch.equal(stored.to(part.weight), part.weight):
+            return key
     return None
 
 
 def _zero(tensor: Tensor, part: Slice) -> None:
-    import torch
-
     tensor.index_fill_(part.axis, torch.tensor(part.indices), 0)
 
 
-def _numbers(slices: Sequence[Slice]) -> dict[str, int]:
-    """How many numbers are set to zero, by role."""
-    numbers: Counter[str] = Counter()
-    for part in slices:
-        numbers[part.role] += part.weight.numel() // part.weight.shape[part.axis] * len(part.indices)
-    return dict(numbers)
-
-
-def _compare(
-    model: Model, heads: Mapping[Place, Sequence[int]], folder: Path, loading: LoadOptions
-) -> tuple[str, float]:
-    """Loads what was written, and compares it with the model whose heads are gated.
-
-    Returns the hash of the written weights, and the largest difference. An AttnscopeError refuses one beyond rounding.
-    """
-    import torch
-
-    from attnscope.core.attention.seam import attend
-
-    written = replace(loading, check=False).load(str(folder.absolute()))
-    batch = _batch(model)
+def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model) -> float:
+    """Return by how much what was written differs from the model without the heads; refuse more than rounding."""
+    target = None
+    if "cross" in model.info.kinds and model.writer is not None:
+        target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids)[None]
+    batch = Batch(torch.from_numpy(example_tokens(model.tokenizer).ids)[None], target_ids=target)
+    nothing = torch.zeros(())
+    without = Patched({place: [Patch("z", tuple(numbers), nothing)] for place, numbers in heads.items()})
     with torch.no_grad():
-        gated = require_rerunnable(model).outputs(batch, _without(heads))
+        gated = require_rerunnable(model).outputs(batch, without)
         reloaded = require_rerunnable(written).outputs(batch, attend)
     pairs = [(gated.hidden, reloaded.hidden)]
     if gated.logits is not None and reloaded.logits is not None:
@@ -301,29 +178,14 @@ def _compare(
             f"{allowed:.2g}: nothing is kept",
             "try --dtype float64, or a model of another architecture",
         )
-    return written.info.sha256, difference
+    return difference
 
 
-def _without(heads: Mapping[Place, Sequence[int]]) -> Probe:
-    """What takes heads out, however many there are."""
-    import torch
-
-    from attnscope.core.attention.probes import Gate
-
-    def gate(call: AttentionCall) -> Tensor:
-        factors = torch.ones(call.n_heads)
-        factors[list(heads.get((call.kind, call.layer), ()))] = 0
-        return Gate({(call.kind, call.layer): factors})(call)
-
-    return gate
-
-
-def _batch(model: Model) -> Batch:
-    """A text that every tokenizer can read, and for an encoder-decoder a target."""
-    import torch
-
-    tokens = example_tokens(model.tokenizer)
-    target = None
-    if "cross" in model.info.kinds and model.writer is not None:
-        target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids.astype("int64"))[None]
-    return Batch(torch.from_numpy(tokens.ids.astype("int64"))[None], target_ids=target)
+def _with_note(effect: Ablation, slices: Sequence[Slice], difference: float) -> Ablation:
+    """Return what changes, with a note that says what was set to zero."""
+    numbers: Counter[str] = Counter()
+    for part in slices:
+        numbers[part.role] += part.weight.numel() // part.weight.shape[part.axis] * len(part.indices)
+    listed = ", ".join(f"{n:,} of {role}" for role, n in numbers.items())
+    note = f"set to zero: {listed}; largest difference of its outputs from the gated model's: {difference:.1g}"
+    return replace(effect, run={**effect.run, "notes": [*effect.run.get("notes", ()), note]})

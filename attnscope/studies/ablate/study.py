@@ -1,35 +1,38 @@
-"""Does the model need this head? A model and texts in, what changes without each head out."""
+"""Ask whether the model needs a head: a model and texts in, what changes without each head out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
+from attnscope.core.attention.probes import Place
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import ModelInfo
+from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import Loss, Model
-from attnscope.questions.ablate import EACH, PLACES, AblateOptions, Ablation, quantity_column
-from attnscope.results.table import HEADS, Column, Table
-from attnscope.studies.ablate.importance import DIRECTIONS, measure_importance
+from attnscope.questions.ablate import AblateOptions, Ablation, quantity_column
+from attnscope.results.table import HEADS, Table
 from attnscope.studies.ablate.measurers import (
     DONORS,
     QUANTITIES,
     Cut,
-    CutPart,
-    Floats,
     Head,
     MeanOutputs,
     MeanPart,
     StandIns,
+    TextPart,
     donors_of,
     heads_of,
     measure_cuts,
+    measure_importance,
 )
 from attnscope.studies.ablate.reading import Passes, Reader, require_rerunnable
 from attnscope.studies.failures import failure
@@ -37,6 +40,11 @@ from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of
 from attnscope.studies.run import Run
 from attnscope.studies.workers import Workers
+
+Floats = NDArray[np.float64]
+
+NEVER_NEGATIVE = ("l2", "kl", "importance")
+"""Quantities whose intervals do not reach below 0; a loss may fall."""
 
 
 @with_plain_torch
@@ -54,11 +62,8 @@ def ablate(
         ablation["heads"]["zero_l2"]          # (head,), beside zero_l2_low and zero_l2_high
         ablation.save("ablation.npz")
 
-    A head is taken out at the seam: its output is multiplied by 0 before the output projection. With grouped queries
-    this is the query head, not its group. Each text is run once whole, and then again from the layer of the head on.
-
-    If there is a loss, it is also split by position: first occurrences of a token, repeated tokens, and the first and
-    second half of each text.
+    A head is taken out at the seam: its output is replaced before the output projection. With grouped queries this is
+    the query head, not its group. Each text is run once whole, and then again from the layer of the head on.
 
     Memory does not grow with the corpus. After an interruption (KeyboardInterrupt) or a failure of a later step, the
     result covers the texts up to the last whole block, and says that it is incomplete (`run["failures"]`). Texts on
@@ -73,7 +78,7 @@ def ablate(
         workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name.
 
     Raises:
-        AttnscopeError: There is no text, no such head, the model has not the loss that is asked for, its heads cannot
+        AttnscopeError: There is no text, no such head or class, the model has no loss for importances, its heads cannot
             be taken out, or no worker can begin.
     """
     return _Study(model, corpus, options or AblateOptions(), report, workers).run()
@@ -85,30 +90,31 @@ class _Study:
     def __init__(
         self, model: Model, corpus: Any, options: AblateOptions, report: Report | None, workers: Workers | None
     ) -> None:
-        self._model, self._options = model, options
-        self._loss = _loss(model, options.loss)
-        reader = Reader(model, self._loss, masked=options.masked, seed=options.seed, target=options.target)
-        self._passes = Passes(model, reader, texts_of(corpus, model), workers)
+        self._model = model
+        self._options = options
+        self._loss = None if options.loss == "none" else require_rerunnable(model).loss
+        if options.importance:
+            _require_slopes(model, self._loss)
+        how = {name: getattr(options, name) for name in ("masked", "seed", "target", "answer")}
+        self._passes = Passes(model, Reader(model, self._loss, **how), texts_of(corpus, model), workers)
         self._chosen = options.choice.within(model.info)
         self._kinds = _kinds(model.info, options)
-        if options.importance:
-            from attnscope.models.inside.linear_runs import require_gradients
-
-            require_gradients(model)
 
         # How far it is, over all passes.
         self._report = report
-        self._n_passes = sum(map(bool, ("mean" in options.modes, options.modes, options.importance)))
+        self._n_passes = ("mean" in options.modes) + bool(options.modes) + options.importance
         self._n_begun = 0
-        self._lost: list[dict[str, Any]] = []
         self._notes: list[str] = []
         self._failures: list[Mapping[str, str]] = []
+        self._lost: list[dict[str, Any]] = []
 
     def run(self) -> Ablation:
         """Return what changes without heads."""
         options = self._options
-        stand_ins = self._stand_ins()
-        heads = self._heads(stand_ins)
+        n_heads = heads_of(self._passes)
+        if not n_heads:
+            raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
+        heads = self._heads(n_heads)
 
         # Every head alone, and if heads are picked all of them together, in every mode.
         sets: list[tuple[Head, ...]] = [(head,) for head in heads]
@@ -116,129 +122,96 @@ class _Study:
             sets.append(tuple(heads))
         cuts = []
         for mode in options.modes:
-            donors = range(DONORS) if mode == "resample" else [-1]
-            cuts += [Cut(cut_heads, mode, donor) for donor, cut_heads in product(donors, sets)]
+            for donor in range(DONORS) if mode == "resample" else [-1]:
+                cuts += [Cut(each, mode, donor) for each in sets]
         # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
-        result = measure_cuts(self._passes, cuts, stand_ins, self._next() if cuts else None)
+        result = measure_cuts(self._passes, cuts, self._stand_ins(), self._next() if cuts else None)
         self._keep(result)
         result.done.left_out.require_some_left(result.done.n_texts, self._model.info)
 
-        columns, values, together = self._effects(result.done, len(sets), len(heads))
+        table, together = self._effects(result.done, heads, len(sets))
         complete = result.complete
         if complete and options.importance:
-            complete = self._try_importance(stand_ins.n_heads, heads, columns, values)
-        kinds, layers, numbers = zip(*heads, strict=True)
-        tables = {
-            "heads": Table.of_arrays([*HEADS, *columns], kind=kinds, layer=layers, head=numbers, **values),
-            "whole": self._whole(result.done),
-        }
+            table, complete = self._try_importance(table, n_heads, heads)
+        tables = {"heads": table, "whole": self._whole(result.done)}
         if len(sets) > len(heads):
             tables["together"] = together
-        return Ablation(self._run(), self._corpus(result, complete), self._describe(tables["heads"]), tables)
+        return Ablation(self._run(), self._corpus(result, complete), self._describe(table), tables)
 
     def _stand_ins(self) -> StandIns:
-        """Return how many heads there are, and what takes their place."""
-        if "mean" in self._options.modes:
-            means = self._passes.run(MeanOutputs, {}, MeanPart(), self._next())
-            if means.error is not None:
-                raise means.error
-            if not means.complete:
+        """Return what takes the place of heads."""
+        modes = self._options.modes
+        means = {}
+        if "mean" in modes:
+            going = self._passes.run(MeanOutputs, {}, MeanPart(), self._next())
+            if going.error is not None:
+                raise going.error
+            if not going.complete:
                 raise KeyboardInterrupt  # means of some texts are none
-            self._keep(means)
-            stand_ins = means.done.stand_ins
-        else:
-            stand_ins = heads_of(self._passes)
-        if not stand_ins.n_heads:
-            raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-        donors = donors_of(self._passes) if "resample" in self._options.modes else ()
-        return StandIns(stand_ins.n_heads, stand_ins.means, donors)
+            self._keep(going)
+            means = going.done.means()
+        return StandIns(means, donors_of(self._passes) if "resample" in modes else ())
 
-    def _heads(self, stand_ins: StandIns) -> list[Head]:
+    def _heads(self, n_heads: Mapping[Place, int]) -> list[Head]:
         """Return the heads that were chosen, by kind, layer, head."""
-        info, chosen = self._model.info, self._chosen
+        chosen = self._chosen
         heads: list[Head] = []
         for kind in self._kinds:
-            most = info.n_heads[info.kinds.index(kind)]
             for layer in chosen.layers:
-                n_heads = stand_ins.n_heads.get((kind, layer), 0)  # type: ignore[arg-type]  # the model's own kinds
-                if not n_heads and chosen.picked is not None:
-                    raise AttnscopeError(f"{info.name} has no {kind} attention in layer {layer}", "choose other heads")
-                heads += [(kind, layer, head) for head in chosen.heads if head < min(n_heads, most)]
+                n_here = n_heads.get((kind, layer), 0)  # type: ignore[call-overload]  # the model's own kinds
+                heads += [(kind, layer, head) for head in chosen.heads if head < n_here]
         if chosen.picked is not None:
             heads = [head for head in heads if head[1:] in chosen.picked]
-            missing = [pick for pick in chosen.picked if pick not in {head[1:] for head in heads}]
-            if missing:
-                layer, number = missing[0]
-                raise AttnscopeError(f"there is no head {number} in layer {layer} of {info.name}", "choose other heads")
-        if not heads:
-            raise AttnscopeError(f"{info.name} has no such heads", "choose other layers or heads")
+        if len(heads) < len(chosen.picked or [0]):
+            raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
         return heads
 
     # From sums to columns
 
-    def _effects(self, done: CutPart, n_sets: int, n_heads: int) -> tuple[list[Column], dict[str, Floats], Table]:
-        """Return the effects of heads as columns, and those of all of them together as a table."""
+    def _effects(self, done: TextPart, heads: Sequence[Head], n_sets: int) -> tuple[Table, Table]:
+        """Return the table of heads, and the effects of all of them together."""
+        kinds, layers, numbers = zip(*heads, strict=True)
+        table = Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers)
         parts = _parts(done.sums)  # (cut, quantity, 4)
-        columns: list[Column] = []
-        values: dict[str, Floats] = {}
-        rows = []
+        names = []
+        together = []
         first = 0
         for mode in self._options.modes:
             n_donors = DONORS if mode == "resample" else 1
-            of_mode = parts[first : first + n_donors * n_sets].reshape(n_donors, n_sets, len(QUANTITIES), 4)
-            first += n_donors * n_sets
+            by_donor = parts[first : first + n_donors * n_sets].reshape(n_donors, n_sets, len(QUANTITIES), 4)
+            first += len(by_donor) * n_sets
             for number, quantity in enumerate(QUANTITIES if self._loss else QUANTITIES[:1]):
                 name = f"{mode}_{quantity}"
-                effects, spread = _over_donors(of_mode[:, :, number])
-                if quantity in ("l2", "kl"):
-                    effects[:, 1] = np.maximum(effects[:, 1], 0)  # losses may fall; these are never below 0
-                columns.append(quantity_column(name))
-                values |= _as_columns(name, effects[:n_heads])
-                rows.append((name, effects[-1]))
-                if mode == "resample" and quantity in ("l2", "loss"):
-                    columns.append(quantity_column(f"{name}_spread"))
-                    values[f"{name}_spread"] = spread[:n_heads]
-        together = Table.of_arrays(
-            Ablation.TABLES["together"],
-            quantity=[name for name, _ in rows],
-            **_as_columns("value", np.array([effect for _, effect in rows]).reshape(-1, 4)),
-        )
-        return columns, values, together
+                effects = by_donor[:, :, number].mean(0)  # (set, 4)
+                table = _with_quantity(table, name, effects[: len(heads)])
+                names.append(name)
+                together.append(_bounded(name, effects)[-1])
+                if mode == "resample" and quantity != "kl":
+                    spread = by_donor[:, : len(heads), number, 0].std(0, ddof=1)
+                    table = table.with_column(quantity_column(f"{name}_spread"), spread)
+        values = _as_columns(np.array(together).reshape(-1, 4))
+        return table, Table.of_arrays(Ablation.TABLES["together"], quantity=names, **values)
 
-    def _whole(self, done: CutPart) -> Table:
-        """Return the loss of the unchanged model, and that by position."""
-        quantities = ["loss", *(f"loss_{place}" for place in PLACES)] if self._loss else []
-        parts = _parts(done.whole)[: len(quantities)]
-        parts[:, 1] = np.maximum(parts[:, 1], 0)
-        return Table.of_arrays(Ablation.TABLES["whole"], quantity=quantities, **_as_columns("value", parts))
+    def _whole(self, done: TextPart) -> Table:
+        """Return the loss of the unchanged model."""
+        columns = Ablation.TABLES["whole"]
+        quantities = ["loss"] if self._loss else []
+        parts = _bounded("kl", _parts(done.whole)[None])[: len(quantities)]
+        return Table.of_arrays(columns, quantity=quantities, **_as_columns(parts))
 
-    def _try_importance(
-        self, n_heads: Mapping[Any, int], heads: Sequence[Head], columns: list[Column], values: dict[str, Floats]
-    ) -> bool:
+    def _try_importance(self, table: Table, n_heads: Mapping[Place, int], heads: Sequence[Head]) -> tuple[Table, bool]:
         """Add importances; return whether all texts are in them. A failure loses nothing of the effects."""
-        has_loss = self._loss is not None
         try:
-            result = measure_importance(
-                self._passes, n_heads, has_loss=has_loss, seed=self._options.seed, report=self._next()
-            )
+            result = measure_importance(self._passes, n_heads, self._next())
         except KeyboardInterrupt:
-            return False
+            return table, False
         except Exception as error:
             self._failures.append(failure("importance", error))
-            return False
+            return table, False
         self._keep(result)
-        parts = _parts(result.done.sums)
-        parts[:, 1] = np.maximum(parts[:, 1], 0)
-        places = [place for place, n in n_heads.items() for _ in range(n)]
-        if self._options.by_layer:
-            for place in n_heads:
-                mine = [row for row, other in enumerate(places) if other == place]
-                parts[mine, :3] /= np.linalg.norm(parts[mine, 0]) or 1.0
         numbers = [(*place, head) for place, n in n_heads.items() for head in range(n)]
-        name = "importance" if has_loss else "sensitivity"
-        columns.append(quantity_column(name, by_layer=self._options.by_layer, n_directions=DIRECTIONS))
-        values |= _as_columns(name, parts[[numbers.index(head) for head in heads]])
-        return result.complete
+        rows = [numbers.index(head) for head in heads]  # type: ignore[arg-type]  # the model's own kinds
+        return _with_quantity(table, "importance", _parts(result.done.sums)[rows]), result.complete
 
     # What the result says of itself
 
@@ -255,7 +228,7 @@ class _Study:
     def _run(self) -> dict[str, Any]:
         info = self._model.info
         notes = []
-        if not require_rerunnable(self._model).resumes:
+        if not self._model.resumes:
             notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
         if "cross" in info.kinds and self._options.target is None:
             notes.append("No target was given: the decoder reads what the whole model itself writes to each text.")
@@ -265,7 +238,7 @@ class _Study:
             run["failures"] = [dict(each) for each in self._failures]
         return run
 
-    def _corpus(self, result: Run[CutPart], complete: bool) -> dict[str, Any]:
+    def _corpus(self, result: Run[TextPart], complete: bool) -> dict[str, Any]:
         facts = result.corpus(self._passes.texts, self._model.info)
         of_other_passes = [problem for problem in self._lost if problem not in facts["problems"]]
         facts |= {"problems": [*of_other_passes, *facts["problems"]], "complete": complete}
@@ -274,15 +247,21 @@ class _Study:
 
     def _describe(self, heads: Table) -> dict[str, Any]:
         options = self._options
+        predictions: dict[Loss | None, str | None] = {
+            "causal": "each next token",
+            "masked": f"masked tokens: {options.masked:.0%} of the tokens, seed {options.seed}",
+            "target": "the decoder's target",
+            "class": f"the class {options.answer or 'that the whole model gives'}",
+            "token_class": f"the class {options.answer or 'that the whole model gives'}, of each token",
+        }
         return {
             "modes": list(options.modes),
             "mean_over": "all real tokens of all texts, whatever their position" if "mean" in options.modes else None,
             "loss": self._loss,
-            "predicted": _name_predictions(self._loss, options),
+            "predicted": predictions.get(self._loss),
             "masked": options.masked if self._loss == "masked" else None,
             "target": options.target,
-            "normalized": "layer" if options.by_layer else None,
-            "directions": None if self._loss else DIRECTIONS,
+            "answer": options.answer,
             "rank_agreement": _rank_agreement(heads, options.modes, "loss" if self._loss else "l2"),
         }
 
@@ -293,23 +272,28 @@ def _parts(sums: RunningSums) -> Floats:
     return np.stack([sums.ratio(), low, high, sums.total("c")], -1)
 
 
-def _as_columns(name: str, parts: Floats) -> dict[str, Floats]:
+def _bounded(name: str, parts: Floats) -> Floats:
+    """Return parts, (row, 4), whose lower ends are at least 0 where the quantity is never below."""
+    if not name.endswith(NEVER_NEGATIVE):
+        return parts
+    bounded = parts.copy()
+    bounded[:, 1] = np.maximum(parts[:, 1], 0)
+    return bounded
+
+
+def _as_columns(parts: Floats) -> dict[str, Floats]:
     """Return values with what stands beside them, (row, 4), as columns of a table."""
-    value, low, high, counts = parts.T
-    return {name: value, f"{name}_low": low, f"{name}_high": high, f"{name}_count": counts}
+    return dict(zip(("value", "value_low", "value_high", "value_count"), parts.T, strict=True))
 
 
-def _over_donors(parts: Floats) -> tuple[Floats, Floats]:
-    """Return the mean over donors of values, (donor, set, 4), and the standard deviation of the values over donors."""
-    if len(parts) == 1:
-        return parts[0].copy(), np.zeros(parts.shape[1])
-    return parts.mean(0), parts[..., 0].std(0, ddof=1)
+def _with_quantity(heads: Table, name: str, parts: Floats) -> Table:
+    """Return a table of heads with a further quantity, (head, 4)."""
+    value, low, high, count = _bounded(name, parts).T
+    return heads.with_column(quantity_column(name), value, low=low, high=high, count=count)
 
 
 def _rank_agreement(heads: Table, modes: Sequence[str], quantity: str) -> dict[str, float]:
     """Return Spearman's rank correlation of the effects of heads by two modes, for each pair of modes."""
-    from scipy.stats import spearmanr
-
     agreement = {}
     for first, second in combinations(modes, 2):
         values = np.stack([heads[f"{mode}_{quantity}"] for mode in (first, second)])
@@ -318,44 +302,22 @@ def _rank_agreement(heads: Table, modes: Sequence[str], quantity: str) -> dict[s
     return agreement
 
 
-def _loss(model: Model, name: str) -> Loss | None:
-    """Return the loss to use.
-
-    Raises:
-        AttnscopeError: The model has no head for it.
-    """
-    own = require_rerunnable(model).loss
-    if name == "none":
-        return None
-    if name in ("auto", own):
-        return own
-    heads = {"causal": "next tokens", "masked": "masked tokens", "target": "a target"}
-    has = f"its head predicts {heads[own]}" if own else "it has no language-model head"
-    raise AttnscopeError(
-        f"{model.info.name} does not predict {heads[name]}: {has}",
-        f"--loss {own}" if own else "leave out --loss: hidden states are compared then",
-    )
+def _require_slopes(model: Model, loss: Loss | None) -> None:
+    """Refuse importances of a model without a loss, or without gradients."""
+    if loss is None:
+        raise AttnscopeError(
+            f"importance is the slope of a loss, and {model.info.name} has none here: no head predicts anything",
+            "leave out --importance, or choose a model with its head",
+        )
+    require_gradients(model)
 
 
 def _kinds(info: ModelInfo, options: AblateOptions) -> tuple[str, ...]:
     """Return the kinds of attention that heads are taken out of."""
-    if options.kind is not None and options.kind not in info.kinds:
-        raise AttnscopeError(f"{info.name} has no {options.kind} attention", f"it has {', '.join(info.kinds)}")
-    if options.kind is None and options.choice.pick is not None and len(info.kinds) > 1:
+    if options.kind is not None:
+        return (info.choose_kind(options.kind),)
+    if options.choice.pick is not None and len(info.kinds) > 1:
         raise AttnscopeError(
             f"{info.name} has several kinds of attention, and each has such heads", f"say --kind {info.kinds[-1]}"
         )
-    return info.kinds if options.kind is None else (options.kind,)
-
-
-def _name_predictions(loss: Loss | None, options: AblateOptions) -> str | None:
-    """Say what is predicted."""
-    if loss == "causal":
-        return "each next token"
-    if loss == "target":
-        return "the decoder's target"
-    if loss is None:
-        return None
-    if options.masked == EACH:
-        return "masked tokens: each ordinary token in turn"
-    return f"masked tokens: {float(options.masked):.0%} of the tokens, seed {options.seed}"
+    return info.kinds

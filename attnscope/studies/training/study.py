@@ -325,15 +325,15 @@ class Growing:
 
     def _loss_of(self, model: Model, texts: Texts) -> Estimate:
         """The model's loss on the texts: a pass that takes no head out."""
-        self._predicted = model.loss if self._options.loss != "none" and model.info.path == "seam" else None
+        self._predicted = model.loss if self._options.loss != "none" and not model.labels else None
         if self._predicted is None:
             return Estimate(np.nan, np.nan, np.nan, count=0)
-        result = measure_cuts(Passes(model, Reader(model, model.loss), texts), (), StandIns({}))
+        result = measure_cuts(Passes(model, Reader(model, model.loss), texts), (), StandIns())
         if not result.complete:
             raise KeyboardInterrupt
         low, high = result.done.whole.interval()
-        loss, n_predictions = result.done.whole.ratio()[0], result.done.whole.total("c")[0]
-        return Estimate(loss, max(low[0], 0.0), high[0], count=n_predictions)
+        whole = result.done.whole
+        return Estimate(float(whole.ratio()), max(float(low), 0.0), float(high), count=float(whole.total("c")))
 
     def _run(self) -> dict[str, Any]:
         run = dict(self._done[-1].findings.run)
