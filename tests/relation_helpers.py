@@ -5,35 +5,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.questions.relations import LEAST_MASS, Relations
-from attnscope.studies.relations.evidence import THRESHOLDS, Tally, judge
+from attnscope.annotated import AnnotatedText, Link
+from attnscope.questions.relations import Relations
+from attnscope.studies.relations.evidence import RULES, THRESHOLDS, Cell, LinkPart, Lots, judge
+from attnscope.text import word_spans
 
 
 class Relation:
-    """A relation of a result.
+    """A relation of a result; what its row in the table says, and its numbers by (layer, head), are attributes.
 
     Attributes:
-        cells: What its row in the table of relations says; also read as attributes.
         best: The layer and head that do best on the half that chooses; None = none.
+        best_found: Whether that head expresses the relation.
     """
 
     def __init__(self, result: Relations, name: str) -> None:
-        self._result, self._row = result, result.row(name)
-        table = result.table("relations")
-        self.cells = {column: values[self._row].item() for column, values in table.values.items()}
-        heads = result.table("heads")
-        place = self.cells["best"]
-        self.best = None if place < 0 else (int(heads["layer"][place]), int(heads["head"][place]))
+        self._result = result
+        self._row = result.row(name)
+        table, heads = result.table("relations"), result.table("heads")
+        self._cells = {column: values[self._row].item() for column, values in table.values.items()}
+        best = self._cells.pop("best")
+        self.best = None if best < 0 else (int(heads["layer"][best]), int(heads["head"][best]))
         self.best_found = self.best is not None and bool(self.found[self.best])
-        self.weak = self.best_found and bool(self.mass[self.best] < LEAST_MASS)
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.cells:
-            return self.cells[name]
-        array = {"low": "accuracy_low", "high": "accuracy_high"}.get(name, name)
-        if array in self._result.grids:
-            return self._by_place(self._result[array][self._row])
-        raise AttributeError(name)
+        if name in self._cells:
+            return self._cells[name]
+        name = {"low": "accuracy_low", "high": "accuracy_high"}.get(name, name)
+        if name not in self._result.grids:
+            raise AttributeError(name)
+        return self._by_place(self._result[name][self._row])
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -54,6 +55,30 @@ def every_relation(result: Relations) -> list[Relation]:
     return [Relation(result, name) for name in result.table("relations")["relation"].tolist()]
 
 
-def judged(tallies: dict[str, Tally], kind: str = "encoder") -> Relations:
-    """A result with the evidence of some tallies."""
-    return Relations({"model": "made"}, {}, dict(THRESHOLDS), *judge(tallies, kind))
+def text_of(text: str, *links: Link, line: int = 1) -> AnnotatedText:
+    """A text with links between its words."""
+    return AnnotatedText(text, tuple(word_spans(text)), links, "made up", line)
+
+
+def part_of(
+    texts: list[tuple[list[float], int]], first_rule: float = 0.0, mass: float = 0.5, name: str = "x"
+) -> LinkPart:
+    """Sums over texts, each with how many of its links each head of a layer is right in, and how many links it has.
+
+    The first rule is right in that share of the links.
+    """
+    lots, part, cells, values = Lots(), LinkPart(), [], []
+    for hits, n in texts:
+        by_source, by_text, is_first = lots.deal(None)
+        rules = np.zeros(len(RULES))
+        rules[0] = first_rule * n
+        cells.append(Cell(name, (by_source, by_text), is_first, n, rules))
+        values.append(np.array([[[right, mass * n] for right in hits]], float))
+    part.add_cells(cells, values)
+    return part
+
+
+def judged(part: LinkPart) -> Relations:
+    """A result with the evidence of some sums over one layer."""
+    n_heads = (next(iter(part.sums.values())).shape[0] - len(RULES)) // 2
+    return Relations({"model": "made"}, {}, dict(THRESHOLDS), *judge(part, "encoder", (1, n_heads)))

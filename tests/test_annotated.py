@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link, python_source, spans
 from attnscope.annotated.alignment import HIDDEN, OUTSIDE, UNALIGNED, place_links
-from attnscope.annotated.conllu import COREFERENCE, ELSEWHERE
+from attnscope.annotated.conllu import COREFERENCE
 from attnscope.annotated.texts import AnnotationError
 from attnscope.corpus import chunks
 from attnscope.errors import AttnscopeError
 from attnscope.results.tokens import Tokens
-from tests.conftest import SAMPLES
 
 
 def row(number: object, form: str, head: object = "_", deprel: str = "_", misc: str = "_") -> str:
@@ -60,21 +59,13 @@ def test_both_directions_of_each_dependency(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("written", ["# text = Cats,  dogs\u00a0sleep.", "# text = Something else.", "# nothing"])
-def test_the_text_is_what_the_forms_are_found_in(tmp_path: Path, written: str) -> None:
-    (text,) = read(tmp_path, CATS.replace("# text = Cats, dogs sleep.", written))
-    assert [text.word(n) for n in range(5)] == ["Cats", ",", "dogs", "sleep", "."]
-    assert text.text == (written[9:] if "Cats" in written else "Cats, dogs sleep.")
-
-
 def test_words_have_their_parts_of_speech(tmp_path: Path) -> None:
     (unknown,) = read(tmp_path, CATS + "\n")
     assert unknown.kinds == ()
     lines = CATS.replace("Cats\t_\t_", "Cats\t_\tNOUN").replace("sleep\t_\t_", "sleep\t_\tVERB")
     (known,) = read(tmp_path, lines + "\n")
     assert known.kinds == ("NOUN", "", "", "VERB", "")
-    document = lines.replace("# text", "# newdoc\n# text") + "\n\n" + CATS + "\n"
-    (both,) = read(tmp_path, document, unit="document")
+    (both,) = read(tmp_path, f"{lines}\n\n{CATS}\n", unit="document")
     assert both.kinds == (*known.kinds, "", "", "", "", "")
 
 
@@ -103,12 +94,10 @@ def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path: Path)
     texts = list(read(tmp_path, content))
     coref = {one for one in shown(texts[0]) if one[0] == COREFERENCE}
     assert coref == {(COREFERENCE, "his", "man"), (COREFERENCE, "himself", "man his")}
-    assert texts[1].left_out == {COREFERENCE: {ELSEWHERE: 1}}
-    assert not texts[2].left_out  # another document
+    assert not any(link[0] == COREFERENCE for text in texts[1:] for link in shown(text))
     whole, other = read(tmp_path, content, unit="document")
     assert (COREFERENCE, "He", "man his himself") in shown(whole)
     assert shown(texts[0]) <= shown(whole)
-    assert not whole.left_out
     assert other.text == "He ran"
 
 
@@ -116,14 +105,12 @@ def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path: Path)
     ("line", "reason"),
     [
         ("2 no tabs", "Invalid line format"),
-        (row("x", "a", 1, "obj"), "not a valid ID"),
         (row(7, "a", 1, "obj"), "ID 7 is not where it belongs"),
-        (row(2, "a", 9, "obj"), "HEAD 9 of a sentence of 2 words"),
-        (row(2, "a", "one", "obj"), "'one'"),
-        (row(2, "a", 2, "obj"), "HEAD 2 is the word itself"),
+        (row(2, "a", 9, "obj"), "HEAD 9 of word 2 of 2"),
+        (row(2, "a", 2, "obj"), "HEAD 2 of word 2 of 2"),
         ("2\ta\t_", "3 columns, not 10"),
         (row("2-5", "a") + "\n" + row(2, "a", 1, "obj"), "2-5 of a sentence of 2 words"),
-        (row(2, "a", 1, "obj", "Entity=1)"), "1 is not open"),
+        (row(2, "a", 1, "obj", "Entity=1)"), "does not open and close"),
         (row(2, "a", 1, "obj", "Entity=(1-person"), "1 is never closed"),
         (row(2, "a", 1, "obj", "Entity=person"), "does not open and close"),
     ],
@@ -162,7 +149,7 @@ def test_files_in_a_row_compressed_and_not_utf8(tmp_path: Path) -> None:
     for _ in range(2):  # as often as one likes
         assert [Path(text.source).name for text in corpus] == ["a.conllu.gz", "b.conllu"]
         assert ["not UTF-8" in problem.reason for problem in corpus.problems] == [True]
-    assert corpus.bytes_read > 0
+    assert corpus.share_read is not None and corpus.share_read > 0.9
 
 
 # Spans ----------------------------------------------------------------------------------------------------------
@@ -197,15 +184,12 @@ def test_spans_cut_words_where_they_must() -> None:
     ("content", "reason"),
     [
         ("{", "malformed JSON"),
-        ("[1]", "not a JSON object"),
         ('{"links": []}', 'no "text"'),
         ('{"text": "a"}', 'no "links"'),
         (line("a b", {"from": [0, 4], "to": [2, 3]}), '"from" [0, 4] is outside the text of 3 characters'),
-        (line("a b", {"from": [-1, 1], "to": [2, 3]}), "outside"),
         (line("a b", {"from": [0, 1], "to": [2, 2]}), '"to" [2, 2] is empty'),
         (line("a b", {"from": [1, 2], "to": [2, 3]}), '"from" [1, 2] is empty'),
         (line("a b", {"from": [0, 1], "to": [0, 3]}), "[0, 3] overlaps its source [0, 1]"),
-        (line("a b", {"from": [0], "to": [2, 3]}), "not [first, last + 1]"),
         (line("a b", {"from": [0, True], "to": [2, 3]}), "not [first, last + 1]"),
         (line("a b", {"from": [0, 1], "to": []}), "not [first, last + 1]"),
         (line("a b", {"from": [0, 1], "to": [2, 3], "label": 3}), "label is no text"),
@@ -220,7 +204,6 @@ def test_a_line_that_cannot_be_is_refused(content: str, reason: str, tmp_path: P
     with pytest.raises(AnnotationError) as refused:
         spans.parse(content, "a", 4)
     assert reason in refused.value.reason
-    assert refused.value.line == 4
     corpus = read(tmp_path, content + "\n" + line("a b", {"from": [0, 1], "to": [2, 3]}), "a.jsonl")
     assert len(list(corpus)) == 1
     assert corpus.problems[0].line == 1
@@ -295,9 +278,6 @@ def test_links_of_python() -> None:
         ("name→import", "sys", 9, "sys", 3),
         ("name→parameter", "name", 6, "name", 5), ("name→parameter", "n", 7, "n", 5),
         ("name→parameter", "q", 20, "q", 20),
-        ("name→annotation", "name", 5, "str", 5), ("name→annotation", "name", 6, "str", 5),
-        ("name→annotation", "n", 5, '"int"', 5), ("name→annotation", "n", 7, '"int"', 5),
-        ("name→annotation", "size", 12, "list[int]", 12),
         ("name→assignment", "text", 8, "text", 6), ("name→assignment", "i", 8, "i", 7),
         ("name→assignment", "text", 9, "text", 8),
         ("call→definition", "greet", 16, "greet", 5),
@@ -367,21 +347,21 @@ def test_words_find_their_tokens_by_characters() -> None:
                    Link("a", (2,), (3,)), Link("a", (2,), (1,)), Link("b", (0,), (3,)))  # fmt: skip
     # "don" reaches into both words; "go"; " f", "ar"
     tokens = tokens_of(text.text, [(0, 3), (3, 4), (4, 5), (5, 8), (8, 10), (10, 12)])
-    (found,), left_out = place_links(text, chunks(tokens), tokens, causal=False)
+    (found,), left_out = place_links(text, chunks(tokens), tokens)
     assert found.unit.tolist() == [-1, 0, 0, 0, 1, 2, 2, -1]
     assert found.word.tolist() == [-1, 2, 3]
     (link,) = found.links
-    assert (link.tokens, link.own, link.targets) == ((4,), (1,), (2,))
-    assert left_out == {"a": {UNALIGNED: 1}, "b": {UNALIGNED: 1}}
+    assert (link.tokens, link.targets) == ((4,), (2,))
+    assert left_out == {("a", UNALIGNED): 1, ("b", UNALIGNED): 1}
 
 
 def test_a_word_without_a_token_is_left_out() -> None:
     text = text_of("a \u200b b", [(0, 1), (2, 3), (4, 5)], Link("a", (0,), (1,)), Link("a", (0,), (2,)))
     tokens = tokens_of(text.text, [(0, 1), (4, 5)])
-    (found,), left_out = place_links(text, chunks(tokens), tokens, causal=False)
-    assert found.n_units == 2
+    (found,), left_out = place_links(text, chunks(tokens), tokens)
+    assert found.word.tolist() == [0, 2]
     assert len(found.links) == 1
-    assert left_out == {"a": {UNALIGNED: 1}}
+    assert left_out == {("a", UNALIGNED): 1}
 
 
 def test_links_between_chunks_and_behind_causality() -> None:
@@ -390,42 +370,14 @@ def test_links_between_chunks_and_behind_causality() -> None:
                    Link("on", (0,), (1, 2)), Link("mixed", (5,), (4, 6)))  # fmt: skip
     tokens = tokens_of(text.text, words)
     parts = chunks(tokens, chunk=6)
-    found, left_out = place_links(text, parts, tokens, causal=False)
+    found, left_out = place_links(text, parts, tokens)
     assert [one.chunk.number for one in found] == [0, 1]
-    assert left_out == {"far": {OUTSIDE: 1}}
+    assert left_out == {("far", OUTSIDE): 1}
     found, left_out = place_links(text, parts, tokens, causal=True)
-    assert left_out == {"far": {OUTSIDE: 1}, "on": {HIDDEN: 1}}
+    assert left_out == {("far", OUTSIDE): 1, ("on", HIDDEN): 1}
     (mixed,) = found[1].links
     assert mixed.link.targets == (4,)
     # With a stride no link comes twice.
     overlapping = chunks(tokens, chunk=6, stride=2)
-    found, _ = place_links(text, overlapping, tokens, causal=False)
+    found, _ = place_links(text, overlapping, tokens)
     assert sorted(link.link.relation for one in found for link in one.links) == ["mixed", "near", "on"]
-
-
-def test_a_word_that_a_chunk_cuts_is_none_of_its_words() -> None:
-    words = [(0, 1), (2, 6), (7, 8)]
-    text = text_of("a bcde f", words, Link("x", (0,), (1,)), Link("x", (1,), (2,)))
-    tokens = tokens_of(text.text, [(0, 1), (2, 3), (3, 4), (4, 6), (7, 8)])
-    found, left_out = place_links(text, chunks(tokens, chunk=5), tokens, causal=False)
-    assert not found
-    assert left_out["x"].total() == 2
-
-
-# Samples --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["dependencies.conllu", "pronouns.jsonl", "library.py"])
-def test_the_sample_texts_are_whole(name: str) -> None:
-    corpus = AnnotatedCorpus(SAMPLES / name)
-    texts = list(corpus)
-    assert not corpus.problems
-    assert sum(len(text.links) for text in texts) >= 40
-    if name == "pronouns.jsonl":
-        for text in texts:
-            (link,) = text.links
-            assert text.word(link.source[0]) in ("it", "she", "he", "they")
-    if name == "dependencies.conllu":
-        for text in texts:
-            heads = [link for link in text.links if link.relation.endswith("→parent")]
-            assert len(heads) == len(text.words) - 1  # a tree

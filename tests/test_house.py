@@ -60,7 +60,6 @@ def imports_of(path: Path) -> Iterator[str]:
 
 CIRCLES = {
     ("attnscope.studies.inputs.options", "attnscope.studies.workers"),
-    ("attnscope.questions.relations", "attnscope.questions.relations_drawing"),
 }
 """Pairs of modules of which the first imports the second on use alone. The list may only get shorter."""
 

@@ -321,19 +321,6 @@ def test_a_record_without_figures_has_no_sizes(made: Path) -> None:
         load(made / "trace.npz").draw("nowhere", [], title=False)
 
 
-def test_an_example_is_cut_around_its_links_where_paper_is_narrow() -> None:
-    from attnscope.drawing.lettering import lettering_for
-    from attnscope.questions.relations_drawing import Example, Link, cut_to_fit
-
-    words = [f"word{n:02d}" for n in range(40)]
-    links = [Link([20], [23], 23, True, 0.9), Link([21], [2], 39, False, 0.5)]
-    example = Example("L0H0", words, [True] * 40, links, False, False)
-    lettering = lettering_for([], Style(width="column").paper)
-    cut = cut_to_fit(example, lettering, 400)
-    assert cut.cut_before and cut.cut_after and 3 < len(cut.words) < 12
-    assert [(cut.words[link.looking[0]], cut.words[link.looked]) for link in cut.links] == [("word20", "word23")]
-
-
 def test_the_row_that_is_framed_has_its_label_where_others_have_none(tmp_path: Path) -> None:
     record = simple(70, layers=1, heads=1)
     record.draw(tmp_path / "plain", ["svg"], width="column")

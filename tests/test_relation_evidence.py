@@ -1,4 +1,4 @@
-"""What counts as evidence for a relation: copies, sources, attention that is NaN, ties, little weight."""
+"""What counts as evidence for a relation: verdicts, copies, sources, attention that is NaN, little weight."""
 
 import json
 from dataclasses import replace
@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 import attnscope
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
 from attnscope.annotated.texts import merge_equal
 from attnscope.errors import AttnscopeError
-from attnscope.questions.relations import Relations, expressed_by
-from attnscope.studies.relations.evidence import RULES, Cell, Lots, Tally
+from attnscope.questions.relations import expressed_by
+from attnscope.studies.relations.evidence import Lots
 from attnscope.studies.relations.study import RelationsOptions, relations
-from attnscope.text import word_spans
 from tests.conftest import SAMPLES, write_tokenizer
-from tests.relation_helpers import Relation, every_relation, judged
+from tests.relation_helpers import Relation, every_relation, judged, part_of, text_of
 from tests.test_heads import VOCABULARY
-from tests.test_relations import LETTERS, followers, own_heads
+from tests.test_relations import LETTERS, followers, induction_head
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,59 @@ def letters(n: int, seed: int, n_letters: int = 14, n_links: int = 3) -> list[An
     for _ in range(n):
         text = " ".join(chance.permutation(list(LETTERS))[:n_letters])
         pairs = [chance.permutation(n_letters)[:2].tolist() for _ in range(n_links)]
-        links = tuple(Link("any→any", (source,), (target,)) for source, target in pairs)
-        texts.append(AnnotatedText(text, tuple(word_spans(text)), links, "made up", 1))
+        texts.append(text_of(text, *(Link("any→any", (source,), (target,)) for source, target in pairs)))
     return texts
+
+
+# Verdicts --------------------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_needs_examples_texts_and_ten_points() -> None:
+    (one,) = every_relation(judged(part_of([([2], 2)] * 40, first_rule=0.5)))
+    assert (one.n, one.n_scored, one.baseline) == (80, 40, 0.5)
+    assert one.found.all()
+    assert one.p[0, 0] == pytest.approx(binom.sf(39, 40, 0.5))  # no spread at all: links, not texts, are what counts
+    assert one.low[0, 0] < 1 == one.high[0, 0]
+    (few,) = every_relation(judged(part_of([([1], 1)] * 19)))
+    assert few.no_verdict == "fewer than 20 examples" and np.isnan(few.p[0, 0])
+    (texts,) = every_relation(judged(part_of([([5], 5)] * 18)))
+    assert texts.no_verdict == "fewer than 10 texts to score on"
+    # 75% against 70%: above it at 5%, but not by ten points.
+    (near,) = every_relation(judged(part_of([([3], 4)] * 500, first_rule=0.7)))
+    assert near.q[0, 0] < 0.01 and not near.found.any()
+    (nothing,) = every_relation(judged(part_of([([2], 2)] * 40, first_rule=1)))
+    assert not nothing.found.any()
+
+
+def test_the_false_discovery_rate_is_over_heads_and_relations() -> None:
+    chance = np.random.default_rng(0)
+    just: list[tuple[list[float], int]] = [([float(chance.random() < 0.75)], 1) for _ in range(60)]
+    part = part_of(just, first_rule=0.57)
+    (alone,) = every_relation(judged(part))
+    for number in range(30):
+        part = part.merge(part_of([([0], 1)] * 60, first_rule=0.57, name=f"y{number}"))
+    among = Relation(judged(part), "x")
+    assert among.p[0, 0] == alone.p[0, 0]
+    assert among.q[0, 0] == pytest.approx(31 * alone.q[0, 0])
+
+
+def test_other_heads_and_little_weight_are_told() -> None:
+    shares = [0.800, 0.795, 0.6, 0.0]
+    texts: list[tuple[list[float], int]] = [([4 * share for share in shares], 4)] * 60
+    strong = judged(part_of(texts))
+    (one,) = every_relation(strong)
+    assert one.best == (0, 0)
+    assert expressed_by(strong) == ["yes; also L0H1, L0H2"] and strong.verdicts == ["yes"]
+    weak = judged(part_of(texts, mass=0.01))
+    assert weak.verdicts == ["weakly"]
+    assert (one.low >= 0).all() and (one.high <= 1).all()
+
+
+def test_pairs_of_opposites_are_in_both_halves() -> None:
+    lots = Lots()
+    halves = [lots.deal(None)[0] for _ in range(400)]
+    assert all(first != second for first, second in zip(halves[::2], halves[1::2], strict=True))
+    assert 70 < sum(halves[::2]) < 130
 
 
 # Copies ----------------------------------------------------------------------------------------------------------
@@ -56,16 +106,14 @@ def letters(n: int, seed: int, n_letters: int = 14, n_links: int = 3) -> list[An
 
 def test_copies_of_a_text_are_one(sharp: Any) -> None:
     """Twenty copies of a few texts gave random heads relations: each head is right or wrong on all copies alike."""
-    for seed in (2, 5):
-        few = letters(12, seed, 6, 1)
-        copies = [replace(text, text=text.text.upper() if n % 2 else text.text) for n in range(20) for text in few]
-        model = sharp(seed)
-        once, often = relations(model, few), relations(model, copies)
-        assert once.to_csv() == often.to_csv()
-        assert not any(one.found.any() for one in every_relation(often))
-        assert (often.corpus["n_texts"], often.corpus["n_copies"]) == (240, 228)
-        assert Relation(often, "any→any").left_out == {"texts that were there before": 228}
-        assert any("228 texts are copies of others" in note for note in often.run["notes"])
+    few = letters(12, 2, 6, 1)
+    copies = [replace(text, text=text.text.upper() if n % 2 else text.text) for n in range(20) for text in few]
+    model = sharp(2)
+    once, often = relations(model, few), relations(model, copies)
+    assert once.to_csv() == often.to_csv()
+    assert (often.corpus["n_texts"], often.corpus["n_copies"]) == (240, 228)
+    assert Relation(often, "any→any").left_out == {"texts that were there before": 228}
+    assert any("228 texts are copies of others" in note for note in often.run["notes"])
 
 
 def test_links_of_one_text_may_be_on_several_lines(own: Any) -> None:
@@ -84,15 +132,12 @@ def test_links_of_one_text_may_be_on_several_lines(own: Any) -> None:
 def test_a_source_is_in_one_half(own: Any) -> None:
     texts = [replace(text, document=f"file {n // 5}") for n, text in enumerate(followers(60))]
     found = Relation(relations(own, texts), "again→next")
-    assert (found.halves, found.n_sources, found.n_texts) == ("sources", 12, 60)
+    assert (found.halves, found.n_sources, found.n_texts, found.n_texts_scored) == ("sources", 12, 60, 30)
     lots = Lots()
     halves = [lots.deal(text.document) for text in texts]
     for first in range(0, 60, 5):
         assert len({by_source for by_source, _, _ in halves[first : first + 5]}) == 1
         assert [is_first for *_, is_first in halves[first : first + 5]] == [True, False, False, False, False]
-    assert sum(by_source for by_source, _, _ in halves) == sum(by_text for _, by_text, _ in halves) == 30
-    assert found.n_texts_scored == 30
-    assert found.best_found
 
 
 def test_chunks_of_a_file_are_in_one_half(own: Any, tmp_path: Path) -> None:
@@ -106,19 +151,17 @@ def test_chunks_of_a_file_are_in_one_half(own: Any, tmp_path: Path) -> None:
     assert found.n_texts > 30
     one = relations(own, str(tmp_path / "0.py"), options)
     assert (Relation(one, "closing→opening").halves, Relation(one, "closing→opening").n_sources) == ("texts", 1)
-    told = [note for note in one.run["notes"] if "Too few sources" in note]
-    assert bool(told) == any(not relation.no_verdict for relation in every_relation(one))
+    is_told = any("Too few sources" in note for note in one.run["notes"])
+    assert is_told == any(not relation.no_verdict for relation in every_relation(one))
 
 
-def test_sentences_know_their_document(tmp_path: Path) -> None:
+def test_texts_know_their_document(tmp_path: Path) -> None:
     sentence = "1\ta\ta\t_\t_\t_\t0\troot\t_\t_\n\n"
     (tmp_path / "a.conllu").write_text(f"# newdoc id = x\n{sentence}{sentence}# newdoc\n{sentence}", "utf-8")
     (tmp_path / "b.conllu").write_text(sentence, "utf-8")
-    texts = list(AnnotatedCorpus([str(tmp_path / "a.conllu"), str(tmp_path / "b.conllu")]))
-    first, second, other, alone = (text.document for text in texts)
+    first, second, other, alone = (text.document for text in AnnotatedCorpus(str(tmp_path / "*.conllu")))
     assert first == second != other
-    assert None not in (first, other)
-    assert alone is None
+    assert None not in (first, other) and alone is None
     line = json.dumps({"text": "a b", "document": "d", "links": []})
     (tmp_path / "c.jsonl").write_text(f"{line}\n{line}\n", "utf-8")
     assert len({text.document for text in AnnotatedCorpus(str(tmp_path / "c.jsonl"))} - {None}) == 1
@@ -148,76 +191,23 @@ class Overflowing:
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_text_with_nan_is_left_out_and_told(own: Any, dense: bool) -> None:
     texts = [replace(text, line=number) for number, text in enumerate(followers(60), 1)]
-    token = int(own.tokenizer.encode("v").ids[2])
-    good = [text for text in texts if "v" not in text.text.split()]
-    assert 10 < len(good) < 50
-    model = Overflowing(own, token)
+    bad = [text for text in texts if "v" in text.text.split()]
+    model = Overflowing(own, int(own.tokenizer.encode("v").ids[2]))
     if dense:
         model.info = replace(own.info, path="eager")
     found = relations(model, texts)  # type: ignore[arg-type]
-    assert Relation(found, "again→next").n == len(good)
-    assert np.isfinite(Relation(found, "again→next").accuracy).all()
-    assert Relation(found, "again→next").accuracy[own_place()] == 1
+    again = Relation(found, "again→next")
+    assert again.n == 60 - len(bad) > 10
+    assert np.isfinite(again.accuracy).all() and again.accuracy[induction_head()] == 1
     problem = found.corpus["problems"][0]
-    first = next(text for text in texts if text not in good)
-    assert (problem["source"], problem["line"]) == ("made up", first.line)
+    assert (problem["source"], problem["line"]) == ("made up", bad[0].line)
     assert "layer 1 computes NaN or infinity in float32" in problem["reason"]
-    assert found.corpus["n_not_finite"] == 60 - len(good)
+    assert found.corpus["n_not_finite"] == len(bad)
     with pytest.raises(AttnscopeError, match="layer 1 computes NaN or infinity in float32"):
-        relations(model, [text for text in texts if text not in good])  # type: ignore[arg-type]
-
-
-def own_place() -> tuple[int, int]:
-    (place,) = [place for place, known in own_heads().items() if "induction" in known]
-    return place
-
-
-# Ties, little weight, records -----------------------------------------------------------------------------------
-
-
-def tally_of_heads(shares: list[float], mass: float = 0.5, n: int = 60, links: int = 4) -> Tally:
-    """A tally of one layer: each head is right in so many of the links of each text."""
-    lots, tally = Lots(), Tally()
-    cells = []
-    for _ in range(n):
-        by_source, by_text, first = lots.deal(None)
-        values = np.array([[[share * links, mass * links] for share in shares]])
-        cells.append((Cell("x", (by_source, by_text), links, np.zeros(len(RULES), np.int64), first), values))
-    tally.add(cells)
-    return tally
-
-
-def test_heads_that_cannot_be_told_apart_are_tied() -> None:
-    found = judged({"x": tally_of_heads([0.800, 0.795, 0.6, 0.792])})
-    (one,) = every_relation(found)
-    assert (one.best, one.ties) == ((0, 0), "L0H1 L0H3")
-    assert expressed_by(found) == ["yes; tied with L0H1, L0H3; also L0H2"]
-    for shares in ([0.9, 0.6], [0.0, 0.0]):
-        (alone,) = every_relation(judged({"x": tally_of_heads(shares)}))
-        assert alone.ties == ""
-
-
-def test_a_relation_with_little_weight_is_told_as_such() -> None:
-    weak = judged({"x": tally_of_heads([0.9, 0.0], mass=0.01)})
-    assert weak.verdicts == expressed_by(weak) == ["weakly"]
-    assert not weak.roles()
-    strong = judged({"x": tally_of_heads([0.9, 0.0])})
-    assert strong.verdicts == ["yes"] and list(strong.roles()) == [(0, 0)]
-
-
-def test_intervals_stay_within_0_and_1() -> None:
-    (one,) = every_relation(judged({"x": tally_of_heads([1.0, 0.0, 0.97], n=20)}))
-    assert (one.low >= 0).all()
-    assert (one.high <= 1).all()
-    assert one.low[0, 0] < 0.9  # ten texts that are all right do not make it certain
-    assert one.high[0, 1] > 0.1
+        relations(model, bad)  # type: ignore[arg-type]
 
 
 # By simulation ---------------------------------------------------------------------------------------------------
-
-
-def expressed(found: Relations) -> list[Relation]:
-    return [one for one in every_relation(found) if one.found.any()]
 
 
 @pytest.mark.slow
@@ -234,30 +224,24 @@ def test_shuffled_labels_and_copies_give_random_heads_nothing(sharp: Any) -> Non
             for text in [*texts, *trees]
         ]
         for given in (texts, shuffled, [text for text in letters(12, seed, 6, 1) for _ in range(20)], trees * 5):
-            found = relations(sharp(seed), given)
-            n_judged += sum(not one.no_verdict for one in every_relation(found))
-            n_found += len(expressed(found))
+            found = every_relation(relations(sharp(seed), given))
+            n_judged += sum(not one.no_verdict for one in found)
+            n_found += sum(bool(one.found.any()) for one in found)
     assert n_judged > 100
     assert n_found <= 0.05 * n_judged
 
 
 @pytest.mark.slow
 def test_a_planted_head_is_found_in_few_texts() -> None:
-    """Of tallies of 24 texts: heads that are right in 0.9 of links, beside a rule of 0.3 and 71 heads of chance."""
+    """Of 24 texts of two links: a head that is right in 0.9 of them, beside a rule of 0.3 and 71 heads of chance."""
     chance = np.random.default_rng(0)
     n_found = n_false = 0
     for _ in range(100):
-        lots, cells = Lots(), []
-        for _ in range(24):
-            by_source, by_text, first = lots.deal(None)
-            hits = np.concatenate([chance.binomial(2, 0.9, 1), chance.binomial(2, 0.2, 71)])
-            rules = np.zeros(len(RULES), np.int64)
-            rules[0] = chance.binomial(2, 0.3)
-            values = np.stack([hits, hits / 2], -1).astype(float)[None]
-            cells.append((Cell("x", (by_source, by_text), 2, rules, first), values))
-        tally = Tally()
-        tally.add(cells)
-        (one,) = every_relation(judged({"x": tally}))
+        texts: list[tuple[list[float], int]] = [
+            ([*chance.binomial(2, 0.9, 1).astype(float), *chance.binomial(2, 0.2, 71).astype(float)], 2)
+            for _ in range(24)
+        ]
+        (one,) = every_relation(judged(part_of(texts, first_rule=0.3)))
         n_found += bool(one.found[0, 0])
         n_false += int(one.found[0, 1:].sum())
     assert n_found >= 90

@@ -1,7 +1,6 @@
 """Links between words: the rules of Clark et al. 2019 on weights made by hand, and against plain loops in float64."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnscope.core import relations as core_relations
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-from attnscope.core.relations import LinkFacts, Links, LinkSums, links_of_weights, word_weights
+from attnscope.core.relations import LinkFacts, Links, links_of_weights
 from tests.core_helpers import EXACT
 
 # [CLS] un ##happy cats sleep [SEP]
@@ -43,7 +42,6 @@ def facts_of(
             [(row, k) for (text, own), row in rows.items() for k, unit in enumerate(units[text]) if unit in own],
             dtype=torch.int64,
         ).view(-1, 2),
-        own=numbers([(row, unit) for (_, own), row in rows.items() for unit in own], dtype=torch.int64).view(-1, 2),
         link_row=numbers([rows[text, tuple(source)] for text, source, _, _ in links], dtype=torch.int64),
         targets=numbers(
             [(i, unit) for i, (_, _, targets, _) in enumerate(links) for unit in targets], dtype=torch.int64
@@ -64,25 +62,19 @@ def test_the_rules_counted_by_hand() -> None:
         (0, [UNHAPPY, CATS], [SLEEP], 5),  # right, as nothing else is left; mass (0.30 + 0.10 + 0.20) / 3
     ]
     found = links_of_weights(torch.tensor([[WEIGHTS]]), facts_of([UNITS], links))
-    assert found.hits[:, 0].tolist() == [1, 1, 0, 0, 1, 1]
-    assert found.mass[:, 0].tolist() == pytest.approx([0.35, 0.30, 0.20, 0.15, 0.53, 0.20])
-
-
-def test_what_a_word_gives_to_each_word() -> None:
-    weights, units = torch.tensor([WEIGHTS]), torch.tensor(UNITS)
-    given = word_weights(weights, units, torch.tensor([1, 2]), torch.tensor([UNHAPPY]))
-    assert given[0].tolist() == pytest.approx([-1, 0.35, 0.20])
+    assert found[:, 0, 0].tolist() == [1, 1, 0, 0, 1, 1]
+    assert found[:, 0, 1].tolist() == pytest.approx([0.35, 0.30, 0.20, 0.15, 0.53, 0.20])
 
 
 def test_a_tie_is_shared_and_nothing_is_right_without_weight() -> None:
     even = torch.full((1, 1, 4, 4), 0.25)
     units = [[0, 1, 2, 3]]
     found = links_of_weights(even, facts_of(units, [(0, [0], [1], 0), (0, [1], [0, 3], 1)]))
-    assert found.hits[:, 0].tolist() == pytest.approx([1 / 3, 2 / 3])
+    assert found[:, 0, 0].tolist() == pytest.approx([1 / 3, 2 / 3])
     nothing = torch.zeros(1, 1, 4, 4)
     nothing[..., 0, 0] = 1
     found = links_of_weights(nothing, facts_of(units, [(0, [0], [1], 0)]))
-    assert found.hits.tolist() == found.mass.tolist() == [[0]]
+    assert found.tolist() == [[[0, 0]]]
 
 
 # Plain loops ----------------------------------------------------------------------------------------------------
@@ -152,9 +144,8 @@ def made_call(seed: int, units: list[list[int]], causal: bool) -> AttentionCall:
     return AttentionCall(0, "decoder" if causal else "encoder", query, key, value, 0.6, mask=mask, is_causal=causal)
 
 
-def require(found: LinkSums, expected: tuple[Any, Any]) -> None:
-    np.testing.assert_allclose(found.hits.numpy(), expected[0], atol=1e-12)
-    np.testing.assert_allclose(found.mass.numpy(), expected[1], atol=1e-12)
+def require(found: torch.Tensor, expected: tuple[Any, Any]) -> None:
+    np.testing.assert_allclose(found.numpy(), np.stack(expected, -1), atol=1e-12)
 
 
 @settings(max_examples=25)
@@ -176,43 +167,15 @@ def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int
     require(links_of_weights(attention_weights(call), facts), expected)
 
 
-def test_layers_that_differ_in_their_window_alone_are_planned_apart() -> None:
-    units, links = made_up(3, 2, 13)
-    call = replace(made_call(3, units, causal=True), mask=None)
-    together = Links(facts_of(units, links))
-    for layer, window in enumerate((None, 2, 5)):
-        one = replace(call, layer=layer, window=window)
-        together(one)
-        alone = Links(facts_of(units, links))
-        alone(one)
-        for part in ("hits", "mass"):
-            ours, theirs = (getattr(probe.sums[call.kind][layer], part) for probe in (together, alone))
-            assert torch.equal(ours, theirs)
-
-
-def test_every_layer_is_its_own_and_none_comes_twice() -> None:
+def test_no_layer_comes_twice() -> None:
     units, links = made_up(3, 2, 13)
     call = made_call(3, units, causal=False)
     probe = Links(facts_of(units, links))
     probe(call)
-    other = AttentionCall(1, "encoder", call.key.repeat(1, 2, 1, 1), call.key, call.value, 0.1, mask=call.mask)
-    probe(other)
-    fresh = Links(facts_of(units, links))
-    fresh(other)
-    assert torch.equal(probe.sums["encoder"][1].mass, fresh.sums["encoder"][1].mass)
-    assert not torch.equal(probe.sums["encoder"][0].mass, probe.sums["encoder"][1].mass)
     with pytest.raises(RuntimeError, match="twice"):
         probe(call)
     with pytest.raises(ValueError, match="the links are of"):
         Links(facts_of([units[0]], [links[0]]))(call)
-
-
-def test_a_batch_without_links_is_attention_alone() -> None:
-    units, _ = made_up(5, 2, 13)
-    call = made_call(5, units, causal=True)
-    probe = Links(facts_of(units, []))
-    torch.testing.assert_close(probe(call), attend(call), **EXACT)
-    assert probe.sums["decoder"][0].hits.shape == (0, 4)
 
 
 def test_memory_does_not_grow_with_the_square_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,9 +185,9 @@ def test_memory_does_not_grow_with_the_square_of_the_length(monkeypatch: pytest.
     sizes = []
     add = core_relations._add_rows
 
-    def added(sums: Any, facts: Any, rows: Any, piece_row: Any, picked: Any) -> None:
-        sizes.append(picked.numel())
-        add(sums, facts, rows, piece_row, picked)
+    def added(*arguments: Any) -> None:
+        sizes.append(arguments[-1].numel())
+        add(*arguments)
 
     monkeypatch.setattr(core_relations, "WEIGHTS_AT_ONCE", 4 * n * step)
     monkeypatch.setattr(core_relations, "_add_rows", added)

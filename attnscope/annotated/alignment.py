@@ -4,11 +4,9 @@ A token that reaches into two words ("don" of "do" + "n't") joins them into one:
 as sources nor as targets, and their links are left out. They stay one word among those that may be looked at.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +20,15 @@ OUTSIDE = "source and target in different chunks"
 HIDDEN = "targets that causality hides"
 
 
+@dataclass(frozen=True)
+class PlacedLink:
+    """A link in tokens: with its visible targets alone, the tokens that look, and the right units."""
+
+    link: Link
+    tokens: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Placed:
     """A chunk of an annotated text in tokens.
@@ -29,7 +36,6 @@ class Placed:
     Attributes:
         chunk: The chunk.
         unit: For each token the number of its word in the chunk, from 0; -1 = special, or part of no word. (token,)
-        n_units: How many words there are.
         word: For each unit the number of the word in the text; -1 = several that the tokens do not tell apart. (unit,)
         links: The links that can be seen.
         target: The decoder's tokens, of a text with a target: they are the ones that look. None for other texts.
@@ -37,141 +43,122 @@ class Placed:
 
     chunk: Chunk
     unit: NDArray[np.int64]
-    n_units: int
     word: NDArray[np.int64]
-    links: "tuple[PlacedLink, ...]"
+    links: tuple[PlacedLink, ...]
     target: Tokens | None = None
-
-    @property
-    def size(self) -> int:
-        """How many tokens the longer side has."""
-        return max(len(self.chunk), 0 if self.target is None else len(self.target))
-
-
-@dataclass(frozen=True)
-class PlacedLink:
-    """A link in tokens: with its visible targets alone, the tokens that look, their units, and the right units."""
-
-    link: Link
-    tokens: tuple[int, ...]
-    own: tuple[int, ...]
-    targets: tuple[int, ...]
 
 
 def place_links(
-    text: AnnotatedText, parts: Sequence[Chunk], tokens: Tokens, *, causal: bool
-) -> tuple[list[Placed], dict[str, Counter[str]]]:
-    """Places a text's words and links in the tokens of its chunks.
+    text: AnnotatedText,
+    parts: Sequence[Chunk],
+    tokens: Tokens,
+    *,
+    causal: bool = False,
+    target: Tokens | None = None,
+) -> tuple[list[Placed], Counter[tuple[str, str]]]:
+    """Place a text's words and links in the tokens of its chunks.
 
-    A link stands in the first chunk that has all of it. `tokens` are those of the whole text. If `causal`, a query sees
-    earlier keys alone, and targets that it cannot see are left out.
+    A link stands in the first chunk that has all of it.
+
+    Args:
+        text: The text.
+        parts: Its chunks; a text with a target is one.
+        tokens: The tokens of the whole text.
+        causal: Whether a query sees earlier keys alone: targets that it cannot see are left out.
+        target: The tokens of its target, as the decoder reads them.
 
     Returns:
-        The chunks that have links, and the links that none has: relation -> reason -> how many.
+        The chunks that have links, and how many links none has, by relation and reason.
     """
-    left_out: dict[str, Counter[str]] = {}
     whole = pieces_of(text.words, tokens)
-    waiting = list(enumerate(text.links))
-    chunks: list[Placed] = []
+    looking = None
+    if target is not None:
+        target_pieces = pieces_of(text.target_words, target)
+        looking = _Words(target_pieces, target_pieces, len(target))
+    waiting = dict(enumerate(text.links))
     reasons: dict[int, str] = {}
+    placed: list[Placed] = []
     for part in parts:
         pieces = whole if len(parts) == 1 else pieces_of(text.words, part.tokens)
-        unit, word, tokens_of = _units(pieces, whole, len(part.tokens))
-        unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
-        links, rest = [], []
-        for number, link in waiting:
-            placed = _place_link(link, unit_of, tokens_of, causal)
-            if isinstance(placed, PlacedLink):
-                links.append(placed)
-                continue
-            rest.append((number, link))
-            present = all(pieces[w] for w in (*link.source, *link.targets))
-            reasons[number] = placed if present or len(parts) == 1 else reasons.get(number, OUTSIDE)
-        waiting = rest
+        words = _Words(pieces, whole, len(part.tokens))
+        links = []
+        for number, link in list(waiting.items()):
+            found = _place_link(link, looking or words, words, causal)
+            if isinstance(found, PlacedLink):
+                links.append(found)
+                del waiting[number]
+            elif len(parts) == 1 or all(pieces[word] for word in (*link.source, *link.targets)):
+                reasons[number] = found
         if links:
-            chunks.append(Placed(part, unit, len(word), word, tuple(links)))
-    for number, link in waiting:
-        left_out.setdefault(link.relation, Counter())[reasons.get(number, UNALIGNED)] += 1
-    return chunks, left_out
-
-
-def place_target_links(
-    text: AnnotatedText, whole: Chunk, target: Tokens
-) -> tuple[list[Placed], dict[str, Counter[str]]]:
-    """Places the links of a target to its text in the tokens of both, as the decoder reads them; see `place_links`."""
-    pieces, looking = pieces_of(text.words, whole.tokens), pieces_of(text.target_words, target)
-    unit, word, _ = _units(pieces, pieces, len(whole))
-    _, own_word, tokens_of = _units(looking, looking, len(target))
-    unit_of = {int(w): u for u, w in enumerate(word) if w >= 0}
-    own_of = {int(w): u for u, w in enumerate(own_word) if w >= 0}
-    left_out: dict[str, Counter[str]] = {}
-    links = []
-    for link in text.links:
-        if any(w not in own_of for w in link.source) or any(w not in unit_of for w in link.targets):
-            left_out.setdefault(link.relation, Counter())[UNALIGNED] += 1
-            continue
-        tokens = sorted(token for w in link.source for token in tokens_of[own_of[w]])
-        links.append(PlacedLink(link, tuple(tokens), (), tuple(unit_of[w] for w in link.targets)))
-    return ([Placed(whole, unit, len(word), word, tuple(links), target)] if links else []), left_out
-
-
-def _place_link(link: Link, unit_of: dict[int, int], tokens_of: list[list[int]], causal: bool) -> PlacedLink | str:
-    """A link in tokens, or the reason why it has none."""
-    if any(word not in unit_of for word in (*link.source, *link.targets)):
-        return UNALIGNED
-    own = tuple(unit_of[word] for word in link.source)
-    looking = tuple(sorted(token for unit in own for token in tokens_of[unit]))
-    visible = tuple(word for word in link.targets if not causal or tokens_of[unit_of[word]][0] <= looking[-1])
-    if not visible:
-        return HIDDEN
-    return PlacedLink(replace(link, targets=visible), looking, own, tuple(unit_of[word] for word in visible))
+            placed.append(Placed(part, words.unit, words.word, tuple(links), target))
+    left_out = Counter((link.relation, reasons.get(number, OUTSIDE)) for number, link in waiting.items())
+    return placed, left_out
 
 
 def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
-    """For each word the tokens that share characters with it, ascending."""
+    """Return for each word the tokens that share characters with it, ascending."""
     pieces: list[list[int]] = [[] for _ in words]
-    starts = [start for start, _ in words]
-    # How far any word up to here goes: words may share characters.
-    reach = list(accumulate((stop for _, stop in words), max))
-    for token, (start, stop) in enumerate(tokens.offsets.tolist()):
-        if start < 0 or tokens.special[token]:
-            continue
-        word = bisect_left(starts, stop) - 1
-        while word >= 0 and reach[word] > start:
-            if words[word][1] > start:
+    starts, stops = np.array(words, np.int64).reshape(-1, 2).T
+    token_starts, token_stops = tokens.offsets.T
+    # A token shares characters with some of the words that start before its end and, as words may share
+    # characters, do not all end before its start.
+    first_words = np.searchsorted(np.maximum.accumulate(stops), token_starts, side="right")
+    last_words = np.searchsorted(starts, token_stops)
+    for token in np.flatnonzero((token_starts >= 0) & ~tokens.special).tolist():
+        for word in range(first_words[token], last_words[token]):
+            if stops[word] > token_starts[token]:
                 pieces[word].append(token)
-            word -= 1
     return pieces
 
 
-def _units(
-    pieces: list[list[int]], whole: list[list[int]], n_tokens: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], list[list[int]]]:
-    """Words that share tokens as one: each token's unit, each unit's word (-1 = several, or cut off), its tokens."""
-    unit = np.full(n_tokens, -1, np.int64)
-    members: list[list[int]] = []
-    tokens_of: list[list[int]] = []
-    for word, mine in enumerate(pieces):
-        if not mine:
-            continue
-        known = sorted({int(unit[token]) for token in mine} - {-1})
-        if not known:
-            members.append([word])
-            tokens_of.append(list(mine))
-            unit[mine] = len(members) - 1
-            continue
-        first, *others = known
-        members[first].append(word)
-        tokens_of[first] = sorted({*tokens_of[first], *mine})
-        for other in others:
-            members[first] += members[other]
-            tokens_of[first] = sorted({*tokens_of[first], *tokens_of[other]})
-            members[other], tokens_of[other] = [], []
-        unit[tokens_of[first]] = first
-    units = [number for number, words in enumerate(members) if words]
-    renumbered = np.full(len(members) + 1, -1, np.int64)
-    renumbered[units] = np.arange(len(units))
-    firsts = [members[n][0] for n in units]
-    is_whole = [len(members[n]) == 1 and len(pieces[w]) == len(whole[w]) for n, w in zip(units, firsts, strict=True)]
-    words = np.where(is_whole, np.array(firsts, np.int64), -1)
-    return renumbered[unit], words, [tokens_of[n] for n in units]
+class _Words:
+    """The words of a text in the tokens of a chunk; words that share tokens are one unit.
+
+    Args:
+        pieces: The tokens of each word in the chunk.
+        whole: The same in the whole text.
+        n_tokens: How many tokens the chunk has.
+
+    Attributes:
+        unit: See `Placed`; so is `word`.
+        unit_of: The unit of each word that the tokens tell apart.
+    """
+
+    def __init__(self, pieces: list[list[int]], whole: list[list[int]], n_tokens: int) -> None:
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        # Words and tokens that share characters are connected, (word and token, word and token).
+        self.pieces = pieces
+        n_words = len(pieces)
+        sizes = [len(tokens) for tokens in pieces]
+        word = np.repeat(np.arange(n_words), sizes)
+        token = np.array([token for tokens in pieces for token in tokens], np.int64)
+        n_nodes = n_words + n_tokens
+        edges = coo_array((np.ones(len(word)), (word, n_words + token)), (n_nodes, n_nodes))
+        _, group = connected_components(edges, directed=False)
+
+        # Units are numbered by their first word.
+        groups, first, n_members = np.unique(
+            group[:n_words][np.array(sizes, int) > 0], return_index=True, return_counts=True
+        )
+        self.unit = np.full(n_tokens, -1, np.int64)
+        self.unit[token] = np.searchsorted(groups, group[token + n_words])
+        self.word = np.flatnonzero(sizes)[first]
+        is_cut = [len(pieces[word]) < len(whole[word]) for word in self.word.tolist()]
+        self.word[(n_members > 1) | np.array(is_cut, bool)] = -1
+        self.unit_of = {word: unit for unit, word in enumerate(self.word.tolist()) if word >= 0}
+
+
+def _place_link(link: Link, looking: _Words, looked_at: _Words, causal: bool) -> PlacedLink | str:
+    """Return a link in tokens, or the reason why it has none."""
+    if any(word not in looking.unit_of for word in link.source):
+        return UNALIGNED
+    if any(word not in looked_at.unit_of for word in link.targets):
+        return UNALIGNED
+    tokens = sorted(token for word in link.source for token in looking.pieces[word])
+    visible = tuple(word for word in link.targets if not causal or looked_at.pieces[word][0] <= tokens[-1])
+    if not visible:
+        return HIDDEN
+    targets = tuple(looked_at.unit_of[word] for word in visible)
+    return PlacedLink(replace(link, targets=visible), tuple(tokens), targets)

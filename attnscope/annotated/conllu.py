@@ -6,136 +6,119 @@ something else (French "du" is "de" and "le"), both have all of the token's. Emp
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from conllu.exceptions import ParseException
 from conllu.models import Token
 from conllu.parser import DEFAULT_FIELD_PARSERS, parse_line
 
-from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span, join_texts
+from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
 from attnscope.corpus.formats import shorten
 
 COREFERENCE = "coref→antecedent"
-ELSEWHERE = "antecedent in another sentence"
 
 Bad = Callable[[int, str], None]
 """Takes down a malformed line: its number and why. It may raise, where there are too many."""
 
 _PARSERS = {name: DEFAULT_FIELD_PARSERS[name] for name in ("id", "head", "misc")}
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_ENTITY = re.compile(r"\((?P<opened>[^()]+)(?P<whole>\))?|(?P<closed>[^()]+)\)")
 
 
-@dataclass(frozen=True)
-class _Mention:
-    """A mention of an entity, and the words by which it is known: its syntactic head, or all where there is none."""
-
-    entity: str
-    words: tuple[int, ...]
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Sentence:
-    text: AnnotatedText
-    mentions: tuple[_Mention, ...]
-    begins_document: bool
+    """A sentence, read.
+
+    Attributes:
+        begin: The line that it begins on.
+        rows: Its words; `lines`: the line of each.
+        multiword: First word -> last word and row of a multiword token.
+        document: The number of its document; 0 = the file tells of none.
+        mentions: The entity that each mention is of, and the words by which it is known.
+    """
+
+    begin: int
+    rows: list[Token] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    multiword: dict[int, tuple[int, Token]] = field(default_factory=dict)
+    document: int = 0
+    mentions: list[tuple[str, Sequence[int]]] = field(default_factory=list)
 
 
 def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Bad) -> Iterator[AnnotatedText]:
-    """The annotated texts of a file.
+    """Return the annotated texts of a file.
 
     `paragraphs` are its sentences, the lines of each joined by newlines, with the line that each begins on. With the
     unit "document", the sentences up to the next `# newdoc` are one text. Malformed sentences are skipped.
     """
-    seen: set[str] = set()
     document: list[_Sentence] = []
     n_documents = 0
     for begin, block in paragraphs:
+        lines = block.split("\n")
         try:
-            sentence = _sentence(block.split("\n"), source, begin)
+            sentence = _read(lines, begin)
         except AnnotationError as error:
             bad(error.line or begin, error.reason)
             continue
-        if sentence is None:
+        if not sentence.rows:
             continue
-        if sentence.begins_document:
-            seen, n_documents = set(), n_documents + 1
+        if any(line.startswith("#") and line[1:].split()[:1] == ["newdoc"] for line in lines):
+            n_documents += 1
             if document:
-                yield _join(document)
-                document = []
-        if unit == "document":
-            document.append(sentence)
-        else:
-            links, n_elsewhere = _coreference(sentence.mentions, seen)
-            left_out = {COREFERENCE: {ELSEWHERE: n_elsewhere}} if n_elsewhere else {}
-            # Sentences of a file that tells of no document may be from anywhere.
-            name = f"{source} {n_documents}" if n_documents else None
-            text = sentence.text
-            yield replace(text, links=(*text.links, *links), left_out=left_out, document=name)
-        seen |= {mention.entity for mention in sentence.mentions}
+                yield _text_of(document, source)
+            document = []
+        sentence.document = n_documents
+        document.append(sentence)
+        if unit == "sentence":
+            yield _text_of(document, source)
+            document = []
     if document:
-        yield _join(document)
+        yield _text_of(document, source)
 
 
-def _join(sentences: list[_Sentence]) -> AnnotatedText:
-    mentions: list[_Mention] = []
-    first = 0
+def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
+    """Return sentences as one text, with a space between two."""
+    text = ""
+    words: list[Span] = []
+    kinds: list[str] = []
+    links: list[Link] = []
+    mentions: list[tuple[str, Sequence[int]]] = []
     for sentence in sentences:
-        mentions += [_Mention(m.entity, tuple(w + first for w in m.words)) for m in sentence.mentions]
-        first += len(sentence.text.words)
-    return join_texts([sentence.text for sentence in sentences], _coreference(tuple(mentions), set())[0])
-
-
-def _coreference(mentions: tuple[_Mention, ...], seen: set[str]) -> tuple[tuple[Link, ...], int]:
-    """From each mention to all earlier ones of its entity; and how many have theirs in earlier sentences alone."""
-    earlier: dict[str, set[int]] = {}
-    links, elsewhere = [], 0
-    for mention in sorted(mentions, key=lambda mention: mention.words):
-        before = earlier.setdefault(mention.entity, set())
-        targets = before.difference(mention.words)
-        if targets:
-            links.append(Link(COREFERENCE, mention.words, tuple(sorted(targets))))
-        elif not before and mention.entity in seen:
-            elsewhere += 1
-        before.update(mention.words)
-    return tuple(links), elsewhere
-
-
-# Sentences ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Rows:
-    """The lines of a sentence, read."""
-
-    words: list[Token] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    multiword: dict[int, tuple[int, str, bool]] = field(default_factory=dict)  # first word -> last, form, space after
-    written: str = ""
-    begins_document: bool = False
-
-
-def _sentence(lines: list[str], source: str, begin: int) -> _Sentence | None:
-    rows = _rows(lines, begin)
-    if not rows.words:
-        return None
-    text, words = _write(rows)
-    kinds = tuple("" if (upos := row.get("upos")) in (None, "_") else str(upos) for row in rows.words)
-    return _Sentence(
-        AnnotatedText(text, tuple(words), tuple(_dependencies(rows)), source, begin, kinds=kinds if any(kinds) else ()),
-        tuple(_mentions(rows)),
-        rows.begins_document,
+        first = len(words)
+        written, spans = _write(sentence)
+        words += [(start + len(text), stop + len(text)) for start, stop in spans]
+        text += f"{written} "
+        kinds += [row["upos"] if row["upos"] != "_" else "" for row in sentence.rows]
+        links += _dependencies(sentence.rows, first)
+        mentions += [(entity, [first + word for word in known_by]) for entity, known_by in sentence.mentions]
+    links += _coreference(mentions)
+    # Sentences of a file that tells of no document may be from anywhere.
+    number = sentences[0].document
+    return AnnotatedText(
+        text[:-1],
+        tuple(words),
+        tuple(links),
+        source,
+        sentences[0].begin,
+        document=f"{source} {number}" if number else None,
+        kinds=tuple(kinds) if any(kinds) else (),
     )
 
 
-def _rows(lines: list[str], begin: int) -> _Rows:
-    rows = _Rows()
+# Sentences
+
+
+def _read(lines: Sequence[str], begin: int) -> _Sentence:
+    """Return the sentence of some lines.
+
+    Raises:
+        AnnotationError: A line is malformed.
+    """
+    sentence = _Sentence(begin)
+    rows = sentence.rows
     for number, line in enumerate(lines, begin):
         if line.startswith("#"):
-            name, _, value = line[1:].partition("=")
-            rows.begins_document |= name.split()[:1] == ["newdoc"]
-            if name.strip() == "text":
-                rows.written = value.strip()
             continue
         try:
             row = parse_line(line, _FIELDS, _PARSERS)
@@ -144,123 +127,111 @@ def _rows(lines: list[str], begin: int) -> _Rows:
         if "deprel" not in row:
             raise AnnotationError(f"{len(row)} columns, not 10: {shorten(line)}", number)
         match row["id"]:
-            case int(place) if place == len(rows.words) + 1:
-                rows.words.append(row)
-                rows.lines.append(number)
-            case (int(first), "-", int(last)) if first == len(rows.words) + 1 and first not in rows.multiword:
-                rows.multiword[first] = last, row["form"], _space_after(row)
+            case int(word) if word == len(rows) + 1:
+                rows.append(row)
+                sentence.lines.append(number)
+            case (int(first), "-", int(last)) if first == len(rows) + 1 and first not in sentence.multiword:
+                sentence.multiword[first] = last, row
             case (int(), ".", int()):
                 pass
             case _:
                 raise AnnotationError(f"ID {line.split()[0]} is not where it belongs", number)
-    for row, number in zip(rows.words, rows.lines, strict=True):
-        if row["head"] is not None and not 0 <= row["head"] <= len(rows.words):
-            raise AnnotationError(f"HEAD {row['head']} of a sentence of {len(rows.words)} words", number)
-        if row["head"] == row["id"]:
-            raise AnnotationError(f"HEAD {row['head']} is the word itself", number)
-    for first, (last, _, _) in rows.multiword.items():
-        if last > len(rows.words):
-            raise AnnotationError(f"{first}-{last} of a sentence of {len(rows.words)} words", rows.lines[first - 1])
-    return rows
+
+    # Each word's head, and the last word of multiword tokens, must be there.
+    for row, number in zip(rows, sentence.lines, strict=True):
+        head = row["head"]
+        if head is not None and (not 0 <= head <= len(rows) or head == row["id"]):
+            raise AnnotationError(f"HEAD {head} of word {row['id']} of {len(rows)}", number)
+    for first, (last, _) in sentence.multiword.items():
+        if last > len(rows):
+            raise AnnotationError(f"{first}-{last} of a sentence of {len(rows)} words", sentence.lines[first - 1])
+    sentence.mentions = list(_mentions(sentence))
+    return sentence
 
 
-def _space_after(row: Token) -> bool:
-    return (row.get("misc") or {}).get("SpaceAfter") != "No"
-
-
-def _write(rows: _Rows) -> tuple[str, list[Span]]:
-    """The text, and where its words are: in the `# text` of the sentence if that has the forms, else as they say."""
-    pieces: list[tuple[str, bool, list[str]]] = []  # form, space after, forms of the words in it
-    place = 1
-    while place <= len(rows.words):
-        if place in rows.multiword:
-            last, form, space = rows.multiword[place]
-            pieces.append((form, space, [row["form"] for row in rows.words[place - 1 : last]]))
-            place = last + 1
-        else:
-            row = rows.words[place - 1]
-            pieces.append((row["form"], _space_after(row), [row["form"]]))
-            place += 1
-    starts, text = _locate([form for form, _, _ in pieces], rows.written), rows.written
-    if starts is None:
-        starts, text = [], ""
-        for form, space, _ in pieces:
-            starts.append(len(text))
-            text += form + (" " if space else "")
-        text = text.rstrip(" ")
+def _write(sentence: _Sentence) -> tuple[str, list[Span]]:
+    """Return the text that the forms spell, and where its words are."""
+    text = ""
     words: list[Span] = []
-    for start, (form, _, forms) in zip(starts, pieces, strict=True):
-        spelled = "".join(forms) == form
-        at = start
-        for word in forms:
-            words.append((at, at + len(word)) if spelled else (start, start + len(form)))
-            at += len(word)
-    return text, words
+    while len(words) < len(sentence.rows):
+        n_before = len(words)
+        last, token = sentence.multiword.get(n_before + 1, (n_before + 1, sentence.rows[n_before]))
+        forms = [row["form"] for row in sentence.rows[n_before:last]]
+        start = len(text)
+        text += token["form"]
+        for form in forms:
+            if "".join(forms) == token["form"]:
+                words.append((start, start + len(form)))
+                start += len(form)
+            else:
+                words.append((start, len(text)))
+        if _misc(token).get("SpaceAfter") != "No":
+            text += " "
+    return text.rstrip(" "), words
 
 
-def _locate(forms: list[str], text: str) -> list[int] | None:
-    """Where forms stand in a text, one after the other with nothing but spaces between; None where they do not."""
-    starts, at = [], 0
-    for form in forms:
-        while at < len(text) and text[at].isspace() and not text.startswith(form, at):
-            at += 1
-        if not text.startswith(form, at):
-            return None
-        starts.append(at)
-        at += len(form)
-    return None if text[at:].strip() else starts
+def _misc(row: Token) -> Mapping[str, str]:
+    return row["misc"] or {}
 
 
-def _dependencies(rows: _Rows) -> Iterator[Link]:
-    """From each word to its head, and from each head to its dependents, of which any of a label is right."""
+def _dependencies(rows: Sequence[Token], first: int) -> Iterator[Link]:
+    """Link each word to its head, and each head to its dependents, of which any of a label is right.
+
+    `first` is the number of the first word in the text.
+    """
     dependents: dict[tuple[int, str], list[int]] = {}
-    for row in rows.words:
-        if not row["head"]:
-            continue
-        word, head, label = row["id"] - 1, row["head"] - 1, row["deprel"]
-        yield Link(f"{label}→parent", (word,), (head,))
-        dependents.setdefault((head, label), []).append(word)
+    for word, row in enumerate(rows, first):
+        if row["head"]:
+            head = first + row["head"] - 1
+            yield Link(f"{row['deprel']}→parent", (word,), (head,))
+            dependents.setdefault((head, row["deprel"]), []).append(word)
     for (head, label), words in dependents.items():
         yield Link(f"parent→{label}", (head,), tuple(words))
 
 
-# Coreference ----------------------------------------------------------------------------------------------------
-
-_ENTITY = re.compile(r"\((?P<opened>[^()]+)(?P<whole>\))?|(?P<closed>[^()]+)\)")
+# Coreference
 
 
-def _mentions(rows: _Rows) -> Iterator[_Mention]:
-    """The mentions that `Entity=` brackets; those that are cut in parts are left out."""
-    standing: list[tuple[str, int]] = []
-    for word, (row, number) in enumerate(zip(rows.words, rows.lines, strict=True)):
-        entity = (row.get("misc") or {}).get("Entity")
-        if not entity:
-            continue
+def _coreference(mentions: Iterable[tuple[str, Sequence[int]]]) -> Iterator[Link]:
+    """Link each mention to all earlier ones of its entity."""
+    earlier: dict[str, set[int]] = {}
+    for entity, words in sorted(mentions, key=lambda mention: mention[1]):
+        before = earlier.setdefault(entity, set())
+        targets = before.difference(words)
+        if targets:
+            yield Link(COREFERENCE, tuple(words), tuple(sorted(targets)))
+        before.update(words)
+
+
+def _mentions(sentence: _Sentence) -> Iterator[tuple[str, Sequence[int]]]:
+    """Return the mentions that `Entity=` brackets; those that are cut in parts are left out."""
+    opened: list[tuple[str, int]] = []
+    for word, (row, number) in enumerate(zip(sentence.rows, sentence.lines, strict=True)):
+        entity = _misc(row).get("Entity") or ""
+        wrong = AnnotationError(f"Entity={shorten(entity)} does not open and close mentions", number)
         if _ENTITY.sub("", entity):
-            raise AnnotationError(f"Entity={shorten(entity)} does not open and close mentions", number)
+            raise wrong
         for match in _ENTITY.finditer(entity):
             name = (match["opened"] or match["closed"]).split("-")[0]
-            if match["closed"]:
-                last = next((i for i in reversed(range(len(standing))) if standing[i][0] == name), None)
-                if last is None:
-                    raise AnnotationError(f"Entity={shorten(entity)}: {name} is not open", number)
-                _, start = standing.pop(last)
-            elif match["whole"]:
-                start = word
-            else:
-                standing.append((name, word))
+            if match["opened"]:
+                opened.append((name, word))
+            if match["opened"] and not match["whole"]:
                 continue
+            mine = [place for place, (known, _) in enumerate(opened) if known == name]
+            if not mine:
+                raise wrong
+            _, start = opened.pop(mine[-1])
             if "[" not in name:
-                yield _Mention(name, _head_of(rows, start, word))
-    if standing:
-        raise AnnotationError(f"Entity: {standing[-1][0]} is never closed", rows.lines[standing[-1][1]])
+                yield name, _known_by(sentence.rows, range(start, word + 1))
+    if opened:
+        name, word = opened[-1]
+        raise AnnotationError(f"Entity: {name} is never closed", sentence.lines[word])
 
 
-def _head_of(rows: _Rows, start: int, last: int) -> tuple[int, ...]:
-    """The word of a mention whose head is outside of it; all its words where no head is known."""
-    inside = range(start, last + 1)
-    for word in inside:
-        head = rows.words[word]["head"]
-        if head is not None and head - 1 not in inside:
-            return (word,)
-    return tuple(inside)
+def _known_by(rows: Sequence[Token], words: range) -> Sequence[int]:
+    """Return the word of a mention whose head is outside of it; all its words where no head is known."""
+    for word in words:
+        head = rows[word]["head"]
+        if head is not None and head - 1 not in words:
+            return [word]
+    return list(words)

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from attnscope.annotated import conllu, python_source, spans
 from attnscope.annotated.texts import AnnotatedText, AnnotationError
@@ -13,20 +13,11 @@ from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import AttnscopeError
 from attnscope.text import MOST_CHARACTERS, refuse_other_format
 
-Kind = Literal["auto", "conllu", "jsonl", "python"]
-"""How files are annotated; "auto" goes by the name: .conllu, .conll; .jsonl, .ndjson, .json; .py, .pyi."""
-
-Unit = Literal["sentence", "document"]
-"""How a CoNLL-U file is split into texts."""
-
-KINDS: tuple[str, ...] = get_args(Kind)
-UNITS: tuple[str, ...] = get_args(Unit)
-
-_BY_NAME = {
-    ".conllu": "conllu", ".conll": "conllu", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".py": "python",
-    ".pyi": "python",
-}  # fmt: skip
 _SPLITS: dict[str, Literal["line", "paragraph", "file"]] = {"conllu": "paragraph", "jsonl": "line", "python": "file"}
+"""What stands for a text in a file of each kind."""
+
+_BY_NAME = {".conllu": "conllu", ".conll": "conllu", ".py": "python", ".pyi": "python"}
+_BY_NAME |= dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")
 
 
 class AnnotatedCorpus:
@@ -39,8 +30,8 @@ class AnnotatedCorpus:
 
     Args:
         files: Names and patterns; see `attnscope.Corpus`.
-        kind: How they are annotated.
-        unit: How a CoNLL-U file is split into texts.
+        kind: How they are annotated: conllu, jsonl or python; auto = by their names.
+        unit: How a CoNLL-U file is split into texts: sentence or document.
 
     Attributes:
         sources: What will be read, in order.
@@ -53,62 +44,65 @@ class AnnotatedCorpus:
     """
 
     def __init__(self, files: Sequence[str | Path] | str | Path, *, kind: str = "auto", unit: str = "sentence") -> None:
-        for name, value, known in (("kind", kind, KINDS), ("unit", unit, UNITS)):
+        for name, value, known in (("kind", kind, ("auto", *_SPLITS)), ("unit", unit, ("sentence", "document"))):
             if value not in known:
                 raise AttnscopeError(f"there is no {name} {value!r}", f"choose one of {', '.join(known)}")
         self.sources = Corpus([files] if isinstance(files, str | Path) else files).sources
         self.unit = unit
         self._kinds = [_kind_of(source) if kind == "auto" else kind for source in self.sources]
         self._corpora = [
-            Corpus([source], split=_SPLITS[of], format="txt", most_characters=None)
-            for source, of in zip(self.sources, self._kinds, strict=True)
+            Corpus([source], split=_SPLITS[kind], format="txt", most_characters=None)
+            for source, kind in zip(self.sources, self._kinds, strict=True)
         ]
         self.problems: list[Problem] = []
         self.sha256 = ""
 
     @property
-    def n_bytes(self) -> int | None:
-        """Size of all sources on disk, in bytes; None where stdin is one of them."""
+    def share_read(self) -> float | None:
+        """Return how much of it the last iteration has read, in bytes; None = unknown, as of stdin."""
         sizes = [corpus.n_bytes for corpus in self._corpora]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
-
-    @property
-    def bytes_read(self) -> int:
-        """How much of it the last iteration has read."""
-        return sum(corpus.bytes_read for corpus in self._corpora)
+        n_bytes = sum(size or 0 for size in sizes)
+        if None in sizes or not n_bytes:
+            return None
+        return min(1.0, sum(corpus.bytes_read for corpus in self._corpora) / n_bytes)
 
     def __iter__(self) -> Iterator[AnnotatedText]:
-        self.problems, self.sha256 = [], ""
+        self.problems = []
+        self.sha256 = ""
         for corpus in self._corpora:
             corpus.bytes_read = 0
-        digest, found = hashlib.sha256(), False
-        for source, kind, corpus in zip(self.sources, self._kinds, self._corpora, strict=True):
-            name = "stdin" if source == "-" else source
-            try:
-                for text in self._read(kind, corpus, BadLines(name, self.problems), name):
-                    if len(text.text) > MOST_CHARACTERS:
-                        reason = f"the text has {len(text.text):,} characters, more than {MOST_CHARACTERS:,}"
-                        self.problems.append(Problem(name, text.line, reason))
-                        continue
-                    digest.update(text.digest())
-                    found = True
-                    yield text
-            except UnreadableError as error:
-                self.problems.append(Problem(name, error.line, error.reason))
-            except _NothingError:
-                pass
-            self.problems += corpus.problems
-        if not found:
+        digest = hashlib.sha256()
+        n_texts = 0
+        for kind, corpus in zip(self._kinds, self._corpora, strict=True):
+            for text in self._read(kind, corpus):
+                digest.update(text.digest())
+                n_texts += 1
+                yield text
+        if not n_texts:
             why = f": {name_problems(self.problems)}" if self.problems else ""
             raise AttnscopeError(f"there is no annotated text{why}", "give CoNLL-U, jsonl with links, or Python")
         self.sha256 = digest.hexdigest()
 
-    def _read(self, kind: str, corpus: Corpus, bad: BadLines, name: str) -> Iterator[AnnotatedText]:
-        pieces = _pieces(corpus)
+    def _read(self, kind: str, corpus: Corpus) -> Iterator[AnnotatedText]:
+        """Return the texts of one source; what is wrong with others goes to the problems."""
+        name = "stdin" if corpus.sources[0] == "-" else corpus.sources[0]
+        bad = BadLines(name, self.problems)
+        try:
+            for text in self._parse(kind, corpus, name, bad):
+                if len(text.text) <= MOST_CHARACTERS:
+                    yield text
+                    continue
+                reason = f"the text has {len(text.text):,} characters, more than {MOST_CHARACTERS:,}"
+                self.problems.append(Problem(name, text.line, reason))
+        except UnreadableError as error:
+            self.problems.append(Problem(name, error.line, error.reason))
+        self.problems += corpus.problems
+
+    def _parse(self, kind: str, corpus: Corpus, name: str, bad: BadLines) -> Iterator[AnnotatedText]:
         if kind == "conllu":
-            yield from conllu.texts(pieces, name, self.unit, bad.add)
+            yield from conllu.texts(_pieces(corpus), name, self.unit, bad.add)
             return
-        for line, content in pieces:
+        for line, content in _pieces(corpus):
             try:
                 text = spans.parse(content, name, line) if kind == "jsonl" else python_source.parse(content, name)
             except AnnotationError as error:
@@ -118,32 +112,24 @@ class AnnotatedCorpus:
                 yield text
 
 
-class _NothingError(Exception):
-    """A source holds nothing at all; the corpus has listed why."""
-
-
 def _pieces(corpus: Corpus) -> Iterator[tuple[int, str]]:
-    """Lines, paragraphs or files, with the lines that they begin on."""
-    stream = iter(corpus)
-    while True:
-        try:
-            text = next(stream)
-        except StopIteration:
-            return
-        except AttnscopeError:
-            raise _NothingError from None
-        yield text.line, text.text or ""
+    """Return lines, paragraphs or files, with the lines that they begin on; nothing of a source that holds nothing."""
+    try:
+        for text in corpus:
+            yield text.line, text.text or ""
+    except AttnscopeError:
+        return  # the corpus has listed why
 
 
 def _kind_of(source: str) -> str:
+    """Return how a file is annotated, by its name."""
     kind = _BY_NAME.get(suffix_of(source))
     if kind is None:
         if source != "-":
             refuse_other_format(source, source)
-        ending = "stdin has no ending that says" if source == "-" else f"the ending of {source} does not say"
         raise AttnscopeError(
-            f"{ending} how the file is annotated",
-            f"if it is annotated, name the format: --annotated-as {' or '.join(KINDS[1:])}; plain text has no links: "
+            f"the name {source} does not say how the file is annotated",
+            f"if it is annotated, name the format: --annotated-as {' or '.join(_SPLITS)}; plain text has no links: "
             "there, search an atlas for a pair of words, such as she -> alice",
         )
     return kind

@@ -18,6 +18,7 @@ the target, and "to" of the text; "target_words" sets its words.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
@@ -26,112 +27,109 @@ from attnscope.text import is_blank, word_spans
 
 
 def parse(line: str, source: str, number: int) -> AnnotatedText | None:
-    """The annotated text of a line; None where its text is blank.
+    """Return the annotated text of a line; None where it is blank.
 
     Raises:
         AnnotationError: It is no such object, or a span is outside the text, empty, or where it cannot be.
     """
     entry = json_object(line)
     if isinstance(entry, str):
-        raise AnnotationError(entry, number)
-    try:
-        return _text(entry, source, number)
-    except AnnotationError as error:
-        error.line = number
-        raise
-
-
-def _text(entry: dict[str, Any], source: str, number: int) -> AnnotatedText | None:
-    text, entries = entry.get("text"), entry.get("links")
+        raise AnnotationError(entry)
+    text = entry.get("text")
     if not isinstance(text, str) or not is_unicode(text):
         raise AnnotationError('no "text" that is a text')
-    if not isinstance(entries, list):
+    if not isinstance(entry.get("links"), list):
         raise AnnotationError('no "links" that is a list')
-    target, document = entry.get("target"), entry.get("document")
-    for name, value in (("target", target), ("document", document)):
-        if value is not None and not (isinstance(value, str) and is_unicode(value) and value.strip()):
-            raise AnnotationError(f'"{name}" is no text: {shorten(repr(value))}')
-    looking = text if target is None else target
-    wanted: dict[tuple[Span, str], list[Span]] = {}
-    for place, link in enumerate(entries, 1):
-        if not isinstance(link, dict):
-            raise AnnotationError(f"link {place} is no object: {shorten(repr(link))}")
-        label = link.get("label", "link")
-        if not isinstance(label, str) or not label.strip() or not is_unicode(label):
-            raise AnnotationError(f"link {place}: its label is no text: {shorten(repr(label))}")
-        label = " ".join(label.split())
-        origin = _span(link.get("from"), looking, f'link {place}: "from"')
-        goals = _targets(link.get("to"), text, f'link {place}: "to"')
-        for goal in goals:
-            if target is None and goal[0] < origin[1] and origin[0] < goal[1]:
-                raise AnnotationError(f"link {place}: {list(goal)} overlaps its source {list(origin)}")
-        wanted.setdefault((origin, label), []).extend(goals)
+    target = None if entry.get("target") is None else _text_of(entry["target"], '"target"')
+    document = None if entry.get("document") is None else _text_of(entry["document"], '"document"')
+    targets = _read_links(entry["links"], text, target)
     if is_blank(text):
         return None
-    goal_spans = [goal for goals in wanted.values() for goal in goals]
-    origins = [origin for origin, _ in wanted]
-    words = _words_of(entry.get("words"), text, goal_spans if target is not None else [*origins, *goal_spans])
+
+    # The words of both texts, and the links between them.
+    goals = [goal for several in targets.values() for goal in several]
+    origins = [origin for origin, _ in targets]
+    words = _words_of(entry.get("words"), text, goals if target is not None else [*origins, *goals])
     target_words = [] if target is None else _words_of(entry.get("target_words"), target, origins)
-    links = tuple(
-        Link(
-            label,
-            _covered(words if target is None else target_words, origin),
-            tuple(sorted({w for goal in goals for w in _covered(words, goal)})),
-        )
-        for (origin, label), goals in wanted.items()
-    )
+    looking = words if target is None else target_words
+    links = []
+    for (origin, label), several in targets.items():
+        looked_at = {word for goal in several for word in _covered(words, goal)}
+        links.append(Link(label, _covered(looking, origin), tuple(sorted(looked_at))))
     return AnnotatedText(
-        text, tuple(words), links, source, number,
-        document=document and f"{source} {document}", target=target, target_words=tuple(target_words),
-    )  # fmt: skip
+        text,
+        tuple(words),
+        tuple(links),
+        source,
+        number,
+        document=f"{source} {document}" if document else None,
+        target=target,
+        target_words=tuple(target_words),
+    )
 
 
-def _targets(given: Any, text: str, name: str) -> list[Span]:
-    """One span or a list of them."""
-    if isinstance(given, list) and given and all(isinstance(one, list) for one in given):
-        return [_span(one, text, name) for one in given]
-    return [_span(given, text, name)]
+def _text_of(value: Any, name: str) -> str:
+    """Return a value that must be a text with letters in it."""
+    if not isinstance(value, str) or not value.strip() or not is_unicode(value):
+        raise AnnotationError(f"{name} is no text: {shorten(repr(value))}")
+    return value
 
 
-def _span(given: Any, text: str, name: str) -> Span:
-    whole = isinstance(given, list) and len(given) == 2 and all(type(end) is int for end in given)
-    if not whole:
-        raise AnnotationError(f"{name} is not [first, last + 1]: {shorten(repr(given))}")
-    start, stop = given
+def _read_links(entries: Sequence[Any], text: str, target: str | None) -> dict[tuple[Span, str], list[Span]]:
+    """Return the spans that each span is linked to, by that span and the label."""
+    targets: dict[tuple[Span, str], list[Span]] = {}
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            raise AnnotationError(f"link {number} is no object: {shorten(repr(entry))}")
+        label = " ".join(_text_of(entry.get("label", "link"), f"link {number}: its label").split())
+        origin = _span(entry.get("from"), text if target is None else target, f'link {number}: "from"')
+        goals = entry.get("to")
+        is_list = isinstance(goals, list) and bool(goals) and all(isinstance(goal, list) for goal in goals)
+        for goal in goals if is_list else [goals]:
+            start, stop = _span(goal, text, f'link {number}: "to"')
+            if target is None and start < origin[1] and origin[0] < stop:
+                raise AnnotationError(f"link {number}: {[start, stop]} overlaps its source {list(origin)}")
+            targets.setdefault((origin, label), []).append((start, stop))
+    return targets
+
+
+def _span(value: Any, text: str, name: str) -> Span:
+    """Return a span of a text that must hold something."""
+    if not isinstance(value, list) or len(value) != 2 or any(type(end) is not int for end in value):
+        raise AnnotationError(f"{name} is not [first, last + 1]: {shorten(repr(value))}")
+    start, stop = value
     if not 0 <= start <= stop <= len(text):
-        raise AnnotationError(f"{name} {given} is outside the text of {len(text)} characters")
-    if start == stop or text[start:stop].isspace():
-        raise AnnotationError(f"{name} {given} is empty")
+        raise AnnotationError(f"{name} {value} is outside the text of {len(text)} characters")
+    if is_blank(text[start:stop]):
+        raise AnnotationError(f"{name} {value} is empty")
     return start, stop
 
 
-def _words_of(given: Any, text: str, spans: Sequence[Span]) -> list[Span]:
-    """The words that are given, or those of a text, cut wherever a span begins or ends."""
-    if given == "characters":
+def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
+    """Return the words that an entry sets, or those of a text, cut wherever a span begins or ends."""
+    if value == "characters":
         return [(place, place + 1) for place, letter in enumerate(text) if not letter.isspace()]
-    if given is not None:
-        return _given_words(given, text)
-    ends = {end for span in spans for end in span}
-    words = []
-    for start, stop in word_spans(text):
-        cuts = [start, *sorted(end for end in ends if start < end < stop), stop]
-        words += list(zip(cuts[:-1], cuts[1:], strict=True))
-    return words
-
-
-def _given_words(given: Any, text: str) -> list[Span]:
-    if not isinstance(given, list):
-        raise AnnotationError(f'"words" is neither "characters" nor a list of spans: {shorten(repr(given))}')
-    words = sorted(_span(one, text, f"word {place}") for place, one in enumerate(given, 1))
-    for one, following in zip(words, words[1:], strict=False):
-        if following[0] < one[1]:
-            raise AnnotationError(f"words {list(one)} and {list(following)} overlap")
+    if value is None:
+        ends = {end for span in spans for end in span}
+        words = []
+        for start, stop in word_spans(text):
+            words += pairwise([start, *sorted(end for end in ends if start < end < stop), stop])
+        return words
+    if not isinstance(value, list):
+        raise AnnotationError(f'"words" is neither "characters" nor a list of spans: {shorten(repr(value))}')
+    words = sorted(_span(word, text, f"word {number}") for number, word in enumerate(value, 1))
+    for word, following in pairwise(words):
+        if following[0] < word[1]:
+            raise AnnotationError(f"words {list(word)} and {list(following)} overlap")
     return words
 
 
 def _covered(words: Sequence[Span], span: Span) -> tuple[int, ...]:
-    """The words of a span; an AnnotationError if there are none, or the span cuts one."""
-    inside = [number for number, (start, stop) in enumerate(words) if start < span[1] and span[0] < stop]
-    if not inside or any(not span[0] <= words[n][0] < words[n][1] <= span[1] for n in inside):
-        raise AnnotationError(f"the span {list(span)} {'cuts a word' if inside else 'holds no word'}")
+    """Return the words of a span, which must hold some and cut none."""
+    first, last = span
+    inside = [number for number, (start, stop) in enumerate(words) if start < last and first < stop]
+    if not inside:
+        raise AnnotationError(f"the span {list(span)} holds no word")
+    if words[inside[0]][0] < first or words[inside[-1]][1] > last:
+        raise AnnotationError(f"the span {list(span)} cuts a word")
     return tuple(inside)

@@ -1,8 +1,8 @@
 """Annotated texts: words, and links from one word to where it should look. Knows no format, no model, no tokens."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
 Span = tuple[int, int]
@@ -35,7 +35,6 @@ class AnnotatedText:
         links: Its links, in the order of the annotation.
         source: The file's name; "stdin".
         line: The line it begins on, from 1.
-        left_out: Links that the annotation has and this text cannot show: relation -> reason -> how many.
         document: What it shares with other texts that are not independent of it, such as a file; None = it stands
             alone, as far as is known.
         target: What a decoder is to write as it reads the text, where links go from words of that to words of the
@@ -51,7 +50,6 @@ class AnnotatedText:
     links: tuple[Link, ...]
     source: str
     line: int
-    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     document: str | None = None
     target: str | None = None
     target_words: tuple[Span, ...] = ()
@@ -59,16 +57,21 @@ class AnnotatedText:
     kinds: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
-        """What hashes of annotated texts are made of; the place does not enter."""
+        """Return what hashes of annotated texts are made of; where it was read does not enter."""
         pair = () if self.target is None else (self.target, self.target_words)
         links = [(link.relation, link.source, link.targets) for link in self.links]
-        held = repr((self.text, self.words, links, *pair))
-        return hashlib.sha256(held.encode("utf-8", "surrogatepass")).digest()
+        content = repr((self.text, self.words, links, *pair))
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
 
     def word(self, number: int) -> str:
-        """The characters of a word."""
+        """Return the characters of a word."""
         start, stop = self.words[number]
         return self.text[start:stop]
+
+    def target_word(self, number: int) -> str:
+        """Return the characters of a word of the target."""
+        start, stop = self.target_words[number]
+        return (self.target or "")[start:stop]
 
 
 class AnnotationError(Exception):
@@ -76,39 +79,13 @@ class AnnotationError(Exception):
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.line = reason, line
+        self.reason = reason
+        self.line = line
 
 
 def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
-    """Equal texts that follow each other, as one with the links of all: a file may have a line for each link."""
+    """Merge equal texts that follow each other into one with the links of all: a file may have a line for each link."""
     for _, group in groupby(texts, key=lambda text: (text.text, text.words, text.target)):
         first, *others = group
         links = tuple(dict.fromkeys(chain(first.links, *(other.links for other in others))))
         yield replace(first, links=links, n_merged=first.n_merged + len(others)) if others else first
-
-
-def join_texts(texts: "list[AnnotatedText]", links: tuple[Link, ...] = ()) -> AnnotatedText:
-    """Several texts as one, with a space between two; `links` are further ones, by the numbers of all words."""
-    words: list[Span] = []
-    kinds: list[str] = []
-    moved: list[Link] = []
-    left_out: dict[str, dict[str, int]] = {}
-    start = 0
-    for text in texts:
-        first = len(words)
-        words += [(a + start, b + start) for a, b in text.words]
-        kinds += text.kinds or [""] * len(text.words)
-        moved += [
-            replace(link, source=tuple(w + first for w in link.source), targets=tuple(w + first for w in link.targets))
-            for link in text.links
-        ]
-        for relation, reasons in text.left_out.items():
-            counts = left_out.setdefault(relation, {})
-            for reason, n in reasons.items():
-                counts[reason] = counts.get(reason, 0) + n
-        start += len(text.text) + 1
-    whole = " ".join(text.text for text in texts)
-    return AnnotatedText(
-        whole, tuple(words), (*moved, *links), texts[0].source, texts[0].line, left_out, texts[0].document,
-        kinds=tuple(kinds) if any(kinds) else (),
-    )  # fmt: skip

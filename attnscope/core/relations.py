@@ -36,60 +36,39 @@ class LinkFacts:
         row_text: The text of each row, ascending. (row,), int64.
         pieces: Row and token of each piece of a row, ordered by row. (piece, 2), int64. Across two texts the tokens are
             those of the text that looks.
-        own: Row and word of the words that a row is itself; it may not look at them. (n, 2), int64. Empty if it looks
-            at another text.
         link_row: The row of each link. (link,), int64.
         targets: Link and word: which words are right, never the row itself. (n, 2), int64.
         link_cell: Where each link is added. (link,), int64.
         n_cells: How many cells there are.
+        is_across: Whether rows look at another text; in their own they may not look at themselves.
     """
 
     units: Tensor
     row_text: Tensor
     pieces: Tensor
-    own: Tensor
     link_row: Tensor
     targets: Tensor
     link_cell: Tensor
     n_cells: int
+    is_across: bool = False
 
     def on(self, device: torch.device) -> "LinkFacts":
-        """The same facts on a device, because layers may lie on several."""
+        """Return the same facts on a device, because layers may lie on several."""
         if self.units.device == device:
             return self
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **moved)  # type: ignore[arg-type]  # n_cells is no tensor
-
-
-@dataclass(frozen=True, eq=False)
-class LinkSums:
-    """The sums over the links of one layer.
-
-    Attributes:
-        hits: How many links of a cell are right, float64. If several words share the largest weight, a target counts as
-            its share of them; without any weight nothing is right.
-        mass: Sum over the links of the weight on their targets, float64.
-    """
-
-    hits: Float[Tensor, "cell head"]
-    mass: Float[Tensor, "cell head"]
-
-    @classmethod
-    def empty(cls, facts: LinkFacts, n_heads: int) -> "LinkSums":
-        """Return the sums over no link."""
-        device = facts.units.device
-        return cls(*(torch.zeros(facts.n_cells, n_heads, dtype=sum_dtype(device), device=device) for _ in range(2)))
+        return replace(self, **moved)  # type: ignore[arg-type]  # these are the tensors alone
 
 
 class Links:
     """Adds up links in every layer of one forward pass; no gradient flows through its output.
 
     Attributes:
-        sums: Kind -> layer -> the sums over the links.
+        sums: Kind -> layer -> hits and mass, (cell, head, 2), as `links_of_weights` returns them.
     """
 
     def __init__(self, facts: LinkFacts) -> None:
-        self.sums: dict[Kind, dict[int, LinkSums]] = {}
+        self.sums: dict[Kind, dict[int, Tensor]] = {}
         self._facts = facts
 
     @torch.no_grad()
@@ -100,8 +79,8 @@ class Links:
             RuntimeError: The layer of this kind has been here already.
             ValueError: The call's shapes are not those of the links.
         """
-        of_kind = self.sums.setdefault(call.kind, {})
-        if call.layer in of_kind:
+        by_layer = self.sums.setdefault(call.kind, {})
+        if call.layer in by_layer:
             raise RuntimeError(
                 f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new Links probe"
             )
@@ -113,55 +92,99 @@ class Links:
                 f"{call.kind} layer {call.layer} has {n_texts} texts of {n_queries} queries and {n_keys} keys; the "
                 f"links are of {tuple(self._facts.units.shape)}"
             )
-        of_kind[call.layer] = _links_of_call(call, self._facts.on(call.query.device))
+        by_layer[call.layer] = _links_of_call(call, self._facts.on(call.query.device))
         return attend_lean(call)
 
 
-def _links_of_call(call: AttentionCall, facts: LinkFacts) -> LinkSums:
-    """Return the sums over the links of a layer."""
+def _links_of_call(call: AttentionCall, facts: LinkFacts) -> Float[Tensor, "cell head 2"]:
+    """Return hits and mass in a layer."""
     n_texts, n_heads, n_queries, _ = call.query.shape
     n_keys = call.key.shape[2]
     if n_texts * n_heads * n_queries * n_keys <= WEIGHTS_AT_ONCE:
         return links_of_weights(attention_weights(call), facts)
-    sums = LinkSums.empty(facts, n_heads)
+    sums = _no_sums(facts, n_heads)
     step = max(1, WEIGHTS_AT_ONCE // (n_heads * n_keys))
     for text in range(n_texts):
         for rows in (facts.row_text == text).nonzero()[:, 0].split(step):  # type: ignore[no-untyped-call]
             pieces = facts.pieces[torch.isin(facts.pieces[:, 0], rows)]
             queries, place = pieces[:, 1].unique(return_inverse=True)  # type: ignore[no-untyped-call]
             part, _ = rows_of(call, text, queries, n_keys)
-            _add_rows(sums, facts, rows, pieces[:, 0], attention_weights(part)[0].movedim(1, 0)[place])
+            _add_rows(sums, facts, rows, pieces, attention_weights(part)[0].movedim(1, 0)[place])
     return sums
 
 
 @torch.no_grad()
-def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkFacts) -> LinkSums:
-    """Return the sums over the links of dense weights."""
-    sums = LinkSums.empty(facts, weights.shape[1])
+def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkFacts) -> Float[Tensor, "cell head 2"]:
+    """Return hits and mass of dense weights.
+
+    Returns:
+        How many links of a cell are right, and the sum over its links of the weight on their targets, float64. If
+        several words share the largest weight, a target counts as its share of them; without any weight nothing is
+        right.
+    """
+    sums = _no_sums(facts, weights.shape[1])
     row, token = facts.pieces.unbind(1)
-    _add_rows(sums, facts, torch.arange(len(facts.row_text), device=weights.device), row,
-              weights[facts.row_text[row], :, token])  # fmt: skip
+    rows = torch.arange(len(facts.row_text), device=weights.device)
+    _add_rows(sums, facts, rows, facts.pieces, weights[facts.row_text[row], :, token])
     return sums
 
 
+def _no_sums(facts: LinkFacts, n_heads: int) -> Float[Tensor, "cell head 2"]:
+    device = facts.units.device
+    return torch.zeros(facts.n_cells, n_heads, 2, dtype=sum_dtype(device), device=device)
+
+
 def _add_rows(
-    sums: LinkSums,
+    sums: Float[Tensor, "cell head 2"],
     facts: LinkFacts,
     rows: Int[Tensor, " row"],
-    piece_row: Int[Tensor, " piece"],
+    pieces: Int[Tensor, "piece 2"],
     picked: Float[Tensor, "piece head key"],
 ) -> None:
     """Add the links of some rows, given the weights of all their pieces."""
     if not len(rows):
         return
+    words = word_weights(facts, rows, pieces, picked)
+
+    # The links of these rows, and their targets: (target,).
     number = torch.full_like(facts.row_text, -1)
     number[rows] = torch.arange(len(rows), device=rows.device)
+    target_row = number[facts.link_row[facts.targets[:, 0]]]
+    link, word = facts.targets[target_row >= 0].unbind(1)
+    row = target_row[target_row >= 0]
+
+    # A target that shares the largest weight counts as its share: (target, head).
+    largest = words.amax(-1)
+    n_largest = (words == largest[..., None]).sum(-1)
+    weight = words[row, :, word]
+    is_right = (weight >= largest[row]) & (weight > 0)
+    hits_and_mass = torch.stack([is_right / n_largest[row].to(sums.dtype), weight.clamp(min=0).to(sums.dtype)], -1)
+    sums.index_add_(0, facts.link_cell[link], hits_and_mass)
+
+
+def word_weights(
+    facts: LinkFacts,
+    rows: Int[Tensor, " row"],
+    pieces: Int[Tensor, "piece 2"],
+    picked: Float[Tensor, "piece head key"],
+) -> Float[Tensor, "row head word"]:
+    """Return what some rows give to each word of their text; -1 where there is no such word, or it is the row itself.
+
+    Args:
+        facts: The links.
+        rows: The rows, ascending.
+        pieces: Row and token of all their pieces.
+        picked: The weights of these.
+    """
+    number = torch.full_like(facts.row_text, -1)
+    number[rows] = torch.arange(len(rows), device=rows.device)
+    piece_row, token = pieces.unbind(1)
     n_words = int(facts.units.max()) + 1
     _, n_heads, n_keys = picked.shape
 
     # A row of a word is the mean of its pieces' rows: (row, head, key).
     dtype = torch.promote_types(picked.dtype, torch.float32)
-    share = 1.0 / torch.bincount(facts.pieces[:, 0], minlength=len(facts.row_text))[piece_row]
+    share = 1.0 / torch.bincount(piece_row, minlength=len(number))[piece_row]
     of_tokens = torch.zeros(len(rows), n_heads, n_keys, dtype=dtype, device=picked.device)
     of_tokens.index_add_(0, number[piece_row], picked.to(dtype) * share[:, None, None].to(dtype))
 
@@ -173,37 +196,6 @@ def _add_rows(
 
     # What is no other word of the text is out.
     allowed = torch.zeros(len(rows), n_words + 1, dtype=torch.bool, device=picked.device).scatter_(1, units, True)
-    own = facts.own[number[facts.own[:, 0]] >= 0]
-    allowed[number[own[:, 0]], own[:, 1]] = False
-    allowed[:, n_words] = False
-    words.masked_fill_(~allowed[:, None], -1)
-
-    # A target that shares the largest weight counts as its share.
-    target_row = number[facts.link_row[facts.targets[:, 0]]]
-    link, word = facts.targets[target_row >= 0].unbind(1)
-    row = target_row[target_row >= 0]
-    largest = words.amax(-1, keepdim=True)
-    n_largest = (words == largest).sum(-1)
-    there = words[row, :, word]
-    is_right = (there >= largest[row, :, 0]) & (there > 0)
-    cell = facts.link_cell[link]
-    sums.hits.index_add_(0, cell, is_right.to(sums.hits.dtype) / n_largest[row])
-    sums.mass.index_add_(0, cell, there.clamp(min=0).to(sums.mass.dtype))
-
-
-def word_weights(
-    weights: Float[Tensor, "head query key"],
-    units: Int[Tensor, " key"],
-    tokens: Int[Tensor, " piece"],
-    own: Int[Tensor, " own"],
-) -> Float[Tensor, "head word"]:
-    """What one word of one text gives to each word, by the rules above; -1 for the word itself.
-
-    `units` are those of `LinkFacts`, `tokens` the word's pieces, `own` the words that it is.
-    """
-    n_units = int(units.max()) + 1
-    rows = weights[:, tokens].double().mean(1)
-    words = torch.zeros(len(weights), n_units, dtype=torch.float64)
-    words.index_add_(1, units[units >= 0], rows[:, units >= 0])
-    words[:, own] = -1
-    return words
+    if not facts.is_across:
+        allowed[number[piece_row], units[number[piece_row], token]] = False
+    return words.masked_fill_(~allowed[:, None], -1)[..., :n_words]

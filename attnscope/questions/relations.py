@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, option, options, stride_option
-from attnscope.report.blocks import Block, Note, Ranking, Report, Special, Words
+from attnscope.report.blocks import Block, Grid, Listing, Note, Ranking, Report, Words
 from attnscope.report.numbers import UNDEFINED, fixed, number
 from attnscope.report.wording import RECORDINGS, corpus_line, corpus_notes, model_of, printable
 from attnscope.results.result import Result
@@ -20,6 +19,9 @@ from attnscope.results.table import number as numbers
 
 LEAST_MASS = 0.1
 """With less of its attention on the targets, in the mean, a head expresses a relation weakly: it looks elsewhere."""
+
+MOST_RELATIONS = 20
+"""Rows of the map."""
 
 BEST, UPPER, RANDOM, EVEN = "best", "upper half", "random", "even spacing"
 """How the heads that time words are chosen; even spacing needs none."""
@@ -75,7 +77,7 @@ class Relations(Result):
     arrays list all heads.
     """
 
-    SCHEMA: ClassVar[str] = "attnscope.relations/2"
+    SCHEMA: ClassVar[str] = "attnscope.relations/3"
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "relations": (
             text("relation", "such as nsubj→parent: from the dependent to its parent"),
@@ -87,7 +89,6 @@ class Relations(Result):
             BASELINE,
             text("no_verdict", "why there is none, such as fewer than 20 examples; empty = there is one"),
             count("best", "the head that does best on the half that chooses it; -1 = none", refers_to="heads"),
-            text("ties", "further heads that express it, and did as well on the half that chooses, as names"),
             count("n_sources", "sources that the texts are of, such as files or documents", range=(0, None)),
             text("halves", "what was dealt to halves: sources, or texts where there are too few sources"),
         ),
@@ -108,16 +109,10 @@ class Relations(Result):
             count("relation", "the relation", refers_to="relations"),
             text("source", "the file"),
             count("line", "the line in it that the text begins on"),
-            text("words", "the words, one a line"),
-            text("spaced", "1 or 0 for each word: whether a space stands before it"),
-            flag("cut_before", "whether the text has words before these"),
-            flag("cut_after", "whether it has words after these"),
-        ),
-        "links": (
-            count("example", "the example", refers_to="examples"),
-            text("looking", "the words that look, by their numbers"),
-            text("targets", "the words of which any is right, by their numbers"),
-            count("looked", "the word with the largest weight; -1 = one that is not shown", range=(-1, None)),
+            text("text", "the words around the link"),
+            text("looking", "the words that look"),
+            text("targets", "the words of which any is right"),
+            text("looked_at", "the word with the largest weight; empty = several that the tokens do not tell apart"),
             flag("right", "whether it is a target"),
             share("weight", "how much attention it gets"),
         ),
@@ -224,7 +219,7 @@ class Relations(Result):
         return Report(
             model=model_of(self.run),
             answer=answer,
-            blocks=[*blocks, *_figures(self)],
+            blocks=[*blocks, *_examples(self), _map(self)],
             guide=_guide(self),
             source=corpus_line(self),
             subtitle=f"{_count_line(self)} · {corpus_line(self)}",
@@ -280,42 +275,55 @@ def _ranking(result: Relations) -> Block:
 def expressed_by(result: Relations) -> list[str]:
     """Return for each relation its verdict, and which other heads express it."""
     names = result.table("heads").head_names()
+    best = result.table("relations")["best"]
     accuracy = np.nan_to_num(result["accuracy"], nan=-1.0)
     told = []
     for row, verdict in enumerate(result.verdicts):
-        ties = result.table("relations")["ties"][row].split()
         order = np.argsort(-accuracy[row], kind="stable")
-        best = result.table("relations")["best"][row]
-        others = [names[head] for head in order if result["found"][row, head] and head != best]
-        others = [name for name in others if name not in ties]
-        sentence = {"none": "too few", "others": f"only {_few(others)}"}.get(verdict, verdict)
-        if verdict in ("yes", "weakly"):
-            sentence += f"; tied with {_few(ties)}" if ties else ""
-            sentence += f"; also {_few(others)}" if others else ""
-        told.append(sentence)
+        others = [names[head] for head in order if result["found"][row, head] and head != best[row]]
+        few = ", ".join(others[:2]) + (", …" if len(others) > 2 else "")
+        sentences = {"none": "too few", "others": f"only {few}"}
+        if others:
+            sentences |= {"yes": f"yes; also {few}", "weakly": f"weakly; also {few}"}
+        told.append(sentences.get(verdict, verdict))
     return told
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:2]) + (", …" if len(names) > 2 else "")
+def _map(result: Relations) -> Block:
+    """Show how far each head is above the best simple rule, framed where it expresses the relation."""
+    rows = listed(result)[:MOST_RELATIONS]
+    above = result["accuracy"] - result.table("relations")["baseline"][:, None]
+    n_left_out = len(listed(result)) - len(rows)
+    notes = ["colour: accuracy above the best simple rule, 0 where below it; frame: the head expresses the relation"]
+    if n_left_out:
+        notes.append(f"not shown: {amount(n_left_out, 'more relation')}")
+    return Grid(
+        figure="relations",
+        title="which heads express which relations",
+        printed="never",
+        values=np.maximum(above[rows], 0.0),
+        rows=result.table("relations")["relation"][rows].tolist(),
+        columns=result.table("heads").head_names(),
+        framed=result["found"][rows],
+        notes=notes,
+    )
 
 
-def _figures(result: Relations) -> Iterator[Block]:
-    """Draw the map of relations and heads, and the examples of each relation."""
-    from attnscope.questions.relations_drawing import Examples, RelationMap
-
-    yield Special(figure="relations", printed="never", view=RelationMap(result))
-    examples = result.table("examples")
-    for row in dict.fromkeys(examples["relation"].tolist()):
-        name = str(result.table("relations")["relation"][row])
-        yield Special(figure=_stem(name), heading=name, view=Examples(result, row))
-
-
-def _stem(relation: str) -> str:
-    """Return the name of the figure of a relation's examples."""
-    origin, _, goal = relation.partition("→")
-    named = re.sub(r"[^A-Za-z0-9]+", "-", f"{origin} to {goal}" if goal else origin).strip("-").lower()
-    return f"examples-{named[:60] or 'unnamed'}"
+def _examples(result: Relations) -> Iterator[Block]:
+    """List what the best head of each relation does on some links, and what would be right."""
+    table = result.table("examples")
+    heads = best_heads(result)
+    for relation in dict.fromkeys(table["relation"].tolist()):
+        links = table.select(table["relation"] == relation)
+        rows = []
+        for _, source, line, written, looking, targets, looked_at, is_right, weight in list(links.rows())[1:]:
+            seen = f"{looking} → {looked_at or '(words that are one token)'} {weight:.2f}"
+            told = f"✓ {seen}" if is_right else f"✗ {seen}, not {targets}"
+            rows.append((printable(told, 80), printable(f"{written} ({source}, line {line})", 300)))
+        name = str(result.table("relations")["relation"][relation])
+        n_right = int(links["right"].sum())
+        heading = f"{printable(name)} by {heads[relation]}: {n_right} of {len(links)} right in these texts"
+        yield Listing(heading=heading, what="looks", told="in", rows=rows)
 
 
 # Recordings
@@ -431,8 +439,6 @@ def _notes(result: Relations) -> list[str]:
             f"too few: fewer than {options['fewest_links']} links in both halves together, or than "
             f"{options['fewest_texts']} texts in the half that is scored"
         )
-    if any(result.table("relations")["ties"].tolist()):
-        notes.append("tied with: heads that were as accurate on the half that chose the head")
     if "weakly" in result.verdicts:
         notes.append(f"weakly: with less than {LEAST_MASS:g} of its attention on the targets")
     rows = {*listed(result)}
@@ -441,13 +447,3 @@ def _notes(result: Relations) -> list[str]:
         few = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         notes.append(f"without a row, as there is one example at most: {amount(len(names), 'relation')} ({few})")
     return notes
-
-
-def word_numbers(numbers: str) -> list[int]:
-    """Return the numbers of words that a column of `links` holds."""
-    return [int(number) for number in numbers.split()]
-
-
-def written_numbers(numbers: Iterable[int]) -> str:
-    """Return numbers of words as a column of `links` holds them."""
-    return " ".join(map(str, numbers))

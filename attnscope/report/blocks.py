@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attnscope.results.table import Floats, Table
 
 Printed = Literal["always", "with --all", "never"]
@@ -100,12 +103,14 @@ class Grid(Block):
         rows: The names of rows, the most important one first.
         columns: The names of columns.
         most: How many rows the terminal shows without --all.
+        framed: Which cells have a frame in figures, (row, column); None = none.
     """
 
     values: Floats
     rows: Sequence[str]
     columns: Sequence[str]
     most: int = 5
+    framed: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -107,9 +107,11 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
     values = block.values[:_MOST_ROWS]
     n_rows, n_columns = values.shape
     largest = float(np.nanmax(np.abs(values))) or 1.0
-    room = (paper.room_px if paper.fixed else _GRID_PX) - _NAMES_PX
+    names = [lettering.fit(printable(name, 40), 12.5, 3 * _NAMES_PX) for name in block.rows[:_MOST_ROWS]]
+    names_px = max(_NAMES_PX, *(math.ceil(lettering.width_px(name, 12.5)) + 14 for name in names))
+    room = (paper.room_px if paper.fixed else _GRID_PX) - names_px
     cell = min(64.0, room / n_columns)
-    left = layout.MARGIN_PX + _NAMES_PX
+    left = layout.MARGIN_PX + names_px
     # The names of columns, as many as there is room for.
     shown = every_nth(n_columns, max(1, int(n_columns * cell / 15)))
     labels = {column: lettering.fit(printable(block.columns[column], 40), 12.5, _LABELS_PX) for column in shown}
@@ -119,8 +121,8 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
     page = Page(paper.width_for(left + n_columns * cell + layout.MARGIN_PX, 900), lettering)
     page.head(f"{report.model} · {block.title}", report.subtitle)
 
-    for row, name in enumerate(block.rows[:_MOST_ROWS]):
-        page.write(left - 8, top + (row + 0.5) * _ROW_PX, printable(name, 40), 12.5, ha="right", color=INK)
+    for row, name in enumerate(names):
+        page.write(left - 8, top + (row + 0.5) * _ROW_PX, name, 12.5, ha="right", color=INK)
     for column, label in labels.items():
         x = left + (column + 0.5) * cell
         page.write(x, top - 8, label, 12.5, ha="center", va="bottom", rotation=90)
@@ -132,6 +134,9 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
     cells = page.grid_cells(
         (left, top), (cell, _ROW_PX), numbers, colors, lambda value: (value - lowest) / (largest - lowest)
     )
+    if block.framed is not None:
+        framed = [tuple(place) for place in np.argwhere(block.framed[:_MOST_ROWS]).tolist()]
+        page.outline([cells[row, column][0] for row, column in framed], INK, min(1.8, cell * 0.3))
     size = paper.letters(12.0)
     if cell >= 3.2 * size:
         page.number_cells(list(cells.values()), [small_number(value) for value in numbers.values()], size)

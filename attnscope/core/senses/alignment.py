@@ -57,29 +57,55 @@ def level_weights(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> 
 
 
 def align_levels(levels: NDArray[np.floating]) -> NDArray[np.int64]:
-    """The same from the `level_weights` of each head, (head, token, frame): (token,), never falling, from 0."""
-    return _warp(-levels.mean(0, dtype=np.float64))
+    """Return the same from the `level_weights` of each head, (head, token, frame): (token,), never falling, from 0."""
+    return cheapest_paths(-levels.mean(0, dtype=np.float64)[None])[0]
 
 
-def _warp(costs: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Where the cheapest path from the first token and frame to the last of both enters each row of costs."""
-    n_tokens, n_frames = costs.shape
+def cheapest_paths(costs: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the frame at which the cheapest path through each map of costs comes to each token.
+
+    A path goes from the first token and frame to the last of both, and never back. The maps are gone through together,
+    one diagonal of cells after the other: those of a diagonal do not depend on each other.
+
+    Args:
+        costs: (path, token, frame).
+
+    Returns:
+        (path, token), never falling; the first is 0.
+    """
+    n_paths, n_tokens, n_frames = costs.shape
+    n_diagonals = n_tokens + n_frames - 1
+    token = np.arange(n_tokens)
+
+    # Cells by diagonal and token, (diagonal, path, token): of those beyond the map nothing is read.
+    frame = np.arange(n_diagonals)[:, None] - token
+    is_inside = (frame >= 0) & (frame < n_frames)
+    skewed = costs[:, token, np.where(is_inside, frame, 0)].swapaxes(0, 1)
+
     # Steps into a cell: 0 = from the token and the frame before, 1 = the token before, 2 = the frame before.
-    steps = np.zeros((n_tokens, n_frames), np.int8)
-    before = [0.0] + [np.inf] * n_frames
-    for token in range(n_tokens):
-        here, last = [np.inf] * (n_frames + 1), np.inf
-        for frame, cost in enumerate(costs[token].tolist()):
-            both, down, along = before[frame], before[frame + 1], last
-            step = 0 if both < down and both < along else 1 if down < both and down < along else 2
-            last = here[frame + 1] = cost + (both, down, along)[step]
-            steps[token, frame] = step
-        before = here
-    frames = np.zeros(n_tokens, np.int64)
-    token, frame = n_tokens - 1, n_frames - 1
-    while token > 0 or frame > 0:
-        frames[token] = frame
-        step = 2 if token == 0 else 1 if frame == 0 else steps[token, frame]
-        token, frame = token - (step != 2), frame - (step != 1)
-    frames[0] = 0
+    steps = np.zeros((n_diagonals, n_paths, n_tokens), np.int8)
+    before_last = np.full((n_paths, n_tokens + 1), np.inf)  # one more at the front, before the first token
+    last = before_last.copy()
+    for diagonal in range(n_diagonals):
+        both, down, along = before_last[:, :-1], last[:, :-1], last[:, 1:]
+        step = np.where((both < down) & (both < along), 0, np.where((down < both) & (down < along), 1, 2))
+        before = np.choose(step, (both, down, along)) if diagonal else np.zeros((n_paths, n_tokens))
+        here = np.full((n_paths, n_tokens + 1), np.inf)
+        here[:, 1:] = np.where(is_inside[diagonal], skewed[diagonal] + before, np.inf)
+        steps[diagonal] = step
+        before_last, last = last, here
+
+    # Back from the last cell, all paths at once.
+    frames = np.zeros((n_paths, n_tokens), np.int64)
+    path = np.arange(n_paths)
+    at_token = np.full(n_paths, n_tokens - 1)
+    at_frame = np.full(n_paths, n_frames - 1)
+    for _ in range(n_diagonals):
+        frames[path, at_token] = at_frame
+        step = steps[at_token + at_frame, path, at_token]
+        step = np.where(at_token == 0, 2, np.where(at_frame == 0, 1, step))
+        is_first = (at_token == 0) & (at_frame == 0)
+        at_token = at_token - (~is_first & (step != 2))
+        at_frame = at_frame - (~is_first & (step != 1))
+    frames[:, 0] = 0
     return frames

@@ -1,18 +1,18 @@
-"""What is added up about a relation over texts, and from there to evidence: intervals, simple rules, verdicts.
+"""What is added up about relations over texts, and from there to evidence: intervals, simple rules, verdicts.
 
 A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
 rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Its
-interval is that of shares in `core.running`: few texts that all say the same do not make a head certain. The test is
-that of `core.running` over texts, and beside it the binomial test over links: the larger p counts. With `share_p_above`
-in its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples, not in 98%.
+interval is that of shares in `core.exact.intervals`: few texts that all say the same do not make a head certain. The
+test is the t-test over texts, and beside it the binomial test over links: the larger p counts. With `share_p_above` in
+its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples, not in 98%.
 """
 
 import hashlib
-import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from attnscope.annotated import AnnotatedText, Link
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.core.sums import RunningSums
 from attnscope.questions.relations import LEAST_MASS, Relations
-from attnscope.results.table import Table
+from attnscope.results.table import DTYPES, HEADS, Table
+from attnscope.studies.run import Part
 
 LEVEL = 0.05
 """The false discovery rate over heads x relations (Benjamini & Hochberg 1995)."""
@@ -41,13 +42,13 @@ FEWEST_SOURCES = 2
 """With fewer sources in either half, or too few texts of them to score on, texts are dealt instead."""
 
 THRESHOLDS = {
-    "level": LEVEL, "margin": MARGIN, "fewest_links": FEWEST_LINKS, "fewest_texts": FEWEST_TEXTS,
+    "level": LEVEL,
+    "margin": MARGIN,
+    "fewest_links": FEWEST_LINKS,
+    "fewest_texts": FEWEST_TEXTS,
     "least_mass": LEAST_MASS,
-}  # fmt: skip
+}
 """What verdicts rest on, as records state it."""
-
-TIED = 0.01
-"""Heads whose accuracies are nearer than that are tied, however surely they differ."""
 
 OFFSETS = tuple(offset for offset in range(-20, 21) if offset)
 """The fixed offsets, in words of the annotation, that heads are compared with."""
@@ -61,327 +62,294 @@ def _sign_rule(name: str, number: int) -> str:
 
 
 RULES = (
-    *(_sign_rule("offset", offset) for offset in OFFSETS), "same word before", "same word after",
-    "same place", *(_sign_rule("diagonal", step) for step in ALONG), "same word",
-)  # fmt: skip
+    *(_sign_rule("offset", offset) for offset in OFFSETS),
+    "same word before",
+    "same word after",
+    "same place",
+    *(_sign_rule("diagonal", step) for step in ALONG),
+    "same word",
+)
 """The simple rules. Within a text: the word that many words on, and the nearest word that is written alike (case
 aside). From a target to its text: the word at the same place, or that many words on; the word as far along the text
 as the target's is along the target, or some words from there; and the nearest to that that is written alike."""
+
+FIRST_DIAGONAL = RULES.index(_sign_rule("diagonal", ALONG[0]))
 
 Floats = NDArray[np.float64]
 
 _CHOOSING, _SCORING = 0, 1
 
 
-def like_words(text: AnnotatedText) -> list[tuple[int, int]]:
-    """For each word the nearest one before it and after it that is written alike, case aside; -1 = there is none."""
-    last: dict[str, int] = {}
-    before, after = [-1] * len(text.words), [-1] * len(text.words)
-    for number in range(len(text.words)):
-        spelled = text.word(number).casefold()
-        if (earlier := last.get(spelled, -1)) >= 0:
-            before[number], after[earlier] = earlier, number
-        last[spelled] = number
-    return list(zip(before, after, strict=True))
+# Simple rules
 
 
-def rules_of(text: AnnotatedText, links: Mapping[str, Sequence[Link]]) -> dict[str, NDArray[np.int64]]:
-    """For how many links of a text, or of a part of it, each rule is right: relation -> (rule,)."""
-    if text.target is not None:
-        return {relation: pair_rule_hits(group, text) for relation, group in links.items()}
-    alike = like_words(text)
-    return {relation: rule_hits(group, alike) for relation, group in links.items()}
+def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]:
+    """Return whether each simple rule is right on each link of a text, (link, rule).
 
-
-def pair_rule_hits(links: Sequence[Link], text: AnnotatedText) -> NDArray[np.int64]:
-    """For how many links from a target to its text each rule is right, (rule,)."""
-    hits = np.zeros(len(RULES), np.int64)
-    same_place, diagonal = RULES.index("same place"), RULES.index("diagonal")
-    n, m = len(text.words), len(text.target_words)
-    spelled = [text.word(number).casefold() for number in range(n)]
-    for link in links:
-        first, last = link.source[0], link.source[-1]
-        # Words are as wide as each other, and the middle of one stands at the same share of its text.
-        along = math.floor((first + last + 1) / 2 / m * n)
-        start, stop = text.target_words[first][0], text.target_words[last][1]
-        written = (text.target or "")[start:stop].casefold()
-        same = [number for number, word in enumerate(spelled) if word == written]
-        hits[-1] += bool(same) and min(same, key=lambda number: abs(number - along)) in link.targets
-        for target in link.targets:
-            distance = target - first if target < first else max(target - last, 0)
-            if distance == 0:
-                hits[same_place] += 1
-            elif abs(distance) <= OFFSETS[-1]:
-                hits[distance + OFFSETS[-1] - (distance > 0)] += 1
-            if abs(target - along) <= ALONG[-1]:
-                hits[diagonal + target - along] += 1
-    return hits
-
-
-def rule_hits(links: Sequence[Link], alike: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-    """For how many links each rule is right, (rule,). From several words offsets count from the outermost one.
-
-    `alike` is what `like_words` finds in their text.
+    From several words offsets count from the outermost one, and no word between them is at any offset.
     """
-    hits = np.zeros(len(RULES), np.int64)
-    before = len(OFFSETS)
-    for link in links:
-        first, last = link.source[0], link.source[-1]
-        for target in link.targets:
-            # A target between two words of the source is at no offset.
-            distance = target - first if target < first else max(target - last, 0)
-            if 0 < abs(distance) <= OFFSETS[-1]:
-                hits[distance + OFFSETS[-1] - (distance > 0)] += 1
-        if first == last:
-            hits[before] += alike[first][0] in link.targets
-            hits[before + 1] += alike[first][1] in link.targets
-    return hits
+    first = np.array([link.source[0] for link in links], np.int64)
+    last = np.array([link.source[-1] for link in links], np.int64)
+    spelled = [text.word(number).casefold() for number in range(len(text.words))]
+    n_words = len(spelled)
+
+    # The word that each rule looks at, (link, rule); -1 = none.
+    looked_at = np.full((len(links), len(RULES)), -1)
+    offsets = np.array(OFFSETS)
+    looked_at[:, : len(OFFSETS)] = np.where(offsets < 0, first[:, None], last[:, None]) + offsets
+    if text.target is None:
+        for rule, nearest in zip(("same word before", "same word after"), _like_words(spelled), strict=True):
+            looked_at[:, RULES.index(rule)] = np.where(first == last, nearest[first], -1)
+    else:
+        # Words are as wide as each other, and the middle of one stands at the same share of its text.
+        along = np.floor((first + last + 1) / 2 / len(text.target_words) * n_words).astype(np.int64)
+        looked_at[:, FIRST_DIAGONAL : FIRST_DIAGONAL + len(ALONG)] = along[:, None] + ALONG
+        for row, (link, near) in enumerate(zip(links, along.tolist(), strict=True)):
+            written = text.target_word(link.source[0]).casefold()
+            if len(link.source) > 1:
+                start, stop = text.target_words[link.source[0]][0], text.target_words[link.source[-1]][1]
+                written = (text.target or "")[start:stop].casefold()
+            alike = [number for number, word in enumerate(spelled) if word == written]
+            looked_at[row, -1] = min(alike, key=lambda number: abs(number - near), default=-1)
+
+    # Links and words as one number each.
+    n_targets = [len(link.targets) for link in links]
+    targets = np.array([target for link in links for target in link.targets], np.int64)
+    right = np.repeat(np.arange(len(links)), n_targets) * n_words + targets
+    is_right = np.isin(np.arange(len(links))[:, None] * n_words + looked_at, right)
+    is_right &= (looked_at >= 0) & (looked_at < n_words)
+    if text.target is not None:
+        is_at_same_place = [any(link.source[0] <= t <= link.source[-1] for t in link.targets) for link in links]
+        is_right[:, RULES.index("same place")] = is_at_same_place
+    return is_right
+
+
+def _like_words(spelled: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return for each word the nearest one before and after it that is written alike; -1 = there is none."""
+    before, after = np.full((2, len(spelled)), -1)
+    last: dict[str, int] = {}
+    for number, word in enumerate(spelled):
+        earlier = last.get(word)
+        if earlier is not None:
+            before[number] = earlier
+            after[earlier] = number
+        last[word] = number
+    return before, after
+
+
+# Halves
 
 
 class Lots:
-    """Deals the texts of one relation to two halves, twice over: text by text, and source by source.
+    """Deals the texts of one relation to two halves, twice over: by sources, and text by text.
 
     Of every two, one goes to each half at random. In turn would not do: if texts come in pairs of opposites, each half
     would have one kind alone. If no source has several texts, both deals are the same.
     """
 
     def __init__(self) -> None:
-        self._n_texts = self._n_sources = 0
+        self._n_texts = 0
+        self._n_sources = 0
         self._numbers: dict[str, int] = {}
 
     def deal(self, source: str | None) -> tuple[int, int, bool]:
-        """A text's half by sources, its half by texts, and whether it is the first of its source.
+        """Return a text's half by sources, its half by texts, and whether it is the first of its source.
 
         The source is what the text shares with others, such as a document; None = it stands alone.
         """
-        number = self._numbers.get(source, self._n_sources) if source is not None else self._n_sources
-        first = number == self._n_sources
-        self._n_sources += first
-        if source is not None:
-            self._numbers[source] = number
+        number = self._n_sources if source is None else self._numbers.setdefault(source, self._n_sources)
+        is_first = number == self._n_sources
+        self._n_sources += is_first
         self._n_texts += 1
-        return _half(number), _half(self._n_texts - 1), first
+        return _half(number), _half(self._n_texts - 1), is_first
 
 
 def _half(number: int) -> int:
-    """0 or 1: a coin for every two that falls the same way each time."""
+    """Return 0 or 1: a coin for every two that falls the same way each time."""
     pair, second = divmod(number, 2)
     return (hashlib.blake2b(str(pair).encode(), digest_size=1).digest()[0] + second) % 2
 
 
+# Sums
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """The links of one relation in one text, and the halves that they go to: by sources, and by texts.
+    """The links of one relation in one text.
 
     Attributes:
+        relation: The relation.
+        halves: The halves that they go to: by sources, and by texts.
+        is_first: Whether the text is the first of its source.
         n: How many links there are.
-        rules: For how many of them each rule is right, (rule,).
-        first: Whether the text is the first of its source.
+        rules: On how many of them each rule is right, (rule,).
     """
 
     relation: str
     halves: tuple[int, int]
+    is_first: bool
     n: int
     rules: NDArray[np.int64]
-    first: bool = True
 
 
-CellSums = tuple[Cell, Floats]
-"""A cell, and the hits and mass of heads in it, (layer, head, 2); NaN where a layer has no such head."""
+@dataclass(kw_only=True, eq=False)
+class LinkPart(Part):
+    """What rules and heads reach on the links of some texts: exact sums of fixed size, whatever the corpus.
+
+    Attributes:
+        sums: By relation, half by sources and half by texts: on how many links each rule and each head is right, and
+            each head's mass on the targets, (rule + head + head,).
+        n_sources: Sources by relation and half by sources.
+        unmeasured: Links that could not be measured, by relation and reason.
+        n_copies: How many texts or chunks are copies of earlier ones.
+    """
+
+    sums: dict[tuple[str, int, int], RunningSums] = field(default_factory=dict)
+    n_sources: dict[tuple[str, int], int] = field(default_factory=dict)
+    unmeasured: dict[tuple[str, str], int] = field(default_factory=dict)
+    n_copies: int = 0
+
+    def add_cells(self, cells: Sequence[Cell], values: Sequence[Floats]) -> None:
+        """Add texts: the hits and mass of all heads in each cell, (layer, head, 2), NaN = there is no such head."""
+        rows: defaultdict[tuple[str, int, int], list[tuple[Floats, Floats]]] = defaultdict(list)
+        for cell, of_heads in zip(cells, values, strict=True):
+            source = (cell.relation, cell.halves[0])
+            self.n_sources[source] = self.n_sources.get(source, 0) + cell.is_first
+            row = np.concatenate([cell.rules, of_heads[..., 0].ravel(), of_heads[..., 1].ravel()])
+            is_there = ~np.isnan(row)
+            rows[cell.relation, *cell.halves].append((np.where(is_there, row, 0.0), is_there * cell.n))
+        for key, pairs in rows.items():
+            sums = RunningSums(pairs[0][0].shape)
+            sums.add([row for row, _ in pairs], [counts for _, counts in pairs])
+            self.sums[key] = self.sums[key].merge(sums) if key in self.sums else sums
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Exact sums over some texts that hold a relation: how many links, and how many texts.
+class Half:
+    """What rules and heads reach on half of the texts of several relations.
 
     Attributes:
-        rules: For how many links each rule is right, (rule,).
-        sums: Hits and mass of heads, (layer, head, 2); None without texts.
+        n_texts: Texts by relation, (relation,); `n_links`: their links.
+        rules: Hits of rules, (relation, rule); `hits` and `mass`: of heads, (relation, head).
     """
 
-    links: int = 0
-    texts: int = 0
-    rules: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(RULES), np.int64))
-    sums: RunningSums | None = None
+    n_texts: NDArray[np.int64]
+    n_links: NDArray[np.int64]
+    rules: RunningSums
+    hits: RunningSums
+    mass: RunningSums
 
-    def merge(self, other: "Part") -> "Part":
-        """The sums over the texts of both."""
-        if self.sums is None or other.sums is None:
-            return other if self.sums is None else self
-        return Part(
-            self.links + other.links, self.texts + other.texts, self.rules + other.rules, self.sums.merge(other.sums)
-        )
-
-
-class Tally:
-    """Exact sums over the texts that hold one relation: of fixed size, whatever the corpus.
-
-    Attributes:
-        parts: By the half by sources and the half by texts, so that halves of either kind can be had of them.
-        sources: Sources in each half by sources.
-        left_out: Links that could not be measured, by reason.
-        there: Which heads there are, (layer, head); empty before any text.
-    """
-
-    def __init__(self) -> None:
-        self.parts: dict[tuple[int, int], Part] = {}
-        self.sources = [0, 0]
-        self.left_out: Counter[str] = Counter()
-        self.there: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
-
-    @property
-    def n(self) -> int:
-        """Links of both halves."""
-        return sum(part.links for part in self.parts.values())
-
-    def merge(self, other: "Tally") -> "Tally":
-        """The sums over the texts of both; neither is changed."""
-        total = Tally()
-        total.sources = [mine + more for mine, more in zip(self.sources, other.sources, strict=True)]
-        total.left_out = self.left_out + other.left_out
-        total.there = self.there if self.there.size else other.there
-        for halves in sorted({*self.parts, *other.parts}):
-            total.parts[halves] = self.parts.get(halves, Part()).merge(other.parts.get(halves, Part()))
-        return total
-
-    def add(self, sums: Sequence[CellSums]) -> None:
-        """Adds what heads reach on texts; a ValueError refuses NaN and infinity where there is such a head."""
-        by_halves: defaultdict[tuple[int, int], list[CellSums]] = defaultdict(list)
-        for cell, values in sums:
-            by_halves[cell.halves].append((cell, values))
-            self.sources[cell.halves[0]] += cell.first
-            if not self.there.size:
-                self.there = np.asarray(~np.isnan(values).all(-1))
-        for halves, cells in by_halves.items():
-            stacked = np.stack([values for _, values in cells])
-            counts = np.array([cell.n for cell, _ in cells], np.float64)[:, None, None, None]
-            running = RunningSums(stacked.shape[1:])
-            running.add(np.where(self.there[..., None], stacked, 0.0), np.broadcast_to(counts, stacked.shape))
-            part = Part(
-                sum(cell.n for cell, _ in cells), len(cells), np.sum([cell.rules for cell, _ in cells], 0), running
-            )
-            self.parts[halves] = self.parts.get(halves, Part()).merge(part)
-
-    def halve(self) -> "Halves":
-        """Its halves: by sources if these suffice, else by texts."""
-        by_sources, by_texts = ((self._half(axis, _CHOOSING), self._half(axis, _SCORING)) for axis in (0, 1))
-        alone = sum(self.sources) == sum(part.texts for part in self.parts.values())
-        enough = min(self.sources) >= FEWEST_SOURCES and by_sources[_SCORING].texts >= FEWEST_TEXTS
-        return Halves(*by_sources, "sources") if alone or enough else Halves(*by_texts, "texts")
-
-    def _half(self, axis: int, half: int) -> Part:
-        return reduce(Part.merge, (part for halves, part in sorted(self.parts.items()) if halves[axis] == half), Part())
-
-    def only_there(self, values: Floats) -> Floats:
-        """Values by (layer, head), NaN where there is no such head."""
-        return np.where(self.there, values, np.nan)
+    @classmethod
+    def of(cls, sums: Sequence[RunningSums]) -> "Half":
+        """Return the sums over the texts of each relation side by side."""
+        n_rules = len(RULES)
+        moments = np.stack([each.moments for each in sums], 1)  # (moment, relation, rule + head + head)
+        n_heads = (moments.shape[-1] - n_rules) // 2
+        parts = np.split(moments, [n_rules, n_rules + n_heads], axis=-1)
+        rules, hits, mass = (RunningSums.of_moments(part, 0) for part in parts)
+        n_links = rules.total("c")[:, 0].astype(np.int64)
+        return cls(np.array([each.n_texts for each in sums]), n_links, rules, hits, mass)
 
 
-@dataclass(frozen=True)
-class Halves:
-    """What a head is chosen on, and what it is scored on; dealt by "sources", or else by "texts"."""
+def halve(part: LinkPart, relation: str) -> tuple[RunningSums, RunningSums, str]:
+    """Return what a head of a relation is chosen on, what it is scored on, and what was dealt: sources or texts."""
+    mine = sorted((halves, sums) for (name, *halves), sums in part.sums.items() if name == relation)
+    nothing = RunningSums(mine[0][1].shape)
 
-    chosen_on: Part
-    scored_on: Part
-    by: str
+    def sums_of(axis: int, half: int) -> RunningSums:
+        return reduce(RunningSums.merge, [sums for halves, sums in mine if halves[axis] == half], nothing)
+
+    chosen_on, scored_on = sums_of(0, _CHOOSING), sums_of(0, _SCORING)
+    n_sources = [part.n_sources.get((relation, half), 0) for half in (_CHOOSING, _SCORING)]
+    are_alone = sum(n_sources) == sum(sums.n_texts for _, sums in mine)
+    suffice = min(n_sources) >= FEWEST_SOURCES and scored_on.n_texts >= FEWEST_TEXTS
+    if are_alone or suffice:
+        return chosen_on, scored_on, "sources"
+    return sums_of(1, _CHOOSING), sums_of(1, _SCORING), "texts"
 
 
-def judge(tallies: Mapping[str, Tally], kind: str) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
-    """Return the tables and arrays of `Relations` with the evidence; relations without any measured link are left out.
+# Verdicts
+
+
+def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
+    """Return the tables and arrays of `Relations` with the evidence, the most frequent relations first.
 
     Args:
-        tallies: By relation.
+        part: The sums over all texts.
         kind: The kind of attention.
+        shape: How many layers it has, and heads in each.
     """
-    names = sorted((name for name, tally in tallies.items() if tally.n), key=lambda name: (-tallies[name].n, name))
-    measured = [_Measured(tallies[name]) for name in names]
-    there = np.logical_or.reduce([relation.tally.there for relation in measured] or [np.zeros((0, 0), np.bool_)])
-    places = [{"kind": kind, "layer": layer, "head": head} for layer, head in np.argwhere(there).tolist()]
-    head_names = [f"L{place['layer']}H{place['head']}" for place in places]
+    n_links: Counter[str] = Counter()
+    for (name, *_), sums in part.sums.items():
+        n_links[name] += int(sums.total("c")[0])
+    names = sorted(n_links, key=lambda name: (-n_links[name], name))
+    if not names:
+        return {}, {array.name: np.zeros((0, 0), DTYPES[array.kind]) for array in Relations.ARRAYS}
+    chosen_sums, scored_sums, dealt = zip(*(halve(part, name) for name in names), strict=True)
+    chosen, scored = Half.of(chosen_sums), Half.of(scored_sums)
 
-    def stack(name: str) -> Floats:
-        return np.array([getattr(relation, name)[there] for relation in measured]).reshape(len(measured), len(places))
-
-    grids: dict[str, NDArray[Any]] = {name: stack(name) for name in ("choice", "accuracy", "mass", "p")}
-    grids |= {"accuracy_low": stack("low"), "accuracy_high": stack("high")}
-    grids["q"] = benjamini_hochberg(grids["p"])
-    baselines = np.array([relation.baseline for relation in measured])
+    # The best simple rule of the scored half: (relation,).
+    best_rule = scored.rules.total("s").argmax(1)
     with np.errstate(invalid="ignore"):
-        is_above = grids["accuracy_low"] >= baselines[:, None] + MARGIN
+        baseline = scored.rules.total("s").max(1) / scored.n_links
+    n_measured = chosen.n_links + scored.n_links
+    no_verdict = np.select(
+        [n_measured < FEWEST_LINKS, scored.n_texts < FEWEST_TEXTS],
+        [f"fewer than {FEWEST_LINKS} examples", f"fewer than {FEWEST_TEXTS} texts to score on"],
+        "",
+    )
+
+    # The numbers of heads: (relation, head).
+    low, high = scored.hits.share_interval(hits=True)
+    by_head = {
+        "choice": chosen.hits.ratio(),
+        "accuracy": scored.hits.ratio(),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "mass": scored.mass.ratio(),
+        "p": np.where(no_verdict[:, None] == "", _p_values(scored, baseline), np.nan),
+    }
+    is_there = (chosen.hits.total("c") + scored.hits.total("c")).any(0)
+    grids: dict[str, NDArray[Any]] = {name: values[:, is_there] for name, values in by_head.items()}
+    grids["q"] = benjamini_hochberg(grids["p"])
+    with np.errstate(invalid="ignore"):
+        is_above = grids["accuracy_low"] >= baseline[:, None] + MARGIN
         grids["found"] = is_above & (grids["q"] <= LEVEL)
-    rows, left_out = [], []
-    for row, (name, relation) in enumerate(zip(names, measured, strict=True)):
-        choice, found = grids["choice"][row], grids["found"][row]
-        best = -1 if np.isnan(choice).all() else int(np.nanargmax(choice))
-        ties = relation.ties(choice, found, best, relation.spread[there]) if best >= 0 and found[best] else []
-        rows.append({**relation.facts(), "relation": name, "best": best, "ties": " ".join(head_names[t] for t in ties)})
-        left_out += [{"relation": row, "reason": why, "n": n} for why, n in relation.tally.left_out.items()]
-    tables = {"relations": rows, "heads": places, "left_out": left_out}
-    return {name: Table.of(Relations.TABLES[name], cells) for name, cells in tables.items()}, grids
+
+    choice = np.nan_to_num(grids["choice"], nan=-1.0)
+    row_of = {name: row for row, name in enumerate(names)}
+    left_out = [
+        {"relation": row_of[name], "reason": reason, "n": n}
+        for (name, reason), n in part.unmeasured.items()
+        if name in row_of
+    ]
+    left_out.sort(key=itemgetter("relation"))
+    layers, heads = np.nonzero(is_there.reshape(shape))
+    tables = {
+        "relations": Table.of_arrays(
+            Relations.TABLES["relations"],
+            relation=names,
+            n=n_measured,
+            n_texts=chosen.n_texts + scored.n_texts,
+            n_scored=scored.n_links,
+            n_texts_scored=scored.n_texts,
+            rule=np.where(scored.n_links > 0, np.array(RULES)[best_rule], ""),
+            baseline=baseline,
+            no_verdict=no_verdict,
+            best=np.where(choice.max(1) >= 0, choice.argmax(1), -1),
+            n_sources=[sum(part.n_sources.get((name, half), 0) for half in (_CHOOSING, _SCORING)) for name in names],
+            halves=dealt,
+        ),
+        "heads": Table.of_arrays(HEADS, kind=[kind] * len(heads), layer=layers, head=heads),
+        "left_out": Table.of(Relations.TABLES["left_out"], left_out),
+    }
+    return tables, grids
 
 
-class _Measured:
-    """One relation before the false discovery rate of all is known.
-
-    Attributes:
-        accuracy: Accuracy of heads on the half that is scored, (layer, head); NaN = there is no such head. `low` and
-            `high` are the ends of its interval, `mass` the mean weight on targets, and `p` the p-value.
-        choice: Accuracy on the half that chooses; `spread`: its standard error.
-    """
-
-    def __init__(self, tally: Tally) -> None:
-        self.tally = tally
-        self.halves = tally.halve()
-        scored, n = self.halves.scored_on, self.halves.scored_on.links
-        best_rule = int(scored.rules.argmax())
-        self.rule = RULES[best_rule] if n else ""
-        self.baseline = float(scored.rules[best_rule] / n) if n else math.nan
-        self.no_verdict = ""
-        if tally.n < FEWEST_LINKS:
-            self.no_verdict = f"fewer than {FEWEST_LINKS} examples"
-        elif scored.texts < FEWEST_TEXTS:
-            self.no_verdict = f"fewer than {FEWEST_TEXTS} texts to score on"
-        self.accuracy, self.mass, self.low, self.high, self.p = np.full((5, *tally.there.shape), np.nan)
-        self.choice, self.spread = np.full((2, *tally.there.shape), np.nan)
-        if self.halves.chosen_on.sums is not None:
-            self.choice = tally.only_there(self.halves.chosen_on.sums.ratio()[..., 0])
-            self.spread = self.halves.chosen_on.sums.standard_error()[..., 0]
-        sums = scored.sums
-        if sums is None:
-            return
-        self.accuracy, self.mass = (tally.only_there(part) for part in np.moveaxis(sums.ratio(), -1, 0))
-        self.low, self.high = (tally.only_there(end[..., 0]) for end in sums.share_interval(hits=True))
-        if not self.no_verdict:  # the larger p counts, of that over texts and that over links
-            over_texts = sums.p_above(np.array([self.baseline, np.nan]))[..., 0]
-            hits = np.floor(sums.total("s")[..., 0] + 1e-9)
-            over_links = np.where(hits < 1, 1.0, bdtrc(np.maximum(hits, 1) - 1, n, self.baseline))
-            self.p = tally.only_there(np.maximum(over_texts, over_links))
-
-    def facts(self) -> dict[str, Any]:
-        """Return what the table of relations says of it, apart from its heads."""
-        return {
-            "n": self.tally.n,
-            "n_texts": self.halves.chosen_on.texts + self.halves.scored_on.texts,
-            "n_scored": self.halves.scored_on.links,
-            "n_texts_scored": self.halves.scored_on.texts,
-            "rule": self.rule,
-            "baseline": self.baseline,
-            "no_verdict": self.no_verdict,
-            "n_sources": sum(self.tally.sources),
-            "halves": self.halves.by,
-        }
-
-    def ties(self, choice: Floats, found: NDArray[np.bool_], best: int, spread: Floats) -> list[int]:
-        """Return further heads that express the relation about as well as the best one, the most accurate first.
-
-        Their accuracy on the half that chooses is no farther from the best one's than its standard error, or than TIED.
-        """
-        n = self.halves.chosen_on.links
-        # With one link more of either kind: of few links all may be right.
-        share = (float(choice[best]) * n + 1) / (n + 2)
-        error = np.nanmax([math.sqrt(share * (1 - share) / n), TIED, spread[best]])
-        with np.errstate(invalid="ignore"):
-            near = found & (choice >= choice[best] - error)
-        near[best] = False
-        tied: list[int] = sorted(np.flatnonzero(near).tolist(), key=lambda head: -choice[head])
-        return tied
+def _p_values(scored: Half, baseline: Floats) -> Floats:
+    """Return the larger p-value of the test over texts and of that over links, (relation, head)."""
+    over_texts = scored.hits.p_above(baseline[:, None])
+    hits = np.floor(scored.hits.total("s") + 1e-9)
+    with np.errstate(invalid="ignore"):
+        tails = bdtrc(np.maximum(hits, 1) - 1, scored.n_links[:, None], baseline[:, None])
+    return np.maximum(over_texts, np.where(hits < 1, 1.0, tails))

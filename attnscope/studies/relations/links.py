@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedText
-from attnscope.annotated.alignment import Placed
+from attnscope.annotated.alignment import Placed, place_links
+from attnscope.corpus import TOKEN_BUDGET, batches, chunks, copy_key
 from attnscope.models.model import Batch, Model
+from attnscope.questions.relations import RelationsOptions
 from attnscope.studies.failures import Place, broken_rows
 from attnscope.studies.inputs.texts import batch_of, pad_rows
-from attnscope.studies.relations.evidence import Cell, CellSums, Tally
-from attnscope.studies.run import Measurer, Part
+from attnscope.studies.measuring.head_blocks import decoder_start
+from attnscope.studies.relations.evidence import Cell, LinkPart, Lots, right_rules
+from attnscope.studies.run import Measurer
 
 if TYPE_CHECKING:
     from attnscope.core.attention.seam import Kind
     from attnscope.core.relations import LinkFacts
 
+COPY = "texts that were there before"
+MIXED = "texts with a target among others without, or the other way round"
+TOO_LONG = "texts or targets longer than the model takes"
+
+Hits = NDArray[np.float64]
+"""Hits and mass of heads in each cell of a piece, (cell, layer, head, 2)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A chunk with its links, and where those are added."""
+    """A chunk with its links, and the cells that they are added to."""
 
     text: AnnotatedText
     placed: Placed
@@ -33,7 +43,7 @@ class Piece:
 
     def __len__(self) -> int:
         """Return its tokens; of a pair the longer of both."""
-        return self.placed.size
+        return max(len(self.placed.chunk), len(self.placed.target or ()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,97 +52,207 @@ class LinkText:
 
     Attributes:
         index: Its number in the block.
+        source: The file it is from; `line`: where.
         n_texts: How many texts it stands for: equal ones are merged.
-        n_copies: How many of these, and of its chunks, are copies of earlier ones.
         pieces: Its chunks.
-        left_out: How many links are left out, by relation and reason.
     """
 
     index: int
     source: str
     line: int
     n_texts: int
-    n_copies: int
     pieces: tuple[Piece, ...]
-    left_out: Mapping[str, Mapping[str, int]]
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens its chunks have."""
+        return sum(len(piece.placed.chunk) for piece in self.pieces)
 
 
 @dataclass(frozen=True, eq=False)
 class LinkBlock:
-    """A block of texts, and their chunks in batches."""
-
-    texts: tuple[LinkText, ...]
-    batches: tuple[tuple[Piece, ...], ...]
-
-
-Hits = NDArray[np.float64]
-"""Hits and mass of heads in each cell of a piece, (cell, layer, head, 2)."""
-
-
-@dataclass(kw_only=True, eq=False)
-class LinkPart(Part):
-    """What heads reach on some texts.
+    """A block of texts.
 
     Attributes:
-        tallies: By relation.
+        texts: The texts.
+        batches: Their chunks in batches, the longest first: what shorter ones need fits into what those have freed.
+        unmeasured: Links that cannot be measured, by relation and reason.
         n_copies: How many texts or chunks are copies of earlier ones.
     """
 
-    tallies: dict[str, Tally] = field(default_factory=dict)
-    n_copies: int = 0
+    texts: tuple[LinkText, ...]
+    batches: tuple[tuple[Piece, ...], ...]
+    unmeasured: Mapping[tuple[str, str], int]
+    n_copies: int
+
+
+# Into the model
+
+
+class Linker:
+    """Aligns links with tokens, and deals texts to halves, one after the other.
+
+    Attributes:
+        examples: The first pieces of the scored half, by relation and what is dealt.
+    """
+
+    def __init__(self, model: Model, options: RelationsOptions, kind: str) -> None:
+        self.examples: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
+        self._model = model
+        self._options = options
+        self._kind = kind
+        start = decoder_start(model)  # what the decoder reads while the encoder alone is studied
+        self._start = None if start is None else start.take(np.arange(1))
+        self._lots: defaultdict[str, Lots] = defaultdict(Lots)
+        self._seen: set[bytes] = set()
+
+    def block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
+        """Return texts as a block."""
+        unmeasured: Counter[tuple[str, str]] = Counter()
+        linked = []
+        n_copies = 0
+        for number, text in enumerate(texts):
+            text = replace(text, links=tuple(link for link in text.links if self._is_wanted(link.relation)))
+            placed, left_out = self._place(text, number)
+            unmeasured += left_out
+            pieces = []
+            for part in placed:
+                relations = Counter(link.link.relation for link in part.links)
+                key = copy_key(_characters_of(text, part))
+                if key in self._seen:
+                    n_copies += 1
+                    unmeasured.update({(relation, COPY): n for relation, n in relations.items()})
+                    continue
+                self._seen.add(key)
+                pieces.append(self._deal(text, part, relations))
+            n_copies += text.n_merged
+            linked.append(LinkText(number, text.source, text.line, 1 + text.n_merged, tuple(pieces)))
+        by_chunk = {(text.index, piece.placed.chunk.number): piece for text in linked for piece in text.pieces}
+        cut = batches((piece.placed.chunk for piece in by_chunk.values()), TOKEN_BUDGET)
+        in_batches = tuple(tuple(by_chunk[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
+        return LinkBlock(tuple(linked), in_batches, unmeasured, n_copies)
+
+    def _is_wanted(self, relation: str) -> bool:
+        """Return whether a relation is studied: by its whole name, or by a label in it."""
+        only = self._options.only
+        return only is None or not {relation, *relation.split("→")}.isdisjoint({*only} - {"parent"})
+
+    def _place(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Counter[tuple[str, str]]]:
+        """Return a text's chunks with their links in tokens, and how many links have none, by relation and reason."""
+        info = self._model.info
+        if (text.target is not None) != (self._kind == "cross"):
+            return [], Counter((link.relation, MIXED) for link in text.links)
+        tokens = self._model.tokenizer.encode(text.text)
+        if text.target is None:
+            parts = chunks(
+                tokens, number, limit=info.max_tokens, chunk=self._options.chunk, stride=self._options.stride
+            )
+            placed, left_out = place_links(text, parts, tokens, causal=self._kind == "decoder")
+            return [replace(part, target=self._start) for part in placed], left_out
+        assert self._model.writer is not None
+        target = self._model.writer.encode_target(text.target)
+        if info.max_tokens is not None and max(len(tokens), len(target)) > info.max_tokens:
+            return [], Counter((link.relation, TOO_LONG) for link in text.links)
+        return place_links(text, chunks(tokens, number), tokens, target=target)
+
+    def _deal(self, text: AnnotatedText, part: Placed, relations: Mapping[str, int]) -> Piece:
+        """Return a chunk with its cells, each relation's links dealt to halves."""
+        # Chunks of one text are in one half, whatever else it belongs to.
+        source = text.document
+        if source is None and part.chunk.n_chunks > 1:
+            source = f"{text.source}, line {text.line}"
+        is_right = right_rules(text, [link.link for link in part.links])
+        relation_of = np.array([link.link.relation for link in part.links])
+        cells = []
+        for relation, n_links in relations.items():
+            by_source, by_text, is_first = self._lots[relation].deal(source)
+            rules = is_right[relation_of == relation].sum(0)
+            cells.append(Cell(relation, (by_source, by_text), is_first, n_links, rules))
+        piece = Piece(text, part, tuple(cells))
+        for cell in cells:
+            for dealt, half in zip(("sources", "texts"), cell.halves, strict=True):
+                examples = self.examples[cell.relation, dealt]
+                if half == 1 and len(examples) < self._options.n_examples:
+                    examples.append(piece)
+        return piece
+
+
+def _characters_of(text: AnnotatedText, part: Placed) -> str:
+    """Return the characters of a chunk, and its target's."""
+    offsets = part.chunk.tokens.offsets
+    real = offsets[(offsets >= 0).all(1) & ~part.chunk.tokens.special]
+    is_whole = part.chunk.n_chunks == 1 or not len(real)
+    written = text.text if is_whole else text.text[int(real.min()) : int(real.max())]
+    return written if text.target is None else f"{written}\n{text.target}"
+
+
+def batch_of_placed(chunks: Sequence[Placed], device: str) -> Batch:
+    """Return token numbers of chunks, padded; of pairs those of the decoder too."""
+    targets = [chunk.target for chunk in chunks if chunk.target is not None]
+    return batch_of([chunk.chunk.tokens for chunk in chunks], targets).to(device)
+
+
+def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
+    """Return the links of a batch of chunks for `core.relations`: a cell for each relation in a chunk."""
+    import torch
+
+    from attnscope.core.relations import LinkFacts
+
+    units = pad_rows([chunk.unit + 1 for chunk in chunks]) - 1
+    rows: dict[tuple[int, tuple[int, ...]], int] = {}  # chunk and tokens that look
+    cells: dict[tuple[int, str], int] = {}
+    targets: list[tuple[int, int]] = []
+    link_row: list[int] = []
+    link_cell: list[int] = []
+    for number, chunk in enumerate(chunks):
+        for link in chunk.links:
+            targets += [(len(link_row), unit) for unit in link.targets]
+            link_row.append(rows.setdefault((number, link.tokens), len(rows)))
+            link_cell.append(cells.setdefault((number, link.link.relation), len(cells)))
+
+    def tensor(numbers: Sequence[Any]) -> Any:
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+    return LinkFacts(
+        units=torch.from_numpy(units).to(device),
+        row_text=tensor([number for number, _ in rows]),
+        pieces=tensor([(row, token) for (_, tokens), row in rows.items() for token in tokens]).view(-1, 2),
+        link_row=tensor(link_row),
+        targets=tensor(targets).view(-1, 2),
+        link_cell=tensor(link_cell),
+        n_cells=len(cells),
+        is_across=kind == "cross",
+    )
+
+
+# Out of the model
+
+
+@dataclass(kw_only=True, eq=False)
+class MeasuredPart(LinkPart):
+    """The sums over texts, and what is known of the block at hand."""
+
     _texts: tuple[LinkText, ...] = ()
-    _hits: dict[tuple[int, int], Hits] = field(default_factory=dict)
+    _hits: dict[Piece, Hits] = field(default_factory=dict)
 
 
-class LinkMeasurer(Measurer[LinkPart]):
+class LinkMeasurer(Measurer[MeasuredPart]):
     """Measures what the heads of one kind of attention do on blocks of pieces."""
 
     def __init__(self, model: Model, kind: str) -> None:
         super().__init__()
-        self.model, self.kind = model, cast("Kind", kind)
-        self._dense = model.info.path == "eager"
+        self._model = model
+        self._kind = cast("Kind", kind)
+        self._is_dense = model.info.path == "eager"
+        self._shape = shape_of(model, kind)
 
-    def start(self, block: LinkBlock) -> LinkPart:
+    def start(self, block: LinkBlock) -> MeasuredPart:
         """Return sums of nothing yet."""
-        return LinkPart(_texts=block.texts)
+        return MeasuredPart(_texts=block.texts, unmeasured=dict(block.unmeasured), n_copies=block.n_copies)
 
     def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
-        """Return the batches of a block, the longest pieces first."""
+        """Return the batches of a block."""
         return block.batches
-
-    def add(self, part: LinkPart, batch: Sequence[Piece], result: tuple[Sequence[Hits], Mapping[int, Place]]) -> None:
-        """Add what heads reach in the cells of each piece."""
-        values, broken = result
-        for number, piece in enumerate(batch):
-            chunk = piece.placed.chunk
-            part._hits[chunk.text, chunk.number] = values[number]
-            if number in broken:
-                part.broken.setdefault(chunk.text, broken[number])
-            text = part._texts[chunk.text]
-            if _is_done(part, text):
-                part.n_texts += text.n_texts
-                part.n_tokens += _n_tokens(text)
-
-    def finish(self, part: LinkPart) -> LinkPart:
-        """Add up the texts of which all chunks were measured; each chunk counts as a text."""
-        texts = [text for text in part._texts if text.index not in part.broken and _is_done(part, text)]
-        cells: defaultdict[str, list[CellSums]] = defaultdict(list)
-        tallies: defaultdict[str, Tally] = defaultdict(Tally)
-        for text in texts:
-            for relation, reasons in text.left_out.items():
-                tallies[relation].left_out.update(reasons)
-            for piece in text.pieces:
-                values = part._hits[piece.placed.chunk.text, piece.placed.chunk.number]
-                for cell, sums in zip(piece.cells, values, strict=True):
-                    cells[cell.relation].append((cell, sums))
-        for relation, of_relation in cells.items():
-            tallies[relation].add(of_relation)
-        part.tallies = dict(tallies)
-        part.n_texts = sum(text.n_texts for text in texts)
-        part.n_tokens = sum(map(_n_tokens, texts))
-        part.n_chunked = sum(text.pieces[0].placed.chunk.n_chunks > 1 for text in texts if text.pieces)
-        part.n_copies = sum(text.n_copies for text in texts)
-        return part
 
     def measure(self, pieces: Sequence[Piece]) -> tuple[list[Hits], dict[int, Place]]:
         """Return hits and mass in the cells of each piece, NaN where a layer has fewer heads; and broken pieces."""
@@ -141,89 +261,61 @@ class LinkMeasurer(Measurer[LinkPart]):
         from attnscope.core.attention.probes import Weights, probe_by_kind
         from attnscope.core.relations import Links, links_of_weights
 
-        n_cells = sum(len(piece.cells) for piece in pieces)
-        facts = facts_of(pieces, "cpu" if self._dense else self.model.info.device)
-        batch = batch_of_placed([piece.placed for piece in pieces], self.model.info.device)
+        device = "cpu" if self._is_dense else self._model.info.device
+        chunks = [piece.placed for piece in pieces]
+        facts = facts_of(chunks, self._kind, device)
+        batch = batch_of_placed(chunks, self._model.info.device)
         with torch.no_grad():
-            if self._dense:
+            if self._is_dense:
                 dense = Weights()
-                self.model.run(batch, dense)
-                by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self.kind].items()}
+                self._model.run(batch, dense)
+                by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self._kind].items()}
             else:
                 links = Links(facts)
-                self.model.run(batch, probe_by_kind({self.kind: links}))
-                by_layer = links.sums[self.kind]
-        layers = sorted(by_layer)
-        n_heads = max(by_layer[layer].hits.shape[1] for layer in layers)
-        values = np.full((n_cells, len(layers), n_heads, 2), np.nan)
-        numbers: dict[int, NDArray[np.float64]] = {}
-        for row, layer in enumerate(layers):
-            of_layer = torch.stack([by_layer[layer].hits, by_layer[layer].mass], -1).cpu().double().numpy()
-            values[:, row, : of_layer.shape[1]] = numbers[layer] = of_layer
-        broken = broken_rows({self.kind: numbers})
-        by_piece: list[Hits] = []
+                self._model.run(batch, probe_by_kind({self._kind: links}))
+                by_layer = links.sums[self._kind]
+
+        # Cells of all pieces: (cell, layer, head, 2).
+        numbers = {layer: sums.cpu().double().numpy() for layer, sums in by_layer.items()}
+        values = np.full((facts.n_cells, *self._shape, 2), np.nan)
+        for layer, of_layer in numbers.items():
+            values[:, layer, : of_layer.shape[1]] = of_layer
+        broken = broken_rows({self._kind: numbers})
+        n_cells = [len(piece.cells) for piece in pieces]
+        piece_of_cell = np.repeat(np.arange(len(pieces)), n_cells).tolist()
         broken_pieces: dict[int, Place] = {}
-        first = 0
-        for number, piece in enumerate(pieces):
-            last = first + len(piece.cells)
-            places = [broken[cell] for cell in range(first, last) if cell in broken]
-            if places:
-                broken_pieces[number] = min(places, key=lambda place: place[1] or 0)
-            by_piece.append(values[first:last])
-            first = last
-        return by_piece, broken_pieces
+        for cell in sorted(broken, key=lambda cell: broken[cell][1] or 0):
+            broken_pieces.setdefault(piece_of_cell[cell], broken[cell])
+        return np.split(values, np.cumsum(n_cells)[:-1]), broken_pieces
+
+    def add(
+        self, part: MeasuredPart, batch: Sequence[Piece], result: tuple[Sequence[Hits], Mapping[int, Place]]
+    ) -> None:
+        """Add what heads reach in the cells of each piece."""
+        values, broken = result
+        for number, piece in enumerate(batch):
+            part._hits[piece] = values[number]
+            text = part._texts[piece.placed.chunk.text]
+            if number in broken:
+                part.broken.setdefault(text.index, broken[number])
+            if part._hits.keys() >= {*text.pieces}:
+                part.n_texts += text.n_texts
+                part.n_tokens += text.n_tokens
+
+    def finish(self, part: MeasuredPart) -> MeasuredPart:
+        """Add up the texts of which all chunks were measured; each chunk counts as a text."""
+        texts = [text for text in part._texts if part._hits.keys() >= {*text.pieces}]
+        texts = [text for text in texts if text.index not in part.broken]
+        pieces = [piece for text in texts for piece in text.pieces]
+        cells = [cell for piece in pieces for cell in piece.cells]
+        part.add_cells(cells, [values for piece in pieces for values in part._hits[piece]])
+        part.n_texts = sum(text.n_texts for text in texts)
+        part.n_tokens = sum(text.n_tokens for text in texts)
+        part.n_chunked = sum(text.pieces[0].placed.chunk.n_chunks > 1 for text in texts if text.pieces)
+        return part
 
 
-def _is_done(part: LinkPart, text: LinkText) -> bool:
-    return all((piece.placed.chunk.text, piece.placed.chunk.number) in part._hits for piece in text.pieces)
-
-
-def _n_tokens(text: LinkText) -> int:
-    return sum(len(piece.placed.chunk) for piece in text.pieces)
-
-
-def batch_of_placed(chunks: Sequence[Placed], device: str) -> Batch:
-    """Token numbers of chunks, padded; of pairs those of the decoder too."""
-    targets = [chunk.target for chunk in chunks if chunk.target is not None]
-    return batch_of([chunk.chunk.tokens for chunk in chunks], targets).to(device)
-
-
-def facts_of(pieces: Sequence[Piece], device: str) -> LinkFacts:
-    """The links of a batch for `core.relations`."""
-    import torch
-
-    from attnscope.core.relations import LinkFacts
-
-    units = pad_rows([piece.placed.unit + 1 for piece in pieces]) - 1
-    row_text: list[int] = []
-    looking: list[tuple[int, int]] = []
-    own: list[tuple[int, int]] = []
-    targets: list[tuple[int, int]] = []
-    link_row: list[int] = []
-    link_cell: list[int] = []
-    first_cell = 0
-    for text, piece in enumerate(pieces):
-        cells = {cell.relation: number for number, cell in enumerate(piece.cells, first_cell)}
-        first_cell += len(piece.cells)
-        rows: dict[tuple[int, ...], int] = {}
-        for link in piece.placed.links:
-            row = rows.get(link.tokens)
-            if row is None:
-                row = rows[link.tokens] = len(row_text)
-                row_text.append(text)
-                looking += [(row, token) for token in link.tokens]
-                own += [(row, unit) for unit in link.own]
-            targets += [(len(link_row), unit) for unit in link.targets]
-            link_row.append(row)
-            link_cell.append(cells[link.link.relation])
-
-    def tensor(rows: Sequence[Any]) -> Any:
-        return torch.tensor(rows, dtype=torch.int64, device=device)
-
-    def pairs(rows: Sequence[Any]) -> Any:
-        return tensor(rows).view(-1, 2)
-
-    return LinkFacts(
-        torch.from_numpy(units).to(device), tensor(row_text), pairs(looking), pairs(own), tensor(link_row),
-        pairs(targets), tensor(link_cell), first_cell,
-    )  # fmt: skip
+def shape_of(model: Model, kind: str) -> tuple[int, int]:
+    """Return how many layers of a kind of attention a model has, and how many heads in each."""
+    number = model.info.kinds.index(kind)
+    return model.info.n_layers[number], model.info.n_heads[number]

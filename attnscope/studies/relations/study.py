@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
-
-from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
-from attnscope.annotated.alignment import UNALIGNED, Placed, place_links, place_target_links
+from attnscope.annotated import AnnotatedCorpus, AnnotatedText
+from attnscope.annotated.alignment import UNALIGNED, PlacedLink
 from attnscope.annotated.texts import merge_equal
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import TOKEN_BUDGET, batches, chunks, copy_key, runs
+from attnscope.corpus import chunks, runs
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.questions.relations import AnnotationOptions, Relations, RelationsOptions
@@ -23,24 +21,28 @@ from attnscope.results.table import Table
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report
-from attnscope.studies.measuring.head_blocks import decoder_start
-from attnscope.studies.relations.evidence import (
-    THRESHOLDS,
-    Cell,
-    Lots,
-    judge,
-    rules_of,
+from attnscope.studies.relations.evidence import THRESHOLDS, judge
+from attnscope.studies.relations.links import (
+    LinkBlock,
+    Linker,
+    LinkMeasurer,
+    MeasuredPart,
+    Piece,
+    batch_of_placed,
+    facts_of,
+    shape_of,
 )
-from attnscope.studies.relations.links import LinkBlock, LinkMeasurer, LinkPart, LinkText, Piece
 from attnscope.studies.run import Run, run_blocks
 from attnscope.studies.workers import Workers
 
-COPY = "texts that were there before"
-MIXED = "texts with a target among others without, or the other way round"
-TOO_LONG = "texts or targets longer than the model takes"
-
 BLOCK = 512
 """Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
+
+MOST_WORDS = 24
+"""Words from the first to the last of a link that is shown as an example."""
+
+BETWEEN = "⇠"
+"""Stands between a target and the text that its words look at."""
 
 
 @with_plain_torch
@@ -51,11 +53,11 @@ def relations(
     report: Report | None = None,
     workers: Workers | None = None,
 ) -> Relations:
-    """Measures how well every head of a model expresses every relation of annotated texts.
+    """Measure how well every head of a model expresses every relation of annotated texts.
 
         model = attnscope.load("minilm")
         links = attnscope.relations(model, "sample_texts/dependencies.conllu")
-        links["nsubj→parent"].best, links["nsubj→parent"].accuracy  # (layer, head); of every head
+        links["accuracy"][links.row("nsubj→parent")]  # of every head
         links.save("relations.npz")
 
     Attention between tokens becomes attention between words by the rules of Clark et al. 2019 (see
@@ -82,254 +84,38 @@ def relations(
     options = options or RelationsOptions()
     corpus = AnnotatedCorpus([texts]) if isinstance(texts, str) else texts
     _require_measurable(model, options)
-    study = _Study(model, options)
-    going = study.run(corpus, report, workers)
-    done, complete = going.done, going.complete
-    tables, grids = judge(done.tallies, study.kind)
+    going, kind, linker = _run(model, corpus, options, report, workers)
+
+    # The evidence.
+    done = going.done
+    tables, grids = judge(done, kind, shape_of(model, kind))
     done.left_out.require_some_left(done.n_texts, model.info)
-    if complete and not going.lost and not len(tables["relations"]):
+    if going.complete and not going.lost and not tables:
         raise AttnscopeError(*_explain_nothing(done, options))
+
+    # Where it comes from.
     files = corpus if isinstance(corpus, AnnotatedCorpus) else None
-    problems = [] if files is None else [asdict(problem) for problem in files.problems]
     corpus_facts = {
-        "sources": ["texts"] if files is None else list(files.sources),
-        "unit": None if files is None else files.unit,
+        "sources": list(files.sources) if files else ["texts"],
+        "unit": files.unit if files else None,
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "n_chunked": done.n_chunked,
         "n_copies": done.n_copies,
         "n_not_finite": done.left_out.n,
-        "sha256": "" if files is None else files.sha256,
-        "problems": [*problems, *going.problems(model.info)],
-        "complete": complete,
+        "sha256": files.sha256 if files else "",
+        "problems": [asdict(problem) for problem in files.problems] if files else [],
+        "complete": going.complete,
     }
+    corpus_facts["problems"] += going.problems(model.info)
     option_facts = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
-    about = run_of(model.info, [*_notes(done, note_mixed_halves(tables["relations"])), *going.notes])
+    about = run_of(model.info, [*_notes(done), *note_mixed_halves(tables), *going.notes])
     if going.failures:
         about["failures"] = going.failures
     result = Relations(about, corpus_facts, option_facts, tables, grids)
-    return replace(result, tables={**tables, **study.examples(result)}) if options.n_examples else result
-
-
-def _require_measurable(model: Model, options: RelationsOptions) -> None:
-    """Raises an AttnscopeError before any text is read if the model or the options cannot work."""
-    example = example_tokens(model.tokenizer)
-    if not (example.offsets >= 0).any():
-        raise AttnscopeError(
-            f"the tokenizer of {model.info.name} does not tell which characters its tokens are",
-            "relations need a fast tokenizer, with offsets",
-        )
-    # Chunks that do not fit the model are refused here.
-    chunks(example, limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
-
-
-def _explain_nothing(done: LinkPart, options: RelationsOptions) -> tuple[str, str]:
-    """Why no link was measured, and what would help."""
-    reasons = Counter[str]()
-    for tally in done.tallies.values():
-        reasons.update(tally.left_out)
-    if reasons:
-        reason, n = reasons.most_common(1)[0]
-        return (
-            f"no link can be measured: {n:,} were left out: {reason}",
-            "give a model whose tokens are no longer than the units (of proteins one that reads residues one by one)"
-            if reason == UNALIGNED
-            else "choose other texts, another --split, or longer chunks",
-        )
-    if options.only is not None:
-        return f"there is no relation {', '.join(options.only)} in these texts", "leave out --only to see all"
-    return "there is no link in these texts", "give texts whose annotation has some"
-
-
-def _notes(done: LinkPart, mixed: Sequence[str]) -> list[str]:
-    notes = []
-    if done.n_copies:
-        notes.append(
-            f"{amount(done.n_copies, 'text is a copy', 'texts are copies')} of others, case and whitespace apart: "
-            "of each the first counts, and of those right after it the links that it lacks."
-        )
-    notes += mixed
-    reasons: dict[str, Counter[str]] = {}
-    for name, tally in done.tallies.items():
-        for reason, n in tally.left_out.items():
-            reasons.setdefault(reason, Counter())[name] += n
-    for reason, by_relation in reasons.items():
-        most = ", ".join(f"{name} {n}" for name, n in by_relation.most_common(3))
-        more = " …" if len(by_relation) > 3 else ""
-        notes.append(f"Left out, {reason}: {by_relation.total():,} links ({most}{more}).")
-    if done.n_chunked:
-        notes.append(
-            f"{amount(done.n_chunked, 'text was', 'texts were')} longer than the model takes, and cut into chunks; "
-            "each chunk counts as a text."
-        )
-    return notes
-
-
-def note_mixed_halves(relations: Table) -> list[str]:
-    """Return a note where too few sources let texts of one source into both halves; else nothing."""
-    is_mixed = (relations["halves"] == "texts") & (relations["no_verdict"] == "")
-    mixed = relations["relation"][is_mixed].tolist()
-    if not mixed:
-        return []
-    named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
-    return [
-        f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
-        "texts or chunks of one source are in both halves, and the result holds for these sources alone."
-    ]
-
-
-class _Study:
-    """One model on annotated texts: aligns links with tokens, and deals texts to halves."""
-
-    def __init__(self, model: Model, options: RelationsOptions) -> None:
-        self.model, self.options = model, options
-        self.kind: str = model.info.kinds[0]
-        opening = decoder_start(model)  # what the decoder reads while the encoder alone is studied
-        self._start = None if opening is None else opening.take(np.arange(1))
-        self._lots: defaultdict[str, Lots] = defaultdict(Lots)
-        self._seen: set[bytes] = set()
-        self._examples: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
-
-    def run(self, texts: Iterable[AnnotatedText], report: Report | None, workers: Workers | None) -> Run[LinkPart]:
-        """Read and measure all texts."""
-        try:
-            each = merge_equal(texts)
-            first = next(each, None)
-            if first is None:
-                return Run(LinkPart())
-            self.kind = self._kind_for(first)
-            make = partial(LinkMeasurer, kind=self.kind)
-            texts_by_block = runs(chain([first], each), BLOCK, lambda text: len(text.text))
-            cut = (self._block(block_texts) for block_texts in texts_by_block)
-            sharing = (workers,) if workers else None
-            share = partial(_share_read, texts)
-            return run_blocks(make, (self.model,), cut, LinkPart(), workers=sharing, report=report, share=share)
-        except KeyboardInterrupt:
-            return Run(LinkPart(), complete=False)
-
-    def _kind_for(self, text: AnnotatedText) -> str:
-        """The kind of attention that the links of a text like this one are about."""
-        info = self.model.info
-        if text.target is None:
-            return info.kinds[0]
-        if "cross" not in info.kinds or self.model.writer is None:
-            raise AttnscopeError(
-                f"{info.name} has no cross-attention, by which a target would look at its text",
-                'texts with a "target" are for encoder-decoders that read text, such as Marian or T5',
-            )
-        if self.options.chunk is not None or self.options.stride is not None:
-            raise AttnscopeError("texts with a target are not cut into chunks", "leave out --chunk")
-        return "cross"
-
-    def _block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
-        linked = tuple(self._link(text, number) for number, text in enumerate(texts))
-        pieces = {(text.index, piece.placed.chunk.number): piece for text in linked for piece in text.pieces}
-        cut = batches((piece.placed.chunk for piece in pieces.values()), TOKEN_BUDGET)
-        # The longest first: what shorter ones need fits into what those have freed.
-        return LinkBlock(
-            linked, tuple(tuple(pieces[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
-        )
-
-    def _link(self, text: AnnotatedText, number: int) -> LinkText:
-        """Align the links of a text with its chunks, and deal these to halves."""
-        text = replace(text, links=tuple(link for link in text.links if self._wants(link.relation)))
-        parts, left_out = self._align(text, number)
-        unmeasured: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for relation, reasons in (*left_out.items(), *text.left_out.items()):
-            if self._wants(relation):
-                unmeasured[relation].update(reasons)
-        # Chunks of one text are in one half, whatever else it belongs to.
-        alone = None if not parts or parts[0].chunk.n_chunks == 1 else f"{text.source}, line {text.line}"
-        pieces, n_copies = [], 0
-        for part in parts:
-            links: defaultdict[str, list[Link]] = defaultdict(list)
-            for link in part.links:
-                links[link.link.relation].append(link.link)
-            key = copy_key(_characters_of(text, part))
-            if key in self._seen:
-                n_copies += 1
-                for relation, copied in links.items():
-                    unmeasured[relation][COPY] += len(copied)
-                continue
-            self._seen.add(key)
-            rule_hits = rules_of(text, links)
-            cells = []
-            for relation, group in links.items():
-                by_source, by_text, first = self._lots[relation].deal(text.document or alone)
-                cells.append(Cell(relation, (by_source, by_text), len(group), rule_hits[relation], first))
-            piece = Piece(text, part, tuple(cells))
-            for cell in cells:
-                for by, half in zip(("sources", "texts"), cell.halves, strict=True):
-                    examples = self._examples[cell.relation, by]
-                    if half == 1 and len(examples) < self.options.n_examples:
-                        examples.append(piece)
-            pieces.append(piece)
-        return LinkText(
-            number, text.source, text.line, 1 + text.n_merged, n_copies + text.n_merged, tuple(pieces), unmeasured
-        )
-
-    def _wants(self, relation: str) -> bool:
-        """Whether a relation is studied: by its whole name, or by a label in it."""
-        only, labels = self.options.only, set(relation.split("→")) - {"parent"}
-        return only is None or any(name == relation or name in labels for name in only)
-
-    def _align(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Mapping[str, Mapping[str, int]]]:
-        """A text's chunks with their links in tokens, and the links that have none, by relation and reason."""
-        if (text.target is not None) != (self.kind == "cross"):
-            return [], _leave_out_all(text, MIXED)
-        tokens, limit = self.model.tokenizer.encode(text.text), self.model.info.max_tokens
-        if text.target is not None:
-            assert self.model.writer is not None
-            target = self.model.writer.encode_target(text.target)
-            if limit is not None and max(len(tokens), len(target)) > limit:
-                return [], _leave_out_all(text, TOO_LONG)
-            return place_target_links(text, chunks(tokens, number)[0], target)
-        parts = chunks(tokens, number, limit=limit, chunk=self.options.chunk, stride=self.options.stride)
-        aligned, left_out = place_links(text, parts, tokens, causal=self.kind == "decoder")
-        return [replace(part, target=self._start) for part in aligned], left_out
-
-    def examples(self, result: Relations) -> dict[str, Table]:
-        """Return texts of the scored half with what the best head does on them, for relations that a head expresses."""
-        from attnscope.studies.relations.examples import example_of
-
-        relations, heads = result.table("relations"), result.table("heads")
-        examples: list[dict[str, Any]] = []
-        links: list[dict[str, Any]] = []
-        for row in range(len(relations)):
-            best = int(relations["best"][row])
-            if best < 0 or not (result["found"][row, best] or self.options.only is not None):
-                continue
-            place = int(heads["layer"][best]), int(heads["head"][best])
-            name = str(relations["relation"][row])
-            for piece in self._examples[name, str(relations["halves"][row])]:
-                made = example_of(self.model, self.kind, name, place, piece.text, piece.placed)
-                if made is not None:
-                    links += [{**link, "example": len(examples)} for link in made[1]]
-                    examples.append({**made[0], "relation": row})
-        rows = {"examples": examples, "links": links}
-        return {name: Table.of(Relations.TABLES[name], cells) for name, cells in rows.items()}
-
-
-def _leave_out_all(text: AnnotatedText, reason: str) -> dict[str, dict[str, int]]:
-    return {relation: {reason: n} for relation, n in Counter(link.relation for link in text.links).items()}
-
-
-def _characters_of(text: AnnotatedText, part: Placed) -> str:
-    """The characters of a chunk, and its target's."""
-    offsets = part.chunk.tokens.offsets
-    real = offsets[(offsets >= 0).all(1) & ~part.chunk.tokens.special]
-    whole = part.chunk.n_chunks == 1 or not len(real)
-    written = text.text if whole else text.text[int(real.min()) : int(real.max())]
-    return written if text.target is None else f"{written}\n{text.target}"
-
-
-def _share_read(texts: Iterable[AnnotatedText], _: LinkBlock) -> float | None:
-    if isinstance(texts, AnnotatedCorpus) and texts.n_bytes:
-        return min(1.0, texts.bytes_read / texts.n_bytes)
-    return None
-
-
-# From files ------------------------------------------------------------------------------------------------------
+    if linker is None or not options.n_examples:
+        return result
+    return replace(result, tables={**tables, "examples": _examples(model, kind, linker, result)})
 
 
 def study_files(
@@ -341,12 +127,198 @@ def study_files(
     report: Report | None,
     workers: Workers | None = None,
 ) -> Relations:
-    """Loads a model, and studies the relations of annotated files."""
-    return relations(loading.load(spec), _open_corpus(files, annotation), options, report, workers)
-
-
-def _open_corpus(files: Sequence[str], annotation: AnnotationOptions) -> AnnotatedCorpus:
+    """Load a model, and study the relations of annotated files."""
     try:
-        return AnnotatedCorpus(files, kind=annotation.kind, unit=annotation.unit)
+        corpus = AnnotatedCorpus(files, kind=annotation.kind, unit=annotation.unit)
     except AttnscopeError as error:
         raise UsageError(error.message, error.hint) from None
+    return relations(loading.load(spec), corpus, options, report, workers)
+
+
+def _require_measurable(model: Model, options: RelationsOptions) -> None:
+    """Refuse models and options that cannot work, before any text is read.
+
+    Raises:
+        AttnscopeError: They cannot.
+    """
+    example = example_tokens(model.tokenizer)
+    if not (example.offsets >= 0).any():
+        raise AttnscopeError(
+            f"the tokenizer of {model.info.name} does not tell which characters its tokens are",
+            "relations need a fast tokenizer, with offsets",
+        )
+    # Chunks that do not fit the model are refused here.
+    chunks(example, limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
+
+
+def _run(
+    model: Model,
+    texts: Iterable[AnnotatedText],
+    options: RelationsOptions,
+    report: Report | None,
+    workers: Workers | None,
+) -> tuple[Run[MeasuredPart], str, Linker | None]:
+    """Read and measure all texts; return what came of it, the kind of attention, and what dealt the texts."""
+    each = merge_equal(texts)
+    try:
+        first = next(each, None)
+    except KeyboardInterrupt:
+        return Run(MeasuredPart(), complete=False), model.info.kinds[0], None
+    if first is None:
+        return Run(MeasuredPart()), model.info.kinds[0], None
+    kind = _kind_for(first, model, options)
+    linker = Linker(model, options, kind)
+
+    def share(_: LinkBlock) -> float | None:
+        return texts.share_read if isinstance(texts, AnnotatedCorpus) else None
+
+    blocks = map(linker.block, runs(chain([first], each), BLOCK, lambda text: len(text.text)))
+    make = partial(LinkMeasurer, kind=kind)
+    sharing = (workers,) if workers else None
+    going = run_blocks(make, (model,), blocks, MeasuredPart(), workers=sharing, report=report, share=share)
+    return going, kind, linker
+
+
+def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> str:
+    """Return the kind of attention that the links of a text like this one are about."""
+    info = model.info
+    if text.target is None:
+        return info.kinds[0]
+    if "cross" not in info.kinds or model.writer is None:
+        raise AttnscopeError(
+            f"{info.name} has no cross-attention, by which a target would look at its text",
+            'texts with a "target" are for encoder-decoders that read text, such as Marian or T5',
+        )
+    if options.chunk is not None or options.stride is not None:
+        raise AttnscopeError("texts with a target are not cut into chunks", "leave out --chunk")
+    return "cross"
+
+
+# What is said
+
+
+def _explain_nothing(done: MeasuredPart, options: RelationsOptions) -> tuple[str, str]:
+    """Say why no link was measured, and what would help."""
+    reasons: Counter[str] = Counter()
+    for (_, reason), n in done.unmeasured.items():
+        reasons[reason] += n
+    if reasons:
+        reason, n = reasons.most_common(1)[0]
+        hint = "choose other texts, another --split, or longer chunks"
+        if reason == UNALIGNED:
+            hint = "give a model whose tokens are no longer than the units (of proteins one that reads single residues)"
+        return f"no link can be measured: {n:,} were left out: {reason}", hint
+    if options.only is not None:
+        return f"there is no relation {', '.join(options.only)} in these texts", "leave out --only to see all"
+    return "there is no link in these texts", "give texts whose annotation has some"
+
+
+def _notes(done: MeasuredPart) -> list[str]:
+    """Say what was not measured as it was given."""
+    notes = []
+    if done.n_copies:
+        notes.append(
+            f"{amount(done.n_copies, 'text is a copy', 'texts are copies')} of others, case and whitespace apart: "
+            "of each the first counts, and of those right after it the links that it lacks."
+        )
+    by_reason: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for (name, reason), n in done.unmeasured.items():
+        by_reason[reason][name] += n
+    for reason, by_relation in by_reason.items():
+        most = ", ".join(f"{name} {n}" for name, n in by_relation.most_common(3))
+        more = " …" if len(by_relation) > 3 else ""
+        notes.append(f"Left out, {reason}: {by_relation.total():,} links ({most}{more}).")
+    if done.n_chunked:
+        notes.append(
+            f"{amount(done.n_chunked, 'text was', 'texts were')} longer than the model takes, and cut into chunks; "
+            "each chunk counts as a text."
+        )
+    return notes
+
+
+def note_mixed_halves(tables: dict[str, Table]) -> list[str]:
+    """Say which relations with a verdict have texts of one source in both halves."""
+    if not tables:
+        return []
+    table = tables["relations"]
+    mixed = table["relation"][(table["halves"] == "texts") & (table["no_verdict"] == "")].tolist()
+    if not mixed:
+        return []
+    named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
+    return [
+        f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
+        "texts or chunks of one source are in both halves, and the result holds for these sources alone."
+    ]
+
+
+# Examples
+
+
+def _examples(model: Model, kind: str, linker: Linker, result: Relations) -> Table:
+    """Return what the best head of each relation does on texts of the scored half, if it expresses the relation."""
+    table, heads = result.table("relations"), result.table("heads")
+    rows: list[dict[str, Any]] = []
+    for row, (name, dealt, best) in enumerate(
+        zip(table["relation"].tolist(), table["halves"].tolist(), table["best"].tolist(), strict=True)
+    ):
+        if best >= 0 and (result["found"][row, best] or result.options["only"] is not None):
+            head = int(heads["layer"][best]), int(heads["head"][best])
+            for piece in linker.examples[name, dealt]:
+                rows += [{"relation": row, **link} for link in _show(model, kind, name, head, piece)]
+    return Table.of(Relations.TABLES["examples"], rows)
+
+
+def _show(model: Model, kind: str, relation: str, head: tuple[int, int], piece: Piece) -> list[dict[str, Any]]:
+    """Return what a head does on the links of a relation in a chunk, as rows of `examples`."""
+    import torch
+
+    from attnscope.core.attention.probes import Weights
+    from attnscope.core.attention.seam import Kind
+    from attnscope.core.relations import word_weights
+
+    text = piece.text
+    links = tuple(link for link in piece.placed.links if link.link.relation == relation)
+    placed = replace(piece.placed, links=links)
+    probe = Weights([head[0]], [head[1]], [cast(Kind, kind)])
+    with torch.no_grad():
+        model.run(batch_of_placed([placed], model.info.device), probe)
+    facts = facts_of([placed], kind, "cpu")
+    weights = probe.maps[cast(Kind, kind)][head[0]][0]  # (1, query, key)
+    picked = weights[:, facts.pieces[:, 1]].movedim(1, 0)
+    given = word_weights(facts, torch.arange(len(facts.row_text)), facts.pieces, picked)[:, 0]  # (row, word)
+
+    rows = []
+    for link, row in zip(links, facts.link_row.tolist(), strict=True):
+        unit = int(given[row].argmax())
+        looked_at = int(placed.word[unit])
+        excerpt = _excerpt_of(text, link)
+        if excerpt:
+            spell = text.word if text.target is None else text.target_word
+            rows.append(
+                {
+                    "source": text.source,
+                    "line": text.line,
+                    "text": excerpt,
+                    "looking": " ".join(map(spell, link.link.source)),
+                    "targets": " ".join(map(text.word, link.link.targets)),
+                    "looked_at": text.word(looked_at) if looked_at >= 0 else "",
+                    "right": unit in link.targets and float(given[row, unit]) > 0,
+                    "weight": float(given[row, unit]),
+                }
+            )
+    return rows
+
+
+def _excerpt_of(text: AnnotatedText, link: PlacedLink) -> str:
+    """Return the words around a link on one line; nothing if there are too many."""
+    if text.target is not None:
+        words = f"{text.target} {BETWEEN} {text.text}".split()
+        return " ".join(words) if len(words) <= 2 * MOST_WORDS else ""
+    ends = (*link.link.source, *link.link.targets)
+    spare = MOST_WORDS - (max(ends) - min(ends) + 1)
+    if spare < 0:
+        return ""
+    first = max(0, min(ends) - spare // 2)
+    last = min(len(text.words), first + MOST_WORDS)
+    shown = " ".join(text.text[text.words[first][0] : text.words[last - 1][1]].split())
+    return ("… " if first else "") + shown + (" …" if last < len(text.words) else "")
