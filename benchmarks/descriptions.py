@@ -104,7 +104,7 @@ def forward_seconds(model: Model, sample: list[Unit]) -> float:
 
 
 STAGES = {
-    "reading": (study, "measure"), "directions": (directions, "find_directions"), "search": (descriptions, "describe"),
+    "reading": (study, "measure"), "directions": (directions, "find_columns"), "search": (descriptions, "describe"),
     "naming": (study, "describe_fitted"),
 }  # fmt: skip
 

@@ -51,8 +51,8 @@ def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
             flags[number] = np.repeat(TYPES[OFFSETS == 0], N_KEYS) == TYPES
     rows = Rows(
         flags, np.array([feature.levels for feature in features]), np.arange(N_ROWS + 1) * N_KEYS, np.arange(N_ROWS),
-        attention[None] / np.repeat(np.add.reduceat(attention, np.arange(N_ROWS) * N_KEYS), N_KEYS), None,
-        TYPES.astype(np.int32), TYPES[OFFSETS == 0].astype(np.int32), columns=(columns,),
+        attention[None] / np.repeat(np.add.reduceat(attention, np.arange(N_ROWS) * N_KEYS), N_KEYS),
+        key_types=TYPES.astype(np.int32), query_types=TYPES[OFFSETS == 0].astype(np.int32), columns=(columns,),
     )  # fmt: skip
     types, gates = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS), gates_of(features)
     rows = replace(rows, gates=flags[gates][:, OFFSETS == 0] > 0)
@@ -124,7 +124,8 @@ def test_a_feature_from_some_queries_names_both(feature: str, words: str) -> Non
     gate = gates_of(features).index(gates)
     from_she = np.repeat(TYPES[OFFSETS == 0] == 1, N_KEYS)
     attention = np.where(from_she & np.isin(TYPES, (2, 3)), 9.0, 1.0)
-    names = names_of(attention, (Column(np.array([0.0, 1.0, 0.0]), 5, gate=gate, gated=at),))
+    values = np.array([0.0, 1.0])
+    names = names_of(attention, (Column(5, values, feature=at, query_values=values, gate=gate),))
     found = Description((names.rows.n_shared,), np.array([2.2]), (0.1,), 0.2)
     assert summarise(names, 0, found, ())[1].startswith(words)
     assert names.of_term(names.rows.n_shared, 0) == f"from pronouns: {features[at].words}"
@@ -135,7 +136,8 @@ def test_queries_of_a_pair_stand_before_what_they_attend_to() -> None:
     attention = np.where(from_she & np.isin(TYPES, (2, 3)), 9.0, 1.0)
     queries, keys = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
     queries[1], keys[2:4] = 1, 1
-    pair = Column(np.array([0.0, 0.0, 0.0, 1.0]), 7, keys, queries)
+    values = np.array([0.0, 1.0])
+    pair = Column(7, values, keys, query_values=values, queries=queries)
     names = names_of(attention, (pair,))
     number = names.rows.n_shared
     found = Description((number,), np.array([2.2]), (0.1,), 0.2)

@@ -38,9 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.exact.intervals import predicted_interval
-from attnscope.core.fit_tables import RIDGE, Floats
-from attnscope.core.gates import TINY, least_gain
-from attnscope.core.sampled_rows import Rows
+from attnscope.core.sampled_rows import Floats, Rows, Table
 from attnscope.core.sums import RunningSums
 
 MOST_TERMS = 4
@@ -62,10 +60,16 @@ FEWEST_TEXTS = 3
 LATER = -2
 """In `needs` of `describe`: the feature may be a term, but not the first."""
 
+TINY = 1e-9
+"""Instead of 0, whose logarithm is not finite."""
+
+RIDGE = 1e-4
+"""What a squared weight of a fit costs, in nats."""
+
 LARGEST_WEIGHT, LARGEST_STEP = 16.0, 3.0
 _ITERATIONS, _CLOSE, _CLOSE_ENOUGH = 30, 1e-7, 1e-4
 _TIED = 1e-8
-_SCREENED_AT_ONCE = 2**22
+_HEADS_AT_ONCE = 12  # heads that share a product with all features; the tables of all of them are kept meanwhile
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,14 +81,14 @@ class Description:
         weights: w of each, log odds for a feature that goes from 0 to 1.
         gains: Nats that each explained of the fitted texts when it was chosen.
         nats: KL(A ‖ uniform) of the fitted texts.
-        first: The first term alone; None if there is none.
+        first_weight: w of the first term alone; 0 = there is none.
     """
 
     terms: tuple[int, ...]
     weights: Floats
     gains: tuple[float, ...]
     nats: float
-    first: "Description | None" = None
+    first_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,14 +101,12 @@ class Score:
         low: Lower end of its interval over texts; NaN where these texts cannot tell.
         high: Upper end, at most 1; NaN likewise.
         nats: The mean of KL(A ‖ uniform).
-        left: The mean of KL(A ‖ p).
     """
 
     explained: float
     low: float
     high: float
     nats: float
-    left: float
 
 
 # Find terms
@@ -136,70 +138,69 @@ def describe(
     if candidates is not None:
         usable &= np.isin(np.arange(rows.n_shared), np.asarray(candidates))
     wholes = np.full(rows.n_shared, -1) if needs is None else np.asarray(needs)
-    searches = [_Search(rows, head, simplicity) for head in range(rows.n_heads)]
-
-    while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
-        at_once = max(1, _SCREENED_AT_ONCE // max(rows.size, 1))
-        for start in range(0, len(going), at_once):
-            some = going[start : start + at_once]
-            for search, pi in zip(some, _expect(rows, some), strict=True):
-                # Parts wait for their whole, and of features of its own a head has few.
+    descriptions: list[Description] = []
+    for start in range(0, rows.n_heads, _HEADS_AT_ONCE):
+        heads = range(start, min(start + _HEADS_AT_ONCE, rows.n_heads))
+        searches = [_Search(rows, head, simplicity, most_own) for head in heads]
+        while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
+            p = np.stack([search.unscaled() for search in going])  # (head, entry)
+            expected = rows.means(p, rows.weights[[search.head for search in going]])
+            for search, of_entries, of_features in zip(going, p, expected, strict=True):
+                # Parts wait for their whole.
                 is_ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
-                search.extend(pi, np.concatenate([usable & is_ready, search.may_take(most_own)]))
-    return [search.description() for search in searches]
-
-
-def _expect(rows: Rows, searches: Sequence["_Search"]) -> list[Floats]:
-    """Return E_p[f] of every feature at the current fit of some heads, (feature,) each."""
-    p = np.stack([search.unscaled() for search in searches])
-    shared = rows.means(p, rows.weights[[search.head for search in searches]])
-    own = [rows.mean_under(search.own, search.head, of_p) for search, of_p in zip(searches, p, strict=True)]
-    return [np.concatenate(both) for both in zip(shared, own, strict=True)]
+                search.extend(of_features, of_entries, usable & is_ready)
+        descriptions += [search.description() for search in searches]
+    return descriptions
 
 
 class _Search:
-    """The search for the terms of one head."""
+    """The search for the terms of one head. Features are those that all heads share, then the head's own."""
 
-    def __init__(self, rows: Rows, head: int, simplicity: Sequence[int]) -> None:
+    def __init__(self, rows: Rows, head: int, simplicity: Sequence[int], most_own: int) -> None:
         self.head = head
-        self.own = rows.own_features(head)
         self.terms: tuple[int, ...] = ()
         self._rows = rows
+        self._most_own = most_own
         self._weights = np.zeros(0)
         self._gains: list[float] = []
+        self._first_weight = 0.0
         self._nats = float(rows.mean_nats[head])
         self._left = self._nats
-        self._first: Description | None = None
         self.goes_on = self._nats > 0
-        columns = rows.columns[head] if rows.columns else ()
+        own = rows.own_features(head)
+        columns = [rows.columns[head][number - rows.n_shared] for number in own]
+        self._own_values = np.stack([rows.by_entry(number, head) for number in own] or [np.zeros(rows.size)])
+        on_own = self._own_values @ rows.weighted(rows.attention[head].astype(np.float64), head)
+        spread = [rows.variance(values) for values in self._own_values]
+        n_own = len(own)
+        self._expected = np.append(rows.expected[head], on_own[:n_own])
+        self._spread = np.append(rows.graded_variances, spread[:n_own])
+        self._is_graded = np.append(rows.levels > 2, np.ones(n_own, np.bool_))
+        self._is_fitted = np.array([False] * rows.n_shared + [column.gate < 0 for column in columns])
         self._simplicity = [*simplicity, *(column.rank for column in columns)]
-        self._expected = np.concatenate([rows.expected[head], [rows.share(f, head) for f in self.own]])
-        self._spread = np.concatenate([rows.graded_variances, [rows.variance(f, head) for f in self.own]])
-        self._is_graded = np.concatenate([rows.levels > 2, np.ones(len(self.own), np.bool_)])
-        self._is_fitted = np.array([rows.is_fitted(f, head) for f in self.own], np.bool_)
-
-    def may_take(self, most_own: int) -> NDArray[np.bool_]:
-        """Say which of the head's own features may be the next term, (own feature,)."""
-        n_own = sum(self._rows.is_fitted(term, self.head) for term in self.terms)
-        return ~self._is_fitted | (n_own < most_own)
 
     def unscaled(self) -> NDArray[np.float32]:
         """Return what the terms so far expect, up to a factor of each row, (entry,)."""
-        order = self._table_order(self.terms)
-        return self._rows.unscaled(tuple(self.terms[i] for i in order), self._weights[order], self.head)
+        return self._rows.unscaled(self.terms, self._weights, self.head)
 
-    def extend(self, pi: Floats, usable: NDArray[np.bool_]) -> None:
+    def extend(self, expected: Floats, p: NDArray[np.float32], usable: NDArray[np.bool_]) -> None:
         """Take the next term, or end the search.
 
         Args:
-            pi: (feature,): E_p[f] at the current fit.
-            usable: (feature,): which features may be the term.
+            expected: (shared feature,): E_p[f] at the current fit.
+            p: (entry,): the current fit, up to a factor of each row.
+            usable: (shared feature,): which of these may be the term.
         """
+        n_own = len(self._expected) - len(expected)
+        on_own = self._own_values[:n_own] @ self._rows.weighted(p, self.head)
+        has_room = self._is_fitted[list(self.terms)].sum() < self._most_own
+        may_follow = np.append(usable, np.full(n_own, True)) & (has_room | ~self._is_fitted)
+        may_follow[list(self.terms)] = False
         least = LEAST_GAIN * self._nats
-        tried = [
-            (feature, *self._refit((*self.terms, feature), np.append(self._weights, step), _CLOSE_ENOUGH * self._nats))
-            for feature, step in self._candidates(pi, usable)
-        ]
+        tried = []
+        for feature, step in self._candidates(np.append(expected, on_own), may_follow):
+            start = np.append(self._weights, step)
+            tried.append((feature, *self._refit((*self.terms, feature), start, _CLOSE_ENOUGH * self._nats)))
         largest = self._left - min((left for *_, left in tried), default=math.inf)
         if largest < least:
             self.goes_on = False
@@ -209,67 +210,82 @@ class _Search:
         simplest = min(self._simplicity[feature] for feature, *_ in alike)
         alike = [trial for trial in alike if self._simplicity[trial[0]] == simplest]
         best = min(left for *_, left in alike)
-        feature, weights, left = min(trial for trial in alike if trial[2] <= best + _TIED * self._nats)
+        feature, weights, _ = min(trial for trial in alike if trial[2] <= best + _TIED * self._nats)
         if not self.terms:
-            self._first = Description((feature,), weights, (self._nats - left,), self._nats)
+            self._first_weight = float(weights[0])
         self.terms = (*self.terms, feature)
         self._weights, left = self._refit(self.terms, weights, _CLOSE)
         self._gains.append(self._left - left)
         self._left = left
         self.goes_on = left > (1 - ENOUGH) * self._nats
 
-    def _candidates(self, pi: Floats, usable: NDArray[np.bool_]) -> list[tuple[int, float]]:
+    def _candidates(self, pi: Floats, may_follow: NDArray[np.bool_]) -> list[tuple[int, float]]:
         """Return the features that could gain most, with the weight at which each would be gained."""
         a = np.clip(self._expected, TINY, 1 - TINY)
         pi = np.clip(pi, TINY, 1 - TINY)
-        usable[list(self.terms)] = False
-        gains = np.where(usable, least_gain(a, pi), -1.0)
+        gains = np.where(may_follow, least_gain(a, pi), -1.0)
         steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
         # A value that rises in steps varies less than one that is 0 or 1: how much less, uniform attention tells.
         # Its gain is that of a quadratic, Rao's score.
         graded_steps = (a - pi) / np.maximum(self._spread, TINY)
-        graded = np.where(usable & self._is_graded, graded_steps * (a - pi) / 2, -1.0)
+        graded = np.where(may_follow & self._is_graded, graded_steps * (a - pi) / 2, -1.0)
         steps = np.clip(np.where(self._is_graded, graded_steps, steps), -LARGEST_STEP, LARGEST_STEP)
         best = np.argsort(-gains, kind="stable")[:REFITTED]
         best_graded = np.argsort(-graded, kind="stable")[:REFITTED_GRADED]
         chosen = [*best[gains[best] > 0].tolist(), *best_graded[graded[best_graded] > 0].tolist()]
         return [(feature, float(steps[feature])) for feature in dict.fromkeys(chosen)]
 
-    def _table_order(self, terms: tuple[int, ...]) -> list[int]:
-        """Return the order of terms in a table, so that heads that come to the same shared features share it."""
-        if max(terms, default=-1) < self._rows.n_shared:
-            return sorted(range(len(terms)), key=terms.__getitem__)
-        return list(range(len(terms)))
-
     def _refit(self, terms: tuple[int, ...], start: Floats, close: float) -> tuple[Floats, float]:
-        order = self._table_order(terms)
-        fitted, left = refit(self._rows, self.head, tuple(terms[i] for i in order), start[order], close)
-        weights = np.empty(len(terms))
-        weights[order] = fitted
-        return weights, left
+        table = self._rows.table(terms, self.head)
+        return _minimise(table, self._expected[list(terms)], self._rows, self.head, start, close)
 
     def description(self) -> Description:
         """Return the result of the search."""
-        return Description(self.terms, self._weights, tuple(self._gains), self._nats, self._first)
+        return Description(self.terms, self._weights, tuple(self._gains), self._nats, self._first_weight)
 
 
-def refit(
-    rows: Rows, head: int, terms: tuple[int, ...], start: Floats | None = None, close: float = _CLOSE
-) -> tuple[Floats, float]:
-    """Find the weights of some terms for which p is nearest to a head's attention, from `start` on, and how near.
+def least_gain(a: Floats, pi: Floats) -> Floats:
+    """Return the lower bound of what a feature can gain, in nats; see the module's docstring."""
+    a = np.clip(a, TINY, 1 - TINY)
+    pi = np.clip(pi, TINY, 1 - TINY)
+    return a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
+
+
+def refit(rows: Rows, head: int, terms: tuple[int, ...]) -> tuple[Floats, float]:
+    """Find the weights of some terms for which p is nearest to a head's attention.
 
     Returns:
-        The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge), which is at most about `close`
-        from its least.
+        The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge).
     """
-    table = rows.table(terms, head)
     expected = np.array([rows.share(term, head) for term in terms])
+    return _minimise(rows.table(terms, head), expected, rows, head, np.zeros(len(terms)), _CLOSE)
+
+
+def _minimise(
+    table: Table, expected: Floats, rows: Rows, head: int, weights: Floats, close: float
+) -> tuple[Floats, float]:
+    """Find the weights by Newton's method from some weights on, until a step gains less than `close`.
+
+    The loss is the mean of ln Z - Σ w E_A[f] over rows, with the ridge. `expected` has the mean of E_A[f], (feature,).
+    """
     row_weights = rows.weights[head]
-    weights = np.zeros(len(terms)) if start is None else start
-    loss = table.loss(weights, expected, row_weights)
-    value = loss.value
+    ridge = RIDGE * np.eye(len(weights))
+
+    def loss(weights: Floats) -> tuple[float, Floats, Floats]:
+        scores = table.values @ weights
+        top = scores.max(initial=0.0)
+        e = np.exp(scores - top)  # (combination,)
+        z = table.counts @ e  # (row,)
+        mean = row_weights @ np.log(z) + top - weights @ expected
+        return float(mean + RIDGE / 2 * (weights @ weights)), e, z
+
+    value, e, z = loss(weights)
     for _ in range(_ITERATIONS):
-        gradient, second = table.derivatives(loss, weights, expected, row_weights)
+        # Gradient and second derivatives: means of features and their covariances under p, over all rows.
+        means = table.counts @ (e[:, None] * table.values) / z[:, None]  # (row, feature)
+        mass = e * (table.counts_by_combination @ (row_weights / z))  # (combination,)
+        gradient = row_weights @ means - expected + RIDGE * weights
+        second = (table.values * mass[:, None]).T @ table.values - (means * row_weights[:, None]).T @ means + ridge
         step = np.clip(np.linalg.solve(second, -gradient), -LARGEST_STEP, LARGEST_STEP)
         expected_gain = -float(gradient @ step) / 2
         if expected_gain < close:  # the loss is all but a quadratic here: it need not be looked at again
@@ -280,16 +296,18 @@ def refit(
         size = 1.0
         while True:
             tried = np.clip(weights + size * step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
-            trial = table.loss(tried, expected, row_weights)
-            if trial.value <= loss.value or size < 1e-3:
+            trial, *parts = loss(tried)
+            if trial <= value or size < 1e-3:
                 break
             size /= 2
-        gained = loss.value - trial.value
+        gained = value - trial
         if gained > 0:
-            weights, loss, value = tried, trial, trial.value
+            weights, value = tried, trial
+            e, z = parts
         if gained < close:
             break
-    return weights, value - RIDGE / 2 * float(weights @ weights) - float(rows.mean_entropies[head])
+    entropy = float(row_weights @ rows.entropies[:, head])
+    return weights, value - RIDGE / 2 * float(weights @ weights) - entropy
 
 
 # Score descriptions
@@ -306,8 +324,7 @@ def row_losses(rows: Rows, head: int, description: Description) -> Floats:
     """Return KL(A ‖ p) of each row of a head, (row,), in nats."""
     log_sums = rows.table(description.terms, head).log_sums(description.weights)
     scores = rows.scores(description.terms, description.weights, head)
-    expected = np.add.reduceat(rows.scaled(head) * scores, rows.first)
-    losses: Floats = np.maximum(log_sums - expected - rows.entropies[:, head], 0.0)
+    losses: Floats = np.maximum(log_sums - rows.sums(rows.scaled(head) * scores) - rows.entropies[:, head], 0.0)
     return losses
 
 
@@ -323,14 +340,12 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats, mass: F
         nats: (row,): KL(A ‖ uniform).
         mass: (row,): the share of the row's attention that both are about, 0 to 1; None = all of it.
     """
-    numbers, text, counts = np.unique(texts, return_inverse=True, return_counts=True)
-    if not len(numbers):
-        return Score(math.nan, math.nan, math.nan, math.nan, math.nan)
+    if not len(texts):
+        return Score(math.nan, math.nan, math.nan, math.nan)
+    _, text, counts = np.unique(texts, return_inverse=True, return_counts=True)
     sums = RunningSums(())
-    left_of_texts = np.bincount(text, left) / counts
     nats_of_texts = np.bincount(text, nats) / counts
-    sums.add(left_of_texts, nats_of_texts)
+    sums.add(np.bincount(text, left) / counts, nats_of_texts)
     mean_mass = 1.0 if mass is None else float((np.bincount(text, mass) / counts).mean())
-    low, high = predicted_interval(sums.sample(), mean_mass, len(numbers))
-    explained = 1 - float(sums.ratio())
-    return Score(explained, float(low), float(high), float(nats_of_texts.mean()), float(left_of_texts.mean()))
+    low, high = predicted_interval(sums.sample(), mean_mass, len(counts))
+    return Score(1 - float(sums.ratio()), float(low), float(high), float(nats_of_texts.mean()))

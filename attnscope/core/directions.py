@@ -1,4 +1,4 @@
-"""Which tokens a head looks for, found in its attention: a score per type of token, and pairs of such scores.
+"""Find which tokens a head looks for: a score per type of token, pairs of such scores, and known classes of queries.
 
     s(q, k) = o(k - q) + K(type of k) + Σ_j U_j(type of q) V_j(type of k),      p(k | q) ∝ exp(s)
 
@@ -10,19 +10,26 @@ Each block is fitted in turn by a Newton step on the types' sums. With r = B - p
 p(1 - p), so that steps do not overshoot), the gradient of a type is Σ r over its entries. A pair starts from the
 largest singular value of the whitened mean of r x_q x_kᵀ.
 
+A gate g is a known class of queries. With a = mean E_A[f] over rows, π that of E_p[f], and b(a, π) the lower bound on
+what f can gain (`descriptions.least_gain`), a weight of f on each side of the gate gains more than one weight by about
+
+    split(g, f) = W_g b(a_g, π_g) + W_h b(a_h, π_h) - b(a, π),      a = W_g a_g + W_h a_h
+
+where h are the queries outside the gate and W what rows weigh. b is convex, so split >= 0; it is 0 where the gate says
+nothing about f.
+
 Source: ours. The step is iteratively reweighted least squares (McCullagh & Nelder 1989, section 2.5); pairs are reduced
-rank regression (Anderson 1951).
+rank regression (Anderson 1951). Splitting rows by what gains most: Morgan & Sonquist 1963.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from attnscope.core.gates import GATED_RANK, screen_gates
-from attnscope.core.sampled_rows import Column, Rows
+from attnscope.core.descriptions import least_gain
+from attnscope.core.sampled_rows import Column, Floats, Levels, Rows
 
 Singles = NDArray[np.float32]
 
@@ -41,32 +48,30 @@ KEY_CUTS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.96)
 """Shares of the fitted entries below which the levels of keys begin."""
 
 PAIR_CUTS = (0.6, 0.8, 0.9, 0.96)
-"""The same of either side of a pair."""
+"""The same of the queries of a pair."""
 
-KEY_RANK, PAIR_RANK = 6, 7
-"""How simple they are: known classes that explain as much come first."""
+GATED_RANK, KEY_RANK, PAIR_RANK, MATCH_RANK, GATE_RANK = 5, 6, 7, 8, 9
+"""How simple columns are: known classes that explain as much come first."""
+
+N_GATED = 4
+"""Most pairs of a gate and a feature that a head gets as candidates."""
+
+LEAST_SPLIT = 0.005
+"""Share of the head's nats that a gate must gain for a feature to be a candidate."""
+
+FEWEST_ROWS, FEWEST_TEXTS = 8, 3
+"""Queries that must lie on either side of a gate, and their texts."""
 
 GRADES = 16
 _AT_ONCE = 2**21
+_GATE_ROUNDS = 4
 
-
-@dataclass(frozen=True, eq=False)
-class Directions:
-    """What one head looks for.
-
-    Attributes:
-        keys: (type,): K, centred on the fitted entries.
-        pairs: U and V of each pair, (type,) each.
-        gated: Known classes of queries and known features that say most beside K, see `gates.screen_gates`.
-    """
-
-    keys: Singles
-    pairs: tuple[tuple[Singles, Singles], ...]
-    gated: tuple[tuple[int, int], ...] = ()
+_SAME = 1e-5
+"""Share of the range of scores by which rounding may move one."""
 
 
 def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Singles) -> Singles:
-    """The columns X of types, scaled to a mean square length of 1.
+    """Return the columns X of types, scaled to a mean square length of 1.
 
     Args:
         embeddings: (type, d): static embeddings.
@@ -79,176 +84,259 @@ def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Si
     unit = embeddings - embeddings[occurrences > 0].mean(0) if total > 1e-30 else embeddings
     unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-30)
     unit = unit - (unit * weights).sum(0) / total
-    second = (unit * weights).T @ unit
-    _, vectors = np.linalg.eigh(second)
+    _, vectors = np.linalg.eigh((unit * weights).T @ unit)
     x = unit @ vectors[:, ::-1][:, :DIMENSIONS]
     length = np.sqrt(float((weights * x**2).sum()) / total)
     x /= length if length > 1e-6 else 1.0  # where all keys are of one type, rounding is all that is left
     return np.concatenate([x, more - (more * weights).sum(0) / total], 1).astype(np.float32)
 
 
-def find_directions(
+def find_columns(
     part: Rows, offsets: NDArray[np.int32], x: Singles, candidates: Sequence[int] = ()
-) -> list[Directions]:
-    """What each head looks for.
+) -> tuple[tuple[Column, ...], ...]:
+    """Find what each head looks for, as columns of its own: keys, both ends of each pair, and known pairs.
 
     Args:
         part: The rows to fit; their types are known.
-        offsets: (entry,): how far each key is behind its query, in tokens.
+        offsets: (entry of the whole sample,): how far each key is behind its query, in tokens.
         x: (type, column): see `describe_types`.
-        candidates: The known features to screen by the rows' gates, if these are known.
+        candidates: The known features to screen by the rows' gates.
     """
-    n_heads = part.n_heads
     if not part.size:
-        return [Directions(np.zeros(len(x), np.float32), ())] * n_heads
-    at_once = max(1, _AT_ONCE // max(1, part.size))
-    fits = [
-        _Fit(part, offsets, x, range(n_heads)[start : start + at_once], candidates)
-        for start in range(0, n_heads, at_once)
-    ]
-    return [directions for fit in fits for directions in fit.run()]
+        return ((),) * part.n_heads
+    at_once = max(1, _AT_ONCE // part.size)
+    columns: list[tuple[Column, ...]] = []
+    for start in range(0, part.n_heads, at_once):
+        heads = range(start, min(start + at_once, part.n_heads))
+        columns += _Fit(part, offsets, x, heads).columns(candidates)
+    return tuple(columns)
 
 
 class _Fit:
-    """The fit of some heads at once; arrays begin with the head."""
+    """The fit of some heads at once. Arrays of entries are (entry, head), those of types and rows (type, head)."""
 
-    def __init__(
-        self, part: Rows, offsets: NDArray[np.int32], x: Singles, heads: range, candidates: Sequence[int]
-    ) -> None:
-        self._part, self._heads, self._candidates = part, heads, candidates
-        self._first, self._row_of = part.first, part.row_of
-        keys, queries = part.key_types, part.query_types
+    def __init__(self, part: Rows, offsets: NDArray[np.int32], x: Singles, heads: range) -> None:
+        n_rows = len(part.texts)
+        self._part = part
+        self._heads = heads
         # Types that do not occur are left out of the fit, and get what their columns say.
-        self._all, self._types = x, np.union1d(keys, queries)
+        self._all = x
+        self._types = np.union1d(part.key_types, part.query_types)
         self._x = x[self._types]
-        self._keys, self._queries = (np.searchsorted(self._types, of) for of in (keys, queries))
+        self._keys = np.searchsorted(self._types, part.key_types)
+        self._queries = np.searchsorted(self._types, part.query_types)
         self._buckets = np.searchsorted(OFFSET_EDGES, offsets[part.entries], "right")
-        self._lam = 1.0 / max(1, len(part.texts))
-        n_types, n_rows, n_buckets = len(self._types), len(part.texts), len(OFFSET_EDGES) + 1
-        ones, entries = np.ones(part.size, np.float32), np.arange(part.size)
-        self._by_key = sp.csr_matrix((ones, (self._keys, entries)), (n_types, part.size))
-        self._by_bucket = sp.csr_matrix((ones, (self._buckets, entries)), (n_buckets, part.size))
-        self._by_query = sp.csr_matrix((ones[:n_rows], (self._queries, np.arange(n_rows))), (n_types, n_rows))
-        self._row_weights = part.weights[list(heads)].astype(np.float32)
-        self._weighted = np.stack([part.scaled(head) for head in heads]).astype(np.float32)
-        self._weighted *= self._row_weights[:, self._row_of]
+        self._by_key = _sums_by(self._keys, len(self._types))
+        self._by_query = _sums_by(self._queries, len(self._types))
+        self._by_bucket = _sums_by(self._buckets, len(OFFSET_EDGES) + 1)
+        self._by_row = _sums_by(part.row_of, n_rows)
+        self._lam = 1.0 / max(1, n_rows)
+        self._row_weights = part.weights[list(heads)].T.astype(np.float32)
+        attention = np.stack([part.scaled(head) for head in heads], 1).astype(np.float32)
+        self._weighted = attention * self._spread(self._row_weights)
         self._scores = np.zeros_like(self._weighted)
-        self._offset = np.zeros((len(heads), n_buckets), np.float32)
         self._linear = np.zeros((len(heads), x.shape[1]), np.float32)
-        self._own = np.zeros((len(heads), n_types), np.float32)
+        self._own = np.zeros((len(self._types), len(heads)), np.float32)
 
-    def run(self) -> list[Directions]:
-        """Fits all blocks."""
+    def columns(self, candidates: Sequence[int]) -> list[tuple[Column, ...]]:
+        """Fit all blocks, and return the columns of each head."""
         for _ in range(ROUNDS):
             self._fit_offsets()
             self._fit_keys()
-        gated: list[tuple[tuple[int, int], ...]] = [()] * len(self._heads)
-        if len(self._part.gates):
-            gated = screen_gates(self._part, self._heads, self._errors()[1], self._candidates)
+        gated = self._screen_gates(candidates)
         pairs = [self._fit_pair() for _ in range(N_PAIRS)]
-        keys = self._linear @ self._all.T
-        keys[:, self._types] += self._own
-        occurrences = np.bincount(self._types[self._keys], minlength=len(self._all))
-        keys -= (keys @ occurrences)[:, None] / max(1, occurrences.sum())
-        directions = []
-        for head, of_head in enumerate(keys):
-            of_pairs = tuple((self._all @ u[head], self._all @ v[head]) for u, v in pairs)
-            directions.append(Directions(of_head, of_pairs, gated[head]))
-        return directions
+        keys = self._all @ self._linear.T
+        keys[self._types] += self._own
+        n_keys = np.bincount(self._part.key_types, minlength=len(keys))
+        n_queries = np.bincount(self._part.query_types, minlength=len(keys))
+        keys -= (n_keys @ keys) / n_keys.sum()
+        columns = []
+        for head in range(len(self._heads)):
+            levels, values = quantise(keys[:, head], n_keys, KEY_CUTS)
+            of_head = [Column(KEY_RANK, values, levels)]
+            for left, right in pairs:
+                u = self._all @ left[head]
+                v = self._all @ right[head]
+                for sign in (1, -1):
+                    queries, query_values = quantise(np.maximum(sign * u, 0), n_queries, PAIR_CUTS)
+                    levels, values = quantise(sign * v, n_keys, KEY_CUTS)
+                    of_head.append(Column(PAIR_RANK, values, levels, query_values=query_values, queries=queries))
+            for gate, feature in gated[head]:
+                values = self._part.values_of(feature)
+                of_head.append(
+                    Column(GATED_RANK, values, feature=feature, query_values=np.array([0.0, 1.0]), gate=gate)
+                )
+            columns.append(tuple(of_head))
+        return columns
+
+    def _spread(self, of_rows: Singles) -> Singles:
+        """Give each entry the numbers of its row: (row, head) to (entry, head)."""
+        return np.repeat(of_rows, self._part.lengths, axis=0)
 
     def _errors(self) -> tuple[Singles, Singles]:
-        """The errors r = B - p, and p, each times what its row counts, (head, entry)."""
-        top = np.maximum.reduceat(self._scores, self._first, axis=1)
-        p = top[:, self._row_of]
-        np.exp(np.subtract(self._scores, p, out=p), out=p)
-        p *= (self._row_weights / np.add.reduceat(p, self._first, axis=1))[:, self._row_of]
+        """Return the errors r = B - p, and p, each times what its row counts, (entry, head)."""
+        self._scores -= self._spread(np.maximum.reduceat(self._scores, self._part.starts[:-1], axis=0))
+        p = np.exp(self._scores)
+        p *= self._spread(self._row_weights / (self._by_row @ p))
         return self._weighted - p, p
 
     def _fit_offsets(self) -> None:
         r, p = self._errors()
-        step = _sums(self._by_bucket, r) / (_sums(self._by_bucket, p) + self._lam)
-        step = np.clip(step, -2, 2)
-        self._offset += step
-        self._scores += step[:, self._buckets]
+        step = np.clip((self._by_bucket @ r) / (self._by_bucket @ p + self._lam), -2, 2)
+        self._scores += np.take(step, self._buckets, axis=0)
 
     def _fit_keys(self) -> None:
         r, p = self._errors()
-        g, h = _sums(self._by_key, r), _sums(self._by_key, p)
+        g = self._by_key @ r
+        h = self._by_key @ p
         # Types' own scores are eliminated: with a ridge l they leave h l / (h + l) of the curvature to the columns.
         lam = RIDGES["types"] * self._lam
         rest = lam / (h + lam)
-        pull = (g + h * self._own) * rest
-        linear = self._ridge(self._linear, pull, h * rest, RIDGES["keys"])
-        moved = (linear - self._linear) @ self._x.T
+        linear = self._ridge(self._linear, (g + h * self._own) * rest, h * rest, RIDGES["keys"])
+        moved = self._x @ (linear - self._linear).T
         own = (g + h * (self._own - moved)) / (h + lam)
         step = np.clip(moved + own - self._own, -4, 4)
-        self._linear, self._own = linear, own
-        self._scores += step[:, self._keys]
+        self._linear = linear
+        self._own = own
+        self._scores += np.take(step, self._keys, axis=0)
 
     def _ridge(self, current: Singles, g: Singles, h: Singles, rows: float) -> Singles:
-        """The columns' coefficients after a Newton step, from the sums of types: gradient and curvature."""
-        ridged, lam = np.empty_like(current), rows * self._lam
+        """Return coefficients, (head, column), after a Newton step from the gradient and curvature of types."""
+        lam = rows * self._lam
+        ridged = np.empty_like(current)
         for head, coefficients in enumerate(current):
-            second = ((self._x * h[head][:, None]).T @ self._x).astype(np.float64)  # the ridge is lost in float32
+            second = ((self._x * h[:, head, None]).T @ self._x).astype(np.float64)  # the ridge is lost in float32
             second[np.diag_indices_from(second)] += lam
-            ridged[head] = coefficients + np.linalg.solve(second, self._x.T @ g[head] - lam * coefficients)
+            ridged[head] = coefficients + np.linalg.solve(second, self._x.T @ g[:, head] - lam * coefficients)
         return ridged
 
     def _fit_pair(self) -> tuple[Singles, Singles]:
-        """One more pair, (head, column) of either side; the other blocks are fitted again beside it."""
+        """Fit one more pair, (head, column) of either side; the other blocks are fitted again beside it."""
         left, right = self._start_pair()
-        u, v = left @ self._x.T, right @ self._x.T
-        self._scores += u[:, self._queries][:, self._row_of] * v[:, self._keys]
+        of_queries = self._of_queries(left)
+        of_keys = self._of_keys(right)
+        self._scores += of_queries * of_keys
         for _ in range(PAIR_ROUNDS):
+            # The keys' side.
             r, p = self._errors()
-            of_entry = u[:, self._queries][:, self._row_of]
-            g, h = _sums(self._by_key, r * of_entry), _sums(self._by_key, p * of_entry**2)
-            right = self._ridge(right, g, h, RIDGES["pairs"])
-            new = right @ self._x.T
-            self._scores += of_entry * (new - v)[:, self._keys]
-            v = new
+            right = self._ridge(
+                right, self._by_key @ (r * of_queries), self._by_key @ (p * of_queries**2), RIDGES["pairs"]
+            )
+            moved = self._of_keys(right)
+            self._scores += of_queries * (moved - of_keys)
+            of_keys = moved
+            # The queries' side: within a row the curvature is that of a covariance.
             r, p = self._errors()
-            of_entry = v[:, self._keys]
-            r, p, pp = (np.add.reduceat(a, self._first, axis=1) for a in (r * of_entry, p * of_entry, p * of_entry**2))
-            spread = pp - p**2 / np.maximum(self._row_weights, 1e-30)
-            left = self._ridge(left, _sums(self._by_query, r), _sums(self._by_query, spread), RIDGES["pairs"])
-            new = left @ self._x.T
-            self._scores += (new - u)[:, self._queries][:, self._row_of] * of_entry
-            u = new
-            size = _scale(u[:, self._queries])
-            left, right, u, v = left / size, right * size, u / size, v * size
+            gradients, means, squares = (self._by_row @ a for a in (r * of_keys, p * of_keys, p * of_keys**2))
+            spread = squares - means**2 / np.maximum(self._row_weights, 1e-30)
+            left = self._ridge(left, self._by_query @ gradients, self._by_query @ spread, RIDGES["pairs"])
+            moved = self._of_queries(left)
+            self._scores += (moved - of_queries) * of_keys
+            # Both sides are scaled, so that queries spread by 1.
+            size = _scale((self._x[self._queries] @ left.T).T)
+            left = left / size
+            right = right * size
+            of_queries = moved / size.T
+            of_keys = of_keys * size.T
             self._fit_offsets()
             self._fit_keys()
         return left, right
 
+    def _of_queries(self, left: Singles) -> Singles:
+        return self._spread(np.take(self._x @ left.T, self._queries, axis=0))
+
+    def _of_keys(self, right: Singles) -> Singles:
+        return np.take(self._x @ right.T, self._keys, axis=0)
+
     def _start_pair(self) -> tuple[Singles, Singles]:
         r, p = self._errors()
-        x, n = self._x, self._x.shape[1]
+        x = self._x
         queries = x[self._queries]
-        rows = len(queries)
-        white_q = _whitening(queries.T @ queries / rows, 0.02)
-        left, right = np.empty((len(r), n), np.float32), np.empty((len(r), n), np.float32)
-        for head in range(len(r)):
-            of_rows = sp.csr_matrix((r[head], self._keys, np.append(self._first, len(self._keys))), (rows, len(x))) @ x
-            h = self._by_key @ p[head]
-            white_k = _whitening((x * h[:, None]).T @ x, 0.05)
-            a, sizes, b = np.linalg.svd(white_q.T @ (queries.T @ of_rows) @ white_k)
+        n_rows = len(queries)
+        white_q = _whitening(queries.T @ queries / n_rows, 0.02)
+        curvature = self._by_key @ p
+        left = np.empty_like(self._linear)
+        right = np.empty_like(self._linear)
+        for head in range(len(left)):
+            errors = sp.csr_array((r[:, head], self._keys, self._part.starts), (n_rows, len(x)))
+            white_k = _whitening((x * curvature[:, head, None]).T @ x, 0.05)
+            a, sizes, b = np.linalg.svd(white_q.T @ (queries.T @ (errors @ x)) @ white_k)
             u = white_q @ a[:, 0]
             size = _scale((queries @ u)[None])[0, 0]
-            left[head], right[head] = u / size, white_k @ b[0] * (sizes[0] * size / 2)
+            left[head] = u / size
+            right[head] = white_k @ b[0] * (sizes[0] * size / 2)
         return left, right
+
+    # Gates
+
+    def _screen_gates(self, candidates: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """Find the gates and features that say most together, beyond what each feature says of all queries.
+
+        Returns:
+            For each head up to `N_GATED` pairs of a gate and a feature, the largest gain first, each feature once.
+        """
+        part = self._part
+        gates = [number for number, inside in enumerate(part.gates) if self._has_both_sides(inside)]
+        pairs: list[list[tuple[int, int]]] = [[] for _ in self._heads]
+        if not gates or not len(candidates):
+            return pairs
+        inside = part.gates[gates]
+        weighed = inside @ self._row_weights.astype(np.float64)
+        on = self._sums_of_gates(self._weighted, inside, candidates)
+        expected = self._sums_of_gates(self._errors()[1], inside, candidates)
+        for number, head in enumerate(self._heads):
+            gains = split_gains(on[:, number], expected[:, number], weighed[:, number])
+            while len(pairs[number]) < N_GATED and gains.max() >= LEAST_SPLIT * part.mean_nats[head]:
+                gate, feature = divmod(int(gains.argmax()), gains.shape[1])
+                pairs[number].append((gates[gate], int(candidates[feature])))
+                gains[:, feature] = -1.0
+        return pairs
+
+    def _has_both_sides(self, inside: NDArray[np.bool_]) -> bool:
+        sides = [self._part.texts[inside], self._part.texts[~inside]]
+        return all(len(side) >= FEWEST_ROWS and len(np.unique(side)) >= FEWEST_TEXTS for side in sides)
+
+    def _sums_of_gates(self, values: Singles, inside: NDArray[np.bool_], candidates: Sequence[int]) -> Floats:
+        """Return Σ value f over the entries of each gate, and over all: (gate + 1, head, feature)."""
+        # Gates overlap: entries are summed by the set of gates that their row is in, and these sums are added.
+        sets, set_of_row = np.unique(inside, axis=1, return_inverse=True)
+        set_of = self._part.spread(set_of_row.ravel())
+        chosen = np.asarray(candidates)
+        sums = np.zeros((sets.shape[1], values.shape[1], len(chosen)))
+        for number in range(len(sums)):
+            entries = np.flatnonzero(set_of == number)
+            levels = self._part.features[np.ix_(chosen, entries)].astype(np.float32)
+            sums[number] = values[entries].T @ levels.T
+        with_all = np.vstack([sets, np.ones((1, sets.shape[1]))])
+        of_gates: Floats = np.einsum("gs,shf->ghf", with_all, sums) / (self._part.levels[chosen] - 1)
+        return of_gates
+
+
+def split_gains(a: Floats, pi: Floats, weights: Floats) -> Floats:
+    """Return split(g, f) of the module's docstring, (gate, feature), in nats.
+
+    Args:
+        a: (gate + 1, feature): Σ w E_A[f] over the rows of each gate, and in the last row over all rows.
+        pi: (gate + 1, feature): the same of p.
+        weights: (gate,): W_g, what each gate's rows weigh, 0 to 1.
+    """
+    inside = np.clip(weights, 1e-9, 1 - 1e-9)[:, None]
+    outside = 1 - inside
+    gain_inside = inside * least_gain(a[:-1] / inside, pi[:-1] / inside)
+    gain_outside = outside * least_gain((a[-1] - a[:-1]) / outside, (pi[-1] - pi[:-1]) / outside)
+    return gain_inside + gain_outside - least_gain(a[-1], pi[-1])
+
+
+def _sums_by(groups: NDArray[np.int64], n_groups: int) -> sp.csr_array:
+    """Return the matrix that sums what is in each group."""
+    n = len(groups)
+    return sp.csr_array((np.ones(n, np.float32), (groups, np.arange(n))), (n_groups, n))
 
 
 def _scale(scores: Singles) -> Singles:
-    """The spread of scores, (head, 1); 1 where all queries are alike, up to rounding, and there is nothing to scale."""
+    """Return the spread of scores, (head, 1); 1 where all queries are alike, up to rounding."""
     spread: Singles = scores.std(1, keepdims=True)
     return np.where(spread > 1e-4, spread, np.float32(1.0))
-
-
-def _sums(of: sp.csr_matrix, values: NDArray[np.floating]) -> Singles:
-    """(head, group): sums of (head, entry) over the entries of each group."""
-    sums: Singles = (of @ values.T).T
-    return sums
 
 
 def _whitening(second: NDArray[np.floating], share: float) -> Singles:
@@ -257,50 +345,11 @@ def _whitening(second: NDArray[np.floating], share: float) -> Singles:
     return np.linalg.cholesky(np.linalg.inv(second)).astype(np.float32)
 
 
-def columns_of(directions: Directions, part: Rows) -> tuple[Column, ...]:
-    """The features of what a head looks for: the keys, the upper and lower ends of each pair, and known pairs."""
-    keys = np.bincount(part.key_types, minlength=len(directions.keys))
-    queries = np.bincount(part.query_types, minlength=len(directions.keys))
-    levels, values = quantise(directions.keys, keys, KEY_CUTS)
-    columns = [Column(values, KEY_RANK, levels, n_key_levels=len(values))]
-    for u, v in directions.pairs:
-        for sign in (1.0, -1.0):
-            of_queries, query_values = quantise(np.maximum(sign * u, 0).astype(np.float32), queries, PAIR_CUTS)
-            of_keys, key_values = quantise(sign * v, keys, KEY_CUTS)
-            both = np.outer(query_values, key_values).ravel()
-            columns.append(Column(both, PAIR_RANK, of_keys, of_queries, n_key_levels=len(key_values)))
-    for gate, feature in directions.gated:
-        values = np.append(part.values_of(feature, 0), 0.0)  # the last level is that of queries outside the gate
-        columns.append(Column(values, GATED_RANK, gate=gate, gated=feature))
-    return tuple(columns)
+# Levels
 
 
-_SAME = 1e-5
-"""Share of the range of scores by which rounding may move one."""
-
-
-def _edges_of(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]) -> NDArray[np.float64]:
-    """Where the levels of some scores begin, except the first: quantiles of their occurrences, each once.
-
-    Scores that only rounding tells apart are on one side of an edge: else the level would depend on the machine.
-    """
-    if not occurrences.any():
-        return np.empty(0)
-    step = max(_SAME * float(np.ptp(scores)), 1e-30)
-    rounded = np.rint(scores.astype(np.float64) / step) * step
-    order = np.argsort(rounded, kind="stable")
-    last = np.cumsum(occurrences[order]) - 1  # the place of each type's last occurrence, were all sorted
-    at = np.array(cuts) * last[-1]
-    share = at - np.floor(at)
-    below, above = (rounded[order[np.searchsorted(last, np.minimum(np.floor(at) + n, last[-1]))]] for n in (0, 1))
-    edges = np.where(share < 0.5, below + (above - below) * share, above - (above - below) * (1 - share))
-    return np.unique(edges) - step / 2  # as np.quantile rounds
-
-
-def quantise(
-    scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]
-) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
-    """Levels of types by quantiles, (type,), and each level's value: its mean score, 0 to 1.
+def quantise(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]) -> tuple[Levels, Floats]:
+    """Cut scores of types into levels at quantiles, (type,), each with its value: its mean score, scaled to 0 to 1.
 
     Args:
         scores: (type,).
@@ -309,23 +358,32 @@ def quantise(
     """
     if not occurrences.any():
         return np.zeros(len(scores), np.uint8), np.zeros(1)
-    edges = _edges_of(scores, occurrences, cuts)
-    levels = np.searchsorted(edges, scores, "right").astype(np.uint8)
+    # Scores that only rounding tells apart are on one side of an edge: else the level would depend on the machine.
+    step = max(_SAME * float(np.ptp(scores)), 1e-30)
+    rounded = np.rint(scores.astype(np.float64) / step) * step
+    # Edges are quantiles of the scores' occurrences, as np.quantile interpolates them.
+    order = np.argsort(rounded, kind="stable")
+    last = np.cumsum(occurrences[order]) - 1  # the place of each type's last occurrence, were all sorted
+    places = np.array(cuts) * last[-1]
+    below, above = (
+        rounded[order[np.searchsorted(last, neighbours)]] for neighbours in (np.floor(places), np.ceil(places))
+    )
+    edges = np.unique(below + (above - below) * (places - np.floor(places))) - step / 2
+    levels = np.searchsorted(edges, rounded, "right").astype(np.uint8)
+    # The value of a level is the mean score of its occurrences; none is below that of the level before.
     counts = np.bincount(levels, occurrences, len(edges) + 1)
     means = np.bincount(levels, occurrences * scores.astype(np.float64), len(edges) + 1) / np.maximum(counts, 1)
     means = np.maximum.accumulate(np.where(counts > 0, means, -np.inf))
     means = np.where(np.isfinite(means), means, means[np.isfinite(means)].min())
     spread = max(float(means.max() - means.min()), 1e-30)
-    values = np.rint((GRADES - 1) * (means - means.min()) / spread) / (GRADES - 1)
-    return levels, values
+    return levels, np.rint((GRADES - 1) * (means - means.min()) / spread) / (GRADES - 1)
 
 
-GATE_RANK, MATCH_RANK = 9, 8
-_GATE_ROUNDS = 4
+# Where heads rest
 
 
 def gate_columns(part: Rows, x: Singles, resting: int) -> list[Column]:
-    """From which queries each head rests more: resting keys, and the more so the higher the score of a query's type.
+    """Find from which queries each head rests more: resting keys, the more so the higher the score of a query's type.
 
     Scores are a logistic regression of the mass on resting keys, linear in X.
 
@@ -337,13 +395,14 @@ def gate_columns(part: Rows, x: Singles, resting: int) -> list[Column]:
     types, of_rows = np.unique(part.query_types, return_inverse=True)
     fitted = x[types]
     occurrences = np.bincount(part.query_types, minlength=len(x))
-    flags, lam = part.features[resting], RIDGES["pairs"] / max(1, len(part.texts))
+    flags = part.features[resting]
+    lam = RIDGES["pairs"] / max(1, len(part.texts))
     columns = []
     for head in range(part.n_heads):
-        rests = np.add.reduceat(part.scaled(head) * flags, part.first)
-        rests = np.clip(rests, 1e-4, 1 - 1e-4)
-        mean = float(np.average(rests, weights=part.text_weights))
-        start, coefficients = np.log(mean / (1 - mean)), np.zeros(x.shape[1])
+        rests = np.clip(part.sums(part.scaled(head) * flags), 1e-4, 1 - 1e-4)
+        mean = float(part.text_weights @ rests)
+        start = np.log(mean / (1 - mean))
+        coefficients = np.zeros(x.shape[1])
         for _ in range(_GATE_ROUNDS):
             p = 1 / (1 + np.exp(-start - (fitted @ coefficients)[of_rows]))
             g = np.bincount(of_rows, part.text_weights * (rests - p))
@@ -353,21 +412,18 @@ def gate_columns(part: Rows, x: Singles, resting: int) -> list[Column]:
             coefficients += np.linalg.solve(second, fitted.T @ g - lam * coefficients)
             start += float(np.sum(part.text_weights * (rests - p)) / np.sum(h))
         levels, values = quantise((x @ coefficients).astype(np.float32), occurrences, KEY_CUTS)
-        on_resting = np.outer(values, [0.0, 1.0]).ravel()
-        columns.append(Column(on_resting, GATE_RANK, queries=levels, key_feature=resting))
+        columns.append(Column(GATE_RANK, np.array([0.0, 1.0]), feature=resting, query_values=values, queries=levels))
     return columns
 
 
-def match_column(matches: NDArray[np.float64], fitted: NDArray[np.int64], resting: int) -> Column:
-    """Resting keys, the more so the less there is to attend to.
+def match_column(matches: Floats, fitted: NDArray[np.int64], resting: int) -> Column:
+    """Return resting keys, the more so the less there is to attend to.
 
     Args:
         matches: (row,): the logarithm of the mean of exp(s) over the keys that are not resting.
         fitted: Which rows are fitted.
         resting: The number of the feature that resting keys have.
     """
-    scores, occurrences = -matches.astype(np.float32), np.bincount(fitted, minlength=len(matches))
-    levels, values = quantise(scores, occurrences, KEY_CUTS)
-    on_resting = np.outer(values, [0.0, 1.0]).ravel()
-    edges = _edges_of(scores, occurrences, KEY_CUTS)
-    return Column(on_resting, MATCH_RANK, rows=levels, row_edges=edges, key_feature=resting)
+    occurrences = np.bincount(fitted, minlength=len(matches))
+    levels, values = quantise(-matches.astype(np.float32), occurrences, KEY_CUTS)
+    return Column(MATCH_RANK, np.array([0.0, 1.0]), feature=resting, query_values=values, rows=levels)

@@ -1,69 +1,97 @@
-"""Hold sampled rows of attention, features of their keys, and counts of these: all that fitting descriptions needs.
+"""Hold sampled rows of attention and features of their keys, and count these: all that fitting descriptions needs.
 
 To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f]: see `descriptions`. What
-features mean is known in `studies.describe`. Ours.
+features mean is known in `studies.describe`. An *entry* is a key that the query of a sampled row may attend to.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from attnscope.core.fit_tables import Floats, Table
+Floats = NDArray[np.float64]
+Levels = NDArray[np.uint8]
 
-_ENTRIES_AT_ONCE, _WEIGHTS_AT_ONCE = 2**16, 2**21
-_TABLE_BYTES = _COLUMN_BYTES = 2**26
-_MOST_DENSE, _MOST_CODES = 160, 1024
+_ENTRIES_AT_ONCE = 2**16
+_WEIGHTS_AT_ONCE = 2**21
+_TABLE_BYTES = 2**26
+
+_MOST_CODES = 1024
+"""Combinations from which on those that never occur are dropped."""
+
+_DENSE = 4
+"""Counts are dense while they are at most so many numbers per entry."""
 
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A feature of one head alone: a level per key, times a level per query or per row; or a feature from some queries.
-
-    The level at a (query, key) is the query's level times `n_key_levels`, plus the key's. A gated column has the levels
-    of another feature if the query is in the gate, and one more level, the last, if not.
+    """A feature of one head alone: a value of the query, 0 to 1, times a value of the key.
 
     Attributes:
-        values: (level,): the value of each level, 0 to 1.
         rank: How simple the feature is; see `descriptions.describe`.
-        keys: (type,): the level of each type of token as a key; None = the levels of the feature `key_feature`.
-        queries: (type,): the level of each type as a query; None = all queries are alike, or `rows` has their levels.
-        rows: (row,): the level of each sampled row.
-        row_edges: Where each of these levels but the first begins, in what was quantised.
-        key_feature: The number of a feature.
-        n_key_levels: How many levels keys have.
-        gate: The number of the gate, one of `Rows.gates`; -1 = the column holds for all queries.
-        gated: The number of the feature that holds in the gate, one that all heads share.
+        key_values: (level,): the values of keys.
+        keys: (type,): the level of each type of token as a key; None = keys have the levels of `feature`.
+        feature: The number of a feature that all heads share.
+        query_values: (level,): the values of queries.
+        queries: (type,): the level of each type as a query.
+        rows: (row of the whole sample,): the level of each query.
+        gate: The class of queries that has level 1, one of `Rows.gates`; -1 = none. Without this, `queries` and
+            `rows`, all queries are alike.
     """
 
-    values: Floats
     rank: int
-    keys: NDArray[np.uint8] | None = None
-    queries: NDArray[np.uint8] | None = None
-    rows: NDArray[np.uint8] | None = None
-    row_edges: Floats | None = None
-    key_feature: int = -1
-    n_key_levels: int = 2
+    key_values: Floats
+    keys: Levels | None = None
+    feature: int = -1
+    query_values: Floats = field(default_factory=lambda: np.ones(1))
+    queries: Levels | None = None
+    rows: Levels | None = None
     gate: int = -1
-    gated: int = -1
 
     @property
     def is_of_keys(self) -> bool:
         """Say whether it holds for all queries alike."""
-        return self.queries is None and self.gate < 0
+        return self.queries is None and self.rows is None and self.gate < 0
 
-    @property
-    def query_values(self) -> Floats:
-        """Return the value of each type as a query, (type,), at keys of the highest level."""
-        assert self.queries is not None
-        return self.values.reshape(-1, self.n_key_levels)[:, -1][self.queries]
+    @cached_property
+    def products(self) -> tuple[Floats, Levels]:
+        """Return the distinct values of the column, (level,), and the level of each pair, (query level, key level)."""
+        products = np.outer(self.query_values, self.key_values).round(12)
+        values, levels = np.unique(products, return_inverse=True)
+        return values, levels.reshape(products.shape).astype(np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """How often each combination of some features' levels occurs in each row.
+
+    Attributes:
+        values: (combination, feature): the features' values.
+        codes: (entry,): the combination of each entry.
+        counts: (row, combination): how many of a row's keys have them.
+    """
+
+    values: Floats
+    codes: NDArray[np.int32]
+    counts: Floats | sp.csr_array
+
+    @cached_property
+    def counts_by_combination(self) -> Floats | sp.csc_array:
+        """Return the same counts, (combination, row), which each step needs; SciPy takes long to transpose them."""
+        return self.counts.T
+
+    def log_sums(self, weights: Floats) -> Floats:
+        """Return the logarithm of Z of each row, (row,), in nats."""
+        scores = self.values @ weights
+        top = scores.max(initial=0.0)
+        log_sums: Floats = np.log(self.counts @ np.exp(scores - top)) + top
+        return log_sums
 
 
 def _nothing() -> NDArray[Any]:
@@ -75,85 +103,61 @@ class Rows:
     """Sampled rows of some heads that may attend to the same keys, as descriptions need them.
 
     Attributes:
-        features: (feature, entry), uint8: the level of each feature at each allowed (query, key); rows one after the
-            other. A level stands for the value level / (levels - 1).
+        features: (feature, entry), uint8: the level of each feature; rows one after the other. A level stands for the
+            value level / (levels - 1).
         levels: (feature,): how many levels each has; 2 = it holds or does not.
         starts: (row + 1,): where each row's entries begin.
         texts: (row,): the number of its text.
         attention: (head, entry), floating: weights, 0 to 1. The sum of a row is its mass, by which the row counts.
-        counts: (entry,): how many keys an entry stands for; None = one each.
+        counts: (entry,): how many keys an entry stands for; empty = one each.
         key_types: (entry,): the type of each key's token; empty = all are alike.
         query_types: (row,): the type of each query's token.
         gates: (gate, row): which queries are in each class of queries.
         columns: For each head the features that it alone has; they are numbered after `features`.
         index: (row,): of selected rows, their numbers in the whole sample; empty = it is the whole sample.
         entries: (entry,): the same of entries.
-
-    Raises:
-        ValueError: Shapes do not fit together, or a row has no key.
     """
 
-    features: NDArray[np.uint8]
+    features: Levels
     levels: NDArray[np.int64]
     starts: NDArray[np.int64]
     texts: NDArray[np.int64]
     attention: NDArray[np.floating]
-    counts: Floats | None = None
+    counts: Floats = field(default_factory=_nothing)
     key_types: NDArray[np.int32] = field(default_factory=_nothing)
     query_types: NDArray[np.int32] = field(default_factory=_nothing)
     gates: NDArray[np.bool_] = field(default_factory=_nothing)
     columns: tuple[tuple[Column, ...], ...] = ()
     index: NDArray[np.int64] = field(default_factory=_nothing)
     entries: NDArray[np.int64] = field(default_factory=_nothing)
-    _tables: OrderedDict[tuple[int, tuple[int, ...]], Table] = field(default_factory=OrderedDict, init=False)
-    _columns: OrderedDict[tuple[int, int], NDArray[np.uint8]] = field(default_factory=OrderedDict, init=False)
-    _shares: dict[tuple[int, int], float] = field(default_factory=dict, init=False)
-    _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False)
+    _tables: Any = field(init=False, repr=False)  # lru_cache of `_count`
+    _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        n_rows = len(self.starts) - 1
-        n_entries = int(self.starts[-1])
-        fits = (
-            self.features.shape == (len(self.levels), n_entries)
-            and self.texts.shape == (n_rows,)
-            and self.attention.shape == (self.n_heads, n_entries)
-            and len(self.columns) in (0, self.n_heads)
-        )
-        if not fits:
-            raise ValueError(
-                f"features {self.features.shape}, starts {self.starts.shape}, texts {self.texts.shape}, weights "
-                f"{self.attention.shape} and columns of {len(self.columns)} heads do not fit together"
-            )
-        if (self.lengths < 1).any():
-            raise ValueError("a row has no key")
+        n_rows = len(self.texts)
+        if not len(self.counts):
+            self.counts = np.ones(self.size)
         if not len(self.key_types):
-            self.key_types = np.zeros(n_entries, np.int32)
-            self.query_types = self.query_types if len(self.query_types) else np.zeros(n_rows, np.int32)
+            self.key_types = np.zeros(self.size, np.int32)
+        if not len(self.query_types):
+            self.query_types = np.zeros(n_rows, np.int32)
         if not len(self.gates):
             self.gates = np.zeros((0, n_rows), np.bool_)
         if not len(self.index):
             self.index = np.arange(n_rows)
-            self.entries = np.arange(n_entries)
+            self.entries = np.arange(self.size)
+        n_kept = max(16, _TABLE_BYTES // (16 * self.size + 1))
+        self._tables = lru_cache(n_kept)(self._count)
 
     def select(self, rows: NDArray[np.int64]) -> Rows:
         """Copy some of the rows, by their numbers, (row,), ascending."""
         lengths = self.lengths[rows]
         starts = starts_of(lengths)
         entries = np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1])
-        return Rows(
-            features=self.features[:, entries],
-            levels=self.levels,
-            starts=starts,
-            texts=self.texts[rows],
-            attention=self.attention[:, entries],
-            counts=None if self.counts is None else self.counts[entries],
-            key_types=self.key_types[entries],
-            query_types=self.query_types[rows],
-            gates=self.gates[:, rows],
-            columns=self.columns,
-            index=self.index[rows],
-            entries=self.entries[entries],
-        )
+        of_rows = dict.fromkeys(("texts", "query_types", "gates", "index"), rows)
+        of_entries = dict.fromkeys(("features", "attention", "counts", "key_types", "entries"), entries)
+        parts = {name: getattr(self, name)[..., numbers] for name, numbers in (of_rows | of_entries).items()}
+        return Rows(levels=self.levels, starts=starts, columns=self.columns, **parts)
 
     def of_texts(self, texts: Sequence[int]) -> Rows:
         """Copy the rows of some texts."""
@@ -162,9 +166,7 @@ class Rows:
     def give_columns(self, columns: tuple[tuple[Column, ...], ...]) -> None:
         """Give each head features of its own, instead of those that it had."""
         self.columns = columns
-        self._tables.clear()
-        self._columns.clear()
-        self._shares.clear()
+        self._tables.cache_clear()
 
     # Sizes and weights of rows
 
@@ -189,23 +191,23 @@ class Rows:
         return np.diff(self.starts)
 
     @cached_property
-    def first(self) -> NDArray[np.int64]:
-        """Return where each row's entries begin, (row,)."""
-        return self.starts[:-1]
-
-    @cached_property
     def row_of(self) -> NDArray[np.int64]:
         """Return the row of each entry, (entry,)."""
         return np.repeat(np.arange(len(self.texts)), self.lengths)
 
-    @cached_property
-    def _n_keys(self) -> Floats:
-        return np.ones(self.size) if self.counts is None else self.counts
+    def sums(self, values: NDArray[np.floating]) -> Floats:
+        """Sum over the entries of each row: (..., entry) to (..., row)."""
+        sums: Floats = np.add.reduceat(values, self.starts[:-1], axis=-1, dtype=np.float64)
+        return sums
+
+    def spread(self, of_rows: NDArray[Any]) -> NDArray[Any]:
+        """Give each entry the number of its row: (row,) to (entry,)."""
+        return np.repeat(of_rows, self.lengths)
 
     @cached_property
     def mass(self) -> Floats:
         """Return how much attention each row holds, 0 to 1, (row, head)."""
-        return np.stack([np.add.reduceat(of_head, self.first, dtype=np.float64) for of_head in self.attention], 1)
+        return np.stack([self.sums(of_head) for of_head in self.attention], 1)
 
     @cached_property
     def text_weights(self) -> Floats:
@@ -222,8 +224,8 @@ class Rows:
     def scaled(self, head: int) -> Floats:
         """Return a head's attention with each row scaled to 1, (entry,); that of the last head asked for is kept."""
         if self._scaled[0] != head:
-            mass = np.maximum(self.mass[:, head], 1e-30)
-            self._scaled = head, self.attention[head].astype(np.float64) / mass[self.row_of]
+            factors = 1 / np.maximum(self.mass[:, head], 1e-30)
+            self._scaled = head, self.attention[head].astype(np.float64) * self.spread(factors)
         return self._scaled[1]
 
     @cached_property
@@ -232,21 +234,13 @@ class Rows:
         entropies = np.empty((len(self.texts), self.n_heads))
         for head in range(self.n_heads):
             scaled = self.scaled(head)
-            by_key = scaled if self.counts is None else scaled / self.counts
-            entropies[:, head] = -np.add.reduceat(scaled * np.log(np.maximum(by_key, 1e-300)), self.first)
+            entropies[:, head] = -self.sums(scaled * np.log(np.maximum(scaled / self.counts, 1e-300)))
         return entropies
 
     @cached_property
     def uniform_nats(self) -> Floats:
         """Return KL(B ‖ uniform) = ln n - H of each row, (row, head), in nats."""
-        n_keys = self.lengths if self.counts is None else np.add.reduceat(self.counts, self.first)
-        return np.maximum(np.log(n_keys)[:, None] - self.entropies, 0.0)
-
-    @cached_property
-    def mean_entropies(self) -> Floats:
-        """Return the mean entropy of each head, (head,)."""
-        means: Floats = np.einsum("hr,rh->h", self.weights, self.entropies)
-        return means
+        return np.maximum(np.log(self.sums(self.counts))[:, None] - self.entropies, 0.0)
 
     @cached_property
     def mean_nats(self) -> Floats:
@@ -264,78 +258,56 @@ class Rows:
         """Return the numbers of the features that a head alone has."""
         return range(self.n_shared, self.n_shared + (len(self.columns[head]) if self.columns else 0))
 
-    def is_fitted(self, feature: int, head: int) -> bool:
-        """Say whether a term was fitted to this head alone."""
-        column = self.column_of(feature, head)
-        return column is not None and column.gate < 0
-
-    def values_of(self, feature: int, head: int) -> Floats:
+    def values_of(self, feature: int, head: int = 0) -> Floats:
         """Return the values of a feature's levels, (level,), 0 to 1."""
         column = self.column_of(feature, head)
-        if column is not None:
-            return column.values
-        n_levels = int(self.levels[feature])
-        return np.arange(n_levels) / (n_levels - 1)
+        return np.linspace(0, 1, int(self.levels[feature])) if column is None else column.products[0]
 
-    def levels_of(self, feature: int, head: int) -> NDArray[np.uint8]:
+    def levels_of(self, feature: int, head: int) -> Levels:
         """Return the levels of a feature that all heads share, or that this head alone has, (entry,)."""
         column = self.column_of(feature, head)
         if column is None:
-            shared: NDArray[np.uint8] = self.features[feature]
+            shared: Levels = self.features[feature]
             return shared
-        key = head, feature
-        if key not in self._columns:
-            self._columns[key] = self._make_levels(column, head)
-            while len(self._columns) > max(16, _COLUMN_BYTES // max(1, self.size)):
-                self._columns.popitem(last=False)
-        self._columns.move_to_end(key)
-        return self._columns[key]
-
-    def _make_levels(self, column: Column, head: int) -> NDArray[np.uint8]:
-        if column.gate >= 0:
-            outside = np.uint8(len(column.values) - 1)
-            levels: NDArray[np.uint8] = np.where(
-                self.gates[column.gate][self.row_of], self.levels_of(column.gated, head), outside
-            )
-            return levels
-        of_keys: NDArray[np.uint8] = self.features[column.key_feature]
-        if column.keys is not None:
-            of_keys = column.keys[self.key_types]
-        of_rows = column.rows
-        if of_rows is not None:
-            of_rows = of_rows[self.index]
+        of_pairs = column.products[1]
+        keys = self.features[column.feature] if column.keys is None else column.keys[self.key_types]
+        if column.is_of_keys:
+            return of_pairs[0][keys]
         if column.queries is not None:
             of_rows = column.queries[self.query_types]
-        if of_rows is None:
-            return of_keys
-        first_of_row = (of_rows * np.uint8(column.n_key_levels))[self.row_of]
-        levels_of_both: NDArray[np.uint8] = np.add(first_of_row, of_keys, dtype=np.uint8)
-        return levels_of_both
+        else:
+            of_rows = self.gates[column.gate] if column.rows is None else column.rows[self.index]
+        # The pairs of one row stand in a row of the table of all pairs.
+        codes = self.spread(of_rows.astype(np.int32) * np.int32(of_pairs.shape[1])) + keys
+        return of_pairs.ravel()[codes]
 
     def by_entry(self, feature: int, head: int) -> Floats:
         """Return the values of a feature, (entry,), 0 to 1."""
-        return self.values_of(feature, head)[self.levels_of(feature, head)]
+        return np.take(self.values_of(feature, head), self.levels_of(feature, head))
 
     @cached_property
     def varies_in(self) -> NDArray[np.int64]:
         """Count the texts in which a shared feature has more than one level in some row, (feature,)."""
         n_texts = np.zeros(self.n_shared, np.int64)
-        for number, levels in enumerate(self.features if len(self.texts) else ()):
-            varies = np.maximum.reduceat(levels, self.first) > np.minimum.reduceat(levels, self.first)
+        first = self.starts[:-1]
+        for number, levels in enumerate(self.features if self.size else ()):
+            varies = np.maximum.reduceat(levels, first) > np.minimum.reduceat(levels, first)
             n_texts[number] = len(np.unique(self.texts[varies]))
         return n_texts
 
-    def variance(self, feature: int, head: int = 0) -> float:
-        """Return how much a feature varies within a row under uniform attention: the mean variance, 0 to 1/4."""
-        values = self.by_entry(feature, head)
-        mean = np.add.reduceat(values, self.first) / self.lengths
-        square = np.add.reduceat(values * values, self.first) / self.lengths
-        return float(self.text_weights @ (square - mean**2))
+    def variance(self, values: Floats) -> float:
+        """Return how much values, (entry,), vary within a row of uniform attention: the mean variance, 0 to 1/4."""
+        means = self.sums(values) / self.lengths
+        squares = self.sums(values * values) / self.lengths
+        return float(self.text_weights @ (squares - means**2))
 
     @cached_property
     def graded_variances(self) -> Floats:
         """Return the same of the features that all heads share, (feature,); 0 for those of 2 levels."""
-        return np.array([self.variance(n) if self.levels[n] > 2 else 0.0 for n in range(self.n_shared)])
+        graded = np.flatnonzero(self.levels > 2)
+        variances = np.zeros(self.n_shared)
+        variances[graded] = [self.variance(self.by_entry(int(number), 0)) for number in graded]
+        return variances
 
     # Means of features
 
@@ -353,25 +325,16 @@ class Rows:
         """Return the mean of E_A[f] of any feature, 0 to 1."""
         if feature < self.n_shared:
             return float(self.expected[head, feature])
-        if (feature, head) not in self._shares:
-            self._shares[feature, head] = self.mean_under([feature], head, self.scaled(head))[0]
-        return self._shares[feature, head]
+        return float(self.by_entry(feature, head) @ (self.scaled(head) * self.spread(self.weights[head])))
 
     def even(self, feature: int, head: int) -> float:
         """Return the same under uniform attention."""
-        return self.mean_under([feature], head, self._n_keys)[0]
+        return float(self.by_entry(feature, head) @ self.weighted(self.counts, head))
 
-    def mean_under(self, features: Sequence[int], head: int, unscaled: NDArray[np.floating]) -> list[float]:
-        """Return the means of E_p[f] of some features, 0 to 1, for p that is known up to a factor of each row.
-
-        Args:
-            features: Their numbers.
-            head: The head whose rows' weights count.
-            unscaled: (entry,): p times any factor of its row above 0.
-        """
-        sums = np.add.reduceat(unscaled, self.first, dtype=np.float64)
-        p = unscaled * (self.weights[head] / np.maximum(sums, 1e-30))[self.row_of]
-        return [float(self.by_entry(feature, head) @ p) for feature in features]
+    def weighted(self, unscaled: NDArray[np.floating], head: int) -> Floats:
+        """Scale each row of p, (entry,), known up to a factor of the row, to what the row counts for a head."""
+        scaled: Floats = unscaled * self.spread(self.weights[head] / np.maximum(self.sums(unscaled), 1e-30))
+        return scaled
 
     def means(self, unscaled: NDArray[np.floating], weights: Floats) -> Floats:
         """Return the means of E_p[f] of the shared features for several p at once, (p, feature), 0 to 1.
@@ -380,8 +343,8 @@ class Rows:
             unscaled: (p, entry): probabilities up to a factor of each row; sums have their precision.
             weights: (p, row): what rows count.
         """
-        sums = np.maximum(np.add.reduceat(unscaled, self.first, axis=1, dtype=np.float64), 1e-30)
-        scaled = unscaled * (weights / sums).astype(unscaled.dtype)[:, self.row_of]
+        factors = weights / np.maximum(self.sums(unscaled), 1e-30)
+        scaled = unscaled * np.repeat(factors.astype(unscaled.dtype), self.lengths, axis=1)
         means = np.zeros((len(unscaled), self.n_shared))
         for start in range(0, self.size, _ENTRIES_AT_ONCE):
             some = slice(start, start + _ENTRIES_AT_ONCE)
@@ -393,53 +356,43 @@ class Rows:
     def scores(self, terms: tuple[int, ...], weights: Floats, head: int) -> Floats:
         """Return Σ w f of some terms, (entry,), in nats."""
         table = self.table(terms, head)
-        return (table.values @ weights)[table.places]
+        return np.take(table.values @ weights, table.codes)
 
     def unscaled(self, terms: tuple[int, ...], weights: Floats, head: int) -> NDArray[np.float32]:
         """Return p of some terms up to a factor of each row, (entry,), at least 0."""
         table = self.table(terms, head)
         scores = table.values @ weights
-        p: NDArray[np.float32] = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)[table.places]
-        return p if self.counts is None else (p * self.counts).astype(np.float32)
+        p: NDArray[np.float32] = np.take(np.exp(scores - scores.max(initial=0.0)).astype(np.float32), table.codes)
+        return (p * self.counts).astype(np.float32)
 
     def table(self, terms: tuple[int, ...], head: int) -> Table:
-        """Count how often each combination of some terms' levels occurs in each row; some tables are kept."""
-        key = (head if max(terms, default=-1) >= self.n_shared else -1), terms
-        if key not in self._tables:
-            self._tables[key] = self._count(terms, head)
-            # All are of one size, except for a few.
-            while len(self._tables) > max(2, _TABLE_BYTES // max(1, self._tables[key].n_bytes)):
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(key)
-        return self._tables[key]
+        """Count how often each combination of some terms' levels occurs in each row; the last tables are kept."""
+        is_shared = max(terms, default=-1) < self.n_shared
+        return self._tables(terms, -1 if is_shared else head)
 
     def _count(self, terms: tuple[int, ...], head: int) -> Table:
         """Count the combinations: those of all but the last term, each with the last one's levels."""
         n_rows = len(self.texts)
         if not terms:
-            counts = self.lengths if self.counts is None else np.add.reduceat(self.counts, self.first)
-            return Table(np.empty((1, 0)), counts[:, None].astype(np.float64), self.row_of, self.row_of)
+            return Table(np.empty((1, 0)), np.zeros(self.size, np.int32), self.sums(self.counts)[:, None])
         before = self.table(terms[:-1], head)
-        levels = self.levels_of(terms[-1], head)
         last = self.values_of(terms[-1], head)
-        size = len(before.values) * len(last)
-        seen = np.arange(size)
-        cells = None
-        if size <= _MOST_DENSE and before.cells is not None:
-            cells = before.cells * len(last)
-            cells += levels
-            counts = np.bincount(cells, self.counts, n_rows * size).reshape(n_rows, size).astype(np.float64)
-        else:  # most are in few rows
-            places = before.places * np.int32(len(last))
-            places += levels
-            if size > _MOST_CODES:  # else those that never occur do no harm
-                seen = np.flatnonzero(np.bincount(places, minlength=size))
-                number = np.zeros(size, np.int32)
-                number[seen] = np.arange(len(seen), dtype=np.int32)
-                places = number[places]
-            counts = sp.csr_array((self._n_keys, places, self.starts), (n_rows, len(seen)))
+        codes = before.codes * np.int32(len(last))
+        codes += self.levels_of(terms[-1], head)
+        seen = np.arange(len(before.values) * len(last))
+        if len(seen) > _MOST_CODES:
+            seen = np.flatnonzero(np.bincount(codes, minlength=len(seen)))
+            number = np.zeros(int(seen[-1]) + 1, np.int32)
+            number[seen] = np.arange(len(seen), dtype=np.int32)
+            codes = number[codes]
         values = np.concatenate([before.values[seen // len(last)], last[seen % len(last)][:, None]], 1)
-        return Table(values, counts, self.row_of, cells)
+        n = len(seen)
+        if n_rows * n > _DENSE * self.size:
+            return Table(values, codes, sp.csr_array((self.counts, codes, self.starts), (n_rows, n)))
+        cells = self.spread(np.arange(n_rows) * n) + codes
+        weights = None if self.counts.max(initial=1.0) == 1 else self.counts
+        counts = np.bincount(cells, weights, n_rows * n).reshape(n_rows, n).astype(np.float64)
+        return Table(values, codes, counts)
 
 
 def starts_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

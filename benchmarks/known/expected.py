@@ -20,7 +20,7 @@ from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import blocks_of
 from attnscope.studies.describe.rows import Group, frequent_words, text_facts
-from attnscope.studies.describe.study import Fitted, active_left, fit_texts
+from attnscope.studies.describe.study import Fitted, active_left, fit_texts, matches_of
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
 from attnscope.studies.measuring.head_blocks import Frequencies
@@ -90,8 +90,9 @@ class Expectations:
         # How much there is to attend to: the more, the less a head rests.
         matches, group = total - np.log(n_free), fit.group
         terms = _values_of_terms(
-            fit.sinks[number], group.sinks.columns[number], group, text, group.sink_features, matches
-        )
+            fit.sinks[number], group.sinks.columns[number], group, text, group.sink_features, matches,
+            matches_of(group, fit.active)[number],
+        )  # fmt: skip
         rests = _sum_terms(terms, len(tokens))
         scores: Singles = np.where(text.resting, rests, active - matches[:, None]).astype(np.float32)
         return scores
@@ -162,11 +163,12 @@ def _values_of_terms(
     text: _Text,
     shared: Sequence[int],
     matches: NDArray[np.float64] | None = None,
+    known_matches: NDArray[np.float64] = np.empty(0),  # noqa: B008  # never changed
 ) -> Iterator[tuple[float, NDArray[np.float64]]]:
     """The weight of each of a head's terms, and its values, 0 to 1, (query, key).
 
     `shared` are the numbers of the features that all heads share. `matches`, (query,), are what `match_column` is made
-    of, for columns that have a level per row.
+    of, for columns that have a level per row; `known_matches` those of the sampled rows.
     """
     n = len(text.types)
 
@@ -174,18 +176,20 @@ def _values_of_terms(
         if term < len(shared):
             return np.asarray(text.features[shared[term]] / (group.features[shared[term]].levels - 1))
         own = columns[term - len(shared)]
+        keys = values_of(own.feature) if own.keys is None else own.key_values[own.keys[text.types]][None]
+        if own.is_of_keys:
+            return np.broadcast_to(keys, (n, n))
         if own.gate >= 0:  # what a token is as a query it is as a key too
-            inside = text.features[group.gates[own.gate], 0] > 0
-            from_gate: NDArray[np.float64] = values_of(own.gated) * inside[:, None]
-            return from_gate
-        keys = text.resting.astype(np.int64) if own.keys is None else own.keys[text.types].astype(np.int64)
-        levels = np.broadcast_to(keys, (n, n))
-        if own.queries is not None:
-            levels = levels + own.n_key_levels * own.queries[text.types][:, None].astype(np.int64)
-        elif own.row_edges is not None:
-            assert matches is not None
-            levels = levels + own.n_key_levels * np.searchsorted(own.row_edges, -matches, "right")[:, None]
-        values: NDArray[np.float64] = own.values[levels]
+            levels = text.features[group.gates[own.gate], 0]
+        elif own.queries is not None:
+            levels = own.queries[text.types]
+        else:
+            assert matches is not None and own.rows is not None
+            # The level of the sampled row whose match is next.
+            order = np.argsort(known_matches)
+            nearest = np.minimum(np.searchsorted(known_matches[order], matches), len(order) - 1)
+            levels = own.rows[order[nearest]]
+        values: NDArray[np.float64] = own.query_values[levels][:, None] * keys
         return values
 
     for term, weight in zip(description.terms, description.weights, strict=True):

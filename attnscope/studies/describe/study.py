@@ -197,8 +197,7 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     x = _columns_of_types(group, fitted)
     candidates = _distinct(group)
     screened = [n for n in candidates if features[n].family != "from" and features[n].name not in TOO_WIDE]
-    sought = directions.find_directions(fitted, group.offsets, x, screened)
-    columns = tuple(directions.columns_of(of_head, fitted) for of_head in sought)
+    columns = directions.find_columns(fitted, group.offsets, x, screened)
     for rows in (group.active, fitted, scored):
         rows.give_columns(columns)
 
@@ -210,7 +209,7 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
 
     # Where and when it rests, which goes by how much there is to attend to.
     resting = group.sink_features.index(group.resting)
-    matches = _matches(group, active)
+    matches = matches_of(group, active)
     gates = directions.gate_columns(sinks, x, resting)
     sink_columns = tuple(
         (gate, directions.match_column(of_head, sinks.index, resting))
@@ -245,7 +244,7 @@ def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
     return describe_types(group.types.embeddings, occurrences, np.concatenate(columns, 1).astype(np.float32))
 
 
-def _matches(group: Group, active: Sequence[Description]) -> NDArray[np.float64]:
+def matches_of(group: Group, active: Sequence[Description]) -> NDArray[np.float64]:
     """Return how much there is to attend to, (head, row of sinks): the log of the mean exp(score) of free keys."""
     rows = group.active
     matches = np.zeros((len(active), len(group.sinks.texts)))
@@ -337,7 +336,7 @@ def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: in
     share = float(rows.text_weights @ mass)
     terms = tuple(_term(names, description, place, rows, number) for place in range(len(description.terms)))
     pairs, summary = summarise(names, number, description, terms)
-    first = description.first or description
+    first = description
     other = fit.other_half[number]
     other_words = ""
     if first.terms[:1] != other.terms[:1]:
@@ -364,7 +363,7 @@ def _first(description: Description, names: Names, head: int) -> tuple[str, str]
     """Return the name and the words of the first term, with "not" before those that are avoided."""
     if not description.terms:
         return "", ""
-    sign = "not " if description.weights[0] < 0 else ""
+    sign = "not " if description.first_weight < 0 else ""
     term = description.terms[0]
     return sign + _name(names, term, head), sign + names.of_term(term, head)
 
@@ -376,7 +375,7 @@ def _name(names: Names, term: int, head: int) -> str:
     if column is None:
         return group.features[term].name
     if column.gate >= 0:
-        return f"{group.features[column.gated].name} from {group.features[group.gates[column.gate]].name}"
+        return f"{group.features[column.feature].name} from {group.features[group.gates[column.gate]].name}"
     pair, is_lower = divmod(term - len(group.features) + 1, 2)
     return f"pair{pair}{'-' if is_lower else '+'}" if pair else "keys"
 
@@ -400,7 +399,7 @@ def _term(names: Names, description: Description, place: int, rows: Rows, head: 
         float(description.weights[place]),
         *shares,
         description.gains[place],
-        own=rows.is_fitted(term, head),
+        own=column.gate < 0,
     )
 
 
@@ -417,7 +416,7 @@ def _sink_terms(fit: Fitted, names: Names, head: int) -> tuple[Term, ...]:
             continue
         name, words = "matches", "where little else fits"
         if column.queries is not None:
-            name, words = "gate", f"from {names.of_queries(column.query_values, head)[0]}"
+            name, words = "gate", f"from {names.of_queries(column.query_values[column.queries], head)[0]}"
         terms.append(
             Term(name, words, float(description.weights[place]), _NAN, _NAN, description.gains[place], own=True)
         )

@@ -188,7 +188,7 @@ class Names:
     def expected(self, scores: Floats) -> Floats:
         """Return p ∝ exp(score), each row scaled to 1, (entry,)."""
         p = np.exp(scores - np.max(scores, initial=0.0))
-        scaled: Floats = p / np.maximum(np.add.reduceat(p, self.rows.first), 1e-300)[self.rows.row_of]
+        scaled: Floats = p / np.maximum(np.add.reduceat(p, self.rows.starts[:-1]), 1e-300)[self.rows.row_of]
         return scaled
 
     def label(self, number: int) -> str:
@@ -210,12 +210,12 @@ class Names:
             return self._words[term, head]
         on = self.rows.scaled(head) * self.rows.weights[head][self.rows.row_of]
         if column.gate >= 0:
-            words = f"from {self.of_gate(column.gate)}: {self.of_term(column.gated, head)}"
+            words = f"from {self.of_gate(column.gate)}: {self.of_term(column.feature, head)}"
         elif column.queries is None:
-            words = f"tokens like {self._keys_of(column.values[column.keys], on)}"
+            words = f"tokens like {self._keys_of(column.key_values[column.keys], on)}"
         else:
-            from_queries = column.query_values
-            to_keys = column.values.reshape(-1, column.n_key_levels)[-1][column.keys]
+            from_queries = column.query_values[column.queries]
+            to_keys = column.key_values[column.keys]
             of_entries = from_queries[self.queries][self.rows.row_of]
             words = f"from {self.of_queries(from_queries, head)[0]} to {self._keys_of(to_keys, on * of_entries)}"
         self._words[term, head] = words
@@ -359,7 +359,7 @@ def _nats(names: Names, head: int, scores: Floats) -> float:
     """Return how far attention is from uniform that goes by some scores alone."""
     rows = names.rows
     p = names.expected(scores)
-    logs = np.add.reduceat(p * np.log(np.maximum(p, 1e-30)), rows.first)
+    logs = np.add.reduceat(p * np.log(np.maximum(p, 1e-30)), rows.starts[:-1])
     return float(rows.weights[head] @ (np.log(rows.lengths) + logs))
 
 
@@ -382,11 +382,11 @@ def _pair(names: Names, head: int, description: Description, place: int) -> str:
     column = rows.column_of(term, head)
     assert column is not None
     if column.gate < 0:
-        queries, of_rows = names.of_queries(column.query_values, head)
+        queries, of_rows = names.of_queries(column.query_values[column.queries], head)
         keys = by_kind(names, head, others, of_rows)
     else:
         queries = names.of_gate(column.gate)
-        feature = names.group.features[column.gated]
+        feature = names.group.features[column.feature]
         if feature.is_of_keys:
             keys = by_kind(names, head, others, rows.gates[column.gate].astype(float))
         else:
