@@ -1,6 +1,5 @@
 """What counts as evidence for a relation: verdicts, copies, sources, attention that is NaN, little weight."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,18 +152,6 @@ def test_chunks_of_a_file_are_in_one_half(own: Any, tmp_path: Path) -> None:
     assert (Relation(one, "closing→opening").halves, Relation(one, "closing→opening").n_sources) == ("texts", 1)
     is_told = any("Too few sources" in note for note in one.run["notes"])
     assert is_told == any(not relation.no_verdict for relation in every_relation(one))
-
-
-def test_texts_know_their_document(tmp_path: Path) -> None:
-    sentence = "1\ta\ta\t_\t_\t_\t0\troot\t_\t_\n\n"
-    (tmp_path / "a.conllu").write_text(f"# newdoc id = x\n{sentence}{sentence}# newdoc\n{sentence}", "utf-8")
-    (tmp_path / "b.conllu").write_text(sentence, "utf-8")
-    first, second, other, alone = (text.document for text in AnnotatedCorpus(str(tmp_path / "*.conllu")))
-    assert first == second != other
-    assert None not in (first, other) and alone is None
-    line = json.dumps({"text": "a b", "document": "d", "links": []})
-    (tmp_path / "c.jsonl").write_text(f"{line}\n{line}\n", "utf-8")
-    assert len({text.document for text in AnnotatedCorpus(str(tmp_path / "c.jsonl"))} - {None}) == 1
 
 
 # NaN -------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link, spans
+from attnscope.annotated import AnnotatedText, Link, spans
 from attnscope.annotated.texts import AnnotationError
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.relations import Links, links_of_weights
@@ -19,7 +19,6 @@ from attnscope.models.model import Batch
 from attnscope.studies.relations.evidence import RULES, Lots, right_rules
 from attnscope.studies.relations.study import RelationsOptions, relations
 from attnscope.text import word_spans
-from tests.conftest import Run
 from tests.relation_helpers import Relation, text_of
 from tests.test_relations_core import by_loops, facts_of, require
 
@@ -173,19 +172,6 @@ def test_the_probe_across_is_what_plain_loops_give() -> None:
         Links(facts)(AttentionCall(0, "cross", query[:, :, :5], key, value, 0.6))
 
 
-def test_a_simple_rule_takes_its_part(marian: Any) -> None:
-    texts = [
-        replace(text, target=" ".join(FRENCH[ENGLISH.index(w)] for w in text.text.split()),
-                links=tuple(Link("aligned", (n,), (n,)) for n in range(len(text.words))))
-        for text in pairs(40)
-    ]  # fmt: skip
-    texts = [replace(text, target_words=tuple(word_spans(text.target or ""))) for text in texts]
-    one = Relation(relations(marian, texts), "aligned")
-    assert (one.rule, one.baseline) == ("same place", 1.0)
-    assert one.accuracy[0, 1] > 0.95
-    assert not one.found.any()
-
-
 def test_rules_counted_by_hand() -> None:
     text, target = "a b c d e f", "x C y"
     links = [Link("r", (0,), (1,)), Link("r", (1,), (2,)), Link("r", (2,), (0,)), Link("r", (0, 1), (1, 5))]
@@ -206,8 +192,6 @@ def test_the_format() -> None:
     assert text is not None and text.target == "Le chat dormait."
     assert [text.target[a:b] for a, b in text.target_words] == ["Le", "chat", "dormait", "."]
     assert text.links == (Link("aligned", (1,), (1,)), Link("link", (2,), (1, 2)))
-    given = spans.parse(json.dumps(entry | {"target_words": [[0, 7], [8, 16]], "links": []}), "a", 1)
-    assert given is not None and given.target_words == ((0, 7), (8, 16))
     for wrong in ({"target": 3}, {"target": " "}, {"links": [{"from": [3, 17], "to": [4, 7]}]}):
         with pytest.raises(AnnotationError):
             spans.parse(json.dumps(entry | wrong), "a", 1)
@@ -234,19 +218,3 @@ def test_the_encoder_of_an_encoder_decoder(marian: Any) -> None:
     assert found.table("heads")["kind"][0] == "encoder"
     assert Relation(found, "next").accuracy.shape == (1, 2)
     assert Relation(found, "next").baseline == 1
-
-
-def test_on_the_command_line(folder: Path, run: Run, tmp_path: Path) -> None:
-    lines = []
-    for text in pairs(40):
-        links = [
-            {"from": text.target_words[link.source[0]], "to": text.words[link.targets[0]], "label": "aligned"}
-            for link in text.links if link.relation == "aligned"
-        ]  # fmt: skip
-        lines.append(json.dumps({"text": text.text, "target": text.target, "links": links}))
-    (tmp_path / "pairs.jsonl").write_text("\n".join(lines), "utf-8")
-    status, out, err = run("relations", "pairs.jsonl", "-m", str(folder), "-o", "out", "--examples", "1")
-    assert status == 0, err
-    assert "aligned" in out and "L0H1" in out and "⇠" in out
-    assert (tmp_path / "out/relations.png").is_file()
-    assert len(list(AnnotatedCorpus(str(tmp_path / "pairs.jsonl")))) == 40

@@ -145,22 +145,6 @@ def test_copies_of_recordings_count_once(folder: Path, timed: Path, run: Run) ->
     assert (told["corpus"]["n_texts"], told["corpus"]["n_copies"]) == (6, 3)
 
 
-def test_recordings_of_one_document_are_in_one_half(folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, timed)
-    lines = [json.loads(line) for line in timed.read_text().splitlines()]
-    model = attnscope.load(folder, check=False)
-    halves = {}
-    for n_speakers in (26, 13, 1):
-        timed.write_text(
-            "\n".join(json.dumps(line | {"document": f"speaker {n % n_speakers}"}) for n, line in enumerate(lines))
-        )
-        found = sound_relations(model, [str(timed)])
-        halves[n_speakers] = Relation(found, NAME).halves, found.run["notes"]
-    assert halves[26] == halves[13] == ("sources", [])
-    by, (note,) = halves[1]
-    assert by == "texts" and note.startswith("Too few sources to keep each in one half")
-
-
 def test_the_interval_of_the_median() -> None:
     errors = np.arange(1.0, 21)[:, None]
     assert [float(end[0]) for end in median_interval(errors)] == [10.5, 6.0, 15.0]  # Conover 1999: 20 values, 95.9%

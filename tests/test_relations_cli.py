@@ -36,12 +36,6 @@ def test_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
     assert document["schema"] == Relations.SCHEMA
 
 
-def test_json_is_one_document(study: Run) -> None:
-    status, out, err = study(str(SAMPLES / "library.py"), "--json", "--chunk", "64")
-    assert status == 0, err
-    assert {one["relation"] for one in json.loads(out)["relations"]} >= {"closing→opening", "name→assignment"}
-
-
 @pytest.mark.parametrize(
     "arguments",
     [(), ("a.txt",), ("-",), (TREES, "--annotated-as", "xml"), (TREES, "--split", "word"), (TREES, "--only", " , ")],

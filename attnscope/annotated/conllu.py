@@ -43,7 +43,7 @@ class _Sentence:
     lines: list[int] = field(default_factory=list)
     multiword: dict[int, tuple[int, Token]] = field(default_factory=dict)
     document: int = 0
-    mentions: list[tuple[str, Sequence[int]]] = field(default_factory=list)
+    mentions: list[tuple[str, list[int]]] = field(default_factory=list)
 
 
 def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Bad) -> Iterator[AnnotatedText]:
@@ -83,7 +83,7 @@ def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
     words: list[Span] = []
     kinds: list[str] = []
     links: list[Link] = []
-    mentions: list[tuple[str, Sequence[int]]] = []
+    mentions: list[tuple[str, list[int]]] = []
     for sentence in sentences:
         first = len(words)
         written, spans = _write(sentence)
@@ -192,7 +192,7 @@ def _dependencies(rows: Sequence[Token], first: int) -> Iterator[Link]:
 # Coreference
 
 
-def _coreference(mentions: Iterable[tuple[str, Sequence[int]]]) -> Iterator[Link]:
+def _coreference(mentions: Iterable[tuple[str, list[int]]]) -> Iterator[Link]:
     """Link each mention to all earlier ones of its entity."""
     earlier: dict[str, set[int]] = {}
     for entity, words in sorted(mentions, key=lambda mention: mention[1]):
@@ -203,7 +203,7 @@ def _coreference(mentions: Iterable[tuple[str, Sequence[int]]]) -> Iterator[Link
         before.update(words)
 
 
-def _mentions(sentence: _Sentence) -> Iterator[tuple[str, Sequence[int]]]:
+def _mentions(sentence: _Sentence) -> Iterator[tuple[str, list[int]]]:
     """Return the mentions that `Entity=` brackets; those that are cut in parts are left out."""
     opened: list[tuple[str, int]] = []
     for word, (row, number) in enumerate(zip(sentence.rows, sentence.lines, strict=True)):
@@ -228,7 +228,7 @@ def _mentions(sentence: _Sentence) -> Iterator[tuple[str, Sequence[int]]]:
         raise AnnotationError(f"Entity: {name} is never closed", sentence.lines[word])
 
 
-def _known_by(rows: Sequence[Token], words: range) -> Sequence[int]:
+def _known_by(rows: Sequence[Token], words: range) -> list[int]:
     """Return the word of a mention whose head is outside of it; all its words where no head is known."""
     for word in words:
         head = rows[word]["head"]

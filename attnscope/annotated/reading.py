@@ -10,7 +10,7 @@ from attnscope.annotated.texts import AnnotatedText, AnnotationError
 from attnscope.corpus import Corpus, Problem
 from attnscope.corpus.formats import BadLines, name_problems, suffix_of
 from attnscope.corpus.lines import UnreadableError
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.text import MOST_CHARACTERS, refuse_other_format
 
 _SPLITS: dict[str, Literal["line", "paragraph", "file"]] = {"conllu": "paragraph", "jsonl": "line", "python": "file"}
@@ -46,7 +46,7 @@ class AnnotatedCorpus:
     def __init__(self, files: Sequence[str | Path] | str | Path, *, kind: str = "auto", unit: str = "sentence") -> None:
         for name, value, known in (("kind", kind, ("auto", *_SPLITS)), ("unit", unit, ("sentence", "document"))):
             if value not in known:
-                raise AttnscopeError(f"there is no {name} {value!r}", f"choose one of {', '.join(known)}")
+                raise UsageError(f"there is no {name} {value!r}", f"choose one of {', '.join(known)}")
         self.sources = Corpus([files] if isinstance(files, str | Path) else files).sources
         self.unit = unit
         self._kinds = [_kind_of(source) if kind == "auto" else kind for source in self.sources]
@@ -127,7 +127,7 @@ def _kind_of(source: str) -> str:
     if kind is None:
         if source != "-":
             refuse_other_format(source, source)
-        raise AttnscopeError(
+        raise UsageError(
             f"the name {source} does not say how the file is annotated",
             f"if it is annotated, name the format: --annotated-as {' or '.join(_SPLITS)}; plain text has no links: "
             "there, search an atlas for a pair of words, such as she -> alice",

@@ -83,7 +83,7 @@ def _read_links(entries: Sequence[Any], text: str, target: str | None) -> dict[t
             raise AnnotationError(f"link {number} is no object: {shorten(repr(entry))}")
         label = " ".join(_text_of(entry.get("label", "link"), f"link {number}: its label").split())
         origin = _span(entry.get("from"), text if target is None else target, f'link {number}: "from"')
-        goals = entry.get("to")
+        goals: Any = entry.get("to")
         is_list = isinstance(goals, list) and bool(goals) and all(isinstance(goal, list) for goal in goals)
         for goal in goals if is_list else [goals]:
             start, stop = _span(goal, text, f'link {number}: "to"')
@@ -111,7 +111,7 @@ def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
         return [(place, place + 1) for place, letter in enumerate(text) if not letter.isspace()]
     if value is None:
         ends = {end for span in spans for end in span}
-        words = []
+        words: list[Span] = []
         for start, stop in word_spans(text):
             words += pairwise([start, *sorted(end for end in ends if start < end < stop), stop])
         return words

@@ -2,6 +2,7 @@
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.errors import UsageError
 from attnscope.options import option, options
 from attnscope.questions.relations import AnnotationOptions, RelationsOptions
 from attnscope.studies.inputs.options import SharedWork
@@ -33,15 +34,18 @@ def relations(
     - `attnscope relations sample_texts/library.py --chunk 40`
     - `attnscope relations contacts.jsonl -m ./esm2`
     """
-    from attnscope.studies.relations.sounds import is_spoken, study_recordings
-    from attnscope.studies.relations.study import study_files
+    from attnscope.annotated import AnnotatedCorpus
+    from attnscope.studies.relations import sounds, study
 
     output = files.plan("relations", **drawing.changes())
     shared = running.share(model.model, model.loading)
     named = list(source.files)
     with progress(files.quiet) as report:
-        if is_spoken(named):
-            record = study_recordings(model.model, named, order, model.loading, report)
+        if sounds.is_spoken(named):
+            if order != RelationsOptions():
+                raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples")
+            record = sounds.sound_relations(model.loading.load(model.model), named, report)
         else:
-            record = study_files(model.model, named, source, order, model.loading, report, shared)
+            corpus = AnnotatedCorpus(named, kind=source.kind, unit=source.unit)
+            record = study.relations(model.loading.load(model.model), corpus, order, report, shared)
     output.deliver(record)

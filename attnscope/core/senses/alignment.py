@@ -58,7 +58,9 @@ def level_weights(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> 
 
 def align_levels(levels: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return the same from the `level_weights` of each head, (head, token, frame): (token,), never falling, from 0."""
-    return cheapest_paths(-levels.mean(0, dtype=np.float64)[None])[0]
+    costs = -levels.mean(0, dtype=np.float64)
+    frames: NDArray[np.int64] = cheapest_paths(costs[None])[0]
+    return frames
 
 
 def cheapest_paths(costs: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -105,10 +105,8 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
         along = np.floor((first + last + 1) / 2 / len(text.target_words) * n_words).astype(np.int64)
         looked_at[:, FIRST_DIAGONAL : FIRST_DIAGONAL + len(ALONG)] = along[:, None] + ALONG
         for row, (link, near) in enumerate(zip(links, along.tolist(), strict=True)):
-            written = text.target_word(link.source[0]).casefold()
-            if len(link.source) > 1:
-                start, stop = text.target_words[link.source[0]][0], text.target_words[link.source[-1]][1]
-                written = (text.target or "")[start:stop].casefold()
+            start, stop = text.target_words[link.source[0]][0], text.target_words[link.source[-1]][1]
+            written = (text.target or "")[start:stop].casefold()
             alike = [number for number, word in enumerate(spelled) if word == written]
             looked_at[row, -1] = min(alike, key=lambda number: abs(number - near), default=-1)
 

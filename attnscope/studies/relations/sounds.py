@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +30,13 @@ from scipy.stats import binom
 from attnscope.annotated.alignment import UNALIGNED, pieces_of
 from attnscope.core.senses.alignment import cheapest_paths, level_weights
 from attnscope.corpus import Problem
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.corpus.formats import json_object
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.questions.relations import BEST, EVEN, LEAST_MASS, RANDOM, UPPER, Relations, RelationsOptions
+from attnscope.questions.relations import BEST, EVEN, LEAST_MASS, RANDOM, UPPER, Relations
 from attnscope.results.table import Table
 from attnscope.senses.recordings import Recording, read_recording
 from attnscope.studies.failures import broken_rows
-from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
@@ -92,11 +92,8 @@ def is_spoken(files: Sequence[str]) -> bool:
     first = Path(files[0]) if files else None
     if first is None or first.suffix != ".jsonl" or not first.is_file():
         return False
-    try:
-        with first.open(encoding="utf-8") as lines:
-            entry = json.loads(next((line for line in lines if line.strip()), ""))
-    except (OSError, ValueError):
-        return False
+    with first.open(encoding="utf-8", errors="surrogateescape") as lines:
+        entry = json_object(next((line for line in lines if line.strip()), ""))
     return isinstance(entry, dict) and "audio" in entry and "words" in entry
 
 
@@ -123,15 +120,6 @@ def _read_spoken(files: Sequence[str], problems: list[Problem]) -> Iterator[Spok
                     continue
                 document = entry.get("document")
                 yield Spoken(audio, words, name, number, None if document is None else str(document))
-
-
-def study_recordings(
-    spec: str, files: Sequence[str], options: RelationsOptions, loading: LoadOptions, report: Report | None
-) -> Relations:
-    """Load a model, and study which of its heads listen to the words of recordings."""
-    if options != RelationsOptions():
-        raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples")
-    return sound_relations(loading.load(spec), files, report)
 
 
 def sound_relations(model: Model, files: Sequence[str], report: Report | None = None) -> Relations:
@@ -181,11 +169,10 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
 
     # How well the heads that follow the words time them.
     try:
-        times, n_recordings, n_words = _time_words(part, heard, len(result.alignment_heads), report)
+        times, counts = _time_words(part, heard, len(result.alignment_heads), report)
     except KeyboardInterrupt:
-        return Relations(about, {**corpus, "complete": False}, THRESHOLDS, tables, grids)
-    options = {**THRESHOLDS, "word_times": {"n_recordings": n_recordings, "n_words": n_words}}
-    return Relations(about, corpus, options, {**tables, "word_times": times}, grids)
+        return replace(result, corpus={**corpus, "complete": False})
+    return replace(result, tables={**tables, "word_times": times}, options={**THRESHOLDS, "word_times": counts})
 
 
 # Hearing
@@ -354,11 +341,13 @@ def _rule_hits(words: Sequence[_Word], n_words: int, n_frames: int) -> NDArray[n
 # Word times
 
 
-def _time_words(part: LinkPart, heard: Sequence[_Heard], n_heads: int, report: Report | None) -> tuple[Table, int, int]:
+def _time_words(
+    part: LinkPart, heard: Sequence[_Heard], n_heads: int, report: Report | None
+) -> tuple[Table, dict[str, int]]:
     """Time the words of each recording by the heads that are best on the half that it is not in.
 
     Returns:
-        The table `word_times`, how many recordings it is of, and how many words.
+        The table `word_times`, and of how many recordings and words it is.
     """
     chosen_on, scored_on, dealt = halve(part, NAME)
     ranked = [_rank_heads(Half.of([sums])) for sums in (scored_on, chosen_on)]
@@ -404,7 +393,7 @@ def _time_words(part: LinkPart, heard: Sequence[_Heard], n_heads: int, report: R
         change_low=change_low,
         change_high=change_high,
     )
-    return times, len(timed), n_words
+    return times, {"n_recordings": len(timed), "n_words": n_words}
 
 
 def _rank_heads(half: Half) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -14,11 +14,10 @@ from attnscope.annotated.alignment import UNALIGNED, PlacedLink
 from attnscope.annotated.texts import merge_equal
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import chunks, runs
-from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
-from attnscope.questions.relations import AnnotationOptions, Relations, RelationsOptions
+from attnscope.questions.relations import Relations, RelationsOptions
 from attnscope.results.table import Table
-from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.relations.evidence import THRESHOLDS, judge
@@ -32,7 +31,7 @@ from attnscope.studies.relations.links import (
     facts_of,
     shape_of,
 )
-from attnscope.studies.run import Run, run_blocks
+from attnscope.studies.run import run_blocks
 from attnscope.studies.workers import Workers
 
 BLOCK = 512
@@ -84,7 +83,21 @@ def relations(
     options = options or RelationsOptions()
     corpus = AnnotatedCorpus([texts]) if isinstance(texts, str) else texts
     _require_measurable(model, options)
-    going, kind, linker = _run(model, corpus, options, report, workers)
+    each = merge_equal(corpus)
+    first = next(each, None)
+    if first is None:
+        raise AttnscopeError("there is no text", "give texts whose annotation has links")
+    kind = _kind_for(first, model, options)
+
+    # Blocks of texts, linked here and measured here or by workers.
+    def share(_: LinkBlock) -> float | None:
+        return corpus.share_read if isinstance(corpus, AnnotatedCorpus) else None
+
+    linker = Linker(model, options, kind)
+    blocks = map(linker.block, runs(chain([first], each), BLOCK, lambda text: len(text.text)))
+    make = partial(LinkMeasurer, kind=kind)
+    sharing = (workers,) if workers else None
+    going = run_blocks(make, (model,), blocks, MeasuredPart(), workers=sharing, report=report, share=share)
 
     # The evidence.
     done = going.done
@@ -95,7 +108,7 @@ def relations(
 
     # Where it comes from.
     files = corpus if isinstance(corpus, AnnotatedCorpus) else None
-    corpus_facts = {
+    corpus_facts: dict[str, Any] = {
         "sources": list(files.sources) if files else ["texts"],
         "unit": files.unit if files else None,
         "n_texts": done.n_texts,
@@ -113,26 +126,9 @@ def relations(
     if going.failures:
         about["failures"] = going.failures
     result = Relations(about, corpus_facts, option_facts, tables, grids)
-    if linker is None or not options.n_examples:
+    if not options.n_examples:
         return result
     return replace(result, tables={**tables, "examples": _examples(model, kind, linker, result)})
-
-
-def study_files(
-    spec: str,
-    files: Sequence[str],
-    annotation: AnnotationOptions,
-    options: RelationsOptions,
-    loading: LoadOptions,
-    report: Report | None,
-    workers: Workers | None = None,
-) -> Relations:
-    """Load a model, and study the relations of annotated files."""
-    try:
-        corpus = AnnotatedCorpus(files, kind=annotation.kind, unit=annotation.unit)
-    except AttnscopeError as error:
-        raise UsageError(error.message, error.hint) from None
-    return relations(loading.load(spec), corpus, options, report, workers)
 
 
 def _require_measurable(model: Model, options: RelationsOptions) -> None:
@@ -149,34 +145,6 @@ def _require_measurable(model: Model, options: RelationsOptions) -> None:
         )
     # Chunks that do not fit the model are refused here.
     chunks(example, limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
-
-
-def _run(
-    model: Model,
-    texts: Iterable[AnnotatedText],
-    options: RelationsOptions,
-    report: Report | None,
-    workers: Workers | None,
-) -> tuple[Run[MeasuredPart], str, Linker | None]:
-    """Read and measure all texts; return what came of it, the kind of attention, and what dealt the texts."""
-    each = merge_equal(texts)
-    try:
-        first = next(each, None)
-    except KeyboardInterrupt:
-        return Run(MeasuredPart(), complete=False), model.info.kinds[0], None
-    if first is None:
-        return Run(MeasuredPart()), model.info.kinds[0], None
-    kind = _kind_for(first, model, options)
-    linker = Linker(model, options, kind)
-
-    def share(_: LinkBlock) -> float | None:
-        return texts.share_read if isinstance(texts, AnnotatedCorpus) else None
-
-    blocks = map(linker.block, runs(chain([first], each), BLOCK, lambda text: len(text.text)))
-    make = partial(LinkMeasurer, kind=kind)
-    sharing = (workers,) if workers else None
-    going = run_blocks(make, (model,), blocks, MeasuredPart(), workers=sharing, report=report, share=share)
-    return going, kind, linker
 
 
 def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> str:
