@@ -56,13 +56,13 @@ def fits(expression: str) -> list[str]:
     """The heads for which a Python expression of measures holds."""
     return [
         head.name
-        for head in FINDINGS.heads
+        for head in heads_in(FINDINGS)
         if eval(expression, {n: e.value for n, e in head.measures.items()} | {"layer": head.layer, "head": head.head})
     ]
 
 
 def role_of(name: str) -> list[str]:
-    return [head.name for head in FINDINGS.heads if name in {role.name for role in head.roles}]
+    return [head.name for head in heads_in(FINDINGS) if name in {role.name for role in head.roles}]
 
 
 PAIR = next(row.tokens for row in rows_of(ATLAS, 0) if row.side == "pairs")
@@ -180,7 +180,7 @@ def test_the_names_that_a_filter_knows(opened: OpenedAtlas) -> None:
     opened.page.click("[aria-label='What can be filtered by']")
     assert opened.page.evaluate("document.querySelector('dialog.names').scrollTop") == 0, "it opens at its beginning"
     names = opened.page.locator("dialog.names dt").all_inner_texts()
-    assert {"layer", "kl_explained", "nats", "map_x", *FINDINGS.heads[0].measures} <= set(names)
+    assert {"layer", "kl_explained", "nats", "map_x", *FINDINGS.measure_names} <= set(names)
     opened.page.keyboard.press("Escape")
     assert not opened.page.locator("dialog.names").is_visible()
 
@@ -237,7 +237,7 @@ def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
 
 def test_the_list_sorts_by_what_its_headers_say(opened: OpenedAtlas) -> None:
     opened.go(ax="induction", ay="local")
-    values = {head.name: head.measures["induction"].value for head in FINDINGS.heads}
+    values = {head.name: head.measures["induction"].value for head in heads_in(FINDINGS)}
     opened.click("[data-sort=induction]")
     assert opened.listed() == sorted(NAMES, key=lambda name: -values[name])
     opened.click("[data-sort=induction]")
@@ -253,14 +253,14 @@ def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
     assert opened.text(".does").startswith(str(FINDINGS["heads"]["description"][number]))
     if opened.page.locator(".more-measures[aria-expanded=false]").count():
         opened.page.click(".more-measures")
-    measures = FINDINGS.heads[number].measures
+    measures = heads_in(FINDINGS)[number].measures
     lines = opened.page.locator(".measures tbody tr")
     assert lines.count() == len(measures)
     for line in lines.all():
         name = line.locator("th").inner_text().removesuffix(" (nats)").removesuffix(" (tokens)").replace(" ", "_")
         value = line.locator("td b").inner_text().replace("−", "-")
         assert float(value) == pytest.approx(measures[name].value, rel=0.06, abs=5e-3), name
-        rank = 1 + sum(other.measures[name].value > measures[name].value for other in FINDINGS.heads)
+        rank = 1 + sum(other.measures[name].value > measures[name].value for other in heads_in(FINDINGS))
         assert line.locator("td").last.inner_text() == str(rank), name
     for side, title in (("asks", "queries that give"), ("gets", "keys that receive"), ("pairs", "pairs")):
         table = opened.page.locator(".tokens", has_text=title)

@@ -183,4 +183,4 @@ def test_names_of_columns_stand_for_units() -> None:
     made = of(
         Head("encoder", 0, 0, (), 0.5, {"rarity": Estimate(0.5)}), columns={"rarity": Column("rarity", unit="nats")}
     )
-    assert "rarity (nats)" in written(page_of(made, "measures"))
+    assert "model · rarity (nats)" in written(page_of(made, "measures"))

@@ -54,7 +54,10 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Pa
         if "shown" in parameters:  # of a result, its report takes the options
             parameters = {**parameters, **signature(record.report).parameters}
         assert {*kind.shown_with} <= {*parameters}
-        assert not kind.draw or {*kind.drawn_with} <= {*signature(kind.view("draw")).parameters}
+        parameters = signature(kind.view("draw")).parameters if kind.draw else {}
+        if "shown" in parameters:
+            parameters = {**parameters, **signature(record.report).parameters}
+        assert {*kind.drawn_with} <= {*parameters}
         assert {*kind.usual} <= {*kind.formats} and LOSSLESS in kind.data
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attnscope.pages import PageText, page_of
+from tests.heads_helpers import heads_in
 from tests.page_helpers import SEEN, Opened, blues, number, pixels
 from tests.page_records import FINDINGS, FIRST, FULL, LABELS, PROSE, SECOND, SHORTER, W, _opened, page_file
 from tests.record_helpers import map_of, record_of, tokens_of
@@ -46,13 +47,13 @@ def test_arrow_keys_go_through_the_grid_and_enter_opens(opened: Opened) -> None:
 
 def test_roles_filter_and_sort(opened: Opened) -> None:
     opened.show(v="grid", sort="role")
-    having = [h for h in FINDINGS.heads if h.roles]
+    having = [h for h in heads_in(FINDINGS) if h.roles]
     role = having[0].roles[0].name
     opened.click(f".roles button[data-role='{role}']")
     dimmed = opened.page.eval_on_selector_all(".view.grid button.dim", "all => all.map(b => b.dataset.spec)")
-    assert set(dimmed) == {f"{h.layer}.{h.head}" for h in FINDINGS.heads if role not in {r.name for r in h.roles}}
+    assert set(dimmed) == {f"{h.layer}.{h.head}" for h in heads_in(FINDINGS) if role not in {r.name for r in h.roles}}
     order = opened.page.eval_on_selector_all(".view.grid button[data-spec]", "all => all.map(b => b.dataset.spec)")
-    first = {f"{h.layer}.{h.head}": h.roles[0].name if h.roles else "" for h in FINDINGS.heads}
+    first = {f"{h.layer}.{h.head}": h.roles[0].name if h.roles else "" for h in heads_in(FINDINGS)}
     runs = [first[spec] for spec in order]
     assert all(runs.index(name) + runs.count(name) > at for at, name in enumerate(runs)), (
         "heads of a role stand together"

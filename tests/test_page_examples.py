@@ -13,6 +13,7 @@ from attnscope.pages import page_of_record
 from attnscope.questions.atlas import Atlas
 from tests.atlas_helpers import examples_of, rows_of, small_atlas, weights_of, with_examples
 from tests.findings_helpers import fake_findings
+from tests.heads_helpers import heads_in
 from tests.page_helpers import Opened
 
 FINDINGS = fake_findings(2, 3)
@@ -87,7 +88,7 @@ def test_a_saved_card_is_the_whole_card(opened: Opened) -> None:
     opened.show(v="head", head="L1H1")
     drawn = opened.saved("svg").decode()
     said = [" ".join(text.split()) for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]
-    head = FINDINGS.heads[4]
+    head = heads_in(FINDINGS)[4]
     assert said[0] == "L1H1"
     for role in head.roles:
         assert any(text.startswith(role.name.replace("_", " ")) for text in said), role.name

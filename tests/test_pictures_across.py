@@ -157,7 +157,7 @@ def test_what_does_not_fit_a_photo_and_a_text_is_one_line(models: dict[str, Any]
 
 
 def test_heads_are_measured_on_photos_where_there_is_a_vision_transformer(models: dict[str, Any]) -> None:
-    assert attnscope.picture_heads(models["trocr"], [noise(150, 230)]).heads[0].kind == "encoder"
+    assert attnscope.picture_heads(models["trocr"], [noise(150, 230)])["heads"]["kind"][0] == "encoder"
     with pytest.raises(AttnscopeError, match="measured on photos in vision transformers alone"):
         attnscope.picture_heads(models["blip"], [noise(150, 230)])
 

@@ -161,7 +161,6 @@ class Heads(Result):
             text("heads", "their names; empty = they were drawn"),
             share("copied", "share of the needles' tokens that is still written"),
             numbers("change", "how much less that is than by the whole model, needle by needle"),
-            count("n_moved", "how many of the random heads are of other layers, as their own had too few"),
             count("n_needles", "on how many needles"),
         ),
     }
@@ -439,7 +438,7 @@ def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
         yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
     defined = [name for name in result.measure_names if np.isfinite(heads[name]).any()]
     for name in defined:
-        title = f"{amount(len(defined), 'measure')} of its heads"
+        title = f"{len(defined)} measures of its heads" if len(defined) > 1 else ""
         yield HeadMap(printed="never", figure="measures", title=title, heads=heads, column=name)
     for name in large:
         if name in defined:

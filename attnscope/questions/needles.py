@@ -93,7 +93,8 @@ def _curves(result: Result, cells: Table, depths: list[float]) -> Curves:
         across="depth of the needle, %",
         x=[100 * depth for depth in depths],
         series=series,
-        floor=0.0,
+        floor=-0.02,
+        ceiling=1.02,
         notes=[
             "black: what the model writes; colours: what it writes while that head's largest weight is on the same "
             "token",
@@ -106,10 +107,7 @@ def _notes(without: Table) -> list[str]:
     """Return what the tables of a probe mean: one sentence each."""
     notes = ["a token counts as written where it is the model's first choice after the right ones before it"]
     if len(without):
-        moved = int(without["n_moved"].max())
-        n_random = int(without["n_heads"][without["what"] == "random"].max(initial=0))
-        but = f"; {moved} of {n_random} from others, as the layer has too few" if moved else ""
-        notes.append(f"random heads: from the same layers, drawn anew for each needle{but}")
+        notes.append("random heads: from the same layers as far as these have others, drawn anew for each needle")
         notes.append(
             f"heads were taken out on {amount(int(without['n_needles'].max()), 'needle')}, and chosen on the others "
             "alone: so they may be fewer than have the role by all needles"

@@ -140,6 +140,7 @@ class Curves(Block):
         x: Its values, (point,).
         series: The lines.
         floor: Where the axis of values begins, if that is known.
+        ceiling: Where it ends.
         logarithmic: Whether both axes are logarithmic.
     """
 
@@ -148,6 +149,7 @@ class Curves(Block):
     x: Sequence[float]
     series: Sequence[Series]
     floor: float | None = None
+    ceiling: float | None = None
     logarithmic: bool = False
 
 

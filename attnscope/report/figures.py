@@ -174,7 +174,7 @@ def _curves(report: Report, blocks: Sequence[Curves], lettering: Lettering) -> D
         powers = [x for x in block.x if math.log2(x).is_integer()][::2]
         axes.set_xticks(powers, [f"{x:,.0f}" if x < 1024 else f"{x // 1024:,.0f} k" for x in powers])
     else:
-        axes.set_ylim(block.floor, None)
+        axes.set_ylim(block.floor, block.ceiling)
         axes.locator_params(axis="x", integer=True)
     finish_axes(axes, sheet)
     letter_axes(axes, block.y, sheet, across=block.across)

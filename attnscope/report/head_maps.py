@@ -316,7 +316,8 @@ def _small_maps_page(report: Report, blocks: Sequence[HeadMap], maps: SmallMaps,
         draw_cells(page, block.heads, block.column, HeadCells(grids, corners, maps.cell), scale, fades=True)
         bar = left, y - KIND_PX - HEAD_NAMES_PX + 16, min(200, maps.pitch[0] - _SMALL_AROUND_PX[0]), 11
         draw_bar(page, bar, scale, size_px=11.5, most=3)
-        mark_baseline(page, bar, scale, size_px=11.5, room=(left - LEFT_PX, left + room))
+        edges = left - LEFT_PX, left - LEFT_PX + maps.pitch[0] - 8
+        mark_baseline(page, bar, scale, size_px=paper.letters(11.5), room=edges)
 
     n_rows = -(-len(blocks) // maps.columns)
     notes = ["rows: layers, columns: heads; each map has its own colours"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -143,159 +141,57 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
     return Hay(word_ids(ordinary, tokenizer.spell), stack, encode, ends, before)
 
 
-# What is added up over needles ------------------------------------------------------------------------------------
+# What is seen of needles
 
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What a model does on some needles.
+    """What a model does on one needle.
 
     Attributes:
-        written: Which tokens of the answers the model writes, (needle, token).
-        finite: Whether all its scores are numbers, (needle,).
-        keys: By place the key that each head gives most, (needle, head, token).
+        needle: The needle.
+        written: Which tokens of the answer the model writes, (token,).
+        copied: How many of them each head copied, (layer, head, 2): from the needle, and from the decoy.
     """
-
-    written: NDArray[np.bool_]
-    finite: NDArray[np.bool_]
-    keys: Mapping[Place, NDArray[np.int64]]
-
-
-class _Scores:
-    """What is added up over needles, (layer, head, measure)."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self.n = self.n_tokens = 0
-        self._places: list[Place] = []
-        self._sums = self._uniform = RunningSums()
-        self._written: dict[tuple[int, float], RunningSums] = {}
-        self._n_heads: dict[int, int] = {}
-
-    def add(self, needle: Needle, seen: _Seen, row: int) -> None:
-        if not self._places:
-            self._places = sorted(seen.keys)
-            self._n_heads = {place[1]: seen.keys[place].shape[1] for place in self._places}
-            shape = len(self._places), max(self._n_heads.values()), len(self.names)
-            self._sums, self._uniform = RunningSums(shape), RunningSums(shape)
-        written, n = seen.written[row], len(needle.places)
-        s, c, u = (np.zeros(self._sums.shape) for _ in range(3))
-        measured = ["retrieval", f"retrieval_at_{write_percent(needle.depth)}", f"retrieval_in_{len(needle)}"]
-        columns = [self.names.index(name) for name in measured if name in self.names]
-        # A key at random is one of those up to the query.
-        chance = float((written / (len(needle) - n + np.arange(n))).sum())
-        for number, place in enumerate(self._places):
-            keys = seen.keys[place][row]
-            heads = slice(0, len(keys))
-            s[number][heads, columns] = ((keys == needle.places) & written).sum(1)[:, None]
-            s[number][heads, 1] = ((keys == needle.decoys) & written).sum(1)
-            c[number][heads, columns] = c[number][heads, 1] = n
-            u[number][heads, columns] = u[number][heads, 1] = chance
-        self._sums.add(s[None], c[None])
-        self._uniform.add(u[None], c[None])
-        at = self._written.setdefault((len(needle), needle.depth), RunningSums())
-        at.add(np.array([float(written.sum())]), np.array([float(n)]))
-        self.n, self.n_tokens = self.n + 1, self.n_tokens + len(needle)
-
-    def written(self) -> Table:
-        """Return what the model itself writes, on the whole and by length and depth."""
-        whole = RunningSums()
-        for sums in self._written.values():
-            whole = whole.merge(sums)
-        rows: list[dict[str, Any]] = [{"length": ALL, "depth": None, "copied": _share_of_tokens(whole)}]
-        for length, depth in sorted(self._written):
-            copied = _share_of_tokens(self._written[length, depth])
-            rows.append({"length": length, "depth": depth, "copied": copied})
-        return Table.of(Heads.TABLES["written"], rows)
-
-    def tables(self, threshold: float) -> dict[str, Table]:
-        """Return every head with its scores, and the roles of those that pass the test."""
-        values, counts, even = self._sums.ratio(), self._sums.total("c"), self._uniform.ratio()
-        low, high = self._sums.share_interval(hits=True, dependence=1)
-        baseline = np.fmax(values[..., 1], even[..., 0])
-        limit = np.fmax(threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
-        texts = self._sums.effective_texts()[..., 0]
-        p = self._sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
-        p = np.where(texts < LEAST_TEXTS, np.nan, p)
-        q = benjamini_hochberg(p.ravel()).reshape(p.shape)
-
-        # A row per head; layers may have different numbers of them.
-        n_heads = np.array([self._n_heads[layer] for _, layer in self._places])
-        rows = np.nonzero(np.arange(p.shape[1]) < n_heads[:, None])
-        has_role = (q <= LEVEL)[rows]
-        kinds, layers = zip(*(self._places[row] for row in rows[0]), strict=True)
-        heads = Table.of_arrays(
-            Heads.TABLES["heads"],
-            kind=kinds,
-            layer=layers,
-            head=rows[1],
-            role=np.where(has_role, RETRIEVAL, ""),
-            resting_share=np.full(len(kinds), np.nan),
-        )
-        for number, name in enumerate(self.names):
-            score, *parts = (array[*rows, number] for array in (values, low, high, even, counts))
-            beside = dict(zip(("low", "high", "baseline", "count"), parts, strict=True))
-            column = Column(name, _describe_measure(name), "share", (0, 1))
-            heads = heads.with_column(column, score, **beside)
-
-        found = tuple(axis[has_role] for axis in rows)
-        n_found = len(found[0])
-        roles = Table.of_arrays(
-            ROLES,
-            head=np.flatnonzero(has_role),
-            role=[RETRIEVAL] * n_found,
-            measure=["retrieval"] * n_found,
-            value=values[..., 0][found],
-            value_low=low[..., 0][found],
-            value_high=high[..., 0][found],
-            value_baseline=baseline[found],
-            threshold=np.full(n_found, threshold),
-            p=p[found],
-            q=q[found],
-            tentative=np.minimum(texts[found], self.n) < FEWEST_TEXTS,
-            active_share=np.full(n_found, np.nan),
-            effective_texts=texts[found],
-            largest_part=np.full(n_found, np.nan),
-        )
-        return {"heads": heads, "roles": roles}
-
-
-def _share_of_tokens(sums: RunningSums) -> Estimate:
-    """A share of tokens; needles are the units, as one may be copied as a whole or not at all."""
-    low, high = sums.share_interval(hits=True, dependence=1)
-    return Estimate(float(sums.ratio()), float(low), float(high), count=float(sums.total("c")))
-
-
-def _change_of_share(sums: RunningSums) -> Estimate:
-    """A difference of two shares of the same needles, from sums of (1 + difference) / 2, which is a share itself."""
-    value, low, high = (2 * float(share) - 1 for share in (sums.ratio(), *sums.share_interval(dependence=1)))
-    return Estimate(value, low, high, count=float(sums.total("c")))
-
-
-# The study --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class _Cut:
-    """A needle, which of its tokens the whole model writes, and the sets of heads to be taken out."""
 
     needle: Needle
     written: NDArray[np.bool_]
-    sets: tuple[Places, ...]
+    copied: NDArray[np.int64]
+
+    @property
+    def by_chance(self) -> float:
+        """How many tokens a head copies that looks at one of the keys up to its query at random."""
+        n = len(self.written)
+        return float((self.written / (len(self.needle) - n + np.arange(n))).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class _Numbered:
+    """A needle with its number among all."""
+
+    number: int
+    needle: Needle
 
     def __len__(self) -> int:
         return len(self.needle)
 
 
 class _Study:
-    """Needles, and the model that is to find them."""
+    """Needles, and the model that is to find them.
+
+    Attributes:
+        seen: What the model does on each needle, in their order; None = it computes NaN or infinity on it.
+        places: Kind of attention and layer of each row of `_Seen.copied`.
+        n_heads: How many heads each of these layers has.
+    """
 
     def __init__(self, model: Model, hay: Hay, options: NeedleOptions) -> None:
         self.model, self.hay, self.options = model, hay, options
         self.room = Room()
         self.n_all = len(options.lengths) * options.n
-        self._written: list[NDArray[np.bool_] | None] = []
-        self._scores_to_choose = _Scores(options.measure_names)
+        self.seen: list[_Seen | None] = []
+        self.places: list[Place] = []
+        self.n_heads: list[int] = []
         # What the first needle refuses is refused before the model runs.
         first = [next(self._needles(length)) for length in options.lengths]
         self.n_answer = len(first[0].places)
@@ -309,55 +205,54 @@ class _Study:
         ranges = [depth_range(depth, room) for depth in sorted(self.options.depths)]
         return any(following <= last for (_, last), (following, _) in pairwise(ranges))
 
-    def _batches(self) -> Iterator[Sequence[Needle]]:
+    def _batches(self) -> Iterator[Sequence[_Numbered]]:
+        """Yield all needles, as many at once as a pass takes."""
+        number = 0
         for length in self.options.lengths:
             needles = self._needles(length)
             while batch := tuple(islice(needles, max(1, PASS_TOKENS // length))):
-                yield batch
+                yield [_Numbered(number + row, needle) for row, needle in enumerate(batch)]
+                number += len(batch)
 
     def run(self, texts: Texts | None, report: Report | None) -> Heads:
-        """Scores of all heads; an interruption ends it, and what was done counts.
+        """Return the scores of all heads; an interruption ends it, and what was done counts.
 
         `texts` are what haystacks are made of.
         """
-        scores = _Scores(self.options.measure_names)
         digest, complete = hashlib.sha256(), True
-        problems: list[dict[str, Any]] = []
+        n_tokens = 0
         try:
-            for needles in self._batches():
-                for part, seen in self.room.each(needles, self._look):
+            for batch in self._batches():
+                for part, seen in self.room.each(batch, self._look):
                     with delay_interrupts():
-                        for row, needle in enumerate(part):
-                            digest.update(needle.ids.astype("<i8").tobytes())
-                            self._written.append(seen.written[row] if seen.finite[row] else None)
-                            if seen.finite[row]:
-                                scores.add(needle, seen, row)
-                                if self._chooses(len(self._written) - 1):
-                                    self._scores_to_choose.add(needle, seen, row)
-                            else:
-                                reason = f"{self.model.info.name} computes NaN or infinity on it"
-                                name = f"needle {len(self._written)}"
-                                problems.append({"source": name, "line": None, "reason": reason})
+                        self.seen += seen
+                        for each in part:
+                            digest.update(each.needle.ids.astype("<i8").tobytes())
+                        n_tokens += sum(len(one.needle) for one in seen if one is not None)
                 if report is not None:
-                    report(Progress(len(self._written), scores.n_tokens, len(self._written) / self.n_all))
+                    report(Progress(len(self.seen), n_tokens, len(self.seen) / self.n_all))
         except KeyboardInterrupt:
-            if not scores.n:
+            if not any(self.seen):
                 raise
             complete = False
-        if not scores.n:
-            raise AttnscopeError(f"no needle is left of {len(problems)}: {problems[0]['reason']}", "try float32")
+        reason = f"{self.model.info.name} computes NaN or infinity on it"
+        broken = [number for number, one in enumerate(self.seen, 1) if one is None]
+        problems = [{"source": f"needle {number}", "line": None, "reason": reason} for number in broken]
+        done = [one for one in self.seen if one is not None]
+        if not done:
+            raise AttnscopeError(f"no needle is left of {len(problems)}: {reason}", "try float32")
         corpus = {
             "of": NEEDLES,
             "sources": ["random tokens"] if texts is None else sources_of(texts),
-            "n_texts": scores.n,
-            "n_tokens": scores.n_tokens,
+            "n_texts": len(done),
+            "n_tokens": n_tokens,
             "sha256": digest.hexdigest(),
             "problems": [*([] if texts is None else problems_of(texts)), *problems],
             "complete": complete,
         }
-        tables = {**scores.tables(self.options.threshold), "written": scores.written()}
-        copied = float(tables["written"]["copied"][0])
-        run = run_of(self.model.info, self._notes(scores.n, copied)) | {"seed": self.options.seed}
+        tables = {**self._judge(done), "written": _written_table(done)}
+        notes = self._notes(len(done), float(tables["written"]["copied"][0]))
+        run = run_of(self.model.info, notes) | {"seed": self.options.seed}
         return Heads(run, corpus, self._describe(), tables)
 
     def _notes(self, n: int, copied: float) -> list[str]:
@@ -379,17 +274,29 @@ class _Study:
             )
         return notes
 
-    def _look(self, needles: Sequence[Needle]) -> _Seen:
+    def _look(self, batch: Sequence[_Numbered]) -> list[_Seen | None]:
+        """Return what the model and its heads do on needles of one length."""
         from attnscope.core.attention.probes import Strongest
 
+        needles = [each.needle for each in batch]
         n = len(needles[0]) - 1
         probe = Strongest(slice(n - self.n_answer, n), kinds=("decoder",))
-        written, finite = self._write(needles, probe)
-        keys = {(kind, layer): best.numpy() for kind, by in probe.maps.items() for layer, best in by.items()}
-        return _Seen(written, finite, keys)
+        written, is_finite = self._write(needles, probe)
+        keys = {(kind, layer): best.numpy() for kind, layers in probe.maps.items() for layer, best in layers.items()}
+        self.places = sorted(keys)
+        self.n_heads = [keys[place].shape[1] for place in self.places]
+        targets = np.stack([[needle.places, needle.decoys] for needle in needles])  # (needle, 2, token)
+        copied = np.zeros((len(needles), len(keys), max(self.n_heads), 2), np.int64)
+        for row, place in enumerate(self.places):
+            looked = keys[place][:, :, None]  # (needle, head, 1, token)
+            hits = (looked == targets[:, None]) & written[:, None, None]
+            copied[:, row, : self.n_heads[row]] = hits.sum(-1)
+        return [
+            _Seen(needle, written[row], copied[row]) if is_finite[row] else None for row, needle in enumerate(needles)
+        ]
 
     def _write(self, needles: Sequence[Needle], probe: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Which tokens of the answers are written, (needle, token); and where all scores are numbers."""
+        """Return which tokens of the answers are written, (needle, token); and where all scores are numbers."""
         import torch
 
         ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
@@ -399,85 +306,136 @@ class _Study:
         right = np.stack([needle.answer for needle in needles])
         return logits.argmax(-1).cpu().numpy() == right, logits.isfinite().all(-1).all(-1).cpu().numpy()
 
-    def take_heads_out(self, findings: Heads, report: Report | None) -> Heads:
-        """Adds what is still written without the retrieval heads, and without others.
+    def _judge(self, done: Sequence[_Seen]) -> dict[str, Table]:
+        """Return the tables of heads with their scores, and of the roles of those that pass the test."""
+        names = self.options.measure_names
+
+        # What each measure adds up, (needle, layer, head, measure): it counts the needles of its depth.
+        counts = np.zeros((len(done), len(names)))
+        for row, one in enumerate(done):
+            mine = ("retrieval", "decoy", f"retrieval_at_{write_percent(one.needle.depth)}")
+            counts[row, np.isin(names, mine)] = self.n_answer
+        copied = np.stack([one.copied for one in done])
+        source = (np.array(names) == "decoy").astype(np.int64)
+        weights = (counts > 0)[:, None, None]
+        every = np.broadcast_to(counts[:, None, None], (*copied.shape[:3], len(names)))
+        chance = np.array([one.by_chance for one in done])[:, None, None, None]
+        sums, uniform = RunningSums(every.shape[1:]), RunningSums(every.shape[1:])
+        sums.add(copied[..., source] * weights, every)
+        uniform.add(np.broadcast_to(chance * weights, every.shape), every)
+
+        # The test, (layer, head).
+        values, even = sums.ratio(), uniform.ratio()
+        low, high = sums.share_interval(hits=True, dependence=1)
+        threshold = self.options.threshold
+        baseline = np.fmax(values[..., 1], even[..., 0])
+        limit = np.fmax(threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
+        texts = sums.effective_texts()[..., 0]
+        p = sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
+        p = np.where(texts < LEAST_TEXTS, np.nan, p)
+        q = benjamini_hochberg(p.ravel()).reshape(p.shape)
+
+        # A row per head; layers may have different numbers of them.
+        rows = np.nonzero(np.arange(p.shape[1]) < np.array(self.n_heads)[:, None])
+        has_role = (q <= LEVEL)[rows]
+        kinds, layers = zip(*(self.places[row] for row in rows[0]), strict=True)
+        role = np.where(has_role, RETRIEVAL, "")
+        resting = np.full(len(role), np.nan)
+        columns = Heads.TABLES["heads"]
+        heads = Table.of_arrays(columns, kind=kinds, layer=layers, head=rows[1], role=role, resting_share=resting)
+        parts = {"low": low, "high": high, "baseline": even, "count": sums.total("c")}
+        for number, name in enumerate(names):
+            beside = {part: array[*rows, number] for part, array in parts.items()}
+            column = Column(name, _describe_measure(name), "share", (0, 1))
+            heads = heads.with_column(column, values[*rows, number], **beside)
+
+        roles = []
+        for head, at in enumerate(zip(*rows, strict=True)):
+            if has_role[head]:
+                score = Estimate(values[*at, 0], low[*at, 0], high[*at, 0], baseline[at])
+                evidence = {"value": score, "threshold": threshold, "p": p[at], "q": q[at]}
+                evidence |= {"effective_texts": texts[at], "tentative": min(texts[at], len(done)) < FEWEST_TEXTS}
+                roles.append({"head": head, "role": RETRIEVAL, "measure": "retrieval", **evidence})
+        return {"heads": heads, "roles": Table.of(ROLES, roles)}
+
+    # Heads taken out
+
+    def take_heads_out(self, result: Heads, report: Report | None) -> Heads:
+        """Add what is still written without the retrieval heads, and without others.
 
         The heads are chosen on one half of the needles and taken out on the other: on needles on which they were chosen
         for having copied, what is lost without them would be too much.
         """
-        heads = findings.table("heads")
-        choosing = self._scores_to_choose
-        chosen = _with_role(choosing.tables(self.options.threshold)["heads"]) if choosing.n else []
-        with_role = _with_role(heads)
+        half = [one for number, one in enumerate(self.seen) if one is not None and self._chooses(number)]
+        chosen = _with_role(self._judge(half)["heads"]) if half else []
+        with_role = _with_role(result.table("heads"))
         if not chosen:
-            if with_role:
-                note = "Half of the needles are too few to choose heads on: none was taken out."
-                return replace(findings, run=dict(findings.run) | {"notes": [*findings.run["notes"], note]})
-            return findings
-        places = list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
-        others = [place for place in places if place not in {*chosen, *with_role}]
-        n_heads = Counter(layer for layer, _ in places)
+            if not with_role:
+                return result
+            note = "Half of the needles are too few to choose heads on: none was taken out."
+            return replace(result, run={**result.run, "notes": [*result.run["notes"], note]})
+        others = [head for head in _places_of(result.table("heads")) if head not in {*chosen, *with_role}]
         sums = {what: (RunningSums(), RunningSums()) for what in ("retrieval", "random")}
-        number = n_tokens = n_cut = 0
-        for needles in self._batches():
-            cuts: Sequence[_Cut] = [
-                _Cut(needle, written, (chosen, draw_others(chosen, others, self.options.seed, at + 1)))
-                for at, needle in enumerate(needles, number)
-                if (written := self._written[at]) is not None and not self._chooses(at)
-            ]
-            number += len(needles)
-            if not cuts:
-                continue
-            for part, written_without in self.room.each(cuts, partial(self._cut, n_heads)):
-                for (still, change), written in zip(sums.values(), written_without, strict=True):
-                    counts = np.full(len(part), float(self.n_answer))
-                    still.add(written.sum(1).astype(float), counts)
-                    before = np.array([cut.written.sum() for cut in part])
-                    change.add((counts + before - written.sum(1)) / 2, counts)  # from 0, all more, to 1, all less
-            n_tokens += sum(map(len, cuts))
-            n_cut += len(cuts)
-            if report is not None:
+        n_tokens = n_cut = 0
+        for batch in self._batches():
+            cut = [each for each in batch if self.seen[each.number] is not None and not self._chooses(each.number)]
+            for part in self.room.each(cut, lambda part: self._cut(part, chosen, others)) if cut else ():
+                for (still, change), (before, after) in zip(sums.values(), part[1], strict=True):
+                    counts = np.full(len(part[0]), float(self.n_answer))
+                    still.add(after, counts)
+                    change.add((counts + before - after) / 2, counts)  # from 0, all more, to 1, all less
+            n_cut += len(cut)
+            n_tokens += sum(map(len, cut))
+            if report is not None and cut:
+                number = batch[-1].number + 1
                 report(Progress(number, n_tokens, number / self.n_all, "taking heads out"))
         if not n_cut:
-            return findings
+            return result
         taken = {"retrieval": chosen, "random": draw_others(chosen, others, self.options.seed, 0)}
-        names = tuple(f"L{layer}H{head}" for layer, head in chosen)
-        n_chosen, n_random = (Counter(layer for layer, _ in taken[what]) for what in ("retrieval", "random"))
-        moved = {"retrieval": 0, "random": (n_random - n_chosen).total()}
         rows = [
             {
                 "what": what,
                 "n_heads": len(taken[what]),
-                "heads": ", ".join(names) if what == "retrieval" else "",
+                "heads": ", ".join(f"L{layer}H{head}" for layer, head in chosen) if what == "retrieval" else "",
                 "copied": _share_of_tokens(still),
                 "change": _change_of_share(change),
-                "n_moved": moved[what],
                 "n_needles": n_cut,
             }
             for what, (still, change) in sums.items()
         ]
-        return replace(findings, tables={**findings.tables, "without": Table.of(Heads.TABLES["without"], rows)})
+        return replace(result, tables={**result.tables, "without": Table.of(Heads.TABLES["without"], rows)})
 
     def _chooses(self, number: int) -> bool:
-        """Whether heads are chosen on a needle, by its number; else they are taken out on it."""
+        """Return whether heads are chosen on a needle, by its number; else they are taken out on it."""
         turn, depth = divmod(number % self.options.n, len(self.options.depths))
         return (turn + depth) % 2 == 0  # of each depth every other one
 
-    def _cut(self, n_heads: Mapping[int, int], cuts: Sequence[_Cut]) -> list[NDArray[np.bool_]]:
-        """What is written without each set of heads: (needle, token) each."""
+    def _cut(
+        self, batch: Sequence[_Numbered], chosen: Places, others: Places
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Return how many tokens are written by the whole model and without some heads, (needle,) each.
+
+        First without the chosen heads, then without as many others, which are drawn anew for each needle.
+        """
         import torch
 
         from attnscope.core.attention.probes import Gate
         from attnscope.core.attention.tiles import attend_lean
 
-        needles, written = [cut.needle for cut in cuts], []
-        for sets in zip(*(cut.sets for cut in cuts), strict=True):
+        needles = [each.needle for each in batch]
+        whole = [self.seen[each.number] for each in batch]
+        before = np.array([one.written.sum() for one in whole if one is not None])
+        drawn = [draw_others(chosen, others, self.options.seed, each.number + 1) for each in batch]
+        counts = []
+        for sets in ([chosen] * len(batch), drawn):
             factors: dict[Place, Tensor] = {}  # 1, and 0 for the heads that are taken out of each needle's run
             for row, heads in enumerate(sets):
                 for layer, head in heads:
-                    factors.setdefault(("decoder", layer), torch.ones(len(sets), n_heads[layer]))[row, head] = 0
-            written.append(self._write(needles, Gate(factors, compute=attend_lean))[0])
-        return written
+                    n_heads = self.n_heads[self.places.index(("decoder", layer))]
+                    factors.setdefault(("decoder", layer), torch.ones(len(batch), n_heads))[row, head] = 0
+            after = self._write(needles, Gate(factors, compute=attend_lean))[0].sum(1)
+            counts.append((before, after))
+        return counts
 
     def _describe(self) -> dict[str, Any]:
         options = self.options
@@ -498,10 +456,43 @@ class _Study:
         }
 
 
+def _written_table(done: Sequence[_Seen]) -> Table:
+    """Return what the model itself writes, on the whole and by length and depth."""
+    cells: dict[tuple[int, float], list[_Seen]] = {}
+    for one in done:
+        cells.setdefault((len(one.needle), one.needle.depth), []).append(one)
+    rows: list[dict[str, Any]] = [{"length": ALL, "depth": None, "copied": _share_written(done)}]
+    for length, depth in sorted(cells):
+        rows.append({"length": length, "depth": depth, "copied": _share_written(cells[length, depth])})
+    return Table.of(Heads.TABLES["written"], rows)
+
+
+def _share_written(some: Sequence[_Seen]) -> Estimate:
+    sums = RunningSums()
+    sums.add(np.array([float(one.written.sum()) for one in some]), np.array([float(len(one.written)) for one in some]))
+    return _share_of_tokens(sums)
+
+
+def _share_of_tokens(sums: RunningSums) -> Estimate:
+    """Return a share of tokens; needles are the units, as one may be copied as a whole or not at all."""
+    low, high = sums.share_interval(hits=True, dependence=1)
+    return Estimate(float(sums.ratio()), float(low), float(high), count=float(sums.total("c")))
+
+
+def _change_of_share(sums: RunningSums) -> Estimate:
+    """Return a difference of two shares of the same needles, from sums of (1 + difference) / 2, a share itself."""
+    value, low, high = (2 * float(share) - 1 for share in (sums.ratio(), *sums.share_interval(dependence=1)))
+    return Estimate(value, low, high, count=float(sums.total("c")))
+
+
+def _places_of(heads: Table) -> list[tuple[int, int]]:
+    """Return (layer, head) of each head."""
+    return list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
+
+
 def _with_role(heads: Table) -> list[tuple[int, int]]:
     """Return (layer, head) of the heads that have a role."""
-    rows = heads.select(heads["role"] != "")
-    return list(zip(rows["layer"].tolist(), rows["head"].tolist(), strict=True))
+    return _places_of(heads.select(heads["role"] != ""))
 
 
 def draw_others(chosen: Places, others: Places, seed: int, number: int) -> list[tuple[int, int]]:
@@ -522,12 +513,9 @@ def draw_others(chosen: Places, others: Places, seed: int, number: int) -> list[
 
 
 def _describe_measure(name: str) -> str:
-    first, _, depth = name.partition("_at_")
-    first, _, length = first.partition("_in_")
-    what = {
-        "retrieval": "share of needle tokens that the model writes while the head attends most to that very token",
-        "decoy": "the same with a second needle, which answers another question, for the place that is attended to",
-    }[first]
-    if depth:
-        return f"{what}; of needles around {depth}% of the haystack"
-    return f"{what}; in texts of {length} tokens" if length else what
+    """Return what a score means."""
+    if name == "decoy":
+        return "as retrieval, of a second needle, which answers another question, for the place that is attended to"
+    meaning = "share of needle tokens that the model writes while the head attends most to that very token"
+    _, _, depth = name.partition("_at_")
+    return f"{meaning}; of needles around {depth}% of the haystack" if depth else meaning

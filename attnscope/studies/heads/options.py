@@ -169,10 +169,8 @@ class NeedleOptions:
 
     @property
     def measure_names(self) -> tuple[str, ...]:
-        """The measures of each head: the score on the whole, that of the decoy, by depth, and by length."""
-        by_depth = (f"retrieval_at_{write_percent(depth)}" for depth in self.depths)
-        by_length = (f"retrieval_in_{length}" for length in self.lengths if len(self.lengths) > 1)
-        return ("retrieval", "decoy", *by_depth, *by_length)
+        """The measures of each head: the score on the whole, that of the decoy, and by depth."""
+        return ("retrieval", "decoy", *(f"retrieval_at_{write_percent(depth)}" for depth in self.depths))
 
 
 @options
