@@ -134,7 +134,7 @@ def role(name: str, value: float = 0.8, **changes: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "role": name, "measure": name, "value": value, "value_low": value - 0.02, "value_high": min(1.0, value + 0.02),
         "value_baseline": baseline, "threshold": threshold, "p": 1e-9, "q": 3e-8, "tentative": False,
-        "active_share": NAN, "effective_texts": 50.0, "largest_part": NAN,
+        "active_share": NAN, "effective_texts": 50.0,
     }  # fmt: skip
     return usual | {
         f"value_{name}" if name in ("low", "high", "baseline") else name: one for name, one in changes.items()

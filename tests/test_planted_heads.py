@@ -13,15 +13,12 @@ from attnscope.core.catalogue import OFFSETS
 from attnscope.core.facts import TextFacts
 from attnscope.core.measures import Measured, measures_of_weights
 from attnscope.corpus import CorpusText
-from attnscope.questions import head_roles
-from attnscope.results.table import Estimate
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import judge as judge_tallies
-from attnscope.studies.heads.rules import RULES, complete_thresholds
+from attnscope.studies.heads.rules import complete_thresholds
 from attnscope.studies.heads.study import heads
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 from benchmarks.known.families import Scores, build, writer_of_the_token_before
-from tests.findings_helpers import Head, of, role
 from tests.heads_helpers import heads_in, study_tallies
 
 
@@ -226,15 +223,3 @@ def test_induction_heads_that_rest_nearly_always_are_named() -> None:
         # Of its own queries, which are few: over all of them it is less than a tenth.
         assert role.active_share > 0.2 > 1 - head.resting_share
         assert "rare" not in roles_of(head)
-
-
-def test_what_heads_do_that_have_no_role_but_a_sinks() -> None:
-    facts = {name: {"measure": rule.measures[0], "threshold": rule.threshold} for name, rule in RULES.items()}
-    values = {"window_active": (0.5, 0.1), "previous_token_active": (0.3, 0.1), "next_token_active": (0.39, 0.4)}
-    measures = {name: Estimate(value, baseline=even, count=5) for name, (value, even) in values.items()}
-    rests = Head("encoder", 0, 0, [role("first_token")], 0.9, measures)
-    also = Head("encoder", 0, 1, [role("first_token"), role("rare")], 0.9, measures)
-    # The strongest by its part of the threshold, of all that are above uniform attention's value.
-    line = head_roles.nearest_roles_line(of(rests, also, options={"roles": facts}))
-    assert line.startswith("1 head is only a sink; strongest pattern outside sinks") and line.endswith(": local 1")
-    assert not head_roles.nearest_roles_line(of(also, options={"roles": facts}))

@@ -8,8 +8,6 @@ import pytest
 from attnscope.core.catalogue import MEASURES, OFFSETS
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.errors import UsageError
-from attnscope.questions.head_roles import role_notes
-from attnscope.questions.heads import Heads
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, judge
@@ -220,20 +218,6 @@ def test_measures_from_0_to_1_have_intervals_from_0_to_1() -> None:
     assert head.measures["previous_token"].low < 0.98
     assert head.measures["window"].high > 0.02
     assert 0.95 < head.measures["relative_entropy"].low < 0.98  # unseen texts may have none
-
-
-def test_a_text_that_holds_much_of_a_sum_is_told() -> None:
-    """Twenty texts, one of which has as many queries as ten others: it holds 10 of 29."""
-    tally = with_a_long_text(tally_of({"previous_token": 0.9}, n_texts=19), 10, 0.9)
-    assert only_head(tally).roles[0].largest_part == pytest.approx(10 / 29, abs=0.01)
-    assert "one text holds much of what a role adds up: L0H0 previous token (34%)" in role_notes(result_of(tally))
-    alike = tally_of({"previous_token": 0.9}, n_texts=20)
-    assert math.isnan(only_head(alike).roles[0].largest_part)
-    assert not any("one text" in note for note in role_notes(result_of(alike)))
-
-
-def result_of(tally: Tally) -> Heads:
-    return Heads({}, {"n_texts": 20}, {}, judge([tally], complete_thresholds({}), tally.n_texts))
 
 
 def test_a_value_that_is_not_sure_is_no_role() -> None:

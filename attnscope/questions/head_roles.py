@@ -1,4 +1,4 @@
-"""What is said of the roles of heads and of their evidence: marks, counts, what comes nearest, what does nothing."""
+"""What is said of the roles of heads and of their evidence: marks, counts, what does nothing."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
-from attnscope.report.numbers import number, percent
+from attnscope.report.numbers import number
 from attnscope.report.role_marks import Mark, marks_for
 from attnscope.report.wording import label, printable
 from attnscope.results.result import Result
 
-_ROUNDING = 1e-6
-"""How far a measure may be above uniform attention's by rounding alone."""
-
-_ONLY_SINKS = ("first_token", "outlier_token")
-
 _MOST_NAMED = 12
-_MOST_CARRIED = 6
 """Heads that a sentence names; of more it says how many."""
 
 
@@ -49,43 +43,7 @@ def threshold_text(result: Result, role: str) -> str:
 
 def role_notes(result: Result) -> list[str]:
     """Return what a reader of roles must know beside them: one sentence each."""
-    lines = (
-        idle_line(result),
-        nearest_roles_line(result),
-        evidence_line(result),
-        carried_line(result),
-        control_line(result),
-    )
-    return [line for line in lines if line]
-
-
-def nearest_roles_line(result: Result) -> str:
-    """Say what the heads that have no role but a sink's come nearest to elsewhere; empty where there are none.
-
-    That is the role whose `_active` measure is the largest part of its threshold, if it is above uniform attention's.
-    """
-    heads = result.table("heads")
-    is_only_sink = np.isin(heads["role"], (*_ONLY_SINKS, "+".join(_ONLY_SINKS), "+".join(_ONLY_SINKS[::-1])))
-    names = []
-    parts = []
-    for name, facts in result.options.get("roles", {}).items():
-        active = f"{facts['measure']}_active"
-        if name in _ONLY_SINKS or active not in heads:
-            continue
-        is_above = heads[active] > heads.part(active, "baseline") + _ROUNDING
-        names.append(name)
-        parts.append(np.where(is_above, heads[active] / facts["threshold"], -np.inf))
-    if not names or not is_only_sink.any():
-        return ""
-    nearest = np.array(parts)[:, is_only_sink]
-    found = nearest.argmax(0)[np.isfinite(nearest.max(0))]
-    counts = Counter(label(names[row]) for row in found.tolist())
-    if not counts:
-        return ""
-    return (
-        f"{amount(int(is_only_sink.sum()), 'head is only a sink', 'heads are only sinks')}; strongest pattern outside "
-        f"sinks, too weak or uncertain for a role: {', '.join(f'{name} {n}' for name, n in counts.most_common())}"
-    )
+    return [line for line in (idle_line(result), evidence_line(result), control_line(result)) if line]
 
 
 def control_line(result: Result) -> str:
@@ -116,19 +74,6 @@ def evidence_line(result: Result) -> str:
     if not result.table("roles")["tentative"].any():
         return ""
     return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{weight}"
-
-
-def carried_line(result: Result) -> str:
-    """Say which roles rest on a sum of which one text holds much; empty if none does."""
-    roles = result.table("roles")
-    parts = np.nan_to_num(roles["largest_part"])
-    rows = np.argsort(-parts, kind="stable")[: int((parts > 0).sum())].tolist()
-    if not rows:
-        return ""
-    heads = [result.head_names[head] for head in roles["head"]]
-    named = [f"{heads[row]} {label(roles['role'][row])} ({percent(parts[row])})" for row in rows[:_MOST_CARRIED]]
-    more = f" and {len(rows) - _MOST_CARRIED} more" if len(rows) > _MOST_CARRIED else ""
-    return f"one text holds much of what a role adds up: {', '.join(named)}{more}"
 
 
 def idle_rows(result: Result) -> NDArray[np.bool_]:

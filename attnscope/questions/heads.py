@@ -15,19 +15,17 @@ import numpy as np
 from attnscope.errors import AttnscopeError, amount, require_choice, suggest
 from attnscope.questions.head_lines import SINKS, description_notes, is_described, line_blocks, require_sort, sort_heads
 from attnscope.questions.head_roles import (
-    carried_line,
     control_line,
     evidence_line,
     first_role,
     idle_line,
-    nearest_roles_line,
 )
 from attnscope.questions.needles import needle_blocks
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words
 from attnscope.report.wording import corpus_line, corpus_notes, label, model_of, of_senses, printable
 from attnscope.results.result import Result
 from attnscope.results.storage import csv_text
-from attnscope.results.table import HEADS, PARTS, Column, Table, count, flag, share, text
+from attnscope.results.table import HEADS, PARTS, Column, Floats, Table, count, flag, share, text
 from attnscope.results.table import number as numbers
 
 FAMILIES = {
@@ -64,7 +62,6 @@ ROLES = (
     flag("tentative", "whether it rests on few texts"),
     share("active_share", "how much of the head's attention an `_active` measure counts; NaN = all"),
     numbers("effective_texts", "how many texts of one length the evidence amounts to"),
-    share("largest_part", "how much of the measure's sum one text holds, if that is more than a third; else NaN"),
 )
 """The evidence for the roles of heads: a head's rows stand together, the strongest role first, but sinks last."""
 
@@ -256,7 +253,6 @@ class Heads(Result):
             blocks += [_measures_of_one(self, row, among or self) for row in range(len(heads))]
         elif listed:
             blocks.append(measures_block(self, listed, sort))
-        notes = [nearest_roles_line(self), carried_line(self), *description_notes(self)]
         return Report(
             model=model_of(self.run),
             answer=_answer(self),
@@ -265,8 +261,34 @@ class Heads(Result):
             source=corpus_line(self),
             subtitle=corpus_line(self),
             problems=corpus_notes(self),
-            notes=[note for note in notes if note],
+            notes=description_notes(self),
         )
+
+
+def heads_table(
+    places: Sequence[Sequence[Any]],
+    columns: Sequence[Column],
+    *,
+    roles: Sequence[str],
+    resting: Floats,
+    **estimates: Floats,
+) -> Table:
+    """Return the table of heads with some measures.
+
+    Args:
+        places: The kinds of attention, layers and numbers of the heads.
+        columns: What the measures are.
+        roles: As of `ROLE`.
+        resting: As of `RESTING`.
+        estimates: "value", "low", "high", "baseline" and "count" of the measures, (head, measure).
+    """
+    values: dict[str, Any] = dict(zip(("kind", "layer", "head"), places, strict=True))
+    values |= {"role": roles, "resting_share": resting}
+    for number, column in enumerate(columns):
+        for part, numbers_of_part in estimates.items():
+            name = column.name if part == "value" else f"{column.name}_{part}"
+            values[name] = numbers_of_part[:, number]
+    return Table.of_arrays([*Heads.TABLES["heads"], *columns], **values)
 
 
 # The answer

@@ -173,7 +173,7 @@ class Table:
         return cls({column.name: column for column in columns}, values)
 
     @classmethod
-    def of_arrays(cls, columns: Sequence[Column], **values: Any) -> Table:
+    def of_arrays(cls, columns: Sequence[Column], /, **values: Any) -> Table:
         """Make a table of whole columns, and of what stands beside them, by name."""
         known = {column.name: column for column in columns}
         arrays = {}

@@ -19,7 +19,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.questions.heads import ROLES, Heads
+from attnscope.questions.heads import ROLES, Heads, heads_table
 from attnscope.questions.needles import ALL
 from attnscope.report.wording import NEEDLES
 from attnscope.results.table import Column, Estimate, Table
@@ -339,16 +339,14 @@ class _Study:
         rows = np.nonzero(np.arange(p.shape[1]) < np.array(self.n_heads)[:, None])
         has_role = (q <= LEVEL)[rows]
         kinds, layers = zip(*(self.places[row] for row in rows[0]), strict=True)
-        role = np.where(has_role, RETRIEVAL, "")
-        resting = np.full(len(role), np.nan)
-        columns = Heads.TABLES["heads"]
-        heads = Table.of_arrays(columns, kind=kinds, layer=layers, head=rows[1], role=role, resting_share=resting)
-        parts = {"low": low, "high": high, "baseline": even, "count": sums.total("c")}
-        for number, name in enumerate(names):
-            beside = {part: array[*rows, number] for part, array in parts.items()}
-            column = Column(name, _describe_measure(name), "share", (0, 1))
-            heads = heads.with_column(column, values[*rows, number], **beside)
-
+        parts = {"value": values, "low": low, "high": high, "baseline": even, "count": sums.total("c")}
+        heads = heads_table(
+            (kinds, layers, rows[1]),
+            [Column(name, _describe_measure(name), "share", (0, 1)) for name in names],
+            roles=np.where(has_role, RETRIEVAL, "").tolist(),
+            resting=np.full(len(kinds), np.nan),
+            **{part: array[rows] for part, array in parts.items()},
+        )
         roles = []
         for head, at in enumerate(zip(*rows, strict=True)):
             if has_role[head]:

@@ -10,7 +10,6 @@ the best of them.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from numpy.typing import NDArray
 from attnscope.core.catalogue import FROM_OFFSETS, MEASURES, OFFSETS, Measure
 from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
 from attnscope.core.sums import RunningSums
-from attnscope.questions.heads import ROLES, Heads
-from attnscope.results.table import Column, Table
+from attnscope.questions.heads import ROLES, Heads, heads_table
+from attnscope.results.table import PARTS, Column, Estimate, Table
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, kinds_of, measure_intervals
 from attnscope.studies.heads.rules import RULES, Rule
 from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
@@ -52,9 +51,6 @@ close to uniform attention, in nats."""
 LEAST_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
 
-MUCH_OF_A_SUM = 1 / 3
-"""A note says so if one text holds more than this part of what a measure adds up."""
-
 Floats = NDArray[np.float64]
 
 
@@ -83,9 +79,7 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
             roles += [{"head": head, **role} for role in of_head]
         n_heads += len(rows)
     heads = Table.stack(tables) if tables else Table.of(Heads.TABLES["heads"], [])
-    parts = [*(column.name for column in ROLES), "value_low", "value_high", "value_baseline"]
-    columns = {name: [role[name] for role in roles] for name in parts}
-    return {"heads": heads, "roles": Table.of_arrays(ROLES, **columns)}
+    return {"heads": heads, "roles": Table.of(ROLES, roles)}
 
 
 def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Column:
@@ -255,31 +249,20 @@ class _Judged:
     def table(self, roles: Sequence[str]) -> Table:
         """Return all heads with their measures; `roles` are those of each row."""
         layers, heads = self.places.T
-        kind = [self.tally.kind] * len(heads)
         resting = self._column("resting")
         share = np.nan if resting is None else self.values[layers, heads, resting]
-        table = Table.of_arrays(
-            Heads.TABLES["heads"],
-            kind=kind,
-            layer=np.array(self.tally.layers, np.int64)[layers],
-            head=heads,
-            role=roles,
-            resting_share=np.broadcast_to(share, len(heads)),
-        )
         measured = (self.values, self.low, self.high, self.uniform, self.queries)
-        for column, name in enumerate(self.tally.names):
-            table = _with_estimates(table, name, [array[layers, heads, column] for array in measured])
-        return _with_estimates(table, FROM_OFFSETS, [array[layers, heads] for array in self._positional()])
-
-    @cached_property
-    def _largest_parts(self) -> Floats:
-        """Return the part of each measure's sum that one text holds, (layer, head, measure).
-
-        NaN with few texts, of which one always holds much, and where terms of both signs cancel.
-        """
-        never_negative = [MEASURES[name.removesuffix("_active")].low >= 0 for name in self.tally.names]
-        has_part = np.array(never_negative) & (self.tally.n_texts > 2 / MUCH_OF_A_SUM)
-        return np.where(has_part, self.tally.measures.largest_part(), np.nan)
+        estimates = {
+            part: np.column_stack([array[layers, heads], positional[layers, heads]])
+            for part, array, positional in zip(("value", *PARTS), measured, self._positional(), strict=True)
+        }
+        return heads_table(
+            ([self.tally.kind] * len(heads), np.array(self.tally.layers, np.int64)[layers], heads),
+            [measure_column(name) for name in (*self.tally.names, FROM_OFFSETS)],
+            roles=roles,
+            resting=np.broadcast_to(share, len(heads)),
+            **estimates,
+        )
 
     def roles_of(self, at: tuple[int, ...], q: Floats, accepted: float) -> list[dict[str, Any]]:
         """Return the roles of a head as rows, each by the best of the tests that pass alone.
@@ -300,25 +283,20 @@ class _Judged:
             best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))
             p_values = {"p": self.role_p[(*at, number)], "q": q[(*at, number)]}
             roles.append(self._role(at, best) | p_values)
-        return sorted(roles, key=lambda role: (RULES[role["role"]].is_sink, -role["value"] / role["threshold"]))
+        return sorted(roles, key=lambda role: (RULES[role["role"]].is_sink, -role["value"].value / role["threshold"]))
 
     def _role(self, at: tuple[int, ...], number: int) -> dict[str, Any]:
         test = self.tests[number]
         cell = (*at, test.column)
         effective = self.effective[(*at, number)]
-        part = self._largest_parts[cell]
         return {
             "role": test.role,
             "measure": test.measure,
-            "value": self.values[cell],
-            "value_low": self.low[cell],
-            "value_high": self.high[cell],
-            "value_baseline": self.baselines[(*at, number)],
+            "value": Estimate(self.values[cell], self.low[cell], self.high[cell], self.baselines[(*at, number)]),
             "threshold": self.limits[(*at, number)] if test.rule.any_length else self.thresholds[test.role],
             "tentative": min(effective, self.n_texts) < FEWEST_TEXTS,
-            "active_share": self._active_share(test)[at] if test.is_active else math.nan,
+            "active_share": self._active_share(test)[at] if test.is_active else None,
             "effective_texts": effective,
-            "largest_part": part if part > MUCH_OF_A_SUM else math.nan,
         }
 
     def _positional(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
@@ -335,12 +313,6 @@ class _Judged:
         low, high = mine.share_interval(hits=True, units=units)
         uniform = _part(self.tally.offsets_uniform, best).ratio()
         return tuple(array[..., 0] for array in (mine.ratio(), low, high, uniform, mine.total("c") * units))  # type: ignore[return-value]
-
-
-def _with_estimates(table: Table, name: str, estimates: Sequence[Floats]) -> Table:
-    """Return a table with a measure: values, ends of intervals, uniform attention's values, and counts."""
-    value, low, high, uniform, count = estimates
-    return table.with_column(measure_column(name), value, low=low, high=high, baseline=uniform, count=count)
 
 
 def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:

@@ -19,7 +19,7 @@ from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.model import Model, eyes_of
-from attnscope.questions.heads import Heads
+from attnscope.questions.heads import Heads, heads_table
 from attnscope.report.wording import PICTURES, RECORDINGS
 from attnscope.results.table import Table
 from attnscope.senses.photos import read_photo
@@ -182,7 +182,7 @@ class _Sense:
     noun: str
     kind: str
     catalogue: Mapping[str, Measure]
-    resting: Callable[[Table], Any]
+    resting: Callable[[Mapping[str, Any]], Any]
     hint: str
 
 
@@ -238,26 +238,17 @@ class _Done:
         sense, sums = self.sense, self.measures
         counts = sums.total("c")
         layers, heads = np.nonzero(counts.any(-1))
-        table = Table.of_arrays(
-            Heads.TABLES["heads"],
-            kind=[sense.kind] * len(heads),
-            layer=np.array(self.layers)[layers],
-            head=heads,
-            role=[""] * len(heads),
-            resting_share=np.full(len(heads), np.nan),
+        ends = [np.array([getattr(measure, end) for measure in sense.catalogue.values()]) for end in ("low", "high")]
+        low, high = (np.clip(end, *ends) for end in sums.interval())
+        even = np.broadcast_to(self.uniform.ratio(), counts.shape)
+        parts = {"value": sums.ratio(), "low": low, "high": high, "baseline": even, "count": counts}
+        return heads_table(
+            ([sense.kind] * len(heads), np.array(self.layers)[layers], heads),
+            [measure_column(name, sense.catalogue) for name in sense.catalogue],
+            roles=[""] * len(heads),
+            resting=sense.resting(dict(zip(sense.catalogue, sums.ratio()[layers, heads].T, strict=True))),
+            **{part: array[layers, heads] for part, array in parts.items()},
         )
-        low, high = sums.interval()
-        for column, (name, measure) in enumerate(sense.catalogue.items()):
-            at = layers, heads, column
-            table = table.with_column(
-                measure_column(name, sense.catalogue),
-                sums.ratio()[at],
-                low=np.clip(low[at], measure.low, measure.high),
-                high=np.clip(high[at], measure.low, measure.high),
-                baseline=np.broadcast_to(self.uniform.ratio(), counts.shape)[at],
-                count=counts[at],
-            )
-        return Table(table.columns, {**table.values, "resting_share": sense.resting(table)})
 
 
 def _study(
