@@ -35,14 +35,16 @@ from attnscope.studies.heads.options import (
     NeedleOptions as NeedleOptions,
 )
 from attnscope.studies.heads.study import heads as heads
+from attnscope.studies.maps.derived import rollout as rollout
 from attnscope.studies.maps.page import page as page
-from attnscope.studies.maps.pooled import pooled_heatmap as pooled_heatmap
-from attnscope.studies.maps.rollout import rollout as rollout
 from attnscope.studies.maps.study import (
     heatmap as heatmap,
 )
 from attnscope.studies.maps.study import (
     picture_heatmap as picture_heatmap,
+)
+from attnscope.studies.maps.study import (
+    pooled_heatmap as pooled_heatmap,
 )
 from attnscope.studies.maps.study import (
     sound_heatmap as sound_heatmap,

@@ -20,7 +20,7 @@ INTERRUPTED = "interrupted"
 
 
 def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
-    """Decides where a study is written: into its folder, unless it was interrupted and a record there says more.
+    """Decide where a study is written: into its folder, unless it was interrupted and a record there says more.
 
     Args:
         record: The record of the study.
@@ -36,19 +36,21 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
     corpus: Mapping[str, Any] = getattr(record, "corpus", {})  # records of one text have none
     if not is_interrupted(corpus):
         return record, out
-    if not corpus.get("n_texts"):
+    n_texts = corpus.get("n_texts")
+    if not n_texts:
         raise KeyboardInterrupt
-    if out is None or not _says_more(out, stem, corpus["n_texts"]):
+    if out is None or not _says_more(out, stem, n_texts):
         return record, out
-    aside = out / INTERRUPTED
-    message = f"{out} holds a record that got further, which stays"
-    if aside.is_symlink() or _says_more(aside, stem, corpus["n_texts"]):
-        return _add_note(record, f"Interrupted, and {message}: nothing is written."), None
-    return _add_note(record, f"Interrupted, and {message}."), aside
+    note = f"Interrupted, and {out} holds a record that got further, which stays"
+    aside: Path | None = out / INTERRUPTED
+    if (out / INTERRUPTED).is_symlink() or _says_more(out / INTERRUPTED, stem, n_texts):
+        note, aside = f"{note}: nothing is written", None
+    notes = [*record.run.get("notes", ()), f"{note}."]
+    return replace(record, run={**record.run, "notes": notes}), aside
 
 
 def keep_data(staged: Path, out: Path, own: OwnFiles) -> None:
-    """Keeps the data of an unfinished set of files if not all figures were drawn: aside if `out` has other files."""
+    """Keep the data of an unfinished set of files if not all figures were drawn: aside if `out` has other files."""
     names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
     target = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
     with contextlib.suppress(AttnscopeError), delay_interrupts():
@@ -62,27 +64,19 @@ def keep_data(staged: Path, out: Path, own: OwnFiles) -> None:
             print(f"note: {one_line(message)}", file=sys.stderr)
 
 
-def _add_note(record: Any, note: str) -> Any:
-    return replace(record, run={**record.run, "notes": [*record.run.get("notes", ()), note]})
-
-
 def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
-    """Whether files of an earlier run there are complete, or of more texts; those that do not tell are taken to be."""
+    """Return whether files of an earlier run there are complete, or of more texts, or do not tell."""
     from attnscope.results.reading import read_description
 
     earlier = [locate(folder / f"{stem}.{ending}") for ending in ("npz", "json", "csv")]
     paths = [path for path in earlier if path.is_file()]
     corpora = [corpus for path in paths if isinstance(corpus := read_description(path).get("corpus"), Mapping)]
-    if not corpora:
-        return bool(paths)
-    return any(
-        not is_interrupted(corpus) or not isinstance(n := corpus.get("n_texts"), int) or n > n_texts
-        for corpus in corpora
-    )
+    counts = [corpus.get("n_texts") if is_interrupted(corpus) else None for corpus in corpora]
+    return bool(paths) and (not counts or any(not isinstance(n, int) or n > n_texts for n in counts))
 
 
 def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """Ends with an error where something could not be read or failed, as Ctrl-C does where the study was interrupted.
+    """End with an error where something could not be read or failed, as Ctrl-C does where the study was interrupted.
 
     The result has been printed and written by then: nothing is lost.
 
@@ -93,15 +87,16 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
     failures: list[dict[str, str]] = list(run.get("failures", ()))
     problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
     skipped: list[dict[str, Any]] = list(run.get("skipped", ()))  # checkpoints of a training
-    of = str(corpus.get("of") or "").partition(" ")[0]  # "pictures" or "recordings"; texts say nothing
+    what = str(corpus.get("of") or "").partition(" ")[0]  # "pictures" or "recordings"; texts say nothing
     for problem in (*skipped, *problems):
         where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
         print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
     if is_interrupted(corpus):
-        done = f"{corpus['n_texts']:,} {of or 'texts'} say"
-        if isinstance(n := corpus.get("n_checkpoints"), int):
-            done = f"{amount(n, 'checkpoint')} {'says' if n == 1 else 'say'}"
-        print(f"note: incomplete: this is what {done}", file=sys.stderr)
+        n_checkpoints = corpus.get("n_checkpoints")
+        done = f"{corpus['n_texts']:,} {what or 'texts'}"
+        if isinstance(n_checkpoints, int):
+            done = amount(n_checkpoints, "checkpoint")
+        print(f"note: incomplete: this is what {done} {'says' if n_checkpoints == 1 else 'say'}", file=sys.stderr)
         if not failures:
             raise KeyboardInterrupt
     if failures:
@@ -112,9 +107,8 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
             f"{amount(len(skipped), 'checkpoint')} could not be measured", "all the rest was, and is in the result"
         )
     if problems:
-        one, several = (of[:-1], of) if of else ("part of the texts", "parts of the texts")
-        what = f"{len(problems)} {one if len(problems) == 1 else several}"
-        lost = any("not studied" in problem["reason"] for problem in problems)
-        raise AttnscopeError(
-            f"{what} could not be read{' or studied' * lost}", "all the rest was studied, and is in the result"
-        )
+        n = len(problems)
+        named = amount(n, what[:-1], what) if what else amount(n, "part of the texts", "parts of the texts")
+        is_lost = any("not studied" in problem["reason"] for problem in problems)
+        failed = "read or studied" if is_lost else "read"
+        raise AttnscopeError(f"{named} could not be {failed}", "all the rest was studied, and is in the result")

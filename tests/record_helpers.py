@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.drawing.maps import MapsPage
+from attnscope.drawing.style import Style
 from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.heatmap_figures import plates_of
+from attnscope.questions.heatmap_sheets import draw_plates
 from attnscope.questions.places import Picture
 from attnscope.results.record import Record
 from attnscope.results.record import load_record as load
@@ -122,6 +126,17 @@ def simple(n: int = 4, *, layers: int = 2, heads: int = 3, seed: int = 0, **fiel
     labels = [f"t{i}" for i in range(n)]
     tokens = tokens_of(["[CLS]", *labels[1:-1], "[SEP]"], (0, n - 1)) if n > 2 else tokens_of(labels)
     return record_of(map_of(tokens, layers=layers, heads=heads, seed=seed), **fields)
+
+
+def page_of(record: Any, stem: str, query: str | None = None, **style: Any) -> MapsPage:
+    """The page of one of a record's figures."""
+    how = Style(**{"scale": record.usual_scale, **style})
+    return next(page for name, page in draw_plates(plates_of(record, how, query), how) if name == stem)
+
+
+def stems(record: Any, query: str | None = None) -> list[str]:
+    """The names of the files of a record's figures."""
+    return [plate.stem for plate in plates_of(record, query=query)]
 
 
 def looking_record(seed: int = 0, opening: Sequence[str] = ("<s>",)) -> Heatmap:

@@ -30,7 +30,7 @@ from attnscope.studies.batch import study, worker
 from attnscope.studies.batch.folder import folder_name
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt
-from attnscope.studies.maps import order as heatmap_order
+from attnscope.studies.maps import study as heatmap_study
 from attnscope.studies.maps.options import MapOptions
 from attnscope.studies.workers import Workers
 from tests.conftest import Run
@@ -82,7 +82,7 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_pat
     for line in lines:
         for name, size in line["files"].items():
             assert (undisturbed / name).stat().st_size == size
-    record = heatmap_order.study(
+    record = heatmap_study.study(
         "own", Prompt(TEXTS[0]), MapOptions(choice=Choice(layers=(0,)), query="cat"), LoadOptions()
     )
     paths = write(record, tmp_path / "alone", HOW.formats, {"query": "cat"})

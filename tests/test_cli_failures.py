@@ -18,7 +18,7 @@ import pytest
 from attnscope import cli
 from attnscope.models import catalog
 from attnscope.results.record import load_record as load
-from attnscope.studies.maps import order as heatmap_order
+from attnscope.studies.maps import study as heatmap_study
 from tests.cli_helpers import elsewhere, files, loaded_once, process, require_one_line
 from tests.conftest import Run
 from tests.processes import LIMIT_S, started
@@ -253,7 +253,7 @@ def test_a_bug_names_itself_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatc
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division\nby zero")
 
-    monkeypatch.setattr(heatmap_order, "study", broken)
+    monkeypatch.setattr(heatmap_study, "study", broken)
     result = run("heatmap", "x")
     require_one_line(result, "internal error: ZeroDivisionError: division by zero")
     assert "ATTNSCOPE_TRACEBACK=1" in result.err
@@ -277,7 +277,7 @@ def test_what_is_nobodys_fault_is_one_line_too(
     def broken(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(heatmap_order, "study", broken)
+    monkeypatch.setattr(heatmap_study, "study", broken)
     require_one_line(run("heatmap", "x"), said, status)
 
 

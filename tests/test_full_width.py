@@ -41,24 +41,6 @@ def test_it_is_one_head_over_all_columns(n_kv_heads: int) -> None:
     np.testing.assert_allclose(found.numpy(), true, **EXACT)
 
 
-def test_causal_layers_stay_causal() -> None:
-    call = call_of(is_causal=True, key=call_of().query.flip(2), value=call_of().query)
-    found = full_width(call)
-    assert found is not None
-    query, key = side_by_side(call.query[0]), side_by_side(call.key[0])
-    _, true = attention(query, key, key, is_causal=True)
-    np.testing.assert_allclose(found.numpy(), true, **EXACT)
-
-
-def test_a_soft_cap_that_all_heads_share_stays() -> None:
-    call = call_of(softcap=3.0)
-    found = full_width(call)
-    assert found is not None
-    query, key = side_by_side(call.query[0]), side_by_side(call.key[0])
-    _, true = attention(query, key, key, softcap=3.0)
-    np.testing.assert_allclose(found.numpy(), true, **EXACT)
-
-
 def test_the_worked_example() -> None:
     def heads(name: str) -> torch.Tensor:
         return torch.tensor(WORKED[name], dtype=torch.float64).reshape(1, 5, 2, 2).transpose(1, 2)

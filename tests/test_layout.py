@@ -1,14 +1,13 @@
 """Where things stand on figures: plain numbers."""
 
 import itertools
-import math
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnscope.drawing import layout
-from attnscope.drawing.layout import SCREEN, Around, Paper, Places, Wanted, arrange, columns_for, nice_ticks
+from attnscope.drawing.layout import SCREEN, Around, Paper, Places, Wanted, arrange, nice_ticks
 
 Box = tuple[float, float, float, float]
 
@@ -90,26 +89,6 @@ def test_small_panels_never_overlap(n_layers: int, n_heads: int, rows: int, colu
     assert min(x for x, _ in places.corners) >= layout.MARGIN_PX + 52  # the layers' names stand there
 
 
-def test_a_layer_of_twelve_heads_fills_the_page() -> None:
-    places = arrange(labelled(12, (16, 16)), SCREEN)
-    assert places.width_px == 1600 and places.columns == 4
-    assert places.bottom >= 1100
-
-
-@pytest.mark.parametrize(("n_layers", "n_heads"), [(6, 12), (2, 7), (30, 9), (12, 12)])
-def test_layers_stand_as_close_as_heads(n_layers: int, n_heads: int) -> None:
-    corners = arrange(overview(n_layers, n_heads, (16, 16)), SCREEN).corners
-    across, down = corners[1][0] - corners[0][0], corners[n_heads][1] - corners[0][1]
-    assert down == across
-
-
-@pytest.mark.parametrize(("n", "size", "widths"), [(1, 2, (560, 560)), (2, 2, (560, 800)), (1, 16, (560, 1250))])
-def test_few_cells_make_no_wide_page(n: int, size: int, widths: tuple[int, int]) -> None:
-    places = arrange(labelled(n, (size, size), most_px=1116), SCREEN)
-    assert widths[0] <= places.width_px <= widths[1]
-    assert n * places.panel[0] >= 0.3 * places.width_px
-
-
 def test_rows_of_a_given_height_take_the_width_that_is_left() -> None:
     wanted = Wanted(n=4, columns=2, shape=(8, 1), row_px=20, names_px=100, largest_px=900, largest_cell_px=900)
     for paper in (SCREEN, Paper.of_width(6.9, 6.5, 300, True, None)):
@@ -137,24 +116,6 @@ def test_panels_on_paper_fit_their_width_and_never_overlap(
         assert further - x >= places.panel[0] or lower - y >= places.panel[1]
 
 
-@pytest.mark.parametrize(
-    ("n_panels", "columns"),
-    [(1, {1}), (2, {2}), (3, {3}), (4, {2}), (6, {3}), (8, {4}), (12, {4}), (16, {4}), (20, {5}), (32, {8}), (64, {8})],
-)
-def test_panels_stand_as_a_person_would_put_them(n_panels: int, columns: set[int]) -> None:
-    assert columns_for(n_panels) in columns
-
-
-@given(st.integers(1, 200))
-def test_rows_of_panels_are_nearly_full(n_panels: int) -> None:
-    columns = columns_for(n_panels)
-    rows = math.ceil(n_panels / columns)
-    assert 1 <= columns <= n_panels
-    assert rows * columns - n_panels < columns
-    if n_panels > 3:
-        assert 0.4 < columns / rows < 4
-
-
 @given(st.floats(1e-6, 1e6))
 @example(1.0)
 @example(0.3)
@@ -167,21 +128,9 @@ def test_ticks_are_round_and_within(top: float) -> None:
     assert all(len(f"{tick:g}") <= 8 for tick in ticks)
 
 
-def test_ticks_of_weights() -> None:
-    assert nice_ticks(1) == (0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    assert nice_ticks(0.68) == (0, 0.2, 0.4, 0.6)
-    assert nice_ticks(0) == (0,)
-    assert nice_ticks(math.nan) == (0,)
-
-
 @given(st.text(alphabet="ab \u4e2d", max_size=80), st.floats(1, 300))
 def test_wrapped_lines_hold_every_word_once(text: str, room: float) -> None:
     lines = layout.wrap(text, room, width_of)
     assert " ".join(lines).split() == text.split()
     for line in lines:
         assert width_of(line, layout.CAPTION_PX) <= room or len(line.split()) == 1
-
-
-def test_no_line_begins_with_the_dot_between_two_notes() -> None:
-    lines = layout.wrap("ten words · of a note · here", 9.5, lambda text, _: len(text))
-    assert lines == ("ten words ·", "of a note ·", "here")

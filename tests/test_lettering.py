@@ -14,7 +14,7 @@ from matplotlib import font_manager
 
 from attnscope.drawing import lettering
 from attnscope.drawing.layout import Paper
-from attnscope.drawing.lettering import BASE_FAMILY, ELLIPSIS, Lettering, lettering_for
+from attnscope.drawing.lettering import BASE_FAMILY, ELLIPSIS, lettering_for
 from attnscope.errors import AttnscopeError, UsageError
 from tests.conftest import Run
 from tests.record_helpers import map_of, record_of, tokens_of
@@ -43,16 +43,6 @@ def test_characters_of_no_font_become_code_points_and_a_note(only_dejavu: None) 
     ]
 
 
-def test_a_note_names_some_of_many(only_dejavu: None) -> None:
-    assert "6 of the characters (U+4E00, U+4E01, U+4E02, U+4E03, …)" in lettering_for(["一丁丂七丄丅"]).notes[0]
-
-
-def test_what_draws_nothing_is_left_out_without_a_note(only_dejavu: None) -> None:
-    found = lettering_for(["a\U000e0101b"])  # a variation selector
-    assert found.spell("a\U000e0101b") == "ab"
-    assert found.notes == []
-
-
 def test_another_font_is_taken_for_what_the_first_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = {
         "first": frozenset(map(ord, "ab")),
@@ -64,17 +54,6 @@ def test_another_font_is_taken_for_what_the_first_lacks(monkeypatch: pytest.Monk
     found = lettering_for(["ab", "你好", "x"])
     assert found.families == (BASE_FAMILY, "Second", "Third")
     assert found.missing == {"x"}
-
-
-def test_damaged_fonts_hold_nothing(tmp_path: object) -> None:
-    assert lettering.charmap(__file__) == frozenset()
-    assert lettering.charmap("/nowhere.ttf") == frozenset()
-
-
-def test_fonts_of_boxes_and_of_symbols_are_never_taken() -> None:
-    names = [name for name, _ in lettering._other_fonts()]
-    assert len(names) == len(set(names))
-    assert not [name for name in names if name.startswith(("Last Resort", "cm")) or "Emoji" in name]
 
 
 DEJAVU = lettering_for([])
@@ -107,16 +86,6 @@ def test_a_cut_never_takes_an_accent_from_its_letter(cluster: str) -> None:
         kept = DEJAVU.fit(text, 12, room).removesuffix(ELLIPSIS)
         cut = text[len(kept)]
         assert not unicodedata.category(cut).startswith("M")
-
-
-@pytest.mark.parametrize("text", ["x", "WWW", "a b"])
-def test_width_grows_with_size(text: str) -> None:
-    assert DEJAVU.width_px(text, 20) == pytest.approx(2 * DEJAVU.width_px(text, 10))
-    assert 0.2 * len(text) * 10 < DEJAVU.width_px(text, 10) < 1.2 * len(text) * 10
-
-
-def test_lettering_is_a_value() -> None:
-    assert Lettering(("A",), ("a",), frozenset()) == Lettering(("A",), ("a",), frozenset())
 
 
 # A font of one's own, and fonts that are missing -------------------------------------------------------------------
@@ -168,15 +137,6 @@ def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat: Path, only
     assert b"LittleCat" in pdf.read_bytes()
 
 
-def test_letters_that_have_no_bold_are_plain_and_nothing_is_logged(
-    cat: Path, only_dejavu: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = lettering_for(["你"], Paper(font=str(cat)))
-    assert not found.has_bold and lettering_for(["a"]).has_bold
-    record_of(map_of(tokens_of(["你", "好"])), text="你好").draw(tmp_path, ["png", "svg"], font=str(cat))
-    assert not caplog.records
-
-
 def test_an_installed_family_is_named_as_people_write_it() -> None:
     assert lettering_for(["a"], Paper(font="dejavu serif")).families == ("DejaVu Serif", BASE_FAMILY)
     with pytest.raises(UsageError, match="there is no font 'DejaVu Serf'") as caught:
@@ -215,14 +175,6 @@ def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu: Non
     assert status == 0 and err.count("note: no installed font has 1 of the characters (U+4F60)") == 1
     for quiet in (["-q", "-o", tmp_path / "out"], ["-f", "text"], ["-f", "npz", "-o", tmp_path / "data"]):
         assert "no installed font" not in run("show", record, *quiet)[2]
-
-
-@pytest.mark.parametrize("label", ["a\x1fb", "\x07", "a\nb", "\x85", "\u2028", "\x00", "\x7f"])
-def test_control_characters_in_labels_leak_no_warnings_of_glyphs(label: str, tmp_path: Path) -> None:
-    record = record_of(map_of(tokens_of([label, "b"]), layers=1, heads=1), text=label, run={"model": label})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        record.draw(tmp_path, ["png", "svg", "pdf"])
 
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("-inf"), float("nan"), 1e38])

@@ -38,7 +38,7 @@ PROGRAMS = {
         "from attnscope.cli.build import complete_measures; assert complete_measures('entr')", HEAVY | {"numpy"},
     ),
     "tables of heads": ("import attnscope.questions.heads", HEAVY),
-    "the process that draws": ("import attnscope.views.maps.process", HEAVY),
+    "figures of maps": ("import attnscope.questions.heatmap_senses", HEAVY),
 }  # fmt: skip
 """A program, and the modules that it does not need."""
 

@@ -12,8 +12,8 @@ from PIL import Image
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps.pictures import sheets_of
 from tests.conftest import Run
+from tests.record_helpers import stems
 from tests.vision_language_helpers import noise
 
 FAMILIES = {
@@ -107,7 +107,7 @@ def test_queries_are_named_by_what_they_find(folders: dict[str, Path]) -> None:
 
 def test_figures_of_queries(folders: dict[str, Path], run: Run) -> None:
     record = attnscope.picture_heatmap(attnscope.load(folders["detr"]), noise(150, 230), pick=[(0, 1)])
-    assert sheets_of(record, "@2")[1].stem.startswith("query-00-q2")
+    assert stems(record, "@2")[1].startswith("query-00-q2")
     Image.fromarray(noise(90, 120)).save("a.png")
     picture = ("heatmap", "--image", "a.png", "-m", str(folders["detr"]))
     code, out, err = run(*picture, "-o", "out", "-f", "png,npz")

@@ -114,7 +114,17 @@ def test_the_largest_weight_and_the_longest_word_fit(step: float) -> None:
     keys = pieced(long, [long], ())
     weights = np.zeros((1, 1, 1, len(keys)), np.float32)
     weights[..., 7] = 1.09
-    attention = AttentionMap("cross", (0,), (0,), weights, tokens_of(["a"]), keys, 1, 1, 1)
+    attention = AttentionMap(
+        kind="cross",
+        layers=(0,),
+        heads=(0,),
+        weights=weights,
+        queries=tokens_of(["a"]),
+        keys=keys,
+        n_layers=1,
+        n_heads=1,
+        n_kv_heads=1,
+    )
     (values,) = decoded(attention, hidden=False, step=step)
     np.testing.assert_allclose(values, weights[0, 0], atol=SHOWN)
 

@@ -11,20 +11,17 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
-from attnscope.drawing import canvas
 from attnscope.drawing.canvas import Canvas, Drawing
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.report.figures import pages as figures_of
 from attnscope.results.record import Record
 from attnscope.results.record import load_record as load
-from attnscope.views.maps.figures import Painter, sheets_of
 from tests.conftest import Run
-from tests.findings_helpers import described_findings, fake_findings
+from tests.findings_helpers import described_findings
 from tests.made_records import MADE
 from tests.needle_helpers import planted_findings
-from tests.record_helpers import map_of, record_of, simple, tokens_of
+from tests.record_helpers import map_of, page_of, record_of, simple, tokens_of
 from tests.test_views import RECORDS, sound
 
 DRAWN = [name for name in MADE if name not in ("atlas.npz", "trace.npz")]
@@ -127,11 +124,6 @@ def test_letters_have_the_size_that_is_asked_for_and_labels_are_left_out_instead
     assert ("one label for" in said) is (every > 1)
 
 
-def test_a_figure_with_a_font_size_alone_is_as_wide_as_it_needs_to_be(pages: Callable[..., list[Drawing]]) -> None:
-    (page,) = pages(sentence().only([(1, 3)]), lambda drawing: None, font_size=12)
-    assert min(text.get_fontsize() for text in texts_on(page)) == pytest.approx(12)
-
-
 @pytest.mark.parametrize("name", [*DRAWN, *RECORDS])
 def test_without_a_title_a_figure_is_the_same_but_shorter(
     name: str, made: Path, pages: Callable[..., list[Drawing]]
@@ -153,22 +145,7 @@ def test_a_recording_with_more_frames_than_the_page_has_pixels_is_drawn(
     assert len(pages(sound(1500), require_fit_for_print(3.3, 6.5), width="column")) == 3
 
 
-def test_the_roles_of_thirty_layers_fit_on_a_page(pages: Callable[..., list[Drawing]]) -> None:
-    tall: list[float] = []
-    pages(fake_findings(30, 9), lambda drawing: tall.append(drawing.figure.get_size_inches()[1]), width="column")
-    assert tall[0] <= 9
-
-
 # A head alone --------------------------------------------------------------------------------------------------------
-
-
-def test_a_head_alone_is_no_sheet_of_sixteen_inches(pages: Callable[..., list[Drawing]]) -> None:
-    (page,) = pages(sentence().only([(1, 3)]), lambda drawing: None)
-    width, height = page.figure.get_size_inches()
-    assert width < 12.5 and height < 14
-    small = record_of(map_of(tokens_of(["yes", "no"]), layers=1, heads=1))
-    page = pages(small, lambda drawing: None)[-1]
-    assert page.figure.get_size_inches()[0] <= 6
 
 
 # Pixels --------------------------------------------------------------------------------------------------------------
@@ -205,16 +182,8 @@ def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch
 def test_labels_stand_at_every_map_of_a_png_that_is_no_screen(tmp_path: Path) -> None:
     """There they are copies of the first map's only where a pixel is one of the layout."""
     record = sentence()
-    painter = Painter(Style(width="page"))
-    page = painter.page(record, sheets_of(record)[1])
+    page = page_of(record, "L00", width="page")
     assert sum(text.get_text() == "street" and text.get_visible() for text in page.axes.texts) == 24
-
-
-def test_more_pixels_than_can_be_drawn_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="is too large to draw") as caught:
-        simple(5, layers=1, heads=1).draw(tmp_path, width=40, dpi=2400)
-    assert "lower --dpi" in str(caught.value.hint)  # type: ignore[attr-defined]
-    assert not list(tmp_path.iterdir())
 
 
 # Vectors -------------------------------------------------------------------------------------------------------------
@@ -231,16 +200,6 @@ def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path: Path) -
     faces = re.findall(r"@font-face \{ font-family: '([^']+)'; font-weight: (\d+);.*?base64,([\w+/=]+)\)", drawn)
     assert {(family, weight) for family, weight, _ in faces} == {("DejaVu Sans", "400"), ("DejaVu Sans", "700")}
     assert max(len(data) for *_, data in faces) < 40_000, "the letters that are used alone"
-
-
-def test_numbers_of_a_table_of_heads_are_text_in_vector_files(made: Path, tmp_path: Path) -> None:
-    findings: Any = load(made / "heads.npz")
-    page = dict(figures_of(findings, measures="entropy_nats"))["measure-entropy_nats"]
-    with canvas.matplotlib_defaults():
-        drawn = page.vector("svg").decode()
-    assert {one.text for one in page.written_numbers} <= set(re.findall(r"<text [^>]*>([^<]*)</text>", drawn))
-    numbers = {one.text for one in page.written_numbers} - {"0"}  # which the colour bar has, too
-    assert not [text for text in page.axes.texts if text.get_text() in numbers], "as before"
 
 
 @pytest.mark.parametrize(("n", "is_image"), [(2, False), (64, False), (65, True)])
@@ -314,17 +273,3 @@ def test_every_command_that_draws_refuses_them_before_it_begins(run: Run, tmp_pa
         "error: 'sheet' is no width\nhint: give inches, a length such as 85mm or 8.5cm, or one of column"
     )
     assert not list(tmp_path.iterdir())
-
-
-def test_a_record_without_figures_has_no_sizes(made: Path) -> None:
-    with pytest.raises(UsageError, match="a trace has no --no-title"):
-        load(made / "trace.npz").draw("nowhere", [], title=False)
-
-
-def test_the_row_that_is_framed_has_its_label_where_others_have_none(tmp_path: Path) -> None:
-    record = simple(70, layers=1, heads=1)
-    record.draw(tmp_path / "plain", ["svg"], width="column")
-    record.draw(tmp_path / "asked", ["svg"], width="column", query="t34")
-    plain, asked = ((tmp_path / name / "L00H00.svg").read_text("utf-8") for name in ("plain", "asked"))
-    assert [plain.count(f">{label}<") for label in ("t33", "t34")] == [2, 0]
-    assert [asked.count(f">{label}<") for label in ("t33", "t34")] == [1, 1]  # keys are as they were

@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedToken
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
-from attnscope.studies.maps.rollout import picture_rollout
-from tests.conftest import VOCABULARY, write_tokenizer
+from attnscope.studies.maps.derived import picture_rollout
+from tests.conftest import VOCABULARY
 from tests.senses_helpers import photo, speech
 
 Run = Callable[..., tuple[int, str, str]]
@@ -267,27 +267,3 @@ def test_a_spectrogram_is_seen_as_a_picture(tmp_path: Path, run: Run) -> None:
         "heatmap", "--audio", tmp_path / "speech.wav", "-m", tmp_path / "ast", "-f", "png,npz", "-o", "out"
     )
     assert status == 0 and len(out.split()) == 5, err
-
-
-def test_the_command_line_hears_by_an_encoder(tmp_path: Path, run: Run) -> None:
-    sound_encoder("hubert", tmp_path / "hubert")
-    wavfile.write(tmp_path / "speech.wav", 8000, speech(0.4, 8000))
-    status, out, err = run(
-        "heatmap", "--audio", tmp_path / "speech.wav", "-m", tmp_path / "hubert", "-o", "out", "-f", "png,svg"
-    )
-    assert (status, len(out.split())) == (0, 6) and "resampled" in err
-    for arguments, said in (
-        (("the cat",), "hears recordings, and reads no text"),
-        (("--image", "x.png"), "there is no file"),
-    ):
-        status, _, err = run("heatmap", *arguments, "-m", tmp_path / "hubert", "-o", "out")
-        assert status == 1 and said in err and len(err.splitlines()) <= 2
-
-
-@pytest.mark.parametrize("with_tokenizer", [False, True])
-def test_a_model_of_sound_is_given_text(with_tokenizer: bool, tmp_path: Path) -> None:
-    made = strong(transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**SOUND)))
-    write_tokenizer(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path) if with_tokenizer else None
-    with pytest.raises(AttnscopeError, match="hears recordings, and reads no text"):
-        attnscope.heatmap(attnscope.load(made, tokenizer), "the cat")

@@ -10,14 +10,14 @@ import pytest
 from PIL import EpsImagePlugin, Image
 
 import attnscope
+from attnscope.drawing.cells import DARKEST, overlay
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.heatmap_senses import over_patches, query_of, row_of
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps import pictures
-from attnscope.views.maps.pictures import DARKEST, over_patches, overlay, query_of, row_of, sheets_of
 from tests.conftest import Run
-from tests.record_helpers import require_lossless, require_read
+from tests.record_helpers import require_lossless, require_read, stems
 from tests.senses_helpers import dense_float64, photo, write_vision
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
@@ -97,7 +97,7 @@ def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record: Heatmap) 
     picture, cmap = record.picture, mpl.colormaps["Blues"]
     assert picture is not None
     patches = np.arange(9.0).reshape(3, 3)
-    made = overlay(picture, patches, 8, cmap, 8.0)
+    made = overlay(picture.pixels, patches, cmap, 8.0)
     assert made.shape == (24, 24, 3)
     grey = picture.pixels / 255 @ [0.2126, 0.7152, 0.0722]
     for y in range(24):
@@ -120,8 +120,8 @@ def test_queries_are_named_by_place_and_by_name(record: Heatmap) -> None:
 
 
 def test_sheets_and_files(record: Heatmap, tmp_path: Path) -> None:
-    assert [s.stem for s in sheets_of(record)] == ["overview-CLS", "L00-CLS", "L01-CLS"]
-    assert [s.stem for s in sheets_of(record.only([(1, 2), (0, 3)]), "2,1")] == ["picked-2-1"]
+    assert stems(record) == ["overview-CLS", "L00-CLS", "L01-CLS"]
+    assert stems(record.only([(1, 2), (0, 3)]), "2,1") == ["picked-2-1"]
     one = record.only([(1, 2)])
     paths = one.draw(tmp_path, ["png", "svg", "pdf"], query="mean", scale="figure")
     assert [path.name for path in paths] == ["L01H02-mean.png", "L01H02-mean.svg", "L01H02-mean.pdf"]
@@ -129,22 +129,8 @@ def test_sheets_and_files(record: Heatmap, tmp_path: Path) -> None:
         assert image.width == 1600
     assert paths[1].read_bytes() == one.draw(tmp_path / "again", "svg", query="mean", scale="figure")[0].read_bytes()
     hidden = record.hide_special()
-    assert [s.stem for s in sheets_of(hidden)][0] == "overview-mean"
+    assert stems(hidden)[0] == "overview-mean"
     hidden.draw(tmp_path / "hidden")
-
-
-def test_everything_is_on_one_axes(record: Heatmap, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = []
-    real = pictures.PicturePage.__init__
-
-    def kept(self: Any, *given: Any, **how: Any) -> None:
-        pages.append(self)
-        real(self, *given, **how)
-
-    monkeypatch.setattr(pictures.PicturePage, "__init__", kept)
-    assert record._repr_png_().startswith(b"\x89PNG")
-    assert len(pages) == 1 and len(pages[0].figure.axes) == 1
-    assert len(pages[0].axes.images) == 8 + 2  # the heads, the photo, the colour bar
 
 
 # Photos -------------------------------------------------------------------------------------------------------------
@@ -207,16 +193,6 @@ def test_what_is_no_photo_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         read_photo(tmp_path / "whole.png")
 
 
-def test_a_photograph(folders: dict[str, Path]) -> None:
-    path = Path(mpl.get_data_path()) / "sample_data" / "grace_hopper.jpg"
-    model = attnscope.load(folders["registers"])
-    made = attnscope.picture_heatmap(model, path)
-    assert made.picture is not None and made.picture.size == (512, 600)
-    assert model.eyes is not None
-    true = dense_float64(folders["registers"], model.eyes.see(read_photo(path)).inputs["pixel_values"])
-    np.testing.assert_allclose(made.weights, np.stack(true), atol=2e-5)
-
-
 # Models that see no pictures, and pictures without models -------------------------------------------------------------
 
 
@@ -265,10 +241,10 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
     for stem in stems:
         assert (tmp_path / "a" / f"{stem}.png").read_bytes() == (tmp_path / "b" / f"{stem}.png").read_bytes()
     status, out, _ = run("show", "a", "--query", "1,2", "--pick", "L1H0")
-    assert status == 0 and "what 1,2 attends to" in out and "3 × 3 patches" in out
+    assert status == 0 and "what patch 1,2 attends to" in out and "3 × 3 patches" in out
     status, out, _ = run("heatmap", "--image", "photo.png", "-m", folder, "--json", "-f", "npz", "--pick", "L0H1")
     document = json.loads(out)
-    assert document["options"]["picture"] == {"grid": [3, 3], "source": "photo.png", "size": [60, 40]}
+    assert document["options"]["picture"] == {"grid": [3, 3], "source": "photo.png", "size": [60, 40], "area": None}
     assert np.array(document["pixels"]).shape == (24, 24, 3)
 
 

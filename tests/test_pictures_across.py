@@ -1,7 +1,6 @@
 """Cross-attention from words, or learned queries, to the patches of a photo: weights, places, records, refusals."""
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ from PIL import Image
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps.pictures import _word_figures, sheets_of
 from tests.conftest import Run
-from tests.processes import least, python
-from tests.record_helpers import require_lossless
+from tests.record_helpers import stems
 from tests.vision_language_helpers import ACROSS, noise, write_family, write_queries
 
 QUESTION = "what is on the table ?"
@@ -93,18 +90,9 @@ def test_no_word_attends_to_what_a_tile_is_filled_up_with(models: dict[str, Any]
     np.testing.assert_allclose(made.weights.sum(-1), 1, atol=1e-5)
 
 
-def test_records_keep_all_kinds(models: dict[str, Any], tmp_path: Path) -> None:
-    for name in ("mllama", "blip-2"):
-        record = attnscope.picture_heatmap(models[name], noise(150, 230), QUESTION)
-        require_lossless(record, tmp_path)
-        merged = record.merge_words()
-        np.testing.assert_allclose(merged.weights, record.weights, atol=1e-6)  # every word is one token here
-        assert merged.maps[0].part == record.maps[0].part
-
-
 def test_figures_lie_over_the_photo_and_the_words_have_theirs(models: dict[str, Any], tmp_path: Path) -> None:
     record = attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION, pick=[(0, 1)])
-    assert [sheet.stem for sheet in sheets_of(record, "Q2")] == [
+    assert stems(record, "Q2") == [
         "queries", "query-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"
     ]  # fmt: skip
     assert record.page() is not None
@@ -187,28 +175,6 @@ def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folde
             assert "give a text" in str(told.value.hint)
 
 
-def test_learned_queries_are_called_so(models: dict[str, Any]) -> None:
-    record = attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION, pick=[(0, 2)])
-    assert record.run["notes"][-1] == "L0H2 names a head of each kind of attention: cross, encoder, decoder"
-    with pytest.raises(AttnscopeError, match="'table' is no learned query: these alone look at the picture"):
-        sheets_of(record, "table")
-    titles = [figure.title for figure in _word_figures(record, None)]
-    assert [title.split(" · ")[1] for title in titles[:2]] == [
-        "where learned queries look",
-        "where learned query Q0 looks",
-    ]
-
-
-def test_numbers_of_heads_and_layers_say_what_they_are_of(models: dict[str, Any]) -> None:
-    record = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION)
-    assert next(sheet for sheet in sheets_of(record) if sheet.stem == "text-overview").subject == (
-        "2 of 4 layers, 4 heads"
-    )
-    with pytest.raises(AttnscopeError, match="L2H1 is not among the cross heads") as told:
-        record.of(2, 1)
-    assert told.value.hint == 'ask for kind="decoder"'
-
-
 def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], open_page: Callable[..., Any]) -> None:
     record = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION)
     n = len(record.maps[0].queries)
@@ -225,12 +191,6 @@ def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], open_p
     assert found and float(found[1]) == pytest.approx(apart, abs=1e-3)
     opened.show(v="photo", m=1, h="0.1")
     assert "the decoder heads do not look at the picture" in opened.text("body")
-
-
-def test_the_photo_view_calls_learned_queries_so(models: dict[str, Any], open_page: Callable[..., Any]) -> None:
-    opened = open_page(attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION).page())
-    opened.show(v="photo", h="0.1")
-    assert "The learned queries" in opened.text("body") and "words after" not in opened.text("body")
 
 
 def test_queries_are_shown_where_the_language_model_is_an_encoder_decoder(tmp_path: Path) -> None:
@@ -254,48 +214,3 @@ def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
     assert code == 0 and "a.png, 120 × 90" in out and not err
     code, again, _ = run("show", "out", "-o", "again", "--query", "table")
     assert code == 0 and "again/word-00-table.png" in again
-
-
-ADDS = """
-import sys
-from pathlib import Path
-import numpy as np, torch
-import transformers as t
-import attnscope
-from tests import vision_language_helpers as helpers
-from tests.record_helpers import require_lossless
-torch.set_num_threads(1)
-text = t.OPTConfig(
-    hidden_size=24, ffn_dim=32, num_hidden_layers=16, num_attention_heads=4, word_embed_proj_dim=24,
-    max_position_embeddings=4096, vocab_size=32, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)
-small = {"num_hidden_layers": 1, "num_attention_heads": 1}
-for n in (8, 1100):
-    helpers.write_queries(Path(sys.argv[1]) / str(n), "blip-2", text, n, small)
-models = [attnscope.load(Path(sys.argv[1]) / str(n)) for n in (8, 1100)]
-
-def kib(name):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
-
-photo = helpers.noise(48, 48)
-attnscope.picture_heatmap(models[0], photo, "what is on the table ?")
-Path("/proc/self/clear_refs").write_text("5")  # makes the peak what is resident now
-before = kib("VmRSS")
-record = attnscope.picture_heatmap(models[1], photo, "what is on the table ?")
-print(len(record.maps[-1].keys), record.maps[-1].n_layers * record.maps[-1].n_heads, kib("VmHWM") - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
-def test_a_long_prompt_of_queries_adds_a_tenth_of_what_eager_weights_take_at_most(tmp_path: Path) -> None:
-    n_heads, n_tokens = 64, 1101
-
-    def adds() -> int:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        there, drawn, added_kib = map(int, python("-c", ADDS, folder, check=True).stdout.split())
-        assert there >= n_tokens and drawn == n_heads
-        return added_kib
-
-    bound = 0.1 * n_heads * n_tokens**2 * 4 / 1024
-    assert 1 < least(adds, bound) < bound

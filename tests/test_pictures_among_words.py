@@ -1,6 +1,5 @@
 """Models that read pictures and write words: their weights, and which token stands for which part of a photo."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,15 @@ from PIL import Image
 
 import attnscope
 from attnscope.core.attention.seam import attend
-from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
-from attnscope.models.hf.senses.patch_places import area_of, slopes
+from attnscope.models.hf.senses.patch_places import slopes
 from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.heatmap_figures import plates_of
+from attnscope.questions.heatmap_senses import weights_of, words_of
 from attnscope.senses.photos import read_photo
-from attnscope.views.maps.pictures import _word_figures, pages, sheets_of, weights_of, words_of
 from tests.conftest import Run
-from tests.processes import python
-from tests.record_helpers import require_lossless
+from tests.record_helpers import require_lossless, stems
 from tests.vision_language_helpers import ACROSS, FAMILIES, noise, write_family
 
 SIZES = ((150, 230), (310, 97), (160, 160))
@@ -184,16 +182,6 @@ def test_pictures_are_what_was_seen_of_the_photo(name: str, models: dict[str, An
         assert share == pytest.approx(whole.get(name, 1), abs=slack)
 
 
-def test_tiles_in_the_wrong_order_are_refused() -> None:
-    whole = slopes(64, 96)
-    assert area_of(whole, 64, 96) == pytest.approx((0, 0, 96, 64), abs=0.1)
-    swapped = np.concatenate([whole[:, 48:], whole[:, :48]], 1)
-    with pytest.raises(AttnscopeError, match="do not fit together"):
-        area_of(swapped, 64, 96)
-    with pytest.raises(AttnscopeError, match="do not fit together"):
-        area_of(np.concatenate([whole[32:], whole[:32]]), 64, 96)
-
-
 # Records, figures, the command line -----------------------------------------------------------------------------------
 
 
@@ -217,10 +205,10 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record: Heatmap) -> None:
     assert [word.tokens for word in words] == [(place,) for place in written if not attention.queries.special[place]]
     mean = weights_of(record, words[-1], record.chosen(attention))
     np.testing.assert_allclose(mean, attention.weights[:, :, words[-1].tokens[0]].astype(float).mean((0, 1)))
-    drawn = next(figure for figure in _word_figures(record, None) if figure.stem == "words")
-    last = drawn.overlays[len(words) - 1]
-    np.testing.assert_allclose(last.patches, picture.over(mean), atol=1e-7)
-    assert last.facts[0] == f"{mean[picture.cells].sum():.0%}"
+    drawn = next(plates_of(record))
+    assert drawn.stem == "words"
+    np.testing.assert_allclose(drawn.values[len(words) - 1], picture.over(mean), atol=1e-7)
+    assert drawn.figure.captions[len(words) - 1][1] == f"{mean[picture.cells].sum():.0%} on the picture"
 
 
 def test_words_are_merged_and_pictures_fold_into_one_key(record: Heatmap) -> None:
@@ -234,36 +222,20 @@ def test_words_are_merged_and_pictures_fold_into_one_key(record: Heatmap) -> Non
 
 
 def test_figures_and_queries(record: Heatmap, tmp_path: Path) -> None:
-    assert [sheet.stem for sheet in sheets_of(record, "table")] == [
+    assert stems(record, "table") == [
         "words", "words-small", "word-00-table", "word-00-table-overview", "word-00-table-L00", "word-00-table-L01",
         "text-overview", "text-L00", "text-L01",
     ]  # fmt: skip
     first = record.maps[0].part[0]
     place = record.maps[0].queries.labels.index("table")
     assert words_of(record, f"@{first + place}")[0][0].name == "table"
-    with pytest.raises(AttnscopeError, match="no word after the pictures is 'zebra'"):
+    with pytest.raises(AttnscopeError, match="no word that looks at the pictures is 'zebra'"):
         words_of(record, "zebra")
     paths = record.only([(0, 1)]).draw(tmp_path, ["png", "svg"], query="table")
     assert [path.name for path in paths] == [
         "words.png", "words.svg", "words-small.png", "words-small.svg", "word-00-table.png", "word-00-table.svg",
         "text-L00H01.png", "text-L00H01.svg",
     ]  # fmt: skip
-
-
-def test_a_few_words_stand_in_one_row_with_the_photo_as_large_as_they(record: Heatmap) -> None:
-    for query, style, in_one_row in (
-        ("on,table,?", Style("head"), True),
-        ("what,on,table,?", Style("head"), False),
-        ("on,table", Style("head", width="column"), True),
-        ("on,table,?", Style("head", width="column"), False),  # a photo and three words are too small for a column
-    ):
-        page: Any = dict(pages(record, style, query))["words"]
-        shown = [image.get_extent() for image in page.figure.axes[0].images]
-        sizes = {(round(abs(right - left)), round(abs(top - bottom))) for left, right, bottom, top in shown[:-1]}
-        assert len(shown) == query.count(",") + 3  # the words, the photo, the colours
-        rows = {round(y) for _, y in page.places.corners}
-        assert len(sizes) == 1 and (len(rows) == 1) == in_one_row
-        assert min(left for left, *_ in shown) >= 0 and max(right for _, right, *_ in shown) <= page.width_px
 
 
 def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
@@ -279,7 +251,7 @@ def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
     assert code == 0 and "again/words-2.png" in again
     assert (Path("again") / "words.png").read_bytes() == (Path("out") / "words.png").read_bytes()
     for arguments, told in (
-        (("--image", "a.png", QUESTION, *model, "--query", "zebra"), "no word after the pictures"),
+        (("--image", "a.png", QUESTION, *model, "--query", "zebra"), "no word that looks at the pictures"),
         (("--image", "a.png", *model), "give a text"),
         (("--image", "a.png", "--image", "b.png", *model), "several pictures are shown among words"),
         (("--image", "a.png", "the cat", "-m", "minilm"), "reads no pictures among words"),
@@ -309,34 +281,3 @@ def test_a_page_has_each_photo_as_one_key(record: Heatmap, models: dict[str, Any
     assert not whole[:, :, 4:].any() and part.page() is not None
     with pytest.raises(AttnscopeError, match="a part of a map"):
         attnscope.heatmap(models["internvl"], QUESTION, rows=(2, 4), cols=(1, 3)).page()
-
-
-ADDS = """
-import sys
-from pathlib import Path
-import numpy as np, torch
-import attnscope
-from tests import vision_language_helpers as helpers
-from tests.record_helpers import require_lossless
-torch.set_num_threads(1)
-helpers.TEXT["num_hidden_layers"] = 24
-model = attnscope.load(helpers.write_family(Path(sys.argv[1]), "llava"))
-photos = [np.random.default_rng(n).integers(0, 255, (40, 40, 3), np.uint8) for n in range(77)]
-
-def kib(name):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
-
-attnscope.picture_heatmap(model, photos[:2], "what is on the table ?")
-Path("/proc/self/clear_refs").write_text("5")  # makes the peak what is resident now
-before = kib("VmRSS")
-record = attnscope.picture_heatmap(model, photos, "what is on the table ?")
-print(len(record.maps[0].keys), record.maps[0].n_layers * record.maps[0].n_heads, kib("VmHWM") - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
-def test_a_long_prompt_with_pictures_adds_a_tenth_of_what_eager_weights_take_at_most(tmp_path: Path) -> None:
-    made = python("-c", ADDS, tmp_path / "llava", check=True)
-    n_tokens, n_heads, added_kib = map(int, made.stdout.split())
-    assert n_tokens > 1990 and n_heads == 96
-    assert 1 < added_kib < 0.1 * n_heads * n_tokens**2 * 4 / 1024

@@ -12,15 +12,12 @@ from PIL import Image
 from rich.console import Console
 
 from attnscope import load_record
-from attnscope.drawing.canvas import Drawing
+from attnscope.drawing.cells import log_share
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import AttentionMap
+from attnscope.questions.heatmap_terminal import show, strongest_links
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
-from attnscope.views.maps import pooled
-from attnscope.views.maps.pooled import sheets_of
-from attnscope.views.maps.pooling import log_share
-from attnscope.views.maps.terminal import draw_pooled, strongest_links
-from tests.record_helpers import RUN, map_of, record_of, require_lossless, shares, tokens_of
+from tests.record_helpers import RUN, map_of, page_of, record_of, require_lossless, shares, stems, tokens_of
 
 
 def pooled_map(n: int = 50, cell: int = 4, *, layers: int = 2, heads: int = 3, kind: str = "decoder") -> PooledMap:
@@ -61,7 +58,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
         array[1, 2] = np.nan  # a head that this layer lacks
     lacking.link_places[1, 2] = -1
     cross = replace(pooled_map(20, 3, kind="cross"), keys=tokens_of([f"k{i}" for i in range(20)]))
-    require_lossless(PooledHeatmap(lacking.keys.text, (lacking, cross), RUN, "max", ((0, 1), (1, 0))), tmp_path)
+    require_lossless(PooledHeatmap(lacking.keys.text, (lacking, cross), RUN, ((0, 1), (1, 0)), "max"), tmp_path)
     assert not lacking.exists(1, 2) and lacking.exists(1, 1)
 
 
@@ -100,15 +97,6 @@ def test_a_damaged_record_is_refused(damage: dict[str, Any], tmp_path: Path) -> 
         load_record(path)
 
 
-def test_heads_are_picked() -> None:
-    record = pooled_record()
-    assert record.only([(1, 2), (0, 0)]).chosen(record.maps[0]) == ((1, 2), (0, 0))
-    with pytest.raises(AttnscopeError, match="L7H0 is not in this record"):
-        record.only([(7, 0)])
-    with pytest.raises(AttnscopeError, match="no cross attention"):
-        record.of(0, 0, "cross")
-
-
 def test_the_scale_is_logarithmic() -> None:
     values = np.array([0, 1e-5, 1e-4, 1e-3, 0.1, 1.0], np.float32)
     np.testing.assert_allclose(log_share(values, 1.0), [0, 0, 0, 0.25, 0.75, 1], atol=1e-6)
@@ -117,8 +105,8 @@ def test_the_scale_is_logarithmic() -> None:
 
 def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head() -> None:
     record = pooled_record()
-    assert [sheet.stem for sheet in sheets_of(record)] == ["overview", "L00", "L01"]
-    assert [sheet.stem for sheet in sheets_of(record.only([(1, 2), (0, 0)]))] == ["L01H02", "L00H00"]
+    assert stems(record) == ["overview", "L00", "L01"]
+    assert stems(record.only([(1, 2), (0, 0)])) == ["L01H02", "L00H00"]
 
 
 @pytest.mark.parametrize("scale", ["fixed", "head", "figure"])
@@ -130,7 +118,7 @@ def test_figures_are_drawn_in_every_format(scale: str, tmp_path: Path) -> None:
     assert all(path.stat().st_size > 2000 for path in paths)
     single = record.only([(1, 0)]).draw(tmp_path / "one", "png", scale=scale)
     with Image.open(single[0]) as picture:
-        assert picture.width == 1600
+        assert picture.width >= 1000
     with Image.open(io.BytesIO(record._repr_png_())) as picture:
         assert picture.format == "PNG"
 
@@ -142,22 +130,23 @@ def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
     (path,) = PooledHeatmap("x", (attention,), RUN).draw(tmp_path, ["png"])
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
-    darkest = np.array([8, 48, 107])  # the darkest of Blues
-    rows, columns = np.nonzero((abs(pixels - darkest) < 3).all(-1))
-    map_rows = rows[rows < pixels.shape[0] - 150]  # without the colour bar
-    map_columns = columns[rows < pixels.shape[0] - 150]
-    assert 70 <= np.ptp(map_rows) <= 78 and 70 <= np.ptp(map_columns) <= 78  # one cell of 78 pixels
-    corner = (map_columns.min(), map_rows.min())
-    assert corner == (126 + 2 * 78, 180 + 7 * 78)
+    dark = (abs(pixels - [8, 48, 107]) < 3).all(-1)  # the darkest of Blues
+    page = page_of(PooledHeatmap("x", (attention,), RUN), "L00H00")
+    (x, y), cell = page.corners[0], page.places.cell[0]
+    left, top = round(x + 2 * cell), round(y + 7 * cell)
+    inside = dark[top + 2 : top + round(cell) - 2, left + 2 : left + round(cell) - 2]
+    assert inside.mean() > 0.98
+    dark[top : top + round(cell), left : left + round(cell)] = False
+    assert not dark[: page.places.bottom].any()
 
 
 @pytest.mark.parametrize("picked", [None, ((1, 0),)])
 def test_the_terminal_shows_maps_marginals_and_links(picked: tuple[tuple[int, int], ...] | None) -> None:
     record = replace(pooled_record(), picked=picked)
     console = Console(width=100, file=io.StringIO(), force_terminal=False)
-    console.print(draw_pooled(record, console))
+    console.print(show(record, console))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "logarithmic" in shown and "over 32 tokens" in shown
+    assert "logarithmic" in shown and "over more than 32 tokens" in " ".join(shown.split())
     link = record.links(1, 0)[0]
     assert f"@{link.query}" in shown and f"{link.weight:.2f}" in shown
     assert ("⟦" in shown) == (picked is not None)
@@ -176,9 +165,3 @@ def test_a_part_does_not_take_other_tokens_for_the_query_itself() -> None:
     links = strongest_links(record_of(part), part, (0, 0), 1)
     assert links == [(0, 0, pytest.approx(0.9))]
     assert all((q, k) != (1, 2) for q, k, _ in strongest_links(record_of(part), part, (0, 0), 20))
-
-
-def test_marginals_are_drawn_once_below_the_line_of_the_average() -> None:
-    """They were drawn a second time over the dashed line, in pixels alone."""
-    page = dict(pooled.pages(pooled_record()))["L00"]
-    np.testing.assert_array_equal(page.pixels(), Drawing.pixels(page))

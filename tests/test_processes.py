@@ -1,16 +1,14 @@
 """That the tests mean the same however they are started, and wherever they run."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from attnscope.views.maps.process import start_python
 from tests import variants
-from tests.processes import LIMIT_S, python, started
+from tests.processes import python, started
 
 
 def test_ctrl_c_reaches_what_a_test_starts_though_pytest_was_to_ignore_it() -> None:
@@ -49,11 +47,3 @@ def test_numbers_hold_on_other_processors_and_threads() -> None:
     """See tests.variants."""
     done = python("-m", "tests.variants", timeout=len(variants.variants()) * variants.LIMIT_S)
     assert done.returncode == 0, done.stdout
-
-
-def test_an_interrupt_as_a_process_starts_does_not_reach_it() -> None:
-    """The process ignores it by its first line; before that line, whoever starts it holds it back."""
-    child = start_python("attnscope.views.maps.process", stderr=subprocess.PIPE)
-    os.kill(child.pid, signal.SIGINT)  # long before an interpreter runs its first line
-    _, said = child.communicate(timeout=LIMIT_S)
-    assert (child.returncode, said) == (0, b"")

@@ -92,7 +92,19 @@ def any_record(draw: st.DrawFn) -> Heatmap:
         weights /= np.maximum(1, weights.sum(-1, keepdims=True))  # a row has no more than 1 to give
         if len(heads) > 1 and draw(st.booleans()):
             weights[0, -1] = np.nan  # a head that the first layer lacks
-        maps.append(AttentionMap(kind, tuple(layers), tuple(heads), weights, queries, keys, 41, 41, 41))
+        maps.append(
+            AttentionMap(
+                kind=kind,
+                layers=tuple(layers),
+                heads=tuple(heads),
+                weights=weights,
+                queries=queries,
+                keys=keys,
+                n_layers=41,
+                n_heads=41,
+                n_kv_heads=41,
+            )
+        )
     run = RUN | {"model": draw(TEXT), "notes": draw(st.lists(TEXT, max_size=2)), "seed": None}
     changes = draw(st.sampled_from([(), ("hide_special",), ("hide_special", "words")]))
     picked = ((maps[0].layers[0], maps[0].heads[0]),) if draw(st.booleans()) else None

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 
 from attnscope import heatmap, load, rollout
-from attnscope.drawing.maps import MapsPage
-from attnscope.drawing.style import Style
-from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import Rollout
-from attnscope.views.maps.figures import Painter, sheets_of
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import Run, write_tiny
-from tests.record_helpers import RUN, map_of, record_of, require_lossless, shares, tokens_of
+from tests.record_helpers import RUN, map_of, page_of, record_of, require_lossless, shares, stems, tokens_of
 
 __all__ = ["elsewhere", "loaded_once"]
 
@@ -69,34 +65,20 @@ def test_of_an_encoder_decoder_it_is_the_encoder(tmp_path: Path) -> None:
     assert any(note.startswith("rollout is the encoder's") for note in found.run["notes"])
 
 
-def test_no_such_token_and_no_such_share_are_refused(minilm: Model) -> None:
-    with pytest.raises(AttnscopeError, match="no token is 'cat'"):
-        rollout(minilm, TIRED, query="cat")
-    with pytest.raises(UsageError, match=r"connection is 1\.5"):
-        rollout(minilm, TIRED, residual=1.5)
-
-
 def test_a_record_comes_back_without_loss(tmp_path: Path) -> None:
     require_lossless(made(), tmp_path)
 
 
-def canvas(record: Rollout, stem: str, query: str | None = None) -> MapsPage:
-    sheet = next(sheet for sheet in sheets_of(record, query) if sheet.stem == stem)
-    shown = Painter(Style("figure")).page(record, sheet)
-    assert isinstance(shown, MapsPage)
-    return shown
-
-
 def test_figures_hold_the_shares_beside_the_mean_attention() -> None:
     record = made()
-    assert [sheet.stem for sheet in sheets_of(record, "t2")] == ["overview", "L00", "L01", "query-002"]
-    shown = canvas(record, "L01")
+    assert stems(record, "t2") == ["overview", "L00", "L01", "query-002"]
+    shown = page_of(record, "L01")
     for picture, layers in zip(shown.maps, (record.mean, record.rollout), strict=True):
         np.testing.assert_array_equal(picture.get_array(), layers[1])
     assert {"toy · layer 1: attention, and where it came from", "mean attention", "rollout"} <= {
         text.get_text() for text in shown.axes.texts
     }
-    written = {text.get_text(): text.get_position() for text in canvas(record, "overview").axes.texts}
+    written = {text.get_text(): text.get_position() for text in page_of(record, "overview").axes.texts}
     assert written["L0"][1] == written["L1"][1] < written["mean attention"][1]  # layers side by side, over the maps
     assert written["mean attention"][1] < written["rollout"][1]
     assert written["rollout"][0] < written["L0"][0] < written["L1"][0]

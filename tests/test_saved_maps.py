@@ -1,15 +1,12 @@
 """What `heatmap` draws it also saves, for `show` and `page --record`; and a query that no token is meant by."""
 
-import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import attnscope
 from attnscope import output
-from attnscope.models.model import Model
 from attnscope.questions.maps import choose_heads
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
@@ -47,19 +44,6 @@ def test_of_a_list_of_queries_the_missing_one_is_named(tmp_path: Path) -> None:
             record.draw(tmp_path, query=query)
 
 
-def test_a_model_shows_itself_in_a_line_and_as_a_table() -> None:
-    model = attnscope.load("own")
-    assert repr(model) == "OwnModel('own', own: 2 layers of 7 heads)"
-    shown = model._repr_html_()  # type: ignore[attr-defined]
-    assert shown.startswith("<table><tr><th>model</th><td>own</td></tr>") and "<th>L0H1</th>" in shown
-
-
-def test_what_a_folder_is_called_cannot_write_into_a_notebook() -> None:
-    model, shown = attnscope.load("own"), Model()
-    shown.info, shown.tokenizer = replace(model.info, name="<script>"), model.tokenizer
-    assert set(re.findall(r"</?(\w+)", shown._repr_html_())) == {"table", "tr", "th", "td"}
-
-
 @pytest.fixture
 def drawn(run: Run) -> str:
     assert run("heatmap", "the cat sat", "-m", "own", "-f", "npz", "-o", "drawn")[0] == 0
@@ -76,12 +60,6 @@ def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(ru
         drawn_again = sorted(Path(line).name for line in again[1].split())
         assert drawn_again == sorted(Path(line).name for line in anew[1].split())
         shutil.rmtree("again")
-
-
-def test_what_was_merged_is_not_merged_again(run: Run, drawn: str) -> None:
-    run("show", drawn, "--words", "--hide-special", "-o", "once", "-f", "npz")
-    run("show", "once", "--words", "--hide-special", "-o", "twice", "-f", "npz")
-    assert Path("once/heatmap.npz").read_bytes() == Path("twice/heatmap.npz").read_bytes()
 
 
 @pytest.mark.parametrize(

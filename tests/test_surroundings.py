@@ -9,7 +9,7 @@ import pytest
 
 from attnscope.models.catalog import list_models
 from attnscope.report.plain_text import cut
-from attnscope.studies.maps import order as heatmap_order
+from attnscope.studies.maps import study as heatmap_study
 from tests.conftest import Run
 from tests.processes import LIMIT_S
 
@@ -58,6 +58,6 @@ def test_a_file_that_ends_too_early_is_no_ctrl_c(run: Run, monkeypatch: pytest.M
     def end(*_: object) -> None:
         raise EOFError("ran out of input")
 
-    monkeypatch.setattr(heatmap_order, "study", end)
+    monkeypatch.setattr(heatmap_study, "study", end)
     status, _, err = run("heatmap", "x")
     assert status == 1 and "EOFError: ran out of input" in err

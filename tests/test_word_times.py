@@ -1,24 +1,19 @@
 """When words are spoken: alignment against transformers' own, planted attention, and the command line."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 from scipy.io import wavfile
 
 import attnscope
 from attnscope.core.senses.alignment import align_tokens, level_weights
-from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.questions.places import SpokenWord
-from attnscope.studies.maps.word_times import time_words
-from attnscope.views.maps.sounds import SpectrogramPage
+from attnscope.studies.maps.derived import time_words
 from tests.conftest import Run
 from tests.record_helpers import require_read
 from tests.senses_helpers import speech, write_whisper
@@ -100,27 +95,6 @@ def test_words_are_timed_to_a_frame(planted: Heatmap) -> None:
     assert (
         other is not None and max(abs(a.start - b.start) for a, b in zip(other.words, sound.words, strict=True)) > 0.1
     )
-
-
-def test_times_are_kept_and_drawn(planted: Heatmap, tmp_path: Path) -> None:
-    timed = time_words(planted, [(1, 2)])
-    back = attnscope.load_record(timed.save(tmp_path / "heatmap.npz"))
-    assert (back.sound.words, back.sound.followed) == (timed.sound.words, timed.sound.followed)  # type: ignore[union-attr]
-    (plain,) = planted.only([(1, 2)]).draw(tmp_path / "plain")
-    (drawn,) = timed.only([(1, 2)]).draw(tmp_path / "timed")
-    assert drawn.read_bytes() != plain.read_bytes()
-
-
-def test_words_that_begin_where_the_recording_ends_are_written_before_it() -> None:
-    record = attnscope.load_record(Path(__file__).parent / "records" / "listening.npz")
-    sound = record.sound
-    times = [(0.0, 0.1), (0.1, 0.1), (0.1, 0.6), (0.6, 0.6), (0.6, 0.6)]
-    words = tuple(SpokenWord(f"word{n}", *at, (n, n + 1)) for n, at in enumerate(times))
-    page = SpectrogramPage(replace(record, sound=replace(sound, words=words, followed=((0, 0),))), Style())
-    drawn = {text.get_text(): text for text in page.figure.findobj(Text) if re.fullmatch(r"word\d", text.get_text())}
-    assert [text.get_ha() for text in drawn.values()] == ["left", "left", "left", "right", "right"]
-    (x, y), (_, other_y) = (drawn[name].get_position() for name in ("word3", "word4"))
-    assert x < page.right and y != other_y
 
 
 def test_words_are_drawn_over_the_spectrogram(whisper: Any, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def heatmap(
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it." --words`
     """
     from attnscope.output import HOME
-    from attnscope.studies.maps.order import home_of, study
+    from attnscope.studies.maps.study import home_of, study
 
     if source.rollout:
         output = files.plan("rollout", query=maps.query, **drawing.changes())
@@ -77,19 +77,17 @@ def heatmap(
     maps = source.ask(maps)
     output = files.plan("heatmap", has_folder=True, query=maps.query, **drawing.changes())
     what = _read_input(source, reading)
-    with output.draw_ahead() as drawn_ahead:
-        expect = None if source.image or source.audio else drawn_ahead.expect
-        record = study(model.model, what, maps, model.loading, expect)
-        home = home_of(record, output.options.get("query"), output.style(record))
-        return output.deliver(record, HOME / home, drawn_ahead.draw)
+    record = study(model.model, what, maps, model.loading)
+    home = home_of(record, output.options.get("query"), output.style(record))
+    return output.deliver(record, HOME / home)
 
 
 def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> None:
     """Estimate how much of each input token reaches a position, by attention alone (Abnar & Zuidema 2020)."""
     from attnscope.senses.photos import read_photo
     from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.maps.rollout import picture_rollout
-    from attnscope.studies.maps.rollout import rollout as study
+    from attnscope.studies.maps.derived import picture_rollout
+    from attnscope.studies.maps.derived import rollout as study
 
     refuse_beside("--rollout", dataclasses.replace(maps, query=None), audio=source.audio)
     if source.image:

@@ -38,7 +38,7 @@ TALLEST_INCHES = 9.0
 """Height of a figure on a page of paper."""
 
 _NARROW_PX = 800
-_LEAST_PX = 560  # of a page with few cells
+LEAST_PX = 560  # of a page with few cells
 _MOSTLY_EMPTY = 0.6
 _SMALL_PANEL_PX = 110  # fewer panels stand side by side rather than smaller ones
 _LABELS_AT_MOST = 0.4  # of the width of a panel with its labels
@@ -160,7 +160,7 @@ class Wanted:
     largest_cell_px: float = 96
     least_cell_px: float = 1
     most_px: float = math.inf
-    least_width_px: float = _LEAST_PX
+    least_width_px: float = LEAST_PX
 
 
 @dataclass(frozen=True)

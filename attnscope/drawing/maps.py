@@ -1,22 +1,23 @@
-"""A page of maps side by side: coloured cells, the labels of their rows and columns, frames, a colour bar.
+"""A page of maps side by side: coloured cells, what stands around them, a colour bar, notes.
 
-The static part is drawn once: `MapsPage.show` puts other values on the same page. It knows nothing of models.
+Cells are pairs of tokens with labels, patches laid over a picture, or moments and stretches of text with an axis of
+numbers. The static part is drawn once: `MapsPage.show` puts other values on the same page. It knows nothing of models.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, MARK, Box, colormap
+from attnscope.drawing.cells import Pixels, Values, fit, max_pool, overlay, tint
 from attnscope.drawing.inks import is_dark
 from attnscope.drawing.lettering import Lettering, lettering_for
+from attnscope.drawing.map_figure import Axis, MapsFigure
 from attnscope.drawing.page import Page
 
 if TYPE_CHECKING:
@@ -34,74 +35,11 @@ _LARGEST_LABELLED_PX = 1000  # a map of many tokens grows up to this, then its l
 _LARGEST_SMALL_PX = 300
 _TALLEST_FEW_PX = 1116  # of one or two maps on a screen
 _NAMES_PX = 52
+_TICKS_PX = 62  # room for an axis of numbers
+_LANES, _LANE_PX = 2, 20  # rows of names above a map
+_LINE_PX = 22
 _LEAST_NUMBER = 0.005
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The labels along one side of maps.
-
-    Attributes:
-        labels: One for each row or column of cells.
-        colors: The colour of each label; empty = all black.
-        seams: Cells before which a line is drawn.
-        marked: Cells whose label is never left out.
-    """
-
-    labels: tuple[str, ...]
-    colors: tuple[str, ...] = ()
-    seams: tuple[int, ...] = ()
-    marked: tuple[int, ...] = ()
-
-    def color(self, place: int) -> str:
-        """Return the colour of a label."""
-        return self.colors[place] if self.colors else INK
-
-
-@dataclass(frozen=True, kw_only=True)
-class MapsFigure:
-    """All of a figure of maps but their values; figures that are equal share a page.
-
-    Attributes:
-        subtitle: The line below the title.
-        notes: Sentences at the foot.
-        axes: The labels at the left and those below: one pair for all maps, or one for each.
-        titles: What stands above each map; of an overview it is passed over.
-        names: Of an overview, the name of the row and of the column of each map: maps are small and have no labels.
-        framed: Rows of cells that get a frame.
-        meaning: What the colours mean.
-        cmap: The colours.
-        has_numbers: Whether a cell with enough room shows its value.
-        has_maxima: Whether each map has its largest value above it.
-        lettered: Further texts that the fonts must hold.
-    """
-
-    subtitle: str
-    notes: tuple[str, ...]
-    axes: tuple[tuple[Axis, Axis], ...]
-    titles: tuple[str, ...] = ()
-    names: tuple[tuple[str, str], ...] = ()
-    framed: tuple[int, ...] = ()
-    meaning: str = ""
-    cmap: str = "Blues"
-    has_numbers: bool = False
-    has_maxima: bool = False
-    lettered: tuple[str, ...] = ()
-
-    @property
-    def n(self) -> int:
-        """How many maps there are."""
-        return len(self.names or self.titles)
-
-    @property
-    def row_names(self) -> list[str]:
-        """The names of the rows of an overview, from above."""
-        return list(dict.fromkeys(row for row, _ in self.names))
-
-    @property
-    def column_names(self) -> list[str]:
-        """The names of the columns of an overview, from the left."""
-        return list(dict.fromkeys(column for _, column in self.names))
+_STRIP, _SPAN = "#7b8794", "#fde8d7"
 
 
 class MapsPage(Page):
@@ -109,10 +47,12 @@ class MapsPage(Page):
 
     def __init__(self, figure: MapsFigure, paper: layout.Paper) -> None:
         labels = [label for pair in figure.axes for axis in pair for label in axis.labels]
-        lettering = lettering_for([figure.subtitle, *figure.lettered, *labels], paper)
+        names = [*figure.lettered, *figure.lines, *(text for *_, text in figure.spans)]
+        lettering = lettering_for([figure.subtitle, *names, *labels], paper)
         self.content = figure
         rows, columns = zip(*figure.axes, strict=True)
         self._widest = (_widest(lettering, rows), _widest(lettering, columns))
+        self._strip_px = 0 if not figure.above else 44 if figure.beside and figure.n == 1 else 30
         self.pool, self.shape, places = self._arrange(lettering)
         super().__init__(places.width_px, lettering)
         self.places = places
@@ -124,44 +64,49 @@ class MapsPage(Page):
             self.corners = [
                 places.corners[down.index(row) * len(across) + across.index(column)] for row, column in figure.names
             ]
-        self.boxes = [self._box(number) for number in range(figure.n)]
         self._title = self.head("", figure.subtitle, zoom=self.zoom, animated=True)
-        cmap = colormap(figure.cmap)
-        self.maps = [self.image(box, cmap) for box in self.boxes]
+        self._picture_box: Box | None = None
+        self._photo = None if figure.picture is None else self._draw_picture()
+        self.boxes = [self._box(number) for number in range(figure.n)]
+        self._cmap = colormap(figure.cmap)
+        self.maps = [self.image(box, self._cmap) for box in self.boxes]
         self.frames(self.boxes)
         self._others: list[Text] | None = None
         if figure.names:
             self._name_maps()
         else:
             self._title_maps()
-        self._draw_seams()
+        self._draw_strips()
+        self._draw_marks()
         self._draw_foot()
         self._numbers = self._open_numbers() if self.number_px else []
-        self._dark = [is_dark(*cmap(value)[:3]) for value in np.linspace(0, 1, 256)]
+        self._dark = [is_dark(*self._cmap(value)[:3]) for value in np.linspace(0, 1, 256)]
 
     # Layout ---------------------------------------------------------------------------------------------------------
 
     def _arrange(self, lettering: Lettering) -> tuple[int, tuple[int, int], layout.Places]:
         """Return how many tokens share a cell in each direction, the rows and columns of cells, and all places.
 
-        Cells are pooled where the page would be too large to draw.
+        Cells with labels are pooled where the page would be too large to draw.
         """
         figure = self.content
-        tokens = [max(len(pair[side].labels) for pair in figure.axes) for side in (0, 1)]
+        tokens = [max(len(pair[side]) for pair in figure.axes) for side in (0, 1)]
         pool = 1
-        if figure.names:
+        if figure.names and figure.is_labelled:
             room = max(96, 2 * layout.MIN_WIDTH_PX // len(figure.column_names))
             pool = max(1, math.ceil(max(tokens) / room))
         while True:
             shape = (-(-tokens[0] // pool), -(-tokens[1] // pool))
             places = layout.arrange(self._wanted(shape, lettering), lettering.paper)
-            if places.width_px * (places.bottom + 200) <= layout.MOST_PX or max(shape) == 1:
+            fits = places.width_px * (places.bottom + 200) <= layout.MOST_PX
+            if fits or max(shape) == 1 or not figure.is_labelled:
                 return pool, shape, places
             pool += 1
 
     def _wanted(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
         figure = self.content
         paper = lettering.paper
+        least_width = layout.LEAST_PX if figure.is_labelled else layout.NARROWEST_PX
         if figure.names:
             size = layout.PANEL_TITLE_PX * self._name_zoom(paper) * 1.1
             names = max(lettering.width_px(name, size) for name in figure.row_names)
@@ -172,34 +117,53 @@ class MapsPage(Page):
                 around=lambda cell: layout.Around(below=8 if not paper.is_narrow else 4),
                 names_px=max(_NAMES_PX, math.ceil(names) + 20),
                 gap_px=8 if not paper.is_narrow else 4,
-                top_px=layout.HEADER_PX + 30,
+                top_px=layout.HEADER_PX + 30 + self._strip_px,
+                row_px=figure.row_px,
                 largest_px=_LARGEST_SMALL_PX,
                 largest_cell_px=_LARGEST_SMALL_PX,
+                least_cell_px=1 if figure.is_labelled else 24 / max(shape),
                 least_width_px=layout.NARROWEST_PX,
             )
-
-        def around(cell: float) -> layout.Around:
-            font = self._label_font(cell, paper)[1]
-            left = math.ceil(self._widest[0](font)) + 8
-            below = math.ceil(self._widest[1](font)) + 24
-            return layout.Around(left=left, above=layout.PANEL_HEADER_PX, below=below)
-
+        n = figure.n + (figure.picture is not None)
+        least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
         return layout.Wanted(
-            n=figure.n,
+            n=n,
             shape=shape,
-            around=around,
-            least_cell_px=max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape))),
-            most_px=_TALLEST_FEW_PX if figure.n <= 2 else math.inf,
+            columns=0 if paper.is_narrow else figure.columns,
+            around=lambda cell: self._room_around(cell, paper),
+            row_px=figure.row_px,
+            largest_px=figure.largest_px,
+            largest_cell_px=96 if figure.is_labelled else 1000,
+            least_cell_px=least_cell if figure.is_labelled else 200 / max(shape),
+            most_px=_TALLEST_FEW_PX if n <= 2 and figure.is_labelled else math.inf,
+            least_width_px=least_width,
         )
 
+    def _room_around(self, cell: float, paper: layout.Paper) -> layout.Around:
+        """Return the room around a map for labels or numbers, its title, strips, and names above it."""
+        figure = self.content
+        rows, columns = figure.axes[0]
+        font = self._label_font(figure.row_px or cell, paper)[1]
+        left = math.ceil(self._widest[0](font)) + 8 if rows.labels else _TICKS_PX if rows.ticks else 0
+        below = math.ceil(self._widest[1](font)) + 24 if columns.labels else 34 if columns.ticks else 10
+        right = self._strip_px if figure.beside else 0
+        return layout.Around(left=left, above=layout.PANEL_HEADER_PX + self._above_px, right=right, below=below)
+
+    @property
+    def _above_px(self) -> int:
+        """Room between a map and its title."""
+        return self._strip_px + (_LANES * _LANE_PX + 6 if self.content.spans else 0)
+
     def _axes(self, number: int) -> tuple[Axis, Axis]:
-        """Return the labels at the left of a map and those below."""
+        """Return what stands at the left of a map and below it."""
         axes = self.content.axes
         return axes[number] if len(axes) > 1 else axes[0]
 
     def _box(self, number: int) -> Box:
         """Return the box of a map; one that has fewer tokens than others is smaller."""
-        n_rows, n_columns = (-(-len(axis.labels) // self.pool) for axis in self._axes(number))
+        if not self.content.is_labelled:
+            return (*self.corners[number], *self.places.panel)
+        n_rows, n_columns = (-(-len(axis) // self.pool) for axis in self._axes(number))
         cell = self.places.cell[0]
         return (*self.corners[number], n_columns * cell, n_rows * cell)
 
@@ -213,12 +177,12 @@ class MapsPage(Page):
     @property
     def _has_copies(self) -> bool:
         """Whether in pixels the labels of all maps but the first are copies of its labels."""
-        return self.paper.is_screen and len(self.content.axes) == 1
+        return self.paper.is_screen and len(self.content.axes) == 1 and self.content.is_labelled
 
     @property
     def tokens_per_label(self) -> int:
         """How many tokens share a label."""
-        return self._label_font(self.places.cell[0], self.paper)[0] * self.pool
+        return self._label_font(self.places.cell[1], self.paper)[0] * self.pool
 
     @property
     def number_px(self) -> float:
@@ -240,7 +204,23 @@ class MapsPage(Page):
         figure = self.content
         names = [(row, column) for row in figure.row_names for column in figure.column_names]
         places = self.places
-        self.name_panels(names, places.corners, places.panel, places.pitch_px, size, 14 * self.zoom)
+        above = 14 * self.zoom + self._strip_px
+        self.name_panels(names, places.corners, places.panel, places.pitch_px, size, above)
+
+    def _draw_picture(self) -> Pixels:
+        """Draw the picture, which is the first panel unless maps are small; return it in the size of maps."""
+        from PIL import Image
+
+        rows, columns = self.shape
+        cell = self.paper.image_px(self.places.cell[0])
+        picture = Image.fromarray(self.content.picture.pixels)
+        pixels = np.asarray(picture.resize((columns * cell, rows * cell), Image.Resampling.LANCZOS))
+        if not self.content.names:
+            corner = self.corners.pop(0)
+            self._picture_box = (*corner, *self.places.panel)
+            self.image(self._picture_box).set_data(pixels)
+            self.entitle(corner[0], corner[1] - 12 * self.zoom, "the picture")
+        return pixels
 
     def _title_maps(self) -> None:
         """Write a title above each map, and its labels; on a screen the labels of the first are copied to the others.
@@ -249,10 +229,14 @@ class MapsPage(Page):
         """
         width, height = self.places.panel
         size = layout.PANEL_TITLE_PX * self.zoom
-        for (x, y), title in zip(self.corners, self.content.titles, strict=True):
+        above = 12 * self.zoom + self._above_px
+        for number, ((x, y), title) in enumerate(zip(self.corners, self.content.titles, strict=True)):
             if self.lettering.width_px(title, size * 1.12) > width:
                 title = title.partition(":")[0]  # the title of the page says the rest
-            self.entitle(x, y - 12 * self.zoom, self.lettering.fit(title, size * 1.12, max(width, 60)), size)
+            self.entitle(x, y - above, self.lettering.fit(title, size * 1.12, max(width, 60)), size)
+            if self.content.captions:
+                room = width - self.lettering.width_px(title, size * 1.2) - 10
+                self._write_caption(x + width, y - above, self.content.captions[number], room)
         self._label(0)
         if not self._has_copies:
             self.label_all()
@@ -265,25 +249,41 @@ class MapsPage(Page):
         for dx, dy, wide, tall in (beside, under):
             self.copy((x + dx, y + dy, wide, tall), [(x + dx, y + dy) for x, y in self.corners[1:]])
 
+    def _write_caption(self, right: float, y: float, facts: Sequence[str], room: float) -> None:
+        """Write as many facts as have room, flush right."""
+        for n in range(len(facts), 0, -1):
+            text = " · ".join(facts[:n])
+            if self.lettering.width_px(text, layout.CAPTION_PX) <= room:
+                self.write(right, y, text, layout.CAPTION_PX, ha="right", color=FAINT)
+                return
+
     def _label(self, number: int) -> list[Text]:
-        """Write the labels of a map: those of rows at its left, those of columns below."""
-        x, y, _, height = self.boxes[number]
+        """Write what stands at the left of a map and below it: labels, or numbers."""
+        x, y, width, height = self.boxes[number]
         rows, columns = self._axes(number)
-        cell = self.places.cell[0]
-        font = self._label_font(cell, self.paper)[1]
+        wide, tall = self.places.cell
+        font = self._label_font(tall, self.paper)[1]
         texts = []
         room = max(self.places.around.left - 8, 1.0) + 0.5
         for place in _labelled(rows, self.tokens_per_label):
             label = self.lettering.fit(rows.labels[place], font, room)
-            middle = y + (place // self.pool + 0.5) * cell
+            middle = y + (place // self.pool + 0.5) * tall
             color = rows.color(place)
             texts.append(self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color))
         below = y + height + 5
         for place in _labelled(columns, self.tokens_per_label):
             label = self.lettering.fit(columns.labels[place], font, LABEL_ROOM_EM * font + 0.5)
-            middle = x + (place // self.pool + 0.5) * cell
+            middle = x + (place // self.pool + 0.5) * wide
             color = columns.color(place)
             texts.append(self.write(middle, below, label, font, ha="center", va="top", rotation=90, color=color))
+        size = layout.CAPTION_PX
+        for share, text in rows.ticks:
+            self.lines([[(x - 5, y + share * height), (x - 1, y + share * height)]])
+            texts.append(self.write(x - 8, y + share * height, text, size, ha="right", color=FAINT))
+        longest = max((text for _, text in columns.ticks), key=len, default="")
+        for share, text in columns.ticks[:: self.label_step(longest, size, width / max(1, len(columns.ticks)))]:
+            self.lines([[(x + share * width, below - 4), (x + share * width, below)]])
+            texts.append(self.write(x + share * width, below + 9, text, size, ha="center", color=FAINT))
         return texts
 
     def label_all(self) -> None:
@@ -294,41 +294,96 @@ class MapsPage(Page):
         for text in self._others:
             text.set_visible(True)
 
-    def _draw_seams(self) -> None:
-        """Draw lines where another text begins, and frames around rows."""
-        tall = self.places.cell[1]
-        cell = tall / self.pool
+    def _draw_strips(self) -> None:
+        """Draw numbers along the upper and the right side of maps as strips, with a dashed line at a level."""
+        figure = self.content
+        reach = self._strip_px - 4
+        strips: list[Box] = []
+        levels = []
+        for number, (x, y, width, height) in enumerate(self.boxes):
+            if number < len(figure.above) or (len(figure.above) == 1 and y == self.boxes[0][1]):
+                numbers = fit(np.array([figure.above[min(number, len(figure.above) - 1)]]), (width, 1))[0]
+                wide = width / len(numbers)
+                strips += [(x + n * wide, y - 4 - size * reach, wide, size * reach) for n, size in enumerate(numbers)]
+                levels.append([(x, y - 4 - figure.level * reach), (x + width, y - 4 - figure.level * reach)])
+            if figure.beside:
+                numbers = fit(np.array([figure.beside[number]]), (height, 1))[0]
+                tall = height / len(numbers)
+                strips += [(x + width + 4, y + n * tall, size * reach, tall) for n, size in enumerate(numbers)]
+        self.fill(strips, [_STRIP])
+        if figure.level:
+            self.lines(levels, color=FAINT, linestyles="dashed", width_px=0.8)
+
+    def _draw_marks(self) -> None:
+        """Draw lines where another text begins, frames, and what is written over maps."""
+        wide, tall = self._per_token()
         lines: list[list[tuple[float, float]]] = []
         framed: list[Box] = []
         for number, (x, y, width, height) in enumerate(self.boxes):
             rows, columns = self._axes(number)
-            lines += [[(x, y + at * cell), (x + width, y + at * cell)] for at in rows.seams]
-            lines += [[(x + at * cell, y), (x + at * cell, y + height)] for at in columns.seams]
-            framed += [(x, y + row // self.pool * tall, width, tall) for row in self.content.framed]
+            lines += [[(x, y + at * tall), (x + width, y + at * tall)] for at in rows.seams]
+            lines += [[(x + at * wide, y), (x + at * wide, y + height)] for at in columns.seams]
+            self._draw_spans(x, y, wide)
+        for x, y, *_ in [*self.boxes, *([] if self._picture_box is None else [self._picture_box])]:
+            for left, top, right, bottom in self.content.boxes:
+                framed.append((x + left * wide, y + top * tall, (right - left) * wide, (bottom - top) * tall))
         if lines:
             self.lines(lines, color=SEAM, animated=True)
         if framed:
-            self.outline(framed, MARK, 2.0 * self.zoom, animated=True)
+            self.outline(framed, MARK, (1.0 if self.content.row_px else 2.0) * self.zoom, animated=True)
+
+    def _per_token(self) -> tuple[float, float]:
+        """Return the width and height that a token has on the maps."""
+        if self.content.is_labelled:
+            return self.places.cell[0] / self.pool, self.places.cell[1] / self.pool
+        rows, columns = self.content.axes[0]
+        return self.places.panel[0] / len(columns), self.places.panel[1] / len(rows)
+
+    def _draw_spans(self, x: float, y: float, wide: float) -> None:
+        """Draw names above a map, each over its columns, in the first lane that is free; else without letters."""
+        lanes = [0.0] * _LANES
+        bands: list[Box] = []
+        for first, last, text in self.content.spans:
+            left = x + first * wide
+            needed = self.lettering.width_px(text, layout.CAPTION_PX) + 12
+            text_left = min(left, self.width_px - needed - 4)
+            lane = next((lane for lane, end in enumerate(lanes) if end <= text_left), None)
+            top = y - 4 - ((lane or 0) + 1) * _LANE_PX
+            bands.append((left, top, max(1.0, (last - first) * wide), _LANE_PX - 3))
+            if lane is not None:
+                lanes[lane] = max(text_left + needed, x + last * wide)
+                self.write(text_left + 4, top + _LANE_PX / 2 - 1, text, layout.CAPTION_PX, ha="left")
+        self.fill(bands, [_SPAN])
 
     def _draw_foot(self) -> None:
-        """Draw the colour bar and write the notes, and end the page."""
-        notes = [*self.content.notes, *self.lettering.notes]
-        if self.tokens_per_label > 1 and not self.content.names:
+        """Write the lines of text below the maps, draw the colour bar and write the notes, and end the page."""
+        figure = self.content
+        bottom = float(self.places.bottom)
+        room = self.width_px - 2 * layout.MARGIN_PX
+        for line in figure.lines:
+            text = self.lettering.fit(line, layout.CAPTION_PX, room)
+            self.write(layout.MARGIN_PX, bottom + _LINE_PX / 2, text, layout.CAPTION_PX, ha="left")
+            bottom += _LINE_PX
+        notes = [*figure.notes, *self.lettering.notes]
+        if figure.is_labelled and self.tokens_per_label > 1 and not figure.names:
             notes.append(f"one label for {self.tokens_per_label} tokens")
         if self.pool > 1:
             notes.append(f"a cell shows the largest weight of {self.pool} × {self.pool} tokens")
+        shared = max(math.ceil(n / size) for n, size in zip(self.shape[::-1], self.places.panel, strict=True))
+        if shared > 1:
+            notes.append(f"a pixel shows the largest of up to {shared} × {shared} cells")
         if self.number_px:
             notes.append("cells without a number: less than 0.005")
-        cmap = colormap(self.content.cmap)
-        self.bar = self.end_with_bar(self.places.bottom, cmap, self.content.meaning, notes, self.zoom)
+        cmap = None if self._photo is not None else self._cmap
+        self.bar = self.end_with_bar(bottom, cmap, figure.meaning, notes, self.zoom)
+        if self._photo is not None:  # its colours as they are over bright and over dark parts
+            ramp = self._cmap(np.linspace(0, 1, 256))[None, :, :3].repeat(2, 0)
+            self.image(self.bar).set_data(tint(ramp, np.array([[1.0], [0.0]]).repeat(256, 1)))
+            self.frames([self.bar])
         x, y, _, height = self.bar
         below = y + height + 12 * self.zoom
         size = layout.CAPTION_PX * self.zoom
         self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(11)]
-        self._maxima = [
-            self.write(x + self.places.panel[0], y - 12 * self.zoom, "", size, ha="right", color=FAINT, animated=True)
-            for x, y in (self.corners if self.content.has_maxima and not self.content.names else ())
-        ]
 
     def _open_numbers(self) -> list[Text]:
         x, y = self.corners[0]
@@ -343,7 +398,7 @@ class MapsPage(Page):
     def show(
         self,
         title: str,
-        values: Sequence[NDArray[np.float32]],
+        values: Sequence[Values],
         limits: Sequence[tuple[float, float]],
         bar: tuple[float, float],
         ticks: dict[float, str],
@@ -352,28 +407,37 @@ class MapsPage(Page):
 
         Args:
             title: The title of the page.
-            values: Cells of each map, (row, column), pooled already; NaN has no colour.
+            values: Cells of each map, (row, column), pooled if they are signed; NaN has no colour.
             limits: The values of the first and last colour of each map.
             bar: The ends of the colour bar.
             ticks: Its numbers, and how they are written.
         """
         room = self.width_px - 2 * layout.MARGIN_PX
         self._title.set_text(self.lettering.fit(title, self.title_px(self.zoom) * 1.1, room))
-        for image, cells, ends in zip(self.maps, values, limits, strict=True):
-            self.set_cells(image, cells, ends)
-        for text, cells in zip(self._maxima, values, strict=False):
-            text.set_text(f"max {cells[np.isfinite(cells)].max(initial=0.0):.2f}")
+        shown = [self._fit(cells, number) for number, cells in enumerate(values)]
+        for image, cells, ends in zip(self.maps, shown, limits, strict=True):
+            if self._photo is not None:
+                image.set_data(overlay(self._photo, cells, self._cmap, ends[1]))
+            else:
+                self.set_cells(image, cells, ends)
         x, _, width, _ = self.bar
         placed = list(ticks.items())
         for number, text in enumerate(self._ticks):
             tick, written = placed[number] if number < len(placed) else (bar[0], "")
             text.set_text(written)
             text.set_x(x + width * (tick - bar[0]) / ((bar[1] - bar[0]) or 1.0))
-        for text, weight in zip(self._numbers, values[0].ravel() if self._numbers else (), strict=True):
+        for text, weight in zip(self._numbers, shown[0].ravel() if self._numbers else (), strict=True):
             low, high = limits[0]
             share = min(1.0, max(0.0, (float(weight) - low) / ((high - low) or 1.0)))
             text.set_text(f"{weight:.2f}" if weight >= _LEAST_NUMBER else "")
             text.set_color("white" if self._dark[round(share * 255)] else INK)
+
+    def _fit(self, values: Values, number: int) -> Values:
+        """Return the cells of a map as there is room for them, each the largest of those that share one."""
+        rows, columns = self._axes(number)
+        if not self.content.is_labelled:
+            return fit(values, self.places.panel)
+        return max_pool(values, self.pool) if values.shape == (len(rows), len(columns)) else values
 
     def vector(self, kind: str) -> bytes:
         """Return the figure as it stands now as SVG or PDF, where every label is text."""
@@ -396,5 +460,5 @@ def _labelled(axis: Axis, step: int) -> list[int]:
 def _widest(lettering: Lettering, axes: Sequence[Axis]) -> Callable[[float], float]:
     """Return the width of the widest label by font size; it is bounded, as labels are cut."""
     labels = {label for axis in axes for label in axis.labels}
-    at_100 = max(lettering.width_px(lettering.spell(label), 100.0) for label in labels)
+    at_100 = max((lettering.width_px(lettering.spell(label), 100.0) for label in labels), default=0.0)
     return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size

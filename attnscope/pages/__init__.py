@@ -144,8 +144,8 @@ def _map_of_cells(pooled: PooledMap) -> AttentionMap:
     queries = _cell_tokens(pooled.queries, pooled.query_cell)
     is_square = pooled.kind != "cross" and pooled.key_cell == pooled.query_cell
     keys = queries if is_square else _cell_tokens(pooled.keys, pooled.key_cell)
-    sizes = pooled.n_layers, pooled.n_heads, pooled.n_kv_heads
-    return AttentionMap(pooled.kind, pooled.layers, pooled.heads, pooled.cells, queries, keys, *sizes)
+    same = {name: getattr(pooled, name) for name in ("kind", "layers", "heads", "n_layers", "n_heads", "n_kv_heads")}
+    return AttentionMap(**same, weights=pooled.cells, queries=queries, keys=keys)
 
 
 def _cell_tokens(tokens: Tokens, size: int) -> Tokens:
@@ -174,8 +174,16 @@ def _text_of_heads(comparison: Comparison, side: str) -> Heatmap:
     block = np.full((len(layers), len(heads), len(text), len(text)), np.nan, np.float32)
     for (layer, head), of_head in zip(picked, weights, strict=True):
         block[layers.index(layer), heads.index(head)] = of_head
-    sizes = max(layers) + 1, max(heads) + 1, max(heads) + 1
-    kind = table["kind"].tolist()[0]
-    attention = AttentionMap(kind, tuple(layers), tuple(heads), block, text, text, *sizes)
+    attention = AttentionMap(
+        kind=table["kind"].tolist()[0],
+        layers=tuple(layers),
+        heads=tuple(heads),
+        weights=block,
+        queries=text,
+        keys=text,
+        n_layers=max(layers) + 1,
+        n_heads=max(heads) + 1,
+        n_kv_heads=max(heads) + 1,
+    )
     changes = ("hide_special",) if comparison.hides_special else ()
     return Heatmap(text.text, (attention,), comparison.run, picked, changes)

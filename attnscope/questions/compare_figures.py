@@ -14,17 +14,18 @@ from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, Box, Number, colormap, wrap_lines
 from attnscope.drawing.inks import hex_of, ink_on
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.maps import LABEL_ROOM_EM, MapsFigure, MapsPage
+from attnscope.drawing.map_figure import MapsFigure
+from attnscope.drawing.maps import LABEL_ROOM_EM, MapsPage
 from attnscope.drawing.page import Page
 from attnscope.drawing.plots import spread
 from attnscope.errors import amount
 from attnscope.questions.distances import distance_line
+from attnscope.questions.heatmap_sheets import axis_of
 from attnscope.report.blocks import Report
 from attnscope.report.numbers import digits
 from attnscope.report.role_marks import UNCLASSIFIED, Mark, marks_for
 from attnscope.report.wording import label
 from attnscope.results.table import Floats
-from attnscope.views.maps.figures import axis_of
 
 if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison

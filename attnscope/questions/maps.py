@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -28,6 +28,8 @@ KINDS = ("encoder", "decoder", "cross")
 ROLLOUT = "rollout"
 """The kind of maps that follow tokens through layers, which is none of the model's own."""
 
+_PART = ("first_query", "first_key", "whole_queries", "whole_keys")
+
 MAP_TABLES: Mapping[str, Any] = {
     "maps": (
         text("kind", "kind of attention: encoder, decoder, cross or rollout"),
@@ -46,14 +48,27 @@ MAP_TABLES: Mapping[str, Any] = {
 """The columns of the tables that every result of maps has."""
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeadMaps:
-    """The maps of the heads of one kind of attention; those of a layer and head lie at its place in `layers`, `heads`.
+    """The maps of the heads of one kind of attention; those of a head lie at its place in `layers` and `heads`.
 
     Attributes:
-        ARRAYS: The names of its arrays, (layer, head, ...), that of the maps first.
+        ARRAYS: The names of its arrays, (layer, head, ...), that of the maps first. NaN where a layer has no such head.
+        kind: "encoder", "decoder" (its own), or "cross" (a decoder's on the encoder).
+        layers: Numbers of the layers in the arrays, from 0.
+        heads: Numbers of the heads in the arrays, from 0.
+        queries: The tokens that attend, row by row.
+        keys: The tokens that are attended to, column by column; `queries` itself but for cross-attention.
+        n_layers: How many layers of this kind the model has.
+        n_heads: How many heads a layer has (the most, where layers differ).
+        n_kv_heads: How many key/value heads a layer has; fewer than n_heads where query heads share them.
+        part: Of which map this is a part: (first query, first key, queries of the whole, keys of the whole); None = it
+            is the whole.
+        head_names: What stands in the place of heads is called, such as "mean attention"; empty = they are heads.
     """
 
     ARRAYS: ClassVar[tuple[str, ...]]
+
     kind: str
     layers: tuple[int, ...]
     heads: tuple[int, ...]
@@ -64,6 +79,17 @@ class HeadMaps:
     n_kv_heads: int
     part: tuple[int, int, int, int] | None = None
     head_names: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The maps: weights, (layer, head, query, key), or cells, (layer, head, row, column)."""
+        values: NDArray[np.float32] = getattr(self, self.ARRAYS[0])
+        return values
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """Which query and which key of the whole map come first."""
+        return (0, 0) if self.part is None else self.part[:2]
 
     def head_name(self, head: int) -> str:
         """Return what a head is called, such as H1."""
@@ -93,7 +119,7 @@ class HeadMaps:
 
     def of(self, layer: int, head: int) -> NDArray[np.float32]:
         """Return the map of one head: weights, (query, key), or cells, (row, column)."""
-        weights: NDArray[np.float32] = getattr(self, self.ARRAYS[0])[self.place(layer, head)]
+        weights: NDArray[np.float32] = self.values[self.place(layer, head)]
         return weights
 
     def exists(self, layer: int, head: int) -> bool:
@@ -102,100 +128,79 @@ class HeadMaps:
 
     def tables(self) -> dict[str, Table]:
         """Return its tables, by name."""
-        names = self.head_names or ("",) * len(self.heads)
         heads = Table.of_arrays(
             MAP_TABLES["heads"],
             kind=[self.kind] * len(self.pairs),
             layer=[layer for layer, _ in self.pairs],
             head=[head for _, head in self.pairs],
-            name=names * len(self.layers),
+            name=(self.head_names or ("",) * len(self.heads)) * len(self.layers),
         )
         return {"heads": heads, "queries": tokens_table(self.queries), "keys": tokens_table(self.keys)}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return its arrays by name, along the rows of its table of heads."""
-        arrays: dict[str, NDArray[Any]] = {}
-        for name in self.ARRAYS:
-            values = getattr(self, name)
-            arrays[name] = values.reshape(-1, *values.shape[2:])
-        return arrays
+        arrays = {name: getattr(self, name) for name in self.ARRAYS}
+        return {name: values.reshape(-1, *values.shape[2:]) for name, values in arrays.items()}
+
+    def numbers(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return its row of the table of maps, which has columns of these names."""
+        part = dict(zip(_PART, self.part or (-1, -1, -1, -1), strict=True))
+        return {name: part[name] if name in part else getattr(self, name) for name in names}
 
     @classmethod
-    def rebuild(cls, described: Mapping[str, Any], tables: Mapping[str, Table], arrays: Mapping[str, Any]) -> Self:
+    def rebuild(
+        cls, row: dict[str, Any], texts: Any, tables: Mapping[str, Table], arrays: Mapping[str, NDArray[Any]]
+    ) -> Self:
         """Return the maps of one kind.
 
         Args:
-            described: Its row of the table of maps, and the `texts` of queries and keys.
+            row: Its row of the table of maps.
+            texts: The text and the pair of its queries, and those of its keys.
             tables: Its tables, by name.
             arrays: Its arrays, by name.
         """
         heads = tables["heads"]
         layers = tuple(dict.fromkeys(heads["layer"].tolist()))
         numbers = tuple(dict.fromkeys(heads["head"].tolist()))
-        queries, keys = (
-            tokens_of(tables[side], *texts) for side, texts in zip(("queries", "keys"), described["texts"], strict=True)
-        )
-        part = tuple(described[name] for name in ("first_query", "first_key", "whole_queries", "whole_keys"))
         names = tuple(heads["name"][: len(numbers)].tolist())
-        shape = (len(layers), len(numbers))
-        known: dict[str, Any] = {
-            "kind": described["kind"],
-            "layers": layers,
-            "heads": numbers,
-            "queries": queries,
-            "keys": keys if described["kind"] == "cross" or part[0] >= 0 else queries,
-            "n_layers": described["n_layers"],
-            "n_heads": described["n_heads"],
-            "n_kv_heads": described["n_kv_heads"],
-        }
+        queries, keys = (tokens_of(tables[side], *texts[i]) for i, side in enumerate(("queries", "keys")))
+        part = tuple(row.pop(name) for name in _PART)
+        is_part = part[0] >= 0
+        laid = {}
         for name in cls.ARRAYS:
-            values = arrays[name]
-            dtype = np.float32 if values.dtype.kind == "f" else np.int32
-            known[name] = values.astype(dtype, copy=False).reshape(*shape, *values.shape[1:])
-        if part[0] >= 0:
-            known["part"] = part
-        if any(names):
-            known["head_names"] = names
-        return cls(**known, **cls.more(described))
-
-    @classmethod
-    def more(cls, described: Mapping[str, Any]) -> dict[str, Any]:
-        """Return further fields of it, from its row of the table of maps."""
-        return {}
-
-    def row(self) -> dict[str, Any]:
-        """Return its row of the table of maps."""
-        first_query, first_key, whole_queries, whole_keys = self.part or (-1, -1, -1, -1)
-        return {
-            "kind": self.kind,
-            "n_layers": self.n_layers,
-            "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads,
-            "first_query": first_query,
-            "first_key": first_key,
-            "whole_queries": whole_queries,
-            "whole_keys": whole_keys,
-        }
+            values = arrays[name].astype(np.float32 if arrays[name].dtype.kind == "f" else np.int32, copy=False)
+            laid[name] = values.reshape(len(layers), len(numbers), *values.shape[1:])
+        return cls(
+            **row,
+            layers=layers,
+            heads=numbers,
+            queries=queries,
+            keys=keys if row["kind"] == "cross" or is_part else queries,
+            part=part if is_part else None,  # type: ignore[arg-type]  # four numbers
+            head_names=names if any(names) else (),
+            **laid,
+        )
 
     def __repr__(self) -> str:
-        shape = getattr(self, self.ARRAYS[0]).shape
+        shape = self.values.shape
         return f"{type(self).__name__}({self.kind}, layers {spans(self.layers)}, heads {spans(self.heads)}, {shape})"
 
 
 M = TypeVar("M", bound=HeadMaps)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class MapsResult(Record, Generic[M]):
-    """Maps of heads on one text.
+    """What every chosen head of a model attends to on one text.
 
     Attributes:
         STORED: Its tables and arrays, as files keep them.
         MAPS: The class of its maps.
         FIELDS: Names of further fields that are plain JSON values.
         text: The text as given.
-        maps: The attention, one map per kind.
+        maps: The attention, one map per kind: one for encoders and for decoders; encoder, decoder and cross for both.
         run: What made it: model, sha256, engine, versions, dtype, device, notes. Plain JSON values.
-        picked: Single heads that were asked for, (layer, head); None = all in the maps.
+        picked: Single heads that were asked for, as (layer, head); None = all in the maps.
     """
 
     STORED: ClassVar[type[Result]]
@@ -205,7 +210,7 @@ class MapsResult(Record, Generic[M]):
     text: str
     maps: tuple[M, ...]
     run: Mapping[str, Any]
-    picked: tuple[tuple[int, int], ...] | None
+    picked: tuple[tuple[int, int], ...] | None = None
 
     # Heads
 
@@ -225,7 +230,7 @@ class MapsResult(Record, Generic[M]):
         for layer, head in picked:
             if not any(attention.exists(layer, head) for attention in self.maps):
                 self.maps[0].place(layer, head)
-        return replace(self, picked=tuple(dict.fromkeys(picked)))  # type: ignore[type-var]  # a dataclass
+        return replace(self, picked=tuple(dict.fromkeys(picked)))
 
     def block(self, layers: Collection[int], heads: Collection[int]) -> Self:
         """Return the same with these layers and heads alone; maps that have none of them go, and no head is picked.
@@ -242,10 +247,10 @@ class MapsResult(Record, Generic[M]):
             cut: dict[str, Any] = {name: getattr(attention, name)[np.ix_(rows, columns)] for name in attention.ARRAYS}
             cut["layers"] = tuple(attention.layers[row] for row in rows)
             cut["heads"] = tuple(attention.heads[column] for column in columns)
-            maps.append(replace(attention, **cut))  # type: ignore[type-var]  # a dataclass
+            maps.append(replace(attention, **cut))
         if not maps:
             self.maps[0].place(min(layers, default=-1), min(heads, default=-1))
-        return replace(self, maps=tuple(maps), picked=None)  # type: ignore[type-var]  # a dataclass
+        return replace(self, maps=tuple(maps), picked=None)
 
     def map(self, kind: str | None = None) -> M:
         """Return the map of a kind of attention: "encoder", "decoder" or "cross"; None = the first.
@@ -279,39 +284,29 @@ class MapsResult(Record, Generic[M]):
 
     # Tables
 
+    def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return tables, arrays and options beside those of the maps."""
+        return {}, {}, {}
+
+    @classmethod
+    def read_more(cls, stored: Result) -> dict[str, Any]:
+        """Return the fields that `more_parts` were made of."""
+        return {}
+
     @cached_property
     def _stored(self) -> Result:
         """All of it as tables and arrays."""
-        tables = {"maps": Table.of(self.STORED.TABLES["maps"], [attention.row() for attention in self.maps])}
-        arrays: dict[str, NDArray[Any]] = {}
-        texts = []
+        columns = self.STORED.TABLES["maps"]
+        names = [column.name for column in columns]
+        tables, arrays, options = self.more_parts()
+        tables["maps"] = Table.of(columns, [attention.numbers(names) for attention in self.maps])
         for number, attention in enumerate(self.maps):
             kind = f":{attention.kind}" if number else ""
             tables |= {f"{name}{kind}": table for name, table in attention.tables().items()}
             arrays |= {f"{name}{kind}": array for name, array in attention.arrays().items()}
-            texts.append([[side.text, side.pair] for side in (attention.queries, attention.keys)])
-        options = {"text": self.text, "texts": texts, "picked": self.picked}
-        options |= {name: getattr(self, name) for name in self.FIELDS}
-        tables |= self.more_tables()
-        arrays |= self.more_arrays()
-        return self.STORED(self.run, {}, {**options, **self.more_options()}, tables, arrays)
-
-    def more_tables(self) -> dict[str, Table]:
-        """Return further tables than those of the maps."""
-        return {}
-
-    def more_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return further arrays than those of the maps."""
-        return {}
-
-    def more_options(self) -> dict[str, Any]:
-        """Return what describes these."""
-        return {}
-
-    @classmethod
-    def read_more(cls, stored: Result) -> dict[str, Any]:
-        """Return the fields that `more_tables`, `more_arrays` and `more_options` were made of."""
-        return {}
+        options |= {name: getattr(self, name) for name in ("text", "picked", *self.FIELDS)}
+        options["texts"] = [[[side.text, side.pair] for side in (m.queries, m.keys)] for m in self.maps]
+        return self.STORED(self.run, {}, options, tables, arrays)
 
     def __getitem__(self, name: str) -> Any:
         """Return a table or an array by its name in files, such as "heads", "queries:cross" or "weights"."""
@@ -323,7 +318,7 @@ class MapsResult(Record, Generic[M]):
 
     def describe(self) -> dict[str, Any]:
         """Return all but the values of columns and arrays, the schema first."""
-        return self._stored.describe()
+        return {**self._stored.describe(), "schema": self.SCHEMA}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the values of columns as "table/column", and arrays by their names."""
@@ -338,30 +333,27 @@ class MapsResult(Record, Generic[M]):
         maps = []
         for number, row in enumerate(_dicts(stored.table("maps"))):
             kind = f":{row['kind']}" if number else ""
-            of_map = {**row, "texts": options["texts"][number]}
             tables = {name: stored.tables[f"{name}{kind}"] for name in ("heads", "queries", "keys")}
             arrays = {name: stored.grids[f"{name}{kind}"] for name in cls.MAPS.ARRAYS}
-            maps.append(cls.MAPS.rebuild(of_map, tables, arrays))
+            maps.append(cls.MAPS.rebuild(row, options["texts"][number], tables, arrays))
         picked = options["picked"]
-        more = {name: _frozen(options[name]) for name in cls.FIELDS}
-        return cls(  # type: ignore[call-arg]  # a dataclass
+        return cls(
             text=str(options["text"]),
             maps=tuple(maps),
             run=stored.run,
             picked=None if picked is None else tuple((int(layer), int(head)) for layer, head in picked),
-            **more,
+            **{name: freeze(options[name]) for name in cls.FIELDS},
             **cls.read_more(stored),
         )
 
     def require_whole(self) -> None:
         """Refuse a result that has no maps, or shows none of its heads."""
-        if not self.maps:
-            raise ValueError("its maps are empty")
-        if len({attention.kind for attention in self.maps}) < len(self.maps):
-            raise ValueError("two of its maps are the same")
-        for attention in self.maps:
-            if attention.kind not in (*KINDS, ROLLOUT):
-                raise ValueError(f"its kind is {attention.kind[:40]!r}, not one of {', '.join(KINDS)}")
+        kinds = [attention.kind for attention in self.maps]
+        if not kinds or len({*kinds}) < len(kinds):
+            raise ValueError("its maps are empty" if not kinds else "two of its maps are the same")
+        for kind in kinds:
+            if kind not in (*KINDS, ROLLOUT):
+                raise ValueError(f"its kind is {kind[:40]!r}, not one of {', '.join(KINDS)}")
         if self.picked is not None and not any(self.chosen(attention) for attention in self.maps):
             raise ValueError("it shows none of its heads")
 
@@ -394,33 +386,27 @@ class MapsResult(Record, Generic[M]):
         return png
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{m.kind} {getattr(m, m.ARRAYS[0]).shape}" for m in self.maps)
+        shapes = ", ".join(f"{m.kind} {m.values.shape}" for m in self.maps)
         return f"{type(self).__name__}({self.run.get('model')!r} on {self.text[:40]!r}: {shapes})"
 
 
 def _dicts(table: Table) -> Iterator[dict[str, Any]]:
     """Return the rows of a table, each by column."""
     header, *rows = table.rows()
-    for row in rows:
-        yield dict(zip(header, row, strict=True))
+    return (dict(zip(header, row, strict=True)) for row in rows)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def freeze(value: Any) -> Any:
+    """Return what JSON holds, with tuples for lists."""
+    return tuple(map(freeze, value)) if isinstance(value, list) else value
 
 
 def spans(numbers: Sequence[int]) -> str:
     """Return numbers as people write them: (0, 1, 2, 5) is "0-2,5"."""
-    parts: list[str] = []
-    start = previous = None
-    for number in [*sorted(set(numbers)), None]:
-        if previous is not None and number != previous + 1:
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = number
-        elif previous is None:
-            start = number
-        previous = number
-    return ",".join(parts)
+    ordered = np.unique(np.array(numbers, np.int64))
+    stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    ends = [(int(part[0]), int(part[-1])) for part in stretches if len(part)]
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def choose_heads(
@@ -429,33 +415,29 @@ def choose_heads(
     layers: Collection[int] | None,
     heads: Collection[int] | None,
 ) -> Any:
-    """Return a record that shows single heads, or those of some layers, or these heads of each; None = all."""
+    """Return a record that shows single heads, or those of some layers, or these heads of each; None = all.
+
+    Raises:
+        AttnscopeError: It does not hold them.
+    """
     if pick is not None:
         return record.only(pick)
     if layers is None and heads is None:
         return record
     maps = getattr(record, "maps", None)
-    if maps is None and hasattr(record, "table"):
+    if maps is not None:
+        known = [pair for attention in maps for pair in attention.pairs]
+    elif hasattr(record, "table"):
         table = record.table("heads")
         known = list(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
-    elif maps is None:
-        known = [(head.layer, head.head) for head in record.heads]
     else:
-        known = [pair for attention in maps for pair in attention.pairs]
-    layers = _require_known("layer", layers, {layer for layer, _ in known})
-    heads = _require_known("head", heads, {head for _, head in known})
+        known = [(head.layer, head.head) for head in record.heads]
+    chosen = []
+    for what, wanted, held in zip(("layer", "head"), (layers, heads), map(set, zip(*known, strict=True)), strict=True):
+        beyond = sorted({*(wanted or ())} - held)
+        if beyond:
+            raise AttnscopeError(f"there is no {what} {beyond[0]} in this record", f"it holds {what}s {spans([*held])}")
+        chosen.append(held if wanted is None else wanted)
     if maps is not None:
-        return record.block(layers, heads)
-    return record.only([pair for pair in dict.fromkeys(known) if pair[0] in layers and pair[1] in heads])
-
-
-def _require_known(what: str, wanted: Collection[int] | None, have: set[int]) -> Collection[int]:
-    """Return the layers or heads that are wanted, all for None.
-
-    Raises:
-        AttnscopeError: One of them is not in the record.
-    """
-    beyond = sorted({*(wanted or ())} - have)
-    if beyond:
-        raise AttnscopeError(f"there is no {what} {beyond[0]} in this record", f"it holds {what}s {spans([*have])}")
-    return have if wanted is None else wanted
+        return record.block(*chosen)
+    return record.only([pair for pair in dict.fromkeys(known) if pair[0] in chosen[0] and pair[1] in chosen[1]])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,26 +76,7 @@ class Picture:
 
     def describe(self) -> dict[str, Any]:
         """Return all but its arrays, as plain JSON values."""
-        described: dict[str, Any] = {"grid": list(self.grid), "source": self.source, "size": list(self.size)}
-        return described if self.area is None else {**described, "area": list(self.area)}
-
-    @classmethod
-    def rebuild(cls, described: Mapping[str, Any], pixels: Any, cells: Any = None) -> Self:
-        """Return the picture that `describe` was made of; what is damaged raises anything."""
-        rows, columns = map(int, described["grid"])
-        width, height = map(int, described["size"])
-        area = described.get("area")
-        covered = None if area is None else tuple(map(float, area))
-        picture = cls(
-            pixels=pixels.astype(np.uint8),
-            grid=(rows, columns),
-            source=str(described["source"]),
-            size=(width, height),
-            cells=None if cells is None else cells.astype(np.int32),
-            area=covered,  # type: ignore[arg-type]  # four numbers
-        )
-        picture.require_whole()
-        return picture
+        return {name: getattr(self, name) for name in ("grid", "source", "size", "area")}
 
     def require_whole(self) -> None:
         """Refuse pixels that are not whole patches."""
@@ -170,39 +151,24 @@ class Sound:
         """What it is, in one line."""
         return (
             f"{self.source}: {self.seconds:.2f} s, {amount(len(self.envelope), 'frame')} of "
-            f"{self.seconds_per_frame:g} s; "
-            f"the model listens for {self.window_seconds:g} s"
+            f"{self.seconds_per_frame:g} s; the model listens for {self.window_seconds:g} s"
         )
 
     def describe(self) -> dict[str, Any]:
         """Return all but its arrays and words, as plain JSON values."""
-        names = ("seconds_per_frame", "seconds", "window_seconds", "source")
+        names = ("seconds_per_frame", "seconds", "window_seconds", "source", "followed")
         described: dict[str, Any] = {name: getattr(self, name) for name in names}
-        described["followed"] = [list(pair) for pair in self.followed]
         if self.spectrogram is not None:
-            described["hertz"] = list(self.spectrogram.hertz)
-            described["decibels"] = self.spectrogram.decibels
+            described |= {"hertz": self.spectrogram.hertz, "decibels": self.spectrogram.decibels}
         return described
 
     @classmethod
-    def rebuild(cls, described: Mapping[str, Any], envelope: Any, levels: Any, words: tuple[SpokenWord, ...]) -> Self:
+    def rebuild(cls, described: Mapping[str, Any], envelope: Any, levels: Any, words: tuple[SpokenWord, ...]) -> Sound:
         """Return the sound that `describe` was made of; what is damaged raises anything."""
-        spectrogram = None
-        if levels is not None:
-            hertz = tuple(map(float, described["hertz"]))
-            spectrogram = Spectrogram(levels.astype(np.uint8), hertz, float(described["decibels"]))
-        sound = cls(
-            envelope=envelope,
-            seconds_per_frame=float(described["seconds_per_frame"]),
-            seconds=float(described["seconds"]),
-            window_seconds=float(described["window_seconds"]),
-            source=str(described["source"]),
-            words=words,
-            followed=tuple((int(layer), int(head)) for layer, head in described["followed"]),
-            spectrogram=spectrogram,
-        )
-        sound.require_whole()
-        return sound
+        known = {**described}
+        hertz, decibels = known.pop("hertz", ()), known.pop("decibels", 0.0)
+        spectrogram = None if levels is None else Spectrogram(levels.astype(np.uint8), hertz, float(decibels))
+        return cls(envelope=envelope, words=words, spectrogram=spectrogram, **known)
 
     def require_whole(self) -> None:
         """Refuse times that make no sense, and bands that do not ascend."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,14 +47,11 @@ class Link(NamedTuple):
     weight: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PooledMap(HeadMaps):
-    """The attention of one kind of one model on one long text, pooled.
+    """The attention of one kind of one model on one long text, pooled; see `HeadMaps` for its other fields.
 
     Attributes:
-        kind: "encoder", "decoder" (its own), or "cross" (a decoder's on the encoder).
-        layers: Numbers of the layers in the arrays, from 0.
-        heads: Numbers of the heads in the arrays, from 0.
         cells: The pooled map, (layer, head, row, column), float32, 0 to 1: what a cell shows stands in
             `PooledHeatmap.pool`. NaN, as in the other arrays, where a layer has no such head.
         received: Mass that each key receives from all queries, (layer, head, key), float32; 1 on average where there
@@ -63,45 +60,32 @@ class PooledMap(HeadMaps):
         link_places: Query and key of the largest far weights, (layer, head, link, 2), int32, largest first; -1 where
             there are no more.
         link_weights: Those weights, (layer, head, link), float32.
-        queries: The tokens that attend.
-        keys: The tokens that are attended to; `queries` itself but for cross-attention.
         query_cell: Queries that share a row of cells (the last row may have fewer).
         key_cell: Keys that share a column of cells (likewise).
-        far_tokens: A link is far where query and key are more than this many tokens apart; None = all are.
-        n_layers: How many layers of this kind the model has.
-        n_heads: How many heads a layer has (the most, where layers differ).
-        n_kv_heads: How many key/value heads a layer has.
+        far_tokens: A link is far where query and key are more than this many tokens apart; -1 = all are.
     """
 
     ARRAYS: ClassVar[tuple[str, ...]] = ("cells", "received", "entropy_nats", "link_places", "link_weights")
 
-    kind: str
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
     cells: NDArray[np.float32]
     received: NDArray[np.float32]
     entropy_nats: NDArray[np.float32]
     link_places: NDArray[np.int32]
     link_weights: NDArray[np.float32]
-    queries: Tokens
-    keys: Tokens
     query_cell: int
     key_cell: int
-    far_tokens: int | None
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
+    far_tokens: int
 
-    def row(self) -> dict[str, Any]:
-        """Return its row of the table of maps."""
-        far = -1 if self.far_tokens is None else self.far_tokens
-        return {**super().row(), "query_cell": self.query_cell, "key_cell": self.key_cell, "far_tokens": far}
+    @property
+    def far(self) -> str:
+        """Which links are meant, after "strongest links"."""
+        return "" if self.far_tokens < 0 else f" over more than {self.far_tokens} tokens"
 
-    @classmethod
-    def more(cls, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how it was pooled, from its row of the table of maps."""
-        far = None if told["far_tokens"] < 0 else told["far_tokens"]
-        return {"query_cell": told["query_cell"], "key_cell": told["key_cell"], "far_tokens": far}
+    def links(self, layer: int, head: int) -> list[Link]:
+        """Return the strongest far links of one head, largest weight first."""
+        place = self.place(layer, head)
+        links = zip(self.link_places[place].tolist(), self.link_weights[place].tolist(), strict=True)
+        return [Link(query, key, weight) for (query, key), weight in links if query >= 0]
 
     def require_whole(self) -> None:
         """Refuse cells that are no shares, keys that receive more than there is, and links of other tokens."""
@@ -117,28 +101,15 @@ class PooledMap(HeadMaps):
         if np.any(self.link_places < -1) or np.any(self.link_places >= np.array([len(self.queries), len(self.keys)])):
             raise ValueError("its links are between tokens that it does not have")
 
-    def links(self, layer: int, head: int) -> list[Link]:
-        """The strongest far links of one head, largest weight first."""
-        at = self.place(layer, head)
-        return [
-            Link(int(query), int(key), float(weight))
-            for (query, key), weight in zip(self.link_places[at], self.link_weights[at], strict=True)
-            if query >= 0
-        ]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PooledHeatmap(MapsResult[PooledMap]):
-    """What every chosen head of a model attends to on one long text, pooled to a grid of cells.
+    """What every chosen head attends to on one long text, pooled to a grid of cells; see `MapsResult`.
 
     Attributes:
-        text: The text as given.
-        maps: The attention, one map a kind.
-        run: What made it: model, sha256, engine, versions, dtype, device, notes ... Plain JSON values.
         pool: What a cell shows. "mean": the share of attention that the queries of its row give to the keys of its
             column, summed over the keys and averaged over the queries, so that rows sum to 1. "max": the largest
             single weight in it.
-        picked: Single heads that were asked for, as (layer, head); None = all in the maps.
     """
 
     SCHEMA: ClassVar[str] = StoredPooled.SCHEMA
@@ -147,31 +118,16 @@ class PooledHeatmap(MapsResult[PooledMap]):
     FIELDS: ClassVar[tuple[str, ...]] = ("pool",)
     COMPRESSED: ClassVar[bool] = True  # half of a causal map is zeros
 
-    text: str
-    maps: tuple[PooledMap, ...]
-    run: Mapping[str, Any]
     pool: str = "mean"
-    picked: tuple[tuple[int, int], ...] | None = None
 
     def links(self, layer: int, head: int, kind: str | None = None) -> list[Link]:
-        """The strongest far links of one head, largest weight first."""
+        """Return the strongest far links of one head, largest weight first."""
         return self.map(kind).links(layer, head)
 
     def described_links(self) -> list[dict[str, Any]]:
-        """Each far link with its head, places, tokens and the text around them, as plain JSON values."""
+        """Return each far link with its head, places, tokens and the text around them, as plain JSON values."""
         return [
-            {
-                "kind": m.kind,
-                "layer": layer,
-                "head": head,
-                "query": link.query,
-                "key": link.key,
-                "weight": float(np.float32(link.weight)),
-                "query_token": m.queries.labels[link.query],
-                "key_token": m.keys.labels[link.key],
-                "query_text": around(m.queries, link.query),
-                "key_text": around(m.keys, link.key),
-            }
+            {"kind": m.kind, "layer": layer, "head": head, **_describe(m, link)}
             for m in self.maps
             for layer, head in self.chosen(m)
             for link in m.links(layer, head)
@@ -179,10 +135,9 @@ class PooledHeatmap(MapsResult[PooledMap]):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return a row for each far link, the names of columns first."""
-        links = self.described_links()
         names = ("kind", "layer", "head", "query", "key", "query_token", "key_token", "weight")
         yield names
-        for link in links:
+        for link in self.described_links():
             yield [link[name] for name in names]
 
     def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
@@ -198,8 +153,16 @@ class PooledHeatmap(MapsResult[PooledMap]):
             raise ValueError(f"its pool is not one of {', '.join(POOLS)}")
 
 
+def _describe(attention: PooledMap, link: Link) -> dict[str, Any]:
+    """Return a far link with its tokens and the text around them."""
+    sides = {"query": (attention.queries, link.query), "key": (attention.keys, link.key)}
+    tokens = {f"{side}_token": tokens.labels[place] for side, (tokens, place) in sides.items()}
+    texts = {f"{side}_text": around(tokens, place) for side, (tokens, place) in sides.items()}
+    return {**link._asdict(), **tokens, **texts}
+
+
 def around(tokens: Tokens, place: int, characters: int = 30) -> str:
-    """The text around a token, the token itself between ⟦ and ⟧; its label where its place in the text is not known."""
+    """Return the text around a token, which stands between ⟦ and ⟧; its label where its place is not known."""
     start, stop = map(int, tokens.offsets[place])
     if start < 0:
         return f"⟦{tokens.labels[place]}⟧"

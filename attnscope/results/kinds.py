@@ -132,23 +132,29 @@ class Kind:
         return load_named(self.result)
 
 
-_MAPS: dict[str, Any] = {"show": "views.maps.terminal:show", "draw": "views.maps.pages:pages", "usual": ("png", "npz")}
+_MAPS: dict[str, Any] = {
+    "show": "questions.heatmap_terminal:show",
+    "draw": "questions.heatmap_figures:pages",
+    "usual": ("png", "npz"),
+}
 _MAP_STYLE = ("scale", "cmap")
 
 KINDS = {
     "heatmap": Kind(
         what="record of attention", result="questions.heatmap:Heatmap", command="heatmap", stem="heatmap", **_MAPS,
-        glance="views.maps.pages:glance", query="views.maps.pages:require_query", page=PAGE,
+        glance="questions.heatmap_figures:glance", query="questions.heatmap_figures:require_query", page=PAGE,
         shown_with=("drawn", "query"), drawn_with=("query",), others=(*WHICH, *_MAP_STYLE, "words", "hide_special"),
     ),
     "pooled": Kind(
         what="record of pooled attention", result="questions.pooled:PooledHeatmap", command="heatmap", stem="pooled",
-        **_MAPS, glance="views.maps.pages:glance", page=PAGE, shown_with=("drawn",), others=(*WHICH, *_MAP_STYLE),
+        **_MAPS, glance="questions.heatmap_figures:glance", page=PAGE, shown_with=("drawn",),
+        others=(*WHICH, *_MAP_STYLE),
     ),
     "rollout": Kind(
         what="record of rollout", result="questions.heatmap:Rollout", command="rollout", stem="rollout",
-        **{**_MAPS, "show": "views.maps.terminal:show_rollout", "usual": ("npz", "png")},
-        query="views.maps.pages:require_query", shown_with=("query",), drawn_with=("query",), others=_MAP_STYLE,
+        **{**_MAPS, "show": "questions.heatmap_terminal:show_rollout", "usual": ("npz", "png")},
+        query="questions.heatmap_figures:require_query", shown_with=("query",), drawn_with=("query",),
+        others=_MAP_STYLE,
     ),
     "heads": Kind(
         what="record of heads", result="questions.heads:Heads", command="heads", stem="heads", page=PAGE,

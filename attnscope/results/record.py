@@ -244,7 +244,7 @@ class Record:
         Args:
             folder: Where to; made if it is not there.
             formats: Some of "png", "svg", "pdf".
-            query: Of maps: also draws bars of what this token attends to: a token, a word, or a place such as `@3`. Of
+            query: Of maps: also draws what this token attends to in all heads: a token, a word, or `@3`, a place. Of
                 a picture: whose attention is laid over it; see `attnscope.picture_heatmap`.
             measures: Of heads: the measures that have a large map each, such as "local,induction"; "all" is every one.
                 None = no measure has one.

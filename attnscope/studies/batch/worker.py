@@ -10,12 +10,14 @@ from pathlib import Path
 from attnscope import models
 from attnscope.choice import Choice, Chosen
 from attnscope.corpus import tokens_of_ids
+from attnscope.drawing.files import write_pages
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, is_out_of_memory
 from attnscope.models.files import remember_hashes
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.questions.batch import DrawnText
+from attnscope.questions.heatmap_figures import pages
 from attnscope.results.file_sets import replace_together
 from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.storage import write_whole
@@ -24,9 +26,9 @@ from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
 from attnscope.studies.inputs.texts import special_ids
 from attnscope.studies.maps.options import MapOptions
-from attnscope.studies.maps.study import apply_changes, outline, run_model
+from attnscope.studies.maps.running import outline, run_model
+from attnscope.studies.maps.study import apply_changes
 from attnscope.studies.workers import Where, Workers
-from attnscope.views.maps.figures import Painter, sheets_of
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,7 @@ class Drawer:
         remember_hashes(self.hashes)
         model = self.options.loading.load(self.source)
         heads = self.options.map_options().choice.within(model.info)
-        # Compressing beside drawing would take the cores of other workers.
-        self._loaded = _Loaded(model, heads, Painter(self.options.style, threads=0), special_ids(model))
+        self._loaded = _Loaded(model, heads, special_ids(model))
 
     def __call__(self, task: Task) -> Done:
         """Draw a text; an error is reported, and leaves the files that were there."""
@@ -151,7 +152,7 @@ class Drawer:
 
     def _draw(self, task: Task, folder: Path) -> int:
         assert self._loaded is not None
-        model, heads, painter = self._loaded.model, self._loaded.heads, self._loaded.painter
+        model, heads = self._loaded.model, self._loaded.heads
         options, formats = self.options.map_options(), self.options.formats
         reading = self._read(task)
         record = run_model(model, outline(model.info, reading, heads), reading)
@@ -162,7 +163,8 @@ class Drawer:
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
             query = None
         figures = [name for name in formats if name in FIGURE_FORMATS]
-        paths = painter.draw(record, sheets_of(record, query), folder, figures)
+        # Compressing beside drawing would take the cores of other workers.
+        paths = write_pages(pages(record, self.options.style, query), folder, figures, threads=0)
         paths += write(record, folder, [name for name in formats if name not in figures])
         entry = DrawnText(
             index=task.index,
@@ -196,11 +198,10 @@ class Drawer:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What all texts need: the model, the heads that are shown, and what draws them."""
+    """What all texts need: the model, and the heads that are shown."""
 
     model: Model
     heads: Chosen
-    painter: Painter
     special_ids: frozenset[int]
 
 

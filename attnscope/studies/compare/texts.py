@@ -26,7 +26,8 @@ from attnscope.studies.compare.pairs import HeadPlace, name_of, sums_of_rows
 from attnscope.studies.compare.study import heads_table, require_one_kind
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
-from attnscope.studies.maps.study import apply_changes, outline, run_model
+from attnscope.studies.maps.running import outline, run_model
+from attnscope.studies.maps.study import apply_changes
 
 Floats = NDArray[np.float64]
 

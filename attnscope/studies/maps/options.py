@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.choice import Choice, Cut, Tokens
 from attnscope.errors import UsageError
-from attnscope.options import group, option, options
+from attnscope.options import group, option, options, refuse_beside
+from attnscope.studies.inputs.options import ReadingOptions, TextFiles, refuse_file_names
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Given
+
+POOLS = ("mean", "max")
+
+FEWEST_CELLS, MOST_CELLS = 8, 1024
+
+
+def require_cells(cells: int, pool: str) -> None:
+    """Refuse too few or too many cells, and unknown pools."""
+    if not FEWEST_CELLS <= cells <= MOST_CELLS:
+        raise UsageError(
+            f"a map cannot be pooled to {cells} rows and columns", f"choose {FEWEST_CELLS} to {MOST_CELLS}, or 0: not"
+        )
+    if pool not in POOLS:
+        raise UsageError(f"there is no pool {pool!r}", f"choose one of {', '.join(POOLS)}")
 
 
 @options
@@ -33,36 +50,99 @@ class MapOptions(Tokens):
     )  # fmt: skip
 
     def require(self) -> None:
-        """Refuses what pooled maps do not have."""
-        from attnscope.studies.maps.pooled import CELLS, require_cells
-
-        require_cells(self.pooled or CELLS, self.pool)
+        """Refuse what pooled maps do not have."""
+        require_cells(self.pooled or MOST_CELLS, self.pool)
         if self.pooled and self.exact_only:
             raise UsageError(f"pooled maps have no {self.exact_only}", "leave out one of them")
 
     @property
     def exact_only(self) -> str:
         """The first of the options that only exact maps have; empty = none is given."""
-        options = {
-            "--words": self.words, "--hide-special": self.hide_special, "--query": self.query,
-            "part (--rows, --cols)": self.cut,
-        }  # fmt: skip
-        return next((name for name, value in options.items() if value), "")
+        named = {"--words": self.words, "--hide-special": self.hide_special, "--query": self.query}
+        named["part (--rows, --cols)"] = bool(self.cut)
+        return next((name for name, value in named.items() if value), "")
 
     def require_for(self, given: Given) -> None:
-        """Refuses options that a photo or a recording has no use for."""
+        """Refuse options that a photo or a recording has no use for."""
         from attnscope.studies.inputs.reading import Prompt, Speech, View
 
         if self.times and not isinstance(given, Speech):
             raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
         if isinstance(given, Prompt):
             return
-        lacking = {"--words": self.words, "--rows or --cols": self.cut, "--pool": self.pooled}
-        what, flag = ("recording", "--audio") if isinstance(given, Speech) else ("picture", "--image")
-        if isinstance(given, View):
-            lacking = {"--cols": self.cut.cols, "--pool": self.pooled, "--hide-special": self.hide_special}
+        lacking: dict[str, object] = {"--pool": self.pooled, "--cols": self.cut.cols}
+        if not isinstance(given, View):
+            lacking |= {"--words": self.words, "--rows": self.cut.rows}
+        if isinstance(given, View | Speech):
+            lacking["--hide-special"] = self.hide_special
         if isinstance(given, Speech):
-            lacking |= {"--query": self.query, "--hide-special": self.hide_special}
+            lacking["--query"] = self.query
+        what, flag = ("recording", "--audio") if isinstance(given, Speech) else ("picture", "--image")
         for name, value in lacking.items():
             if value:
                 raise UsageError(f"a {what} has no {name}", f"leave it out, or leave out {flag}")
+
+
+@options
+class PageTokens(Tokens):
+    """How tokens are shown as the page opens."""
+
+    query: str | None = option("", default=None, python_only=True)
+
+
+@options
+class PageOrder(TextFiles):
+    """What a page shows, and where it is written."""
+
+    texts: tuple[str, ...] = option("Texts; `-` reads one from stdin.", default=(), argument=True, metavar="TEXT")
+    split: str = option("How a text file is split into texts: line, paragraph or file.", default="file")
+    image: tuple[Path, ...] = option(
+        "A photo; may be given several times. With TEXT, for models that read both: where in it each word looks.",
+        default=(),
+    )
+    record: tuple[Path, ...] = option(
+        "A saved record, or its folder; may be given several times. heatmap.npz: show it; heads.npz: name the heads' "
+        "roles; atlas.npz: show it too.",
+        default=(), panel="Text",
+    )  # fmt: skip
+    scale: str | None = option(
+        "The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "
+        "[default: fixed; head for pictures and sound]",
+        default=None, panel="Drawing", rare=True, choices=("fixed", "head", "figure"),
+    )  # fmt: skip
+    out: Path | None = option(
+        "The file to write, such as page.html; - is stdout.", "-o", "--out", default=None, panel="Output"
+    )
+    reading: ReadingOptions = group(ReadingOptions)
+    choice: Choice = group(Choice)
+    tokens: PageTokens = group(PageTokens)
+
+    def require(self) -> None:
+        """Refuse a page of nothing, a split that there is not, and a file that cannot be replaced."""
+        from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable
+
+        if not (self.is_read or self.record):
+            raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
+        refuse_file_names(*self.texts)
+        self.require_split()
+        if self.image:
+            has_text = bool(self.texts or self.files or self.reading.generate)
+            refuse_beside("--image", replace(self.reading, generate=0) if has_text else self.reading)
+        if self.out is not None and self.out.is_dir():
+            raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
+        if self.out is not None and not is_stream(self.out):
+            require_replaceable(self.out, holds=PAGE_MARK)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a model reads something for it."""
+        return bool(self.texts or self.files or self.image)
+
+    def start(self) -> dict[str, str]:
+        """Return how the page opens, as its address says it."""
+        opened = {"words": "1" if self.tokens.words else "", "hide": "1" if self.tokens.hide_special else ""}
+        opened["scale"] = self.scale or ""
+        picked = self.choice.pick or ()
+        if len(picked) == 1:
+            opened |= {"v": "matrix", "h": f"{picked[0][0]}.{picked[0][1]}"}
+        return {name: value for name, value in opened.items() if value}

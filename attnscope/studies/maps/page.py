@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.choice import Choice, Tokens
+from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
@@ -23,101 +23,22 @@ from attnscope.questions.arrays import load_arrays
 from attnscope.questions.atlas import Atlas
 from attnscope.questions.heads import Heads
 from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.maps import choose_heads
 from attnscope.results.file_sets import require_writable
 from attnscope.results.kinds import KINDS, file_of
 from attnscope.results.reading import schema_of
-from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable, write_stream, write_whole
-from attnscope.senses.photos import Photo, read_photo
-from attnscope.studies.inputs.options import LoadOptions, ReadingOptions, TextsWanted
+from attnscope.results.storage import is_stream, write_stream, write_whole
+from attnscope.senses.photos import read_photo
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
 from attnscope.studies.inputs.texts import Progress, Report, share_read
-from attnscope.studies.maps.study import fill_maps, outline, run_model
+from attnscope.studies.maps.options import PageOrder
+from attnscope.studies.maps.running import fill_maps, outline, run_model
 from attnscope.text import read_text, slug
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-SCALES = ("fixed", "head", "figure")
-
-
-@dataclass(frozen=True)
-class PageOrder:
-    """What a page is made of, and how it opens.
-
-    Attributes:
-        texts: Texts to run the model on; "-" reads one from stdin.
-        several: Files with more of them.
-        reading: How texts are read.
-        images: Photos. A model that reads pictures among words is given all of them before each text. Without a text, a
-            vision model sees each by itself, and one that captions pictures writes about each.
-        records: Saved records of attention weights (heatmap.npz, heatmap.json, or their folder), shown as they are. One
-            may be of heads (heads.npz), which names roles, or an atlas, which the page shows beside the texts.
-        choice: Which heads.
-        tokens: How the page opens: with word pieces merged, with special tokens hidden.
-        scale: What the darkest colour means as it opens: "fixed", "head" or "figure"; None = "fixed", of pictures
-            "head".
-        out: The file; `-` is stdout, and a pipe is written to; None = one under `attnscope-out/`, named after model,
-            text and heads.
-    """
-
-    texts: tuple[str, ...] = ()
-    several: TextsWanted = TextsWanted(split="file")
-    reading: ReadingOptions = ReadingOptions()
-    images: tuple[Path, ...] = ()
-    records: tuple[Path, ...] = ()
-    choice: Choice = Choice()
-    tokens: Tokens = Tokens()
-    scale: str | None = None
-    out: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not (self.texts or self.several.files or self.images or self.records):
-            raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
-        self.several.require_split()
-        if self.scale is not None and self.scale not in SCALES:
-            raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
-        if self.out is not None and self.out.is_dir():
-            raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
-        if self.out is not None and not is_stream(self.out):
-            require_replaceable(self.out, holds=PAGE_MARK)
-
-    def prompts(self) -> Iterator[tuple[Given, float | None]]:
-        """The texts and photos that the model reads, each with the share of files that is read by then."""
-        photos = tuple(map(read_photo, self.images))
-        if not (self.texts or self.several.files):
-            yield from (
-                (View((photo,), "", self.reading.generate) if self.reading.generate else photo, None)
-                for photo in photos
-            )
-        for written in self.texts:
-            yield self._prompt(read_text(written, may_be_blank=bool(photos)), photos), None
-        if self.several.files:
-            corpus = self.several.corpus()
-            assert isinstance(corpus, Corpus)  # of files
-            for text in corpus:
-                if text.text is None:
-                    raise AttnscopeError(
-                        f"{text.source} holds token numbers, no text", "name the --field with the text"
-                    )
-                yield self._prompt(text.text, photos, text.pair), share_read(corpus)
-            if corpus.problems:
-                raise AttnscopeError(f"cannot read {corpus.problems[0]}")
-
-    def start(self) -> Mapping[str, str]:
-        """How the page opens, as its address says it."""
-        opened = {"words": "1" if self.tokens.words else "", "hide": "1" if self.tokens.hide_special else ""}
-        opened["scale"] = self.scale or ""
-        picked = self.choice.pick or ()
-        if len(picked) == 1:
-            opened |= {"v": "matrix", "h": f"{picked[0][0]}.{picked[0][1]}"}
-        return {name: value for name, value in opened.items() if value}
-
-    def _prompt(self, text: str, photos: tuple[Photo, ...], pair: str | None = None) -> Given:
-        if photos:
-            return View(photos, text, self.reading.generate)
-        prompt = self.reading.prompt(text)
-        return prompt if pair is None else replace(prompt, pair=pair)
+_FEW = 16
+"""Texts up to which a page may do without torch; more are read one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +60,7 @@ class WrittenPage:
         return tuple(dict.fromkeys(note for record in self.records for note in record.run.get("notes", ())))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "schema": PAGE_SCHEMA,
             "run": dict(self.records[0].run),
@@ -149,42 +70,22 @@ class WrittenPage:
         }
 
 
-_FEW = 16
-"""Texts up to which a page may do without torch; more are read one by one."""
-
-
 def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report | None = None) -> WrittenPage:
-    """Loads the records and runs the model on the texts of a page, and writes it, whole or not at all.
+    """Load the records and run the model on the texts of a page, and write it, whole or not at all.
 
-    `report` is told how far it is after each text that the model has read.
+    Args:
+        spec: The model.
+        order: What the page is made of.
+        loading: How the model is loaded.
+        report: Is told how far it is after each text that the model has read.
     """
     if order.out is None or not is_stream(order.out):
         require_writable(HOME if order.out is None else order.out.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
-    of_heads = [path for path in order.records if _is_of_heads(path)]
-    if len(of_heads) > 1:
-        raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
-    named = _load_heads(file_of(of_heads[0])) if of_heads else None
-    maps = [path for path in order.records if path not in of_heads]
-    if not (order.texts or order.several.files or order.images or maps):
-        raise UsageError(
-            "there is nothing to show beside heads",
-            f"give TEXT, --file, --image, or a heatmap.npz; `attnscope show {of_heads[0]} -f html -o FOLDER` makes the "
-            "page of the heads alone",
-        )
-    page_texts = [PageText(_choose_heads(_load_maps(path), order.choice)) for path in maps]
-    if order.texts or order.several.files or order.images:
-        prompts = order.prompts()
-        first = [*islice(prompts, _FEW + 1)]
-        texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
-        few = len(texts) == len(first) <= _FEW
-        model = loading.load_to_look(spec, texts) if few else loading.load(spec)
-        n_tokens = 0
-        for number, (prompt, share) in enumerate(chain(first, prompts), 1):
-            page_texts.append(page_text(model, prompt, order.choice, page_texts))
-            n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
-            if report is not None:
-                report(Progress(number, n_tokens, share))
+    named, maps = _load_records(order)
+    page_texts = [PageText(record) for record in maps]
+    if order.is_read:
+        _read_texts(spec, order, loading, page_texts, report)
     if named is not None:
         for shown in page_texts:
             _require_same_model(named, shown.record)
@@ -192,12 +93,83 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(named))
     else:
         page = page_of(page_texts, findings=named, start=order.start())
-    path, content = order.out or _default_path(page_texts, order), page.html.encode()
-    if is_stream(path):
-        write_stream(path, content)
-    else:
-        write_whole(path, content)
+    path = order.out or _default_path(page_texts, order)
+    content = page.html.encode()
+    (write_stream if is_stream(path) else write_whole)(path, content)
     return WrittenPage(path, len(content), tuple(shown.record for shown in page_texts))
+
+
+def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]]:
+    """Return the record that names the roles, and the records of attention with the chosen heads."""
+    named: list[Heads | Atlas] = []
+    maps = []
+    for given in order.record:
+        path = file_of(given)
+        schema = schema_of(path).partition("/")[0].removeprefix("attnscope.") if path.is_file() else ""
+        if schema in ("heads", "atlas"):
+            named.append(Atlas.load(path) if schema == "atlas" else Heads.load(path))
+            continue
+        kind = KINDS.get(schema)
+        if kind is not None and kind.page and not kind.query:
+            raise AttnscopeError(
+                f"{path} holds no attention on a text that a page could show: it is {kind.with_article}",
+                f"`attnscope show {path} -f html -o FOLDER` makes the page of it",
+            )
+        choice = order.choice
+        maps.append(choose_heads(load_arrays(path) or Heatmap.load(path), choice.pick, choice.layers, choice.heads))
+    if len(named) > 1:
+        raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
+    if not maps and not order.is_read:
+        raise UsageError(
+            "there is nothing to show beside heads",
+            "give TEXT, --file, --image, or a heatmap.npz; `attnscope show heads.npz -f html -o FOLDER` makes the page "
+            "of the heads alone",
+        )
+    return named[0] if named else None, maps
+
+
+def _read_texts(
+    spec: str, order: PageOrder, loading: LoadOptions, page_texts: list[PageText], report: Report | None
+) -> None:
+    """Run the model on each text of a page, which is added to those that are there."""
+    prompts = _prompts(order)
+    first = [*islice(prompts, _FEW + 1)]
+    texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
+    is_short = len(texts) == len(first) <= _FEW
+    model = loading.load_to_look(spec, texts) if is_short else loading.load(spec)
+    n_tokens = 0
+    for number, (prompt, share) in enumerate(chain(first, prompts), 1):
+        page_texts.append(page_text(model, prompt, order.choice, page_texts))
+        n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
+        if report is not None:
+            report(Progress(number, n_tokens, share))
+
+
+def _prompts(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
+    """Yield the texts and photos that the model reads, each with the share of files that is read by then."""
+    photos = tuple(map(read_photo, order.image))
+    n_tokens = order.reading.generate
+
+    def prompt_of(text: str, pair: str | None = None) -> Given:
+        if photos:
+            return View(photos, text, n_tokens)
+        prompt = order.reading.prompt(text)
+        return prompt if pair is None else replace(prompt, pair=pair)
+
+    for photo in () if order.texts or order.files else photos:
+        yield View((photo,), "", n_tokens) if n_tokens else photo, None
+    for written in order.texts:
+        yield prompt_of(read_text(written, may_be_blank=bool(photos))), None
+    if not order.files:
+        return
+    corpus = order.corpus()
+    assert isinstance(corpus, Corpus)  # of files
+    for text in corpus:
+        if text.text is None:
+            raise AttnscopeError(f"{text.source} holds token numbers, no text", "name the --field with the text")
+        yield prompt_of(text.text, text.pair), share_read(corpus)
+    if corpus.problems:
+        raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
 
 @with_plain_torch
@@ -208,7 +180,7 @@ def page(
     findings: Heads | None = None,
     **prompt: Unpack[PromptOptions],
 ) -> Page:
-    """Runs a model on texts and makes one page of them, with the full-width head of each layer to compare with.
+    """Run a model on texts and make one page of them, with the full-width head of each layer to compare with.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -253,53 +225,17 @@ def page_text(model: Model, given: Given, choice: Choice, others: Sequence[PageT
         return probes[-1]
 
     record = run_model(model, record, reading, make_probe)
-    full: Mapping[Any, Mapping[int, Tensor]] = probes[0].full if probes else {}
-    by_kind = {kind: {layer: tensor.numpy() for layer, tensor in by_layer.items()} for kind, by_layer in full.items()}
-    return PageText(record, {m.kind: _by_layer(m, by_kind.get(m.kind, {})) for m in record.maps})
+    full: Mapping[Any, Any] = probes[0].full if probes else {}
+    return PageText(record, {m.kind: _by_layer(m, full.get(m.kind, {})) for m in record.maps})
 
 
-def _by_layer(attention: AttentionMap, full: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
-    """The full-width maps in the order of a map's layers; NaN where there is none."""
+def _by_layer(attention: AttentionMap, full: Mapping[int, Any]) -> NDArray[np.float32]:
+    """Return the full-width maps in the order of a map's layers; NaN where there is none."""
     whole = np.full((len(attention.layers), len(attention.queries), len(attention.keys)), np.nan, np.float32)
     for row, layer in enumerate(attention.layers):
         if layer in full:
             whole[row] = full[layer]
     return whole
-
-
-def _load_maps(path: Path) -> Heatmap:
-    """The record of a file or folder, also of bare arrays."""
-    path = file_of(path)
-    kind = KINDS.get(schema_of(path).partition("/")[0].removeprefix("attnscope."))
-    if kind is not None and kind.page and not kind.query:
-        raise AttnscopeError(
-            f"{path} holds no attention on a text that a page could show: it is {kind.with_article}",
-            f"`attnscope show {path} -f html -o FOLDER` makes the page of it",
-        )
-    return load_arrays(path) or Heatmap.load(path)
-
-
-def _is_of_heads(path: Path) -> bool:
-    """Return whether a saved record is of heads, or an atlas."""
-    file = file_of(path)
-    return file.is_file() and schema_of(file).startswith(("attnscope.heads/", "attnscope.atlas/"))
-
-
-def _load_heads(path: Path) -> Heads | Atlas:
-    """Return the record that names the roles; an atlas is also shown beside the texts."""
-    return Atlas.load(path) if schema_of(path).startswith("attnscope.atlas/") else Heads.load(path)
-
-
-def _choose_heads(record: Heatmap, choice: Choice) -> Heatmap:
-    """A saved record with the chosen heads; an AttnscopeError if it does not hold them."""
-    if choice.pick is not None:
-        return record.only(choice.pick)
-    if choice.layers is None and choice.heads is None:
-        return record
-    first = record.maps[0]
-    return record.only(
-        [(layer, head) for layer in choice.layers or first.layers for head in choice.heads or first.heads]
-    )
 
 
 def _require_same_model(findings: Heads | Atlas, record: Heatmap) -> None:
@@ -313,7 +249,7 @@ def _require_same_model(findings: Heads | Atlas, record: Heatmap) -> None:
 
 
 def _default_path(page_texts: Sequence[PageText], order: PageOrder) -> Path:
-    """`<model>-<slug of the first text>-<8 hex of what is on the page>.html`."""
+    """Return `<model>-<slug of the first text>-<8 hex of what is on the page>.html`."""
     first = page_texts[0].record
     marks = "".join(fingerprint(text.record) for text in page_texts)
     mark = fingerprint(first, page=marks, start=sorted(order.start().items()))

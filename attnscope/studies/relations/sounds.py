@@ -40,7 +40,7 @@ from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
-from attnscope.studies.maps.study import run_probe
+from attnscope.studies.maps.running import run_probe
 from attnscope.studies.relations.evidence import (
     ALONG,
     FIRST_DIAGONAL,

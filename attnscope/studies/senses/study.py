@@ -29,7 +29,7 @@ from attnscope.studies.heads.roles import measure_column
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
-from attnscope.studies.maps.study import run_probe
+from attnscope.studies.maps.running import run_probe
 from attnscope.studies.measuring.block_sums import stack_layers
 
 if TYPE_CHECKING:

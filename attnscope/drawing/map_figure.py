@@ -1,0 +1,107 @@
+"""What is in a figure of maps, but its values: labels, names, notes, and what stands around maps and on them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from attnscope.drawing.canvas import INK, Box
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One side of maps.
+
+    Attributes:
+        labels: One for each row or column of cells; empty = it has numbers instead.
+        colors: The colour of each label; empty = all black.
+        seams: Cells before which a line is drawn.
+        marked: Cells whose label is never left out.
+        n: How many cells there are, where it has no labels.
+        ticks: Numbers along the side: how far along each stands, 0 to 1, and how it is written.
+    """
+
+    labels: tuple[str, ...] = ()
+    colors: tuple[str, ...] = ()
+    seams: tuple[int, ...] = ()
+    marked: tuple[int, ...] = ()
+    n: int = 0
+    ticks: tuple[tuple[float, str], ...] = ()
+
+    def __len__(self) -> int:
+        return self.n or len(self.labels)
+
+    def color(self, place: int) -> str:
+        """Return the colour of a label."""
+        return self.colors[place] if self.colors else INK
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapsFigure:
+    """All of a figure of maps but their values; figures that are equal share a page.
+
+    Attributes:
+        subtitle: The line below the title.
+        notes: Sentences at the foot.
+        axes: The sides at the left and those below: one pair for all maps, or one for each.
+        titles: What stands above each map; of an overview it is passed over.
+        names: Of an overview, the name of the row and of the column of each map: maps are small and have no labels.
+        meaning: What the colours mean.
+        cmap: The colours.
+        has_numbers: Whether a cell with enough room shows its value.
+        captions: What stands beside the title of each map, the most important first.
+        lettered: Further texts that the fonts must hold.
+        picture: What cells are laid over, an object with `pixels`, (height, width, 3); None = nothing. Two are the same
+            only if they are one object.
+        columns: Maps side by side; 0 = as many as make the page near 4:3.
+        largest_px: Most width and height of a map.
+        row_px: Height of a row of cells; 0 = cells are squares.
+        above: Numbers from 0 to 1 along the upper side of each map, or of the uppermost ones alike; drawn as a strip.
+        beside: Such numbers along the right side of each map.
+        level: Where in the strips above a dashed line is drawn, 0 to 1; 0 = there is none.
+        boxes: Frames on all maps: left, upper, right and lower edge in tokens.
+        spans: Names above all maps: first cell, last cell, text.
+        lines: Lines of text below the maps.
+    """
+
+    subtitle: str
+    notes: tuple[str, ...]
+    axes: tuple[tuple[Axis, Axis], ...]
+    titles: tuple[str, ...] = ()
+    names: tuple[tuple[str, str], ...] = ()
+    meaning: str
+    cmap: str
+    has_numbers: bool = False
+    captions: tuple[tuple[str, ...], ...] = ()
+    lettered: tuple[str, ...] = ()
+    picture: Any = None
+    columns: int = 0
+    largest_px: float = math.inf
+    row_px: float = 0
+    above: tuple[tuple[float, ...], ...] = ()
+    beside: tuple[tuple[float, ...], ...] = ()
+    level: float = 0
+    boxes: tuple[Box, ...] = ()
+    spans: tuple[tuple[float, float, str], ...] = ()
+    lines: tuple[str, ...] = ()
+
+    @property
+    def n(self) -> int:
+        """How many maps there are."""
+        return len(self.names or self.titles)
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether its tokens have labels; else cells may share pixels."""
+        return bool(self.axes[0][1].labels)
+
+    @property
+    def row_names(self) -> list[str]:
+        """The names of the rows of an overview, from above."""
+        return list(dict.fromkeys(row for row, _ in self.names))
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns of an overview, from the left."""
+        return list(dict.fromkeys(column for _, column in self.names))

@@ -1,0 +1,452 @@
+"""Records of attention weights in the terminal, whatever was read: text, a long text pooled, a picture, a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group, RenderableType
+from rich.style import Style
+from rich.text import Text
+
+from attnscope.drawing.cells import DECADES, log_share, max_pool
+from attnscope.drawing.inks import blend
+from attnscope.errors import amount
+from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
+from attnscope.questions.heatmap_senses import over_patches, query_of, row_of, share_of, weights_of, words_of
+from attnscope.questions.heatmap_sheets import Pair
+from attnscope.questions.maps import HeadMaps, MapsResult
+from attnscope.questions.places import MEAN, Sound
+from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
+from attnscope.report.numbers import percent, weight
+from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
+from attnscope.report.table import TextColumn, TextTable
+from attnscope.report.wording import change_notes
+from attnscope.results.tokens import Tokens
+
+_SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
+_WHITE, _BLUE = "#ffffff", "#08306b"
+_MOST_LARGE = 4
+_MOST_QUERY_HEADS = 24
+_LABEL_CELLS = 14
+_LEAST_SHOWN = 0.05
+_LEAST_LINK = 0.005
+_MOST_ORIGINS = 3
+_LINKS_OF_MANY = 2
+_HEAD = TextColumn("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
+
+Titled = Sequence[tuple[str, NDArray[np.float32]]]
+
+
+def show(
+    record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = True, query: str | None = None
+) -> RenderableType | None:
+    """Return a record's maps, and what one query attends to.
+
+    Few heads are drawn large with their labels, many as thumbnails. Maps wider than the terminal are pooled: a
+    character then shows the largest weight of several tokens, and a line says so. With a query there is a table of what
+    it attends to; of many heads that alone.
+
+    Args:
+        record: Of text, a long text pooled, pictures or sound.
+        console: Tells the width, and whether there are colours (NO_COLOR is respected).
+        drawn: Whether maps are shown. Without them and without a query nothing is; a query alone has its table, but
+            of a picture and of pooled maps it has the maps too.
+        query: Whose attention is shown.
+    """
+    if not drawn and query is None:
+        return None
+    if isinstance(record, PooledHeatmap):
+        return Group(*_pooled(record, console))
+    if record.picture is not None:
+        return Group(*_picture(record, console, query))
+    if record.pictures:
+        return Group(*_words(record, console, query))
+    tables = [] if query is None else query_tables(record, query)
+    n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
+    if not drawn or (tables and n_heads > _MOST_QUERY_HEADS):  # hundreds of lines of maps would hide them
+        return Group(*tables)
+    return Group(*_maps(record, console), *tables, *_word_times(record.sound))
+
+
+# Maps of text -------------------------------------------------------------------------------------------------------
+
+
+def _maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
+    for attention in record.maps:
+        heads = record.chosen(attention)
+        if len(heads) <= _MOST_LARGE:
+            yield from _kind_heading(record, attention)
+            yield from (_large(attention, pair, console) for pair in heads)
+        else:
+            yield from _layers(record, attention, console, attention.of, "weights")
+        if heads:
+            yield _legend(console)
+            yield from dim_lines(change_notes(record, attention.kind))
+            yield Text()
+            yield links_table(record, attention)
+
+
+def _kind_heading(record: MapsResult[HeadMaps], attention: HeadMaps) -> list[RenderableType]:
+    is_one = len(record.maps) == 1 or not record.chosen(attention)
+    return [] if is_one else [heading(f"{attention.kind} attention")]
+
+
+def _layers(
+    record: MapsResult[HeadMaps],
+    attention: HeadMaps,
+    console: Console,
+    values_of: Callable[[int, int], NDArray[np.float32]],
+    what: str,
+    title_of: Callable[[int, int], str] = lambda layer, head: f"H{head}",
+) -> Iterable[RenderableType]:
+    """Yield the maps of all heads in small, layer by layer."""
+    yield from _kind_heading(record, attention)
+    heads = record.chosen(attention)
+    for layer in sorted({layer for layer, _ in heads}):
+        titled = [(title_of(*pair), values_of(*pair)) for pair in heads if pair[0] == layer]
+        yield heading(f"layer {layer}")
+        yield side_by_side(titled, console, what)
+
+
+def query_tables(record: Heatmap, query: str) -> list[RenderableType]:
+    """Return the keys that a token attends to, per head: a table for each token that `query` names.
+
+    Of many heads it lists those with the largest weight on another token outside sinks.
+    """
+    tables: list[RenderableType] = []
+    for attention in record.maps:
+        kind = f"{attention.kind}: " if len(record.maps) > 1 else ""
+        heads = record.chosen(attention)
+        for token in attention.queries.find(query):
+            listed = _most_telling(record, attention, token) if len(heads) > _MOST_QUERY_HEADS else heads
+            title = f"{kind}what “{safe(attention.queries.labels[token])}” (token {token}) attends to"
+            tables += [heading(title), _query_table(attention, listed, token)]
+            if len(listed) < len(heads):
+                note = (
+                    f"listed: the {len(listed)} of {len(heads)} heads with the largest weight on another token outside "
+                    "sinks; choose others, and draw their maps, by --layers, --heads or --pick"
+                )
+                tables += dim_lines([note])
+    return tables
+
+
+def _most_telling(record: Heatmap, attention: AttentionMap, token: int) -> Sequence[Pair]:
+    """Return the heads whose query has the largest weights on keys other than sinks and itself, in their order."""
+    heads = record.chosen(attention)
+    left_out = record.sinks(attention)[1].copy()
+    if attention.kind != "cross" and attention.part is None:
+        left_out[token] = True
+    largest = [float(attention.of(*pair)[token][~left_out].max(initial=0.0)) for pair in heads]
+    order = np.argsort(-np.array(largest), kind="stable")[:_MOST_QUERY_HEADS]
+    return [heads[place] for place in sorted(order.tolist())]
+
+
+def strongest_links(
+    record: Heatmap, attention: AttentionMap, pair: Pair, most: int = 3
+) -> list[tuple[int, int, float]]:
+    """Return the largest weights of a head between tokens of the text: (query, key, weight), largest first.
+
+    Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
+    itself.
+    """
+    weights = attention.of(*pair).astype(np.float64)
+    queries, keys = record.sinks(attention)
+    weights[queries] = 0
+    weights[:, keys] = 0
+    if attention.kind != "cross":
+        first_query, first_key = attention.first
+        rows, columns = np.indices(weights.shape)
+        weights[rows + first_query == columns + first_key] = 0
+    order = np.argsort(-weights, axis=None, kind="stable")[:most]
+    links = [(*divmod(int(cell), weights.shape[1]), float(weights.flat[cell])) for cell in order]
+    return [link for link in links if link[2] >= _LEAST_LINK]
+
+
+def sink_share(record: Heatmap, attention: AttentionMap, pair: Pair) -> float:
+    """Return the share of a head's attention that sinks get, averaged over the queries that attend to anything."""
+    weights = attention.of(*pair).astype(np.float64)
+    rows = weights.sum(1) > 0
+    return float(weights[rows][:, record.sinks(attention)[1]].sum(1).mean()) if rows.any() else 0.0
+
+
+def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
+    """Return a row a head: how much of its attention sinks get, and its strongest links between the others."""
+    has_sinks = bool(record.sinks(attention)[1].any())
+
+    def links(pair: Pair) -> Text:
+        queries, keys = attention.queries.labels, attention.keys.labels
+        return list_numbers(
+            (f"{safe(queries[query])} → {safe(keys[key])}", f"{weight:.2f}")
+            for query, key, weight in strongest_links(record, attention, pair)
+        )
+
+    def share(pair: Pair) -> str:
+        return percent(sink_share(record, attention, pair)) if has_sinks else "-"
+
+    name = "on first" if has_sinks and not attention.keys.special.any() else "on special"
+    columns = [
+        _HEAD,
+        TextColumn(name, share, right=True, drop=1),
+        TextColumn("strongest links between other tokens (query → key weight)", links, wraps=True, least=16),
+    ]
+    return TextTable(columns, record.chosen(attention))
+
+
+def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> TextTable:
+    """Return a row a head: the five keys that one query attends to most."""
+
+    def keys(pair: Pair) -> Text:
+        return _name_largest(attention.of(*pair)[token], attention.keys, 5, _LEAST_LINK, "   ")
+
+    return TextTable([_HEAD, TextColumn("keys, largest weight first", keys, wraps=True)], heads)
+
+
+def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: float, gap: str) -> Text:
+    """Return the tokens with the largest numbers, each with its number."""
+    largest = [key for key in np.argsort(-row, kind="stable")[:most] if row[key] >= least]
+    return list_numbers(
+        ((safe(tokens.labels[key]), f"{row[key]:.2f}" if least else f"{row[key]:.3g}") for key in largest), gap
+    )
+
+
+# Cells --------------------------------------------------------------------------------------------------------------
+
+
+def _large(attention: AttentionMap, pair: Pair, console: Console) -> RenderableType:
+    """Draw one head with a label for each query, and the number of every fifth column."""
+    weights, queries = attention.of(*pair), attention.queries
+    width = min(_LABEL_CELLS, max(cell_len(safe(label)) for label in queries.labels))
+    pool = -(-weights.shape[1] // max(1, (console.width - width - 6) // 2))
+    pooled = max_pool(weights, pool, (1,))
+    more = f" (a column shows the largest of {pool} keys)" if pool > 1 else ""
+    lines = Text().append(f"\nL{pair[0]}H{pair[1]}", style="bold")
+    lines.append(f"  rows: queries, columns: keys by number{more}\n")
+    numbers = "".join(f"{column * pool:<10}" for column in range(0, pooled.shape[1], 5))
+    lines.append(f"{'':{width + 6}}{numbers.rstrip()}", style="dim")
+    for token, label in enumerate(queries.labels):
+        name = set_cell_size(cut(safe(label), width), width)
+        lines.append(f"\n{name}", style="yellow" if queries.special[token] else "")
+        lines.append(f" {token:>4} ", style="dim")
+        _paint(lines, pooled[token], 2, console)
+    return lines
+
+
+def side_by_side(titled: Titled, console: Console, what: str, least_width: int = 24) -> Text:
+    """Draw maps side by side, as small as the terminal allows, each with its title.
+
+    Maps are (query, key), 0 to 1, all of one shape. `what` names their values in the plural, as a character may show
+    the largest of several. A map has at least `least_width` characters, if it has as many columns and there is room.
+    """
+    n_keys = titled[0][1].shape[1]
+    per_line = max(1, min(len(titled), (console.width + 2) // (max(min(n_keys, least_width), 4) + 2)))
+    pool = -(-n_keys // max(4, (console.width + 2) // per_line - 2))
+    lines = Text()
+    if pool > 1:
+        lines.append(f"(a character shows the largest of {pool} × {pool} {what})\n", style="dim")
+    per_row = 2 if _has_colours(console) else 1
+    for first in range(0, len(titled), per_line):
+        row = titled[first : first + per_line]
+        maps = [max_pool(weights, pool) for _, weights in row]
+        width = maps[0].shape[1]
+        lines.append("  ".join(title.ljust(width) for title, _ in row).rstrip() + "\n", style="bold")
+        for line in range(0, len(maps[0]), per_row):
+            for number, pooled in enumerate(maps):
+                lines.append("  " if number else "")
+                if per_row == 1:
+                    _paint(lines, pooled[line], 1, console)
+                else:
+                    _paint_two(lines, pooled[line : line + 2])
+            lines.append("\n")
+    lines.right_crop(1)
+    return lines
+
+
+def _paint(lines: Text, weights: NDArray[np.float32], cells: int, console: Console) -> None:
+    """Append a row of weights, each of a number of cells."""
+    if _has_colours(console):
+        for weight in weights.tolist():
+            lines.append(" " * cells, style=Style(bgcolor=_colour(weight)))
+        return
+    shades = _SHADES if has_unicode(console) else _ASCII_SHADES
+    steps = np.clip(1 + (weights * (len(shades) - 1)).astype(int), 1, len(shades) - 1)
+    steps[~(weights >= _LEAST_SHOWN)] = 0  # small ones stay empty
+    lines.append("".join(shades[step] * cells for step in steps))
+
+
+def _paint_two(lines: Text, weights: NDArray[np.float32]) -> None:
+    """Append two rows of weights, one above the other in each character; the second may be missing."""
+    for column in weights.T.tolist():
+        ground = _colour(column[1]) if len(column) > 1 else None
+        lines.append("▀", style=Style(color=_colour(column[0]), bgcolor=ground))
+
+
+def _legend(console: Console) -> Text:
+    """Return the meaning of a map's shades."""
+    lines = Text("\nweight  ", style="dim")
+    for mark in (0.0, 0.25, 0.5, 0.75, 1.0) if _has_colours(console) else (_LEAST_SHOWN, 0.2, 0.4, 0.6, 0.8):
+        _paint(lines, np.array([mark], np.float32), 2, console)
+        lines.append(f" {mark:g}  ")
+    lines.rstrip()
+    return lines
+
+
+def _has_colours(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color and has_unicode(console)
+
+
+def _colour(weight: float) -> str:
+    return blend(min(1.0, max(0.0, weight)), _WHITE, _BLUE)
+
+
+# Pictures and sound -------------------------------------------------------------------------------------------------
+
+
+def _picture(record: Heatmap, console: Console, query: str | None) -> Iterable[RenderableType]:
+    """Yield the attention of a query in a picture, layer by layer; each head is shaded by its own largest weight."""
+    attention, picture = record.maps[0], record.picture
+    assert picture is not None
+    token, name = query_of(attention, query)
+    has_special = bool(attention.keys.special.any())
+
+    def title(layer: int, head: int) -> str:
+        special = row_of(attention, (layer, head), token)[attention.keys.special].sum()
+        largest = over_patches(record, (layer, head), token).max()
+        return f"H{head} {largest:.2g}" + (f" +{special:.2f}" if has_special else "")
+
+    def shares(layer: int, head: int) -> NDArray[np.float32]:
+        return _by_largest(over_patches(record, (layer, head), token))
+
+    yield Text(safe(f"{picture.facts}; what {name} attends to"))
+    yield from _layers(record, attention, console, shares, "weights", title)
+    notes = ["beside a head: its largest weight on a patch, by which it is shaded"]
+    if has_special:
+        notes.append("+: what goes to tokens that have no place in the picture")
+    yield from [Text(), *dim_lines(notes)]
+
+
+def _words(record: Heatmap, console: Console, query: str | None) -> Iterable[RenderableType]:
+    """Yield each picture's patches as words see them: those of a query, or those that the model wrote."""
+    words, more = words_of(record, query)
+    heads = record.chosen(record.maps[0])
+    for picture in record.pictures:
+        titled = []
+        for word in words:
+            row = weights_of(record, word, heads)
+            shares = _by_largest(np.nan_to_num(picture.over(row)))
+            titled.append((safe(f"{word.name} {share_of(picture, row):.0%}"), shares))
+        yield from [Text(safe(picture.facts)), side_by_side(titled, console, "weights", least_width=16), Text()]
+    of_heads = "all heads" if record.picked is None else "the heads that were picked"
+    note = f"the mean of {of_heads}; beside a word: how much of its attention goes to the picture"
+    yield Text(f"{note} ({more})" if more else note, style="dim")
+
+
+def _by_largest(patches: NDArray[np.float64]) -> NDArray[np.float32]:
+    return (patches / (float(patches.max()) or 1.0)).astype(np.float32)
+
+
+def _word_times(sound: Sound | None) -> list[RenderableType]:
+    """Return when each word of a recording is spoken, a row a word."""
+    if sound is None or not sound.words:
+        return []
+    columns = [
+        TextColumn("start (s)", lambda word: f"{word.start:.2f}", right=True),
+        TextColumn("end (s)", lambda word: f"{word.end:.2f}", right=True),
+        TextColumn("word", lambda word: word.text, wraps=True, least=8),
+    ]
+    return [TextTable(columns, sound.words)]
+
+
+# Pooled maps --------------------------------------------------------------------------------------------------------
+
+
+def _pooled(record: PooledHeatmap, console: Console) -> Iterable[RenderableType]:
+    """Yield a map a head, then a table of marginals and far links."""
+    cells = "the share of a query's attention" if record.pool == "mean" else "the largest weight"
+    for attention in record.maps:
+        shares = replace(attention, cells=log_share(attention.cells, 1.0))
+        yield from _layers(record, shares, console, shares.of, "cells")
+        if record.chosen(attention):
+            yield Text(
+                f"\nrows: {amount(len(attention.queries), 'query', 'queries')}, {attention.query_cell} a cell · "
+                f"columns: {amount(len(attention.keys), 'key')}, {attention.key_cell} a cell · shades: {cells}, "
+                f"logarithmic from 1e-{DECADES} to 1\n",
+                style="dim",
+            )
+            yield _pooled_table(record, attention)
+
+
+def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
+    """Return a row a head: how many keys its queries spread over, the key that receives most, its far links."""
+    heads = record.chosen(attention)
+
+    def entropy(pair: Pair) -> str:
+        return f"{np.exp(attention.entropy_nats[attention.place(*pair)].mean(dtype=np.float64)):,.0f} keys"
+
+    def received(pair: Pair) -> str:
+        shares = attention.received[attention.place(*pair)] / len(attention.queries)
+        most = int(shares.argmax())
+        return f"{percent(shares[most])} {safe(attention.keys.labels[most])} @{most}"
+
+    def links(pair: Pair) -> Text:
+        return _pooled_links(attention, pair, with_text=len(heads) <= _MOST_LARGE)
+
+    columns = [
+        _HEAD,
+        TextColumn("e^entropy", entropy, right=True, drop=2),
+        TextColumn("most received", received, wraps=True, least=20, drop=1),
+        TextColumn(f"strongest links{attention.far} (query → key weight)", links, wraps=True, least=16),
+    ]
+    return TextTable(columns, heads)
+
+
+def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
+    """Return the far links of a head: all with the text around them, a line each, or two by their tokens."""
+    links = []
+    for link in attention.links(*pair)[: None if with_text else _LINKS_OF_MANY]:
+        names = []
+        for tokens, place in ((attention.queries, link.query), (attention.keys, link.key)):
+            name = around(tokens, place, 20) if with_text else tokens.labels[place]
+            names.append(f"{safe(name)} @{place}")
+        links.append((" → ".join(names), weight(link.weight)))
+    return list_numbers(links, "\n" if with_text else "   ")
+
+
+# Rollout ------------------------------------------------------------------------------------------------------------
+
+
+def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
+    """Show where tokens came from: all after the last layer, or those of a query after every layer."""
+    attention = rollout.maps[0]
+    labels, layers = attention.queries.labels, attention.layers
+    is_mean = rollout.picture is not None and (query is None or query.casefold() == MEAN)
+    if query is None and not is_mean:
+        title = f"where each token came from, after layer {layers[-1]}"
+        return _origins(rollout, title, "token", [(label, layers[-1], n) for n, label in enumerate(labels)])
+    wanted = "CLS" if is_mean or query is None else query
+    tokens = attention.queries.find(wanted)
+    if not tokens:
+        raise attention.queries.refuse(wanted)
+    groups = []
+    for token in tokens:
+        title = f"where “{safe(labels[token])}” (token {token}) came from"
+        groups.append(_origins(rollout, title, "layer", [(f"L{layer}", layer, token) for layer in layers]))
+    return Group(*groups)
+
+
+def _origins(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str, int, int]]) -> Group:
+    """Draw a table of tokens after layers, with the largest shares of mean attention and of rollout."""
+    attention = rollout.maps[0]
+    least = _LEAST_LINK if rollout.picture is None else 0.0
+
+    def name_origins(head: int) -> Callable[[tuple[str, int, int]], Text]:
+        return lambda row: _name_largest(attention.of(row[1], head)[row[2]], attention.keys, _MOST_ORIGINS, least, "  ")
+
+    columns = [TextColumn(first, lambda row: row[0], wraps=True, least=16, style="bold")]
+    columns += [
+        TextColumn(attention.head_name(head), name_origins(head), wraps=True, least=14) for head in attention.heads
+    ]
+    return Group(heading(title), TextTable(columns, rows))

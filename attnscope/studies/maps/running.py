@@ -1,0 +1,373 @@
+"""From what a model reads to its maps: the record without weights, one pass with a probe, and the weights laid out.
+
+Exact maps and pooled ones share all of this. What a user asks for, and in which words, is the business of `study`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from attnscope.choice import Chosen, Cut
+from attnscope.errors import AttnscopeError
+from attnscope.host import physical_bytes
+from attnscope.models.info import ModelInfo
+from attnscope.models.model import Model
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.maps import spans
+from attnscope.questions.pooled import PooledHeatmap, PooledMap
+from attnscope.results.tokens import Tokens
+from attnscope.studies.failures import refusal
+from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.reading import Reading, batch_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from attnscope.core.attention.pooling import Grid, Pool
+    from attnscope.core.attention.probes import Weights
+    from attnscope.core.attention.seam import Kind, Probe
+
+CELLS = 256
+"""Rows and columns of cells, at most: what a figure can show and a reader can see."""
+
+LEAST_FAR = 32
+"""A link is far where query and key are more than a cell apart, and at least this many tokens."""
+
+N_LINKS = 10
+
+_SIZES = ("kind", "heads", "queries", "keys", "n_layers", "n_heads", "n_kv_heads")
+
+
+# The record without weights
+
+
+def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None = None) -> Heatmap:
+    """Return the record as it will be, without weights. Of what a decoder hears these are the maps across.
+
+    Raises:
+        AttnscopeError: A part is asked for that the text does not have, or of several maps; or no head is chosen.
+    """
+    if cut and (len(info.kinds) > 1 or reading.axes):
+        raise AttnscopeError(
+            f"{info.name} has {len(info.kinds)} kinds of attention, whose rows and columns differ",
+            "leave out --rows and --cols",
+        )
+    if reading.pictures and cut and cut.cols is not None:
+        raise AttnscopeError("what is laid over a picture are all its patches", "leave out --cols")
+    notes = list(reading.notes)
+    if reading.axes:
+        maps = _maps_by_axes(info, reading, chosen)
+        for layer, head in chosen.picked or ():
+            kinds = [m.kind for m in maps if layer in m.layers and head in m.heads]
+            if len(kinds) > 1:
+                notes.append(f"L{layer}H{head} names a head of each kind of attention: {', '.join(kinds)}")
+    else:
+        maps, note = _maps_by_kind(info, reading, chosen, cut)
+        notes += note
+    return Heatmap(
+        reading.text,
+        tuple(maps),
+        run_of(info, notes),
+        picked=chosen.picked,
+        picture=reading.picture,
+        sound=reading.sound,
+        pictures=reading.pictures,
+    )
+
+
+def _maps_by_kind(
+    info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None
+) -> tuple[list[AttentionMap], list[str]]:
+    """Return a map for each kind of attention that has one of the chosen heads, and a note on a part of it."""
+    notes = []
+    if reading.pictures and (cut is None or cut.rows is None):
+        # Of the patches nothing is asked, and a map of them all would take gigabytes.
+        cut = Cut((reading.after_pictures, None), cut.cols if cut else None)
+    heard = reading.sound if reading.target is not None else None
+    maps = []
+    for number, kind in enumerate(info.kinds):
+        layers = tuple(layer for layer in chosen.layers if layer < info.n_layers[number])
+        heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
+        if not layers or not heads or (heard is not None and kind != "cross"):
+            continue
+        queries, keys = reading.queries_and_keys(kind)
+        part = None
+        if heard is not None:
+            part = (0, 0, len(queries), len(keys))
+            keys = keys.take(np.arange(len(heard.envelope)))
+        if cut:
+            rows, columns = cut.within(len(queries), len(keys))
+            part = (rows.start, columns.start, len(queries), len(keys))
+            if not reading.pictures:
+                notes.append(
+                    f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
+                    f"{columns.stop - 1} of {len(keys)} tokens; weights are those of the whole"
+                )
+            queries, keys = (
+                queries.take(np.arange(rows.start, rows.stop)),
+                keys.take(np.arange(*columns.indices(len(keys)))),
+            )
+        maps.append(_empty_map(info, number, layers, heads, queries, keys, part))
+    if heard is not None and not maps:
+        raise AttnscopeError(
+            f"{info.name} has no cross-attention in the layers and heads that are chosen",
+            f"its decoder has {info.n_layers[-1]} layers of {info.n_heads[-1]} heads",
+        )
+    return maps, notes
+
+
+def _maps_by_axes(info: ModelInfo, reading: Reading, chosen: Chosen) -> list[AttentionMap]:
+    """Return the maps of a model with cross-attention to pictures: first that, then the others."""
+    maps: list[AttentionMap] = []
+    for kind, axes in reading.axes.items():
+        number = info.kinds.index(kind)
+        layers = tuple(layer for layer in chosen.layers if layer in axes.layers)
+        heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
+        if layers and heads:
+            part = (axes.first, 0, len(axes.queries), len(axes.keys)) if axes.first else None
+            queries = axes.queries.take(np.arange(axes.first, len(axes.queries)))
+            maps.append(_empty_map(info, number, layers, heads, queries, axes.keys, part))
+        elif not maps:
+            raise AttnscopeError(
+                f"{info.name} looks at pictures in layers {spans(axes.layers)} alone, each of {info.n_heads[number]} "
+                "heads",
+                "choose among these",
+            )
+    return maps
+
+
+def _empty_map(
+    info: ModelInfo,
+    number: int,
+    layers: tuple[int, ...],
+    heads: tuple[int, ...],
+    queries: Tokens,
+    keys: Tokens,
+    part: tuple[int, int, int, int] | None,
+) -> AttentionMap:
+    """Return a map of the model's kind of attention with this number, without weights."""
+    return AttentionMap(
+        kind=info.kinds[number],
+        layers=layers,
+        heads=heads,
+        weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
+        queries=queries,
+        keys=keys,
+        n_layers=info.n_layers[number],
+        n_heads=info.n_heads[number],
+        n_kv_heads=info.n_kv_heads[number],
+        part=part,
+    )
+
+
+# Exact maps
+
+
+def run_model(
+    model: Model, record: Heatmap, reading: Reading, probe_of: Callable[..., Weights] | None = None
+) -> Heatmap:
+    """Return the outlined record with the model's weights.
+
+    Args:
+        model: The model.
+        record: What `outline` made.
+        reading: What the model reads.
+        probe_of: Makes the probe, with the arguments of `core.attention.probes.Weights`; None = that one.
+
+    Raises:
+        AttnscopeError: Weights are NaN, or do not fit into memory.
+    """
+    _require_memory(record)
+    layers, heads = chosen_of(record)
+    if model.look is not None:
+        return fill_maps(record, model.look(reading.tokens, layers).weights, model.info)
+    from attnscope.core.attention.probes import Part, Weights, probe_by_kind
+
+    probe: Probe
+    probes: Mapping[str, Part | Weights]
+    if reading.axes or (record.maps[0].part is not None and model.info.path == "seam"):
+        # Each kind has queries and keys of its own.
+        probes = {m.kind: Part(*_slices_of(m), m.layers, _probed(m), (cast("Kind", m.kind),)) for m in record.maps}
+        probe = probe_by_kind(probes)
+    else:
+        kinds = tuple(cast("Kind", m.kind) for m in record.maps)
+        probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
+        probes = dict.fromkeys(kinds, probe)
+    run_probe(model, reading, probe)
+    maps = []
+    for m in record.maps:
+        weights = probes[m.kind].maps.get(cast("Kind", m.kind), {})
+        by_layer = {layer: heads_of_text[0].numpy() for layer, heads_of_text in weights.items()}
+        maps.append(_fill(m, by_layer, probes[m.kind].heads, model.info))
+    return replace(record, maps=tuple(maps))
+
+
+def chosen_of(record: Heatmap) -> tuple[list[int], tuple[int, ...] | None]:
+    """Return the layers and heads that one probe keeps for all maps of a record; None = all heads."""
+    layers = sorted({layer for m in record.maps for layer in m.layers})
+    return layers, None if len(record.maps) > 1 else _probed(record.maps[0])
+
+
+def _probed(attention: AttentionMap) -> tuple[int, ...] | None:
+    """Return the heads that a probe keeps of each layer: layers may have fewer, so all are not named."""
+    return None if len(attention.heads) == attention.n_heads else attention.heads
+
+
+def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
+    """Run a model on what it reads, with the probe at the seam."""
+    import torch
+
+    with torch.inference_mode():
+        if reading.inputs is not None and model.run_inputs is not None:
+            model.run_inputs(reading.inputs, probe)
+        else:
+            model.run(batch_of(reading, model.info.device), probe)
+
+
+def _slices_of(attention: AttentionMap) -> tuple[slice, slice]:
+    """Return which queries and keys of the whole a map holds."""
+    query, key = attention.first
+    return slice(query, query + len(attention.queries)), slice(key, key + len(attention.keys))
+
+
+def fill_maps(record: Heatmap, weights: Mapping[int, NDArray[np.float32]], info: ModelInfo) -> Heatmap:
+    """Return the outlined record of a model with one kind of attention, with its weights by layer."""
+    return replace(record, maps=tuple(_fill(m, weights, None, info) for m in record.maps))
+
+
+def _fill(
+    attention: AttentionMap,
+    by_layer: Mapping[int, NDArray[np.float32]],
+    probed_heads: Sequence[int] | None,
+    info: ModelInfo,
+) -> AttentionMap:
+    """Return the map with its weights, without layers that have no attention."""
+    layers = _layers_found(attention, by_layer)
+    shape = len(attention.queries), len(attention.keys)
+    rows, columns = _slices_of(attention)
+    # A model off the seam gives whole maps.
+    weights = [by_layer[layer] for layer in layers]
+    weights = [each if each.shape[1:] == shape else each[:, rows, columns] for each in weights]
+    return replace(attention, layers=layers, weights=_lay_heads(attention, layers, weights, probed_heads, info))
+
+
+def _lay_heads(
+    attention: AttentionMap,
+    layers: Sequence[int],
+    numbers: Sequence[NDArray[Any]],
+    probed_heads: Sequence[int] | None,
+    info: ModelInfo,
+) -> NDArray[Any]:
+    """Return numbers of layers, each (head, ...) of the heads that were probed, as one array (layer, head, ...).
+
+    Heads that a layer lacks are NaN, or -1 in whole numbers.
+
+    Raises:
+        AttnscopeError: A number is NaN.
+    """
+    is_whole = np.issubdtype(numbers[0].dtype, np.integer)
+    shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
+    laid = np.full(shape, -1, np.int32) if is_whole else np.full(shape, np.nan, np.float32)
+    for row, (layer, of_layer) in enumerate(zip(layers, numbers, strict=True)):
+        if not is_whole and np.isnan(of_layer).any():
+            raise refusal(info, (attention.kind, layer))
+        for column, head in enumerate(attention.heads):
+            place = head if probed_heads is None else probed_heads.index(head)
+            if place < len(of_layer):
+                laid[row, column] = of_layer[place]
+    return laid
+
+
+def _layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple[int, ...]:
+    """Return the layers of a map that have attention.
+
+    Raises:
+        AttnscopeError: None has.
+    """
+    layers = tuple(layer for layer in attention.layers if layer in by_layer)
+    if not layers:
+        raise AttnscopeError(
+            f"no attention in layers {spans(attention.layers)}: this model has none there", "choose other layers"
+        )
+    return layers
+
+
+def _require_memory(record: Heatmap) -> None:
+    """Refuse maps that do not fit into memory, before the model runs for minutes."""
+    needed = sum(4 * len(m.layers) * len(m.heads) * len(m.queries) * len(m.keys) for m in record.maps)
+    available = physical_bytes()
+    if available is not None and needed * 2 > available:
+        raise AttnscopeError(
+            f"the maps of {len(record.maps[0].keys)} tokens need {needed / 2**30:.0f} GiB, this machine has "
+            f"{available / 2**30:.0f} GiB",
+            "choose fewer layers and heads (-L, -H, --pick), a part (--rows, --cols), or --pool 256",
+        )
+
+
+# Pooled maps
+
+
+def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: str) -> PooledHeatmap:
+    """Run a model, and return its maps pooled to at most so many rows and columns of cells.
+
+    Raises:
+        AttnscopeError: The model's attention does not pass through the seam.
+    """
+    if model.info.path != "seam":
+        raise AttnscopeError(
+            f"{model.info.name} does not pass its attention through the seam: only its whole maps can be seen",
+            "--pool 0, on fewer tokens",
+        )
+    whole = outline(model.info, reading, chosen)
+    from attnscope.core.attention.probes import Pooled
+
+    grids = {cast("Kind", m.kind): _grid(m, cells, cast("Pool", pool)) for m in whole.maps}
+    probe = Pooled(grids, *chosen_of(whole))
+    run_probe(model, reading, probe)
+    maps = []
+    for m in whole.maps:
+        kind = cast("Kind", m.kind)
+        by_layer = probe.maps.get(kind, {})
+        layers = _layers_found(m, by_layer)
+        arrays = {}
+        for name in PooledMap.ARRAYS:
+            numbers = [getattr(by_layer[layer], name)[0].numpy() for layer in layers]
+            arrays[name] = _lay_heads(m, layers, numbers, probe.heads, model.info)
+        grid = grids[kind]
+        sizes = {name: getattr(m, name) for name in _SIZES}
+        far = -1 if grid.far is None else grid.far
+        maps.append(
+            PooledMap(
+                **sizes,
+                **arrays,
+                layers=layers,
+                query_cell=grid.query_cell,
+                key_cell=grid.key_cell,
+                far_tokens=far,
+            )
+        )
+    return PooledHeatmap(whole.text, tuple(maps), whole.run, whole.picked, pool)
+
+
+def _grid(attention: AttentionMap, cells: int, pool: Pool) -> Grid:
+    """Return how a map is pooled, and between which of its tokens links are looked for."""
+    import torch
+
+    from attnscope.core.attention.pooling import Grid
+
+    key_cell = -(-len(attention.keys) // cells)
+    no_key = attention.keys.special.copy()
+    no_key[0] = True  # heads that have nothing to do rest on the first token, special or not
+    return Grid(
+        query_cell=-(-len(attention.queries) // cells),
+        key_cell=key_cell,
+        pool=pool,
+        n_links=N_LINKS,
+        far=None if attention.kind == "cross" else max(key_cell, LEAST_FAR),
+        no_query=torch.from_numpy(attention.queries.special.copy()),
+        no_key=torch.from_numpy(no_key),
+    )

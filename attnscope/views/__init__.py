@@ -1,1 +1,0 @@
-"""Records in, pictures out: figures as files, drawings in the terminal. Knows no models and no torch."""
