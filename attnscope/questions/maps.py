@@ -427,11 +427,9 @@ def choose_heads(
     maps = getattr(record, "maps", None)
     if maps is not None:
         known = [pair for attention in maps for pair in attention.pairs]
-    elif hasattr(record, "table"):
+    else:
         table = record.table("heads")
         known = list(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
-    else:
-        known = [(head.layer, head.head) for head in record.heads]
     chosen = []
     for what, wanted, held in zip(("layer", "head"), (layers, heads), map(set, zip(*known, strict=True)), strict=True):
         beyond = sorted({*(wanted or ())} - held)
