@@ -166,16 +166,6 @@ def test_the_same_maps_are_drawn_twice_into_one_folder(run: Run, tmp_path: Path)
         assert run("heatmap", "x", "--pick", "L0H0", "-o", "out", *more).status == 0, more
 
 
-@pytest.mark.parametrize("format_", ["text", "png"])
-def test_all_places_of_a_repeated_token_are_shown_and_said(run: Run, format_: str) -> None:
-    given = ("heatmap", "cat dog cat", "--pick", "L0H0", "-o", "out", "-f", f"{format_},npz", "--query")
-    told = run(*given, "cat,dog")
-    assert told.err == "note: 'cat' stands at @1, @3: all are shown; --query @1 shows one\n"
-    shown = run("show", "out/heatmap.npz", "--query", "cat,dog")
-    assert shown.err == told.err and shown.out.count("attends to") == 3
-    require_one_line(run("show", "out/heatmap.npz", "--query", "bird"), "no token is 'bird'")
-
-
 # Models that cannot be shown
 
 

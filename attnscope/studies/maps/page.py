@@ -122,8 +122,8 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]
     if not maps and not order.is_read:
         raise UsageError(
             "there is nothing to show beside heads",
-            "give TEXT, --file, --image, or a heatmap.npz; `attnscope show heads.npz -f html -o FOLDER` makes the page "
-            "of the heads alone",
+            f"give TEXT, --file, --image, or a heatmap.npz; `attnscope show {order.record[0]} -f html -o FOLDER` makes "
+            "the page of the heads alone",
         )
     return named[0] if named else None, maps
 
