@@ -226,20 +226,22 @@ def test_an_empty_name_is_not_the_working_folder(command: tuple[str, ...], run: 
 
 
 def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> list[Path]:
+    def interrupted(*_: object, **__: object) -> list[Path]:
         raise KeyboardInterrupt
 
     formats = ("npz", "csv", "png")
-    with pytest.raises(KeyboardInterrupt):
-        output.write(fake_findings(2, 3), tmp_path / "out", formats, drawing=interrupted)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Record, "draw", interrupted)
+        output.write(fake_findings(2, 3), tmp_path / "out", formats)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"heads.npz", "heads.csv"}
     output.write(fake_findings(2, 3), tmp_path / "out", formats)
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     capsys.readouterr()
+    monkeypatch.setattr(Record, "draw", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        output.write(fake_findings(3, 4), tmp_path / "out", formats, drawing=interrupted)
+        output.write(fake_findings(3, 4), tmp_path / "out", formats)
     assert {path: path.read_bytes() for path in before} == before
     assert len(attnscope.load_record(tmp_path / "out/interrupted")["heads"]) == 12
     assert "not all figures were drawn, so none is kept: the data are in" in capsys.readouterr().err

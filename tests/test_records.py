@@ -439,14 +439,6 @@ def test_spans_name_exactly_the_numbers(numbers: set[int]) -> None:
     assert spans([5, 0, 1, 2, 2]) == "0-2,5"
 
 
-def test_what_is_drawn_ahead_of_the_weights_changes_like_them() -> None:
-    record = simple(5)
-    ahead = replace(record, maps=(replace(record.maps[0], weights=np.zeros((2, 3, 0, 0), np.float32)),))
-    one, other = ahead.hide_special().merge_words(), record.hide_special().merge_words()
-    same_tokens(one.maps[0].queries, other.maps[0].queries)
-    assert one.changes == other.changes
-
-
 # In a notebook
 
 

@@ -135,7 +135,6 @@ class Wanted:
         columns: Panels side by side; 0 = as many as make the page near 4:3.
         around: Gives the room around a panel by the width of its cells.
         names_px: Room for names at the left of each row of panels.
-        beside_px: Room at the right of all panels.
         gap_px: Distance from one panel, with its room, to the next.
         top_px: Where the first row of panels begins.
         row_px: Height of a row of cells; 0 = cells are squares.
@@ -152,7 +151,6 @@ class Wanted:
     columns: int = 0
     around: Callable[[float], Around] = lambda cell: Around()
     names_px: float = 0
-    beside_px: float = 0
     gap_px: float = 26
     top_px: float = HEADER_PX
     row_px: float = 0
@@ -266,14 +264,14 @@ def _room_around(wanted: Wanted, cell: float, columns: int, paper: Paper) -> Aro
     around = wanted.around(cell)
     if not paper.fixed:
         return around
-    pitch = (paper.room_px - wanted.names_px - wanted.beside_px - (columns - 1) * wanted.gap_px) / columns
+    pitch = (paper.room_px - wanted.names_px - (columns - 1) * wanted.gap_px) / columns
     return replace(around, left=min(around.left, pitch * _LABELS_AT_MOST))
 
 
 def _needed_width(wanted: Wanted, columns: int, panel_px: float, around: Around) -> float:
     """Return the width of a page with so many panels side by side."""
     panels = columns * (around.left + panel_px + around.right) + (columns - 1) * wanted.gap_px
-    return 2 * MARGIN_PX + wanted.names_px + panels + wanted.beside_px
+    return 2 * MARGIN_PX + wanted.names_px + panels
 
 
 def columns_for(n_panels: int) -> int:

@@ -425,7 +425,8 @@ class MapsPage(Page):
         for number, text in enumerate(self._ticks):
             tick, written = placed[number] if number < len(placed) else (bar[0], "")
             text.set_text(written)
-            text.set_x(x + width * (tick - bar[0]) / ((bar[1] - bar[0]) or 1.0))
+            half = self.lettering.width_px(written, layout.CAPTION_PX * self.zoom) / 2
+            text.set_x(max(half + self.paper.crop_px, x + width * (tick - bar[0]) / ((bar[1] - bar[0]) or 1.0)))
         for text, weight in zip(self._numbers, shown[0].ravel() if self._numbers else (), strict=True):
             low, high = limits[0]
             share = min(1.0, max(0.0, (float(weight) - low) / ((high - low) or 1.0)))
