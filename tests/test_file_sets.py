@@ -16,6 +16,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.questions.heads import Heads
 from attnscope.results.file_sets import OwnFiles, find_unmoved, locate, replace_together
 from attnscope.results.kinds import file_of
+from attnscope.results.record import Record
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple

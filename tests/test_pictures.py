@@ -241,7 +241,7 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
     for stem in stems:
         assert (tmp_path / "a" / f"{stem}.png").read_bytes() == (tmp_path / "b" / f"{stem}.png").read_bytes()
     status, out, _ = run("show", "a", "--query", "1,2", "--pick", "L1H0")
-    assert status == 0 and "what patch 1,2 attends to" in out and "3 × 3 patches" in out
+    assert status == 0 and "what patch 1,2 attends to" in " ".join(out.split()) and "3 × 3 patches" in out
     status, out, _ = run("heatmap", "--image", "photo.png", "-m", folder, "--json", "-f", "npz", "--pick", "L0H1")
     document = json.loads(out)
     assert document["options"]["picture"] == {"grid": [3, 3], "source": "photo.png", "size": [60, 40], "area": None}
