@@ -41,9 +41,9 @@ from attnscope.studies.describe.english import CLOSED_CLASSES
 from attnscope.studies.describe.lines import HeadDescription
 from attnscope.studies.describe.rows import Group, Unit, draw, measure
 from attnscope.studies.describe.study import describe, describe_fitted, fit_group
+from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.texts import special_ids
-from attnscope.studies.measuring.head_blocks import Frequencies
 
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD_TOKENS = 40_000

@@ -19,15 +19,14 @@ import torch
 
 from attnscope.core.attention.seam import attend
 from attnscope.core.attention.tiles import Buffers
-from attnscope.core.catalogue import MEASURES, OFFSETS
-from attnscope.core.facts import TextFacts, output_factor
+from attnscope.core.catalogue import MEASURES
+from attnscope.core.facts import TextFacts
 from attnscope.core.measures import HeadMeasures
 from attnscope.corpus import TOKEN_BUDGET
 from attnscope.models import load
 from attnscope.models.model import Batch
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
-N_HEADS = 12
 RIVALS = ["dense", "one_by_one", "torch_one_by_one"]
 
 
@@ -43,15 +42,11 @@ def main() -> None:
     model = load("minilm", engine="native")
     ids, punctuation = story(model, options.tokens)
     network = model._network
-    factors = {
-        ("encoder", i): output_factor(layer.attention.out_proj.weight, N_HEADS)
-        for i, layer in enumerate(network.layers)
-    }
     table = torch.nn.functional.normalize(network.word.weight, dim=-1)
     result = {"benchmark": "measures", "tokens": options.tokens, "threads": options.threads, "measures": len(MEASURES)}
     for length in options.lengths:
         batches = cut(ids, punctuation, length, max(1, TOKEN_BUDGET // length), table)
-        times = race(model, batches, factors, options.runs, options.rivals)
+        times = race(model, batches, options.runs, options.rivals)
         result[f"texts_of_{length}"] = summary(times, length)
     print(json.dumps(result))
 
@@ -97,7 +92,7 @@ def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> l
     return made
 
 
-def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.ndarray]:
+def race(model, batches, runs: int, others: list[str]) -> dict[str, np.ndarray]:
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     buffers = Buffers()  # kept from batch to batch, as a study of heads keeps them
 
@@ -105,10 +100,10 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
         model.run(batch, attend)
 
     def measured(batch: Batch, facts: TextFacts) -> None:
-        model.run(batch, HeadMeasures(facts, factors=factors, buffers=buffers))
+        model.run(batch, HeadMeasures(facts, buffers=buffers))
 
     def from_weights(batch: Batch, facts: TextFacts) -> None:
-        model.run(batch, Dense(facts, factors))
+        model.run(batch, Dense(facts))
 
     def alone(batch: Batch, facts: TextFacts, probe) -> None:
         for row in range(len(batch.ids)):
@@ -120,10 +115,10 @@ def race(model, batches, factors, runs: int, others: list[str]) -> dict[str, np.
             model.run(Batch(batch.ids[text, :n]), probe(TextFacts(**cut_off)))
 
     def one_by_one(batch: Batch, facts: TextFacts) -> None:
-        alone(batch, facts, lambda text: Dense(text, factors))
+        alone(batch, facts, lambda text: Dense(text))
 
     def sums_one_by_one(batch: Batch, facts: TextFacts) -> None:
-        alone(batch, facts, lambda text: HeadMeasures(text, factors=factors, buffers=buffers))
+        alone(batch, facts, lambda text: HeadMeasures(text, buffers=buffers))
 
     rivals = {"plain": plain, "measured": measured}
     rivals |= {
@@ -167,8 +162,8 @@ class Dense:
     What depends on the texts alone is worked out once a batch, and everything is batched.
     """
 
-    def __init__(self, facts: TextFacts, factors) -> None:
-        self.facts, self.factors, self.shared = facts, factors, None
+    def __init__(self, facts: TextFacts) -> None:
+        self.facts, self.shared = facts, None
         self.sums: dict[int, dict[str, torch.Tensor]] = {}
 
     def prepare(self) -> dict[str, torch.Tensor]:
@@ -193,7 +188,7 @@ class Dense:
             "same_token": same, "induction": follow, "similar_token": facts.embeddings @ facts.embeddings.mT,
         }  # fmt: skip
         return {
-            "real": real, "off": off, "squares": offset.square(),
+            "real": real, "off": off,
             "bias": torch.where(facts.real, 0.0, torch.finfo(torch.float32).min)[:, None, None],
             "columns": torch.stack(list(columns.values()), -1)[:, None],
             "pairs": torch.stack([pair.float().expand(len(real), n, n) for pair in pairs.values()], -1),
@@ -212,8 +207,6 @@ class Dense:
         found["entropy"] = (entropy * real).sum(-1)
         found["relative"] = (entropy * real).sum(-1) / given["log"]
         largest = weights.amax(-1)
-        ends = facts.final_special[:, None, None, None].expand(*weights.shape[:3], 1)
-        found["max_weight"] = (weights.scatter(-1, ends, 0.0).amax(-1) * real).sum(-1)
         found["columns"] = ((weights @ given["columns"]) * real[..., None]).sum(2)
         found["active"] = ((weights * off[:, :, None]).sum(-1) * real).sum(-1)
         queries = weights * real[..., None]
@@ -221,18 +214,8 @@ class Dense:
         for i, pair in enumerate(given["pairs"].unbind(-1)):
             found[f"pair {i}"] = (queries * pair[:, None]).sum((-1, -2))
             found[f"pair {i} active"] = (queries * (pair * given["off"][:, None])[:, None]).sum((-1, -2))
-        found["rms"] = (queries * given["squares"]).sum(-1).sqrt().sum(-1)
-        n = weights.shape[-1]
         hits = queries == largest[..., None]
-        for o in OFFSETS:
-            if abs(o) < n:
-                found[f"offset {o}"] = hits.diagonal(o, -2, -1).sum(-1)
         found["rarest"] = (hits & facts.rarest[:, None, None]).sum((-1, -2))
-        received = queries.sum(2)
-        found["received"] = received.amax(-1)
-        found["values"] = (received * call.value.norm(dim=-1)).sum(-1)
-        norms = (call.value @ self.factors[call.kind, call.layer].mT).norm(dim=-1)
-        found["outputs"] = (received * norms).sum(-1)
         self.sums[call.layer] = found
         return output
 

@@ -38,7 +38,7 @@ This page defines what `attnscope heads` measures and how a measure becomes a ro
 In the formulas, `A_qk` is the weight that query q gives to key k. A row of A sums to 1. It sums to less if the
 model has a *learned sink*: a logit in the softmax that belongs to no key, as in gpt-oss. `x_k` is the token at k,
 `n_q` the number of keys that the mask lets q attend to, `e_k` the static embedding of the token, normalised to length
-1, and `v_k` the value vector. Logarithms are natural.
+1. Logarithms are natural.
 """
 
 _ABOUT_VALUES = """
@@ -60,8 +60,7 @@ The same command gives the same numbers. The same texts in other files or anothe
 
 A query does not count if it is padding, if it may attend to nothing, or if the measure makes no sense for it. The
 first token has no previous token, and the mass on punctuation is undefined for a query that may attend to none. Under
-a sliding window, `first_token` and `previous_token` count only the queries that may see that key. If a formula is
-about a whole text, the notes below the measures say what is counted.
+a sliding window, `first_token` and `previous_token` count only the queries that may see that key.
 
 `NAME_active` is the measure excluding sinks, which are special tokens and the first one. It is the sum over the other
 keys, divided by all the mass that is on them. What a learned sink takes counts as neither.
@@ -93,7 +92,6 @@ repeats one token again and again. All queries count there, and all of their att
 
 ```text
 high end   at least  1 - (1 - r) (1 - w),   w = u / (u + (1 - u) f)
-f = the share of the queries that the measure counts (of their attention outside sinks, for NAME_active)
 ```
 
 ## The baseline
@@ -104,7 +102,6 @@ the head. So a head that spreads this weight evenly has exactly that value.
 """
 
 _ABOUT_ROLES = """
-A head gets a role if its measure, or its `_active` measure, is above a limit. The `_active` measure counts only if
 its queries give at least {least_active:.0%} of their attention to keys other than special tokens and the first. So
 an induction head may rest nearly always, but not where there is something to repeat.
 
@@ -158,11 +155,12 @@ def _range(low: float, high: float) -> str:
 
 def _about(measure: "Measure") -> list[str]:
     """A measure of a catalogue, as paragraphs."""
+    from attnscope.core.catalogue import Pairs
+
     facts = [f"unit: {measure.unit}", f"range: {_range(measure.low, measure.high)}"]
-    facts += [f"counts: {measure.counts}"] if measure.counts else []
     facts += [f"source: {measure.source}"]
     facts += [f"also `{measure.name}_active`"] if measure.has_active else []
-    facts += ["undefined in cross attention"] if measure.needs_places else []
+    facts += ["undefined in cross attention"] if isinstance(measure.family, Pairs) else []
     return [
         f"### {measure.name}",
         f"A large value says: the head {measure.what}.",
@@ -173,9 +171,9 @@ def _about(measure: "Measure") -> list[str]:
 
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
-    from attnscope.core.catalogue import MEASURES, REACH
+    from attnscope.core.catalogue import MEASURES
     from attnscope.core.exact.intervals import DEPENDENCE
-    from attnscope.studies.heads import measure_intervals, roles
+    from attnscope.studies.heads import measure_intervals, measuring, roles
 
     parts = [
         "# Measures and roles",
@@ -192,15 +190,11 @@ def measures_page() -> str:
         "- `similar_token` is compared with attention that is uniform over the same keys and has the same mass. So a "
         "learned sink makes it neither larger nor smaller.\n"
         "- Tokens that are equally rare share what `rarest_token` counts.\n"
-        "- If several offsets have the largest weight equally often, `positional` is about the one nearest to 0.\n"
-        "- `sink` counts texts, not queries, however many chunks they came in. A query that may not see the first "
-        "token counts as giving it 0, so under a window of a few tokens no head has a sink.\n"
         "- The tokens of `outlier_token` are found anew in each text and layer, because such norms come and go from "
         "layer to layer. In SmolLM2-135M (30 layers), some occurrences of `the` have such norms from layer 3 "
         "to layer 11. `_active` measures "
         "leave out only special tokens and the first, which are the same in every layer. The measure is undefined in "
-        "cross attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen.\n"
-        "- `received` adds up, text by text, what the most attended key received, and divides by the number of queries."
+        "cross attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen."
     )
     about_values = _ABOUT_VALUES.strip().replace("RHO", f"{DEPENDENCE:g}")
     parts.append(about_values.replace("SIMILAR", f"{measure_intervals.SIMILAR:g}"))
@@ -209,7 +203,7 @@ def measures_page() -> str:
         least_active=measure_intervals.LEAST_ACTIVE,
         margin=roles.MARGIN,
         least_margin=roles.LEAST_MARGIN,
-        reach=REACH,
+        reach=measuring.OFFSETS[-1],
         fewest=roles.FEWEST_TEXTS,
         least=roles.LEAST_TEXTS,
         level=roles.LEVEL,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnscope.studies.measuring.head_blocks import HeadMeasurer
+from attnscope.studies.heads.measuring import HeadMeasurer
 
 
 @dataclass

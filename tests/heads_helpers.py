@@ -12,9 +12,9 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import TokenCounts
 from attnscope.questions.heads import Heads
 from attnscope.results.table import Estimate, Table, count, text
+from attnscope.studies.heads.measuring import Tally
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import texts_of
-from attnscope.studies.measuring.tally import Tally
 from tests.record_helpers import require_close
 
 

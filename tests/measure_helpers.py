@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.core.attention.seam import AttentionCall, allowed
-from attnscope.core.catalogue import OFFSETS, measure_names
+from attnscope.core.catalogue import measure_names
 from attnscope.core.facts import TextFacts
 
 PLACES = ("previous_token", "self_token", "next_token", "window", "distance_tokens", "signed_distance_tokens",
-          "rms_distance_tokens", "same_token", "induction", "similar_token")  # fmt: skip
+          "same_token", "induction", "similar_token")  # fmt: skip
 SHIFTS = {"previous_token": (-1,), "self_token": (0,), "next_token": (1,), "window": tuple(range(-3, 4))}
 
 
@@ -63,7 +63,6 @@ class Expected:
         self.names = names
         self.sum, self.count = (np.zeros((len(names), batch, n_heads)) for _ in range(2))
         self.even = np.zeros_like(self.sum)  # `_active` of a head that spreads evenly what it does not rest
-        self.offset_sum, self.offset_count = (np.zeros((len(OFFSETS), batch, n_heads)) for _ in range(2))
 
     def put(self, name: str, text: int, head: int, value: float, count: float = 1.0) -> None:
         i = self.names.index(name)
@@ -76,8 +75,6 @@ def expected(
     may: Tensor | None,
     keys: TextFacts,
     queries: TextFacts | None = None,
-    values: Tensor | None = None,
-    projection: Tensor | None = None,
     outlying: Tensor | None = None,
 ) -> Expected:
     """All measures of dense float64 weights by their definitions."""
@@ -91,31 +88,11 @@ def expected(
     for b in range(batch):
         text = _Text(keys, b, outlying)
         for h in range(n_heads):
-            norms = {}
-            if values is not None:
-                read = h // (n_heads // values.shape[1])
-                vectors = values[b, read].double().numpy()
-                norms["value_weighted"] = [math.sqrt(sum(x * x for x in v)) for v in vectors]
-                if projection is not None:
-                    width = vectors.shape[1]
-                    part = projection[:, h * width : (h + 1) * width].double().numpy()
-                    norms["norm_weighted"] = [float(np.linalg.norm(part @ v)) for v in vectors]
-            received = np.zeros(n_keys)
-            n_counted = 0
-            first = []
             for q in range(n_queries):
                 row, seen = weights_all[b, h, q], [k for k in range(n_keys) if may_all[b, h, q, k]]
                 if not seen or not counting[b, q]:
                     continue
-                n_counted += 1
-                received += row
-                if text.first in seen:
-                    first.append(row[text.first])
-                _add_query(result, b, h, q, row, seen, text, norms, own_text=queries is None)
-            if n_keys:
-                result.put("received", b, h, received.max(), n_counted)
-            if n_counted:
-                result.put("sink", b, h, float(sum(first) / n_counted > 0.3))
+                _add_query(result, b, h, q, row, seen, text, own_text=queries is None)
     return result
 
 
@@ -125,7 +102,6 @@ class _Text:
         self.ids = facts.ids[b].tolist()
         tokens = [k for k, real in enumerate(self.real) if real]
         self.first = tokens[0] if tokens else -1
-        self.final = tokens[-1] if tokens and self.special[tokens[-1]] else -1
         self.rest = {k for k in tokens if self.special[k] or k == self.first}
         self.sets = {"first_token": {self.first}, "special": {k for k in tokens if self.special[k]}}
         self.sets["outlier_token"] = set() if outlying is None else {k for k in tokens if outlying[b, k]}
@@ -150,7 +126,7 @@ class _Text:
         }
 
 
-def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> None:
+def _add_query(result, b, h, q, row, seen, text, *, own_text: bool) -> None:
     def put(name: str, value: float, count: float = 1.0) -> None:
         result.put(name, b, h, float(value), float(count))
 
@@ -164,9 +140,6 @@ def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> No
     put("entropy_nats", entropy)
     if len(seen) > 1:
         put("relative_entropy", entropy / math.log(len(seen)))
-    others = [row[k] for k in seen if k != text.final]
-    if others:
-        put("max_weight", max(others))
     largest = max(row)
     ties = sum(weight == largest for weight in row)
     rarest = [k for k in seen if k in text.rarest]
@@ -196,11 +169,9 @@ def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> No
     functions = {}
     if text.frequency is not None:
         functions["rarity"] = lambda k: -text.frequency[k]
-    functions |= {name: (lambda k, norm=norm: norm[k]) for name, norm in norms.items()}
     if own_text:
         functions["distance_tokens"] = lambda k: abs(k - q)
         functions["signed_distance_tokens"] = lambda k: k - q
-        put("rms_distance_tokens", math.sqrt(sum(row[k] * (k - q) ** 2 for k in seen)))
         if text.directions is not None:
             cosine = text.directions @ text.directions[q]
             mean = sum(cosine[k] for k in seen) / len(seen)
@@ -208,10 +179,6 @@ def _add_query(result, b, h, q, row, seen, text, norms, *, own_text: bool) -> No
             if off:
                 mean = sum(cosine[k] for k in off) / len(off)
                 put("similar_token_active", sum(row[k] * (cosine[k] - mean) for k in off), active)
-        for i, offset in enumerate(OFFSETS):
-            if q + offset in seen:
-                result.offset_sum[i, b, h] += (row[q + offset] == largest) / ties
-                result.offset_count[i, b, h] += 1
     for name, function in functions.items():
         real = [k for k in seen if text.real[k]] if name == "rarity" else seen
         put(name, sum(row[k] * function(k) for k in real))

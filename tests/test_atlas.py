@@ -430,7 +430,7 @@ def test_markup_in_texts_stays_text(own: Model, tmp_path: Path) -> None:
 
 
 def test_an_interruption_keeps_what_was_done(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 30)
+    monkeypatch.setattr("attnscope.studies.heads.measuring.TOKEN_BUDGET", 30)
     monkeypatch.setattr("attnscope.studies.atlas.rows.TOKEN_BUDGET", 30)
     first = atlas(own, SENTENCES, FEW, after(3, ""))
     assert not first.corpus["complete"] and 0 < first.corpus["n_texts"] < len(SENTENCES)
@@ -459,7 +459,7 @@ def test_a_failure_in_the_second_pass_keeps_the_first(own: Model, monkeypatch: p
     assert found.run["failures"][0]["step"] == "reading the examples"
 
 
-@pytest.mark.parametrize("wrong", [{"rank": "contnt_nats"}, {"examples": -1}, {"sample": 0}, {"rank": "positional"}])
+@pytest.mark.parametrize("wrong", [{"rank": "contnt_nats"}, {"examples": -1}, {"sample": 0}, {"rank": "no_such"}])
 def test_what_cannot_be_is_said(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         AtlasOptions(**wrong)

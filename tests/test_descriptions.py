@@ -22,10 +22,10 @@ from attnscope.studies.describe import rows as sampling
 from attnscope.studies.describe.lines import Active, Descriptions, HeadDescription, Pair, Term
 from attnscope.studies.describe.rows import measure
 from attnscope.studies.describe.study import describe
+from attnscope.studies.heads.measuring import Frequencies, decoder_start, target_of
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import batch_of
-from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of
 from tests.conftest import write_tiny
 
 ALICE = Path(__file__).resolve().parents[1] / "sample_texts" / "alice.txt"

@@ -217,7 +217,7 @@ def names_in_files(folder: Path) -> set[str]:
     """Names of members, fields and columns in all records of a folder, as `formats.md` writes them."""
     from attnscope.core.catalogue import measure_names
 
-    measures = "|".join(sorted({*measure_names(), "positional"}, key=len, reverse=True))
+    measures = "|".join(sorted(measure_names(), key=len, reverse=True))
     generic = (
         (rf"({measures})(?=(_low|_high|_uniform|_count)?$)", "M"),
         (r"(zero|mean)_(l2|loss|kl)(?=_)", "Q"),

@@ -81,7 +81,7 @@ def test_an_address_where_ray_is_not_is_one_line(study: Run, address: str, monke
 
 
 def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
-    from attnscope.core.catalogue import FROM_OFFSETS, measure_names
+    from attnscope.core.catalogue import measure_names
 
     status, out, err = study("--file", SENTENCES, "--json")
     assert status == 0, err
@@ -91,7 +91,7 @@ def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
     assert found["corpus"]["n_texts"] == 26
     first = found["heads"][0]
     parts = {f"previous_token{part}" for part in ("", "_low", "_high", "_baseline", "_count")}
-    assert {*measure_names(), FROM_OFFSETS, *parts} <= set(first)
+    assert {*measure_names(), *parts} <= set(first)
     assert {"role", "value", "value_low", "value_high", "value_baseline", "q", "tentative"} <= set(found["roles"][0])
     assert roles_in(found, 0, 0) == {"previous_token", "local"}
 

@@ -47,7 +47,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
         sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
         write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
         own = attnscope.load(str(tmp_path / "t5"))
-    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 1)  # a batch for each chunk
+    monkeypatch.setattr("attnscope.studies.heads.measuring.TOKEN_BUDGET", 1)  # a batch for each chunk
     options = HeadsOptions(chunk=30, stride=20)
     long = " ".join(SENTENCES[:4])
     texts = ["a", long, "the cat", *SENTENCES[:3]]
@@ -67,7 +67,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
 
 @pytest.mark.usefixtures("fixed_counts")
 def test_what_an_interruption_keeps_is_what_those_texts_say(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.TOKEN_BUDGET", 30)  # a batch for each text
+    monkeypatch.setattr("attnscope.studies.heads.measuring.TOKEN_BUDGET", 30)  # a batch for each text
     options = HeadsOptions()
     by_length = sorted(SENTENCES[:6], key=lambda text: len(own.tokenizer.encode(text)))
     found = heads(own, SENTENCES[:6], options, after(1))
@@ -84,7 +84,7 @@ def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnscope.studies.measuring.head_blocks.HeadMeasurer.measure", interrupted)
+    monkeypatch.setattr("attnscope.studies.heads.measuring.HeadMeasurer.measure", interrupted)
     found = heads(own, SENTENCES)
     assert (len(found["heads"]), found.corpus["n_texts"], found.corpus["complete"]) == (0, 0, False)
 

@@ -28,7 +28,7 @@ def own_causal() -> Any:
 def sums_of_texts(model: Any, texts: list[str]) -> dict[str, np.ndarray[Any, Any]]:
     """All sums and counts."""
     (tally,) = study_tallies(model, texts)[1].values()
-    parts = (tally.measures, tally.uniform, tally.offsets, tally.offsets_uniform, tally.pairs)
+    parts = (tally.measures, tally.uniform, tally.pairs)
     return {f"{number}{name}": part.total(name) for number, part in enumerate(parts) for name in ("s", "c")}
 
 
@@ -167,9 +167,7 @@ def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
     assert any("dense weights" in note for note in dense.run["notes"])
     assert [names_of(head) for head in heads_in(dense)] == [names_of(head) for head in heads_in(seam)]
     for name in seam.measure_names:
-        if name.startswith(("value_weighted", "norm_weighted")):
-            assert np.isnan(dense["heads"].grid(name, "encoder")).all()
-        elif name not in ("positional", "rarest_token"):  # of equal weights
+        if name != "rarest_token":  # of equal weights
             scale = 1e-4 if "distance" in name else 1e-5
             np.testing.assert_allclose(
                 dense["heads"].grid(name, "encoder"),
@@ -224,7 +222,7 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
     assert found.kinds == ("encoder", "decoder", "cross")
     assert any("write it again" in note for note in found.run["notes"])
     for kind, sums in expected.items():
-        for name in ("entropy_nats", "first_token", "special", "previous_token", "same_token", "max_weight"):
+        for name in ("entropy_nats", "first_token", "special", "previous_token", "same_token"):
             i = sums[0].names.index(name)
             total, count = (
                 sum(getattr(one, part)[i].sum(0) / size for one, size in zip(sums, sizes, strict=True))
@@ -233,4 +231,4 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
             value = np.divide(total, count, out=np.full(3, np.nan), where=count > 0)
             np.testing.assert_allclose(found["heads"].grid(name, kind)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
     across = next(head for head in heads_in(found) if head.kind == "cross")
-    assert np.isnan([across.measures[name].value for name in ("previous_token", "induction", "positional")]).all()
+    assert np.isnan([across.measures[name].value for name in ("previous_token", "induction")]).all()

@@ -16,7 +16,7 @@ from attnscope.studies.ablate.measurers import Cutting
 from attnscope.studies.compare import study as compare_study
 from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as heads_study
-from attnscope.studies.measuring.head_blocks import HeadMeasurer
+from attnscope.studies.heads.measuring import HeadMeasurer
 from attnscope.studies.relations import study as relations
 from attnscope.studies.relations.links import LinkMeasurer
 from attnscope.unfinished import settle

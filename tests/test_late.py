@@ -18,7 +18,7 @@ from attnscope.studies.ablate import study as ablation
 from attnscope.studies.compare import study as comparing
 from attnscope.studies.compare.pairs import PairMeasurer
 from attnscope.studies.heads import study as studying
-from attnscope.studies.measuring.head_blocks import HeadMeasurer
+from attnscope.studies.heads.measuring import HeadMeasurer
 from tests.ablation_helpers import save_tiny
 from tests.conftest import Run
 from tests.heads_helpers import heads_in

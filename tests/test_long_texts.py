@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnscope import heads, heatmap, pooled_heatmap
-from attnscope.core import masked_texts
+from attnscope.core import measures
 from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError, UsageError
@@ -270,13 +270,13 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(
     # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
-    monkeypatch.setattr(masked_texts, "KEPT_PAIRS", 1)
+    monkeypatch.setattr(measures, "KEPT_PAIRS", 1)
     model, n = model_of(model_type, **more), 640
     run(model, n)  # what is made once and kept
     with Largest() as largest:
         run(model, n)
-    # A tile: queries, heads, keys, bytes. A map of truth values would be more than twice that.
-    assert 0 < largest.n_bytes <= 16 * 4 * n * 4 < n * n / 2
+    # A tile of queries, 4 heads or 6 facts of pairs, keys, bytes. A map of truth values would be more than that.
+    assert 0 < largest.n_bytes <= 16 * 6 * n * 4 < n * n
 
 
 def test_the_count_of_allocations_sees_a_map() -> None:

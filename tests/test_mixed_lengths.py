@@ -16,7 +16,7 @@ from attnscope.studies.ablate import reading
 from attnscope.studies.atlas import rows as atlas_rows
 from attnscope.studies.compare import pairs
 from attnscope.studies.describe import rows
-from attnscope.studies.measuring import head_blocks
+from attnscope.studies.heads import measuring as head_blocks
 from tests.ablation_helpers import tiny
 from tests.record_helpers import require_close
 

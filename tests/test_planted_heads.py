@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 import attnscope
-from attnscope.core.catalogue import OFFSETS
 from attnscope.core.facts import TextFacts
 from attnscope.core.measures import Measured, measures_of_weights
 from attnscope.corpus import CorpusText
+from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.roles import judge as judge_tallies
 from attnscope.studies.heads.rules import complete_thresholds
 from attnscope.studies.heads.study import heads
-from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 from benchmarks.known.families import Scores, build, writer_of_the_token_before
 from tests.heads_helpers import heads_in, study_tallies
 
@@ -37,14 +36,9 @@ def tally_of_texts(sums: Sequence[Measured]) -> Tally:
     """One layer's measures of some texts, as a study adds them up."""
     tally = Tally.empty("decoder", (0,), sums[0].sum.shape[2], sums[0].names)
     for one in sums:
-        of = {
-            name: np.moveaxis(getattr(one, name), 0, -1)[:, None]
-            for name in ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform")
-        }
+        of = {name: np.moveaxis(getattr(one, name), 0, -1)[:, None] for name in ("sum", "count", "uniform_sum")}
         tally.measures.add(of["sum"], of["count"])
         tally.uniform.add(of["uniform_sum"], of["count"])
-        tally.offsets.add(of["offset_sum"], of["offset_count"])
-        tally.offsets_uniform.add(of["offset_uniform"], of["offset_count"])
     nothing = np.zeros((len(sums), len(PAIR_MEASURES), len(OFFSETS)))
     tally.pairs.add(nothing, nothing)
     return tally
@@ -99,8 +93,7 @@ def test_a_head_that_spreads_over_what_is_left_has_the_value_of_uniform_attentio
     active[:, 0] = 0
     left = torch.rand(n, 1, generator=chance, dtype=torch.float64)
     rows = active / active.sum(-1, keepdim=True).clamp(min=1) * left
-    values = torch.randn(1, 1, n, 3, generator=chance, dtype=torch.float64)
-    got = measures_of_weights(rows[None, None], facts, allowed=may, values=values)
+    got = measures_of_weights(rows[None, None], facts, allowed=may)
     for name in got.names:
         if name.endswith("_active") and got.count[got.names.index(name)].sum():
             np.testing.assert_allclose(got.value(name), got.uniform(name), rtol=1e-12, err_msg=name)
@@ -122,31 +115,7 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
     (head,) = heads_in(judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums)))
     # Of the queries that may see it all look at it; but those are four.
     assert head.measures["first_token"].value == 1
-    assert head.measures["sink"].value == (window is None)
     assert roles_of(head) >= {"first_token"} if window is None else "first_token" not in roles_of(head)
-
-
-def test_a_text_in_chunks_is_a_sink_once() -> None:
-    own = attnscope.load("own")
-    found, tallies = study_tallies(
-        own, ["the animal saw the street and the cat saw it. " * 3, "a cat"], HeadsOptions(chunk=16)
-    )
-    assert found.corpus["n_chunked"] == 1
-    (tally,) = tallies.values()
-    sink = tally.names.index("sink")
-    assert (tally.measures.total("c")[..., sink] == 2).all()
-    assert (tally.measures.total("s")[..., sink] <= 2).all()
-    assert (tally.uniform.total("c")[..., sink] == 2).all()
-
-
-def test_the_offset_of_a_positional_head_is_its_most_frequent_one() -> None:
-    """One query of a text may look eight tokens back, and does; all others look at the token before."""
-    n = 9
-    rows = torch.eye(n, dtype=torch.float64)[[0, *range(n - 2), 0]]
-    head = judge([rows] * 12, [text_of(range(n))] * 12, allowed=causal(n))
-    found = head.measures["positional"]
-    assert found.value == pytest.approx((n - 2) / (n - 1))
-    assert found.count == 12 * (n - 1)
 
 
 def test_where_all_tokens_are_equally_rare_none_is_the_rarest() -> None:

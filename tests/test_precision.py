@@ -18,7 +18,6 @@ from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
 from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
-from attnscope.core.facts import output_factor
 from attnscope.core.measures import HeadMeasures, measures_of_weights
 from attnscope.core.relations import Links, links_of_weights
 from tests.core_helpers import make_call, read_tiles
@@ -119,19 +118,12 @@ def test_every_measure_is_float32(dtype: torch.dtype) -> None:
     facts = make_facts([N, N - 9], N)
     rest = facts.real[:, None, None] & torch.ones(N, N, dtype=torch.bool).tril()
     call = replace(call, mask=rest, is_causal=False)
-    projection = torch.randn(24, 4 * 16, generator=torch.Generator().manual_seed(2)).to(dtype)
-    factors = {(call.kind, call.layer): output_factor(projection, 4)}
-    probe = HeadMeasures(facts, factors=factors)
+    probe = HeadMeasures(facts)
     probe(call)
     found = probe.sums[call.kind][call.layer]
     high = exact(call)
-    oracle, plainly = (
-        measures_of_weights(weights, facts, allowed=rest, values=values, factor=factor)
-        for weights, values, factor in (
-            (attention_weights(high), high.value, output_factor(projection.double(), 4)),
-            (plain(call)[1].masked_fill(~rest, 0.0), call.value, output_factor(projection, 4)),
-        )
-    )
+    oracle = measures_of_weights(attention_weights(high), facts, allowed=rest)
+    plainly = measures_of_weights(plain(call)[1].masked_fill(~rest, 0.0), facts, allowed=rest)
     ours, theirs = (abs(one.sum - oracle.sum) for one in (found, plainly))
     # Relative to what is added up: the largest sum of the measure; of one whose terms cancel, of their sizes.
     size = abs(oracle.sum).max((1, 2), keepdims=True).clip(1)
@@ -142,7 +134,7 @@ def test_every_measure_is_float32(dtype: torch.dtype) -> None:
     mean = (cosine * allowed).sum(-1, keepdim=True) / allowed.sum(-1, keepdim=True)
     terms = (attention_weights(high) * abs(cosine - mean)[:, None]).sum(-1) * facts.real[:, None]
     size[[name.startswith("similar_token") for name in found.names]] = terms.sum(-1).max()
-    picks = [name in ("positional", "rarest_token") for name in found.names]  # who is largest: a tie breaks either way
+    picks = [name == "rarest_token" for name in found.names]  # who is largest: a tie breaks either way
     for row, name in enumerate(found.names):
         if not picks[row]:
             assert (ours[row] / size[row]).max() <= 4 * FLOAT32, name

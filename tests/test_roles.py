@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from attnscope.core.catalogue import MEASURES, OFFSETS
+from attnscope.core.catalogue import MEASURES
 from attnscope.core.exact.multiple_tests import benjamini_hochberg
 from attnscope.errors import UsageError
 from attnscope.studies.heads.measure_intervals import NO_SHARES
+from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, judge
 from attnscope.studies.heads.rules import RULES, complete_thresholds
-from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 from tests.heads_helpers import Seen, heads_in, names_of
 
 NAMES = (
@@ -55,9 +55,6 @@ def tally_of(
     many = np.broadcast_to(count, (n_texts, *count.shape))
     tally.measures.add((values + noise * chance.standard_normal((n_texts, *values.shape))) * many, many)
     tally.uniform.add(even * many, many)
-    queries = np.full((n_texts, 1, len(heads), len(OFFSETS)), float(N_QUERIES))
-    tally.offsets.add(queries / len(OFFSETS), queries)
-    tally.offsets_uniform.add(queries / len(OFFSETS), queries)
     hits = np.zeros((n_texts, len(PAIR_MEASURES), len(OFFSETS)))
     for row, name in enumerate(PAIR_MEASURES):
         hits[:, row, 3] = (pairs or {}).get(name, 0.0)

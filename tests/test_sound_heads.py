@@ -12,9 +12,12 @@ from scipy.io import wavfile
 from scipy.stats import kendalltau
 
 import attnscope
+from attnscope.core.attention import tiles
+from attnscope.core.attention.probes import KeySums
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-from attnscope.core.senses.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums, sound_columns, sound_sums
+from attnscope.core.catalogue import SOUND_MEASURES
 from attnscope.errors import AttnscopeError
+from attnscope.studies.senses.study import sound_sums
 from tests.conftest import Run
 from tests.heads_helpers import heads_in
 from tests.senses_helpers import speech
@@ -23,65 +26,39 @@ pytestmark = pytest.mark.filterwarnings("ignore:no transcript was given")
 NAMES = list(SOUND_MEASURES)
 
 
-def values_of(weights: Any, facts: SoundFacts) -> dict[str, float]:
+def values_of(weights: Any, n_sound: int) -> dict[str, float]:
     """The measures of one head with weights (token, frame)."""
-    found = np.asarray(weights, float)[None] @ sound_columns(np.shape(weights)[1], facts)
-    sums, counts = sound_sums(found, facts)
-    return {name: sums[row, 0] / counts[row, 0] if counts[row, 0] else math.nan for row, name in enumerate(NAMES)}
+    heard = np.asarray(weights, float)[:, :n_sound]
+    rows = np.stack([heard.sum(1), heard @ np.arange(n_sound)], 1)[None]
+    sums, counts = sound_sums(rows)
+    return {name: sums[0, row] / counts[0, row] if counts[0, row] else math.nan for row, name in enumerate(NAMES)}
 
 
 def test_a_head_that_moves_on_a_head_that_goes_back_and_one_that_stays() -> None:
-    facts = SoundFacts(np.ones(5, np.bool_), 5, 0.02)
-    forward = values_of(np.eye(5), facts)
-    assert forward == pytest.approx({"monotonicity": 1, "steps_forward": 1, "sound": 1, "spread_seconds": 0})
-    back = values_of(np.eye(5)[::-1], facts)
-    assert (back["monotonicity"], back["steps_forward"]) == (-1, 0)
-    stays = values_of(np.tile(np.eye(5)[2], (5, 1)), facts)
-    assert (stays["monotonicity"], stays["steps_forward"]) == (0, 0.5)
-    even = values_of(np.full((5, 10), 0.1), facts)
-    assert even["sound"] == pytest.approx(0.5)
-    assert even["spread_seconds"] == pytest.approx(0.02 * math.sqrt(2))  # 0, 1, 2, 3, 4 frames
+    assert values_of(np.eye(5), 5) == pytest.approx({"monotonicity": 1, "sound": 1})
+    assert values_of(np.eye(5)[::-1], 5)["monotonicity"] == -1
+    assert values_of(np.tile(np.eye(5)[2], (5, 1)), 5)["monotonicity"] == 0
+    assert values_of(np.full((5, 10), 0.1), 5)["sound"] == pytest.approx(0.5)
     # One step back of four: nine of ten pairs are in order.
-    swapped = values_of(np.eye(5)[[0, 1, 3, 2, 4]], facts)
-    assert (swapped["monotonicity"], swapped["steps_forward"]) == (pytest.approx(0.8), 0.75)
+    assert values_of(np.eye(5)[[0, 1, 3, 2, 4]], 5)["monotonicity"] == pytest.approx(0.8)
+    # Silence has no time, and what gives nothing to sound has none either.
+    assert values_of(np.eye(6)[[0, 5, 1]], 4) == pytest.approx({"monotonicity": 1, "sound": 2 / 3})
+    assert math.isnan(values_of(np.eye(6)[:1], 4)["monotonicity"])
 
 
-def test_what_counts() -> None:
-    """Special tokens ask nothing, silence has no time, and what gives nothing to sound has none either."""
-    weights = np.zeros((4, 6))
-    weights[0, 3] = weights[1, 0] = weights[2, 5] = weights[3, 1] = 1  # frames 4 and 5 are silence
-    facts = SoundFacts(np.array([False, True, True, True]), 4, 0.5)
-    assert values_of(weights, facts) == pytest.approx(
-        {"monotonicity": 1, "steps_forward": 1, "sound": 2 / 3, "spread_seconds": 0}
-    )
-    one = values_of(weights, SoundFacts(np.array([False, True, False, False]), 4, 0.5))
-    assert math.isnan(one["monotonicity"]) and math.isnan(one["steps_forward"])
-    assert one["sound"] == 1
-
-
-def test_the_probe_is_what_dense_weights_give() -> None:
+def test_the_probe_is_what_dense_weights_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, 3, n, 5, generator=generator) for n in (9, 31, 31))
+    query, key, value = (torch.randn(1, 3, n, 5, generator=generator) for n in (37, 31, 31))
     call = AttentionCall(0, "cross", 4 * query, key, value, 0.6)
-    facts = SoundFacts(np.arange(9) > 1, 23, 0.02)
-    probe = SoundSums(facts)
+    functions = np.random.default_rng(0).random((23, 2))
+    probe = KeySums(functions, kinds=["cross"])
     torch.testing.assert_close(probe(call), attend(call), atol=2e-6, rtol=1e-5)
-    times = (np.arange(23) + 0.5) * 0.02
-    for head, weights in enumerate(attention_weights(call)[0].double().numpy()):
-        heard = weights[2:, :23]
-        mean = heard @ times / heard.sum(1)
-        spread = np.sqrt(((times - mean[:, None]) ** 2 * heard).sum(1) / heard.sum(1))
-        sums, counts = (part[:, head] for part in probe.sums["cross"][0])
-        assert sums / counts == pytest.approx(
-            [kendalltau(np.arange(7), mean).statistic, (np.diff(mean) > 0).mean(), heard.sum(1).mean(), spread.mean()],
-            abs=1e-5,
-        )
-    assert probe.uniform is not None
-    assert probe.uniform.sums[2, 0] / probe.uniform.counts[2, 0] == pytest.approx(23 / 31)
-    with pytest.raises(RuntimeError, match="twice"):
-        probe(call)
-    with pytest.raises(ValueError, match="the facts are of"):
-        SoundSums(SoundFacts(np.ones(8, np.bool_), 23, 0.02))(call)
+    weights = attention_weights(call).double().numpy()
+    np.testing.assert_allclose(probe.maps["cross"][0].numpy(), weights[..., :23] @ functions, atol=1e-5)
+    mean = weights[0, 1, 2:, :23] @ np.arange(23) / weights[0, 1, 2:, :23].sum(1)
+    expected = kendalltau(np.arange(35), mean).statistic
+    assert values_of(weights[0, 1, 2:], 23)["monotonicity"] == pytest.approx(expected)
 
 
 def test_over_recordings(whisper: Any, tmp_path: Path) -> None:
@@ -104,7 +81,7 @@ def test_over_recordings(whisper: Any, tmp_path: Path) -> None:
     weights = record.maps[0].weights[1, 2].astype(float)
     asks = ~record.maps[0].queries.special
     assert one.corpus["n_tokens"] == asks.sum() == 7
-    expected = values_of(weights, SoundFacts(asks, weights.shape[1], record.sound.seconds_per_frame))
+    expected = values_of(weights[asks], weights.shape[1])
     found_one = {name: heads_in(one)[5].measures[name].value for name in NAMES}
     assert found_one == pytest.approx(expected, abs=1e-5)
     with pytest.raises(AttnscopeError, match="takes texts, not recordings"):

@@ -6,17 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core import catalogue, masked_texts, measures
+from attnscope.core import catalogue, measures
 from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, allowed, attend, attention_weights
-from attnscope.core.facts import TextFacts, outlying, output_factor
+from attnscope.core.facts import TextFacts, outlying
 from attnscope.core.measures import HeadMeasures, measures_of_weights
 from tests import rounding
 from tests.core_helpers import few_examples, make_call
 from tests.measure_helpers import Expected, LargestTensor, expected, make_facts, uniform_weights
-
-_PROJECTION = torch.randn(7, 6 * 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,10 +30,6 @@ def assert_sums(got, wanted: Expected, n: int, *, tolerance: float, uniform: Exp
             slack = tolerance * max(1, n) * (n if "distance" in name else 1)
             off = np.abs(ours[i] - right[i]).max(initial=0.0)
             assert off <= slack, f"{kind} of {name}: {ours[i]} is not {right[i]}"
-    np.testing.assert_allclose(got.offset_sum, wanted.offset_sum, atol=tolerance * max(1, n))
-    np.testing.assert_allclose(got.offset_count, wanted.offset_count, atol=tolerance * max(1, n))
-    if uniform is not None:
-        np.testing.assert_allclose(got.offset_uniform, uniform.offset_sum, atol=tolerance * max(1, n))
 
 
 def made_up_norms(keys: TextFacts) -> torch.Tensor:
@@ -46,34 +39,26 @@ def made_up_norms(keys: TextFacts) -> torch.Tensor:
     return torch.where(torch.rand(keys.real.shape, generator=chance) < 0.25, 9 * length, length)
 
 
-def projection_of(call: AttentionCall) -> torch.Tensor:
-    """An output projection, (7, n_heads * d_value)."""
-    return _PROJECTION[:, : call.n_heads * call.value.shape[3]]
-
-
 def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11) -> None:
     """Both roads against plain loops on the dense float64 weights of the call, and uniform attention likewise."""
     weights = attention_weights(rounding.in_float64(call))
     may = allowed(call)
-    norms, projection = made_up_norms(keys), projection_of(call)
+    norms = made_up_norms(keys)
     which = None if call.kind == "cross" else outlying(norms, keys)
-    wanted = expected(weights, may, keys, queries, call.value, projection, which)
-    even = expected(uniform_weights(call), may, keys, queries, call.value, projection, which)
+    wanted = expected(weights, may, keys, queries, which)
+    even = expected(uniform_weights(call), may, keys, queries, which)
     for i, name in enumerate(even.names):
         if name.endswith("_active"):
             even.sum[i] = wanted.even[i]
         if name.startswith("similar_token"):  # likeness is told less what uniform attention has
             even.sum[i] = 0.0
     n = call.key.shape[2]
-    factor = output_factor(projection, call.n_heads)
-    factors = {(call.kind, call.layer): factor}
-    probe = HeadMeasures(keys, queries, factors=factors, norms=lambda kind, layer: norms)
+    probe = HeadMeasures(keys, queries, norms=lambda kind, layer: norms)
     output = probe(call)
     rounding.require_output(output, call)
     assert output.dtype == call.value.dtype
     assert_sums(probe.sums[call.kind][call.layer], wanted, n, tolerance=tolerance, uniform=even)
-    values = rounding.in_float64(call).value
-    dense = measures_of_weights(weights, keys, queries, allowed=may, values=values, factor=factor, outlying=which)
+    dense = measures_of_weights(weights, keys, queries, allowed=may, outlying=which)
     assert_sums(dense, wanted, n, tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6,
                 uniform=even)  # fmt: skip
 
@@ -124,7 +109,7 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
-        patch.setattr(masked_texts, "KEPT_PAIRS", kept)
+        patch.setattr(measures, "KEPT_PAIRS", kept)
         check(*situation)
 
 
@@ -135,9 +120,12 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
 )
 @few_examples
 def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) -> None:
-    """A unit's sums are those of a text of which no other query counts; what is of whole texts stays as it was."""
+    """A unit's sums are those of a text of which no other query counts."""
     call, keys, queries = situation
     asking = queries or keys
+    norms = made_up_norms(keys)
+    which = None if call.kind == "cross" else outlying(norms, keys)
+    weights, may = attention_weights(call), allowed(call)
     n = call.query.shape[2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
@@ -146,51 +134,24 @@ def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) 
         patch.setattr(catalogue, "MOST_UNITS", 20)
         size = catalogue.unit_queries(n)
         n_units = -(-n // size)
-        options = {
-            "query_facts": queries,
-            "factors": {(call.kind, 0): output_factor(projection_of(call), call.n_heads)},
-        }
-        norms = made_up_norms(keys)
-        probe = HeadMeasures(keys, **options, norms=lambda kind, layer: norms, in_units=True)
-        whole = HeadMeasures(keys, **options, norms=lambda kind, layer: norms)
+        probe = HeadMeasures(keys, queries, norms=lambda kind, layer: norms)
         rounding.require_output(probe(call), call)
-        whole(call)
-        which = None if call.kind == "cross" else outlying(norms, keys)
-        given = {"values": call.value, "factor": output_factor(projection_of(call), call.n_heads), "outlying": which}
-        weights, may = attention_weights(call), allowed(call)
-        dense = measures_of_weights(weights, keys, queries, allowed=may, **given)
-    of_texts = [catalogue.measure_names().index(name) for name in ("received", "sink")]
+        dense = measures_of_weights(weights, keys, queries, allowed=may, outlying=which)
     for found in (probe.sums[call.kind][0], dense):
         assert found.sum.shape[1] == len(weights) * n_units
-        for part in ("sum", "count", "uniform_sum", "offset_sum", "offset_count", "offset_uniform"):
-            by_unit, of_whole = getattr(found, part), getattr(whole.sums[call.kind][0], part)
-            added = by_unit.reshape(len(by_unit), len(weights), n_units, -1).sum(2)
-            np.testing.assert_allclose(added, of_whole, atol=1e-11)
-            if not part.startswith("offset"):
-                np.testing.assert_array_equal(by_unit.reshape(*added.shape[:2], n_units, -1)[of_texts, :, 1:], 0)
         for unit in range(n_units):
             here = torch.zeros_like(asking.real)
             here[:, unit * size : (unit + 1) * size] = True
             alone = dataclasses.replace(asking, context=~here if asking.context is None else asking.context | ~here)
             texts = (alone, None) if queries is None else (keys, alone)
-            wanted = expected(weights, may, *texts, call.value, projection_of(call), which)
-            mine = [getattr(found, part)[:, unit::n_units].copy() for part in ("sum", "count")]
-            for ours, theirs in zip(mine, (wanted.sum, wanted.count), strict=True):
-                ours[of_texts], theirs[of_texts] = 0, 0
-                np.testing.assert_allclose(ours, theirs, atol=1e-11)
-            np.testing.assert_allclose(found.offset_sum[:, unit::n_units], wanted.offset_sum, atol=1e-11)
+            wanted = expected(weights, may, *texts, which)
+            np.testing.assert_allclose(found.sum[:, unit::n_units], wanted.sum, atol=1e-11)
+            np.testing.assert_allclose(found.count[:, unit::n_units], wanted.count, atol=1e-11)
 
 
 def test_units_are_of_about_512_queries_equally_long_and_at_most_64() -> None:
     sizes = {0: 512, 1: 512, 512: 512, 600: 600, 769: 385, 1600: 534, 32_768: 512, 32_769: 513, 64_000: 1000}
     assert {n: catalogue.unit_queries(n) for n in sizes} == sizes
-    call, keys = long_call(900, n_kv_heads=1, group=1)
-    short, long = HeadMeasures(keys, in_units=True), HeadMeasures(keys)
-    short(call), long(call)
-    ours, theirs = short.sums["encoder"][0], long.sums["encoder"][0]
-    assert (ours.sum.shape[1], theirs.sum.shape[1]) == (4, 2)
-    for name in theirs.names:
-        np.testing.assert_allclose(ours.value(name), theirs.value(name), rtol=1e-5, atol=1e-6)
 
 
 def long_call(n: int = 97, **fields) -> tuple[AttentionCall, TextFacts]:
@@ -233,15 +194,6 @@ def test_sums_of_many_pairs_in_float32_lose_no_digits(batch: int, n_heads: int) 
     weights = attention_weights(rounding.in_float64(call))
     exact = measures_of_weights(weights, keys)
     np.testing.assert_allclose(found.value("distance_tokens"), exact.value("distance_tokens"), rtol=2e-6)
-
-
-def test_bfloat16_is_measured_in_float32() -> None:
-    call, keys = long_call(dtype=torch.bfloat16)
-    probe = HeadMeasures(keys)
-    assert probe(call).dtype == torch.bfloat16
-    exact = measures_of_weights(attention_weights(call), keys, allowed=allowed(call), values=call.value)
-    for name in ("entropy_nats", "previous_token", "max_weight", "same_token"):
-        np.testing.assert_allclose(probe.sums["encoder"][0].value(name), exact.value(name), atol=1e-5)
 
 
 def minilm_batch(folder) -> tuple:
@@ -287,8 +239,7 @@ def test_minilm_measures_are_their_definitions(minilm_folder) -> None:
     from attnscope.models.model import Batch
 
     model, facts = minilm_batch(minilm_folder)
-    projections = {("encoder", i): layer.attention.out_proj.weight for i, layer in enumerate(model._network.layers)}
-    probe = HeadMeasures(facts, factors={place: output_factor(weight, 12) for place, weight in projections.items()})
+    probe = HeadMeasures(facts)
     recorder = Recorder(probe)
     hidden = model.run(Batch(facts.ids, facts.real), recorder)
     plain = model.run(Batch(facts.ids, facts.real), attend)
@@ -298,10 +249,9 @@ def test_minilm_measures_are_their_definitions(minilm_folder) -> None:
         exact = dataclasses.replace(call, query=call.query.double(), key=call.key.double())
         weights, got = attention_weights(exact), probe.sums["encoder"][call.layer]
         if call.layer in (0, 4):
-            wanted = expected(weights, allowed(call), facts, None, call.value, projections["encoder", call.layer])
+            wanted = expected(weights, allowed(call), facts)
         else:
-            factor = output_factor(projections["encoder", call.layer], 12)
-            wanted = measures_of_weights(weights, facts, allowed=allowed(call), values=call.value, factor=factor)
+            wanted = measures_of_weights(weights, facts, allowed=allowed(call))
         assert_sums(got, wanted, n, tolerance=1e-5)
     assert probe.sums["encoder"][0].value("previous_token")[2] > 0.99
     assert probe.sums["encoder"][1].value("next_token")[8] > 0.4
@@ -328,7 +278,6 @@ def test_padding_and_company_change_nothing(minilm_folder) -> None:
             for kind in ("sum", "count", "uniform_sum"):
                 ours, theirs = getattr(got, kind)[:, 0], getattr(company, kind)[:, t]
                 np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-4 * n, err_msg=f"{kind} of layer {layer}")
-            np.testing.assert_array_equal(got.offset_count[:, 0], company.offset_count[:, t])
 
 
 def test_a_head_that_spreads_evenly_is_uniform_attention_in_every_measure() -> None:
@@ -337,8 +286,6 @@ def test_a_head_that_spreads_evenly_is_uniform_attention_in_every_measure() -> N
     probe(dataclasses.replace(call, query=torch.zeros_like(call.query)))
     got = probe.sums["encoder"][0]
     np.testing.assert_allclose(got.sum, got.uniform_sum, atol=1e-3)
-    # All keys share the largest weight: no offset, and not the rarest token, is where it lies.
-    np.testing.assert_allclose(got.offset_sum, got.offset_uniform, atol=1e-4)
 
 
 def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +325,7 @@ def test_layers_that_differ_in_their_window_alone_are_planned_apart() -> None:
         together(one)
         alone = HeadMeasures(keys)
         alone(one)
-        for part in ("sum", "count", "uniform_sum", "offset_sum", "offset_count"):
+        for part in ("sum", "count", "uniform_sum"):
             ours, theirs = (getattr(probe.sums["encoder"][layer], part) for probe in (together, alone))
             np.testing.assert_array_equal(ours, theirs)
 
@@ -412,7 +359,7 @@ def test_facts_that_are_missing_leave_their_measures_undefined() -> None:
     probe = HeadMeasures(bare)
     probe(call)
     got = probe.sums["encoder"][0]
-    for name in ("cls", "sep", "punctuation", "rarity", "rarest_token", "similar_token", "norm_weighted"):
+    for name in ("cls", "sep", "punctuation", "rarity", "rarest_token", "similar_token"):
         assert np.isnan(got.value(name)).all(), name
         assert np.isnan(got.uniform(name)).all(), name
     assert np.isfinite(got.value("entropy_nats")).all()

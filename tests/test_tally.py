@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from attnscope.core.catalogue import OFFSETS
-from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally, pair_hits
+from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally, pair_hits
 
 
 def plain_hits(ids: list[int], causal: bool, context: list[bool]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -37,7 +36,7 @@ def filled(seed: int, n: int = 7) -> Tally:
     """A tally of random texts."""
     chance = np.random.default_rng(seed)
     tally = Tally.empty("encoder", (0, 2), 3, ("a", "b_active"))
-    for part in (tally.measures, tally.uniform, tally.offsets, tally.offsets_uniform, tally.pairs):
+    for part in (tally.measures, tally.uniform, tally.pairs):
         part.add(chance.normal(size=(n, *part.shape)), chance.random((n, *part.shape)))
     return tally
 
@@ -45,7 +44,7 @@ def filled(seed: int, n: int = 7) -> Tally:
 def test_merging_is_adding_in_any_order() -> None:
     a, b, c = (filled(seed, n) for seed, n in ((1, 1), (2, 5), (3, 2)))
     one, other = a.merge(b).merge(c), c.merge(a.merge(b))
-    for part in ("measures", "uniform", "offsets", "offsets_uniform", "pairs", "lengths"):
+    for part in ("measures", "uniform", "pairs", "lengths"):
         ours, theirs = getattr(one, part), getattr(other, part)
         np.testing.assert_allclose(ours.moments, theirs.moments, rtol=1e-12, atol=1e-14)
         assert ours.n_texts == theirs.n_texts

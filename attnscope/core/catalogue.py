@@ -1,12 +1,13 @@
 """The catalogue of head measures: what each is called and means, and what it adds up. Loads no torch.
 
 A measure reads attention in one of three ways: by what keys are worth, by what pairs of a query and a key are worth, or
-as a number of rows of weights. Its entry says which. The engine (`core.measures`) knows these three and no names.
+as a number of a row of weights. Its entry says which. The engine (`core.measures`) knows these three and no names.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Keys:
     """Sum over keys k of A_qk f(k).
 
     Attributes:
-        fact: What f is: a fact of `facts.key_facts`, or of the layer ("value_norm", "output_norm", "outlying").
+        fact: What f is: a fact of `facts.key_facts`, or "outlying", a fact of the layer.
         is_set: Whether f is 1 on a set of keys and 0 elsewhere. A query that sees none of the set is then not counted.
     """
 
@@ -27,9 +28,9 @@ class Pairs:
     """Sum over keys k of A_qk f(q, k), for queries and keys of one text.
 
     Attributes:
-        fact: What f is: a fact of `facts.pair_facts`, or "offset": 1 at `offsets` and 0 elsewhere.
+        fact: What f is: a fact of `facts.PAIR_FACTS`, or "offset": 1 at `offsets` and 0 elsewhere.
         is_set: As in Keys.
-        offsets: Key minus query in tokens, each within REACH.
+        offsets: Key minus query in tokens.
         beyond_uniform: Whether the value of uniform attention of the same mass is subtracted.
     """
 
@@ -41,31 +42,50 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Row:
-    """A number of rows of weights.
+    """A number of a row of weights.
 
     Attributes:
-        statistic: Which number: "entropy", "relative_entropy", "max_weight", "rarest" or "rms_distance" of one row;
-            "received" or "sink" of all rows of a text; "largest_offset" of all rows of a corpus.
-        of: Whose number it is.
+        statistic: "entropy", "relative_entropy", or "rarest": the share of the largest weight on the rarest keys.
     """
 
     statistic: str
-    of: Literal["query", "text", "corpus"] = "query"
 
 
-Family = Keys | Pairs | Row
+@dataclass(frozen=True)
+class Measure:
+    """One head measure: of texts, pictures or recordings.
 
-REACH = 8
-"""Offsets up to this many tokens before and after the query are candidates for a positional head."""
+    Attributes:
+        name: Its name in results and records; the unit is part of it where it has one.
+        what: The meaning of a large value, in one line.
+        formula: What is added up for one query q, in terms of weights A, keys k and tokens x; and what it is divided by
+            if that is no count of queries.
+        source: The publication that the definition is from, or "ours".
+        family: What it reads of the weights, and by what fact; None if the engine does not add it up.
+        has_active: Whether there is also `<name>_active`: of the attention outside sinks alone, divided by its mass.
+        unit: Of the value: "share" of attention or of queries, "nats", "tokens" ...
+        low: Smallest possible value.
+        high: Largest possible value.
+    """
 
-OFFSETS = tuple(range(-REACH, REACH + 1))
-"""Key minus query, in tokens."""
+    name: str
+    what: str
+    formula: str
+    source: str
+    family: Keys | Pairs | Row | None = None
+    has_active: bool = False
+    unit: str = "share"
+    low: float = 0.0
+    high: float = 1.0
+
+    def describe(self) -> dict[str, Any]:
+        """Return its entry in a record: the meaning of a large value, the unit, and the range, None = no bound."""
+        ends = [end if math.isfinite(end) else None for end in (self.low, self.high)]
+        return {"what": self.what, "unit": self.unit, "range": ends}
+
 
 WINDOW = 3
 """Tokens before and after the query that `window` takes in."""
-
-SINK_THRESHOLD = 0.3
-"""Mean attention to the first token above which a head is an attention sink on a text (Gu et al. 2024)."""
 
 OUTLYING = 3.0
 """A token is outlying in a layer if its hidden state is more than this many times the median length of its text."""
@@ -91,348 +111,281 @@ def unit_queries(n_queries: int) -> int:
     return -(-n_queries // units) if units > 1 else max(UNIT_QUERIES, n_queries)
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One head measure: of texts, pictures or recordings, of where a head looks or of what it writes.
-
-    Attributes:
-        name: Its name in results and records; the unit is part of it where it has one.
-        what: The meaning of a large value, in one line.
-        formula: What is added up for one query q, in terms of weights A, keys k and tokens x; and what it is divided by
-            if that is no count of queries.
-        unit: Of the value: "share" of attention or of queries, "nats", "tokens", or that of the model's vectors.
-        low: Smallest possible value.
-        high: Largest possible value.
-        source: The publication that the definition is from, or "ours".
-        family: What it reads of the weights, and by what fact; None if a sense reads it in its own way.
-        has_active: Whether there is also `<name>_active`.
-        counts: Which predictions count, for a measure of predictions.
-    """
-
-    name: str
-    what: str
-    formula: str
-    unit: str
-    low: float
-    high: float
-    source: str
-    family: Family | None = None
-    has_active: bool = False
-    counts: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        """Return its entry in a record: the meaning of a large value, the unit, and the range, None = no bound."""
-        ends = [end if math.isfinite(end) else None for end in (self.low, self.high)]
-        return {"what": self.what, "unit": self.unit, "range": ends}
-
-    @property
-    def needs_places(self) -> bool:
-        """Whether queries and keys must be of one text; it is then undefined in cross attention."""
-        if isinstance(self.family, Row):
-            return self.family.statistic in ("rms_distance", "largest_offset")
-        return isinstance(self.family, Pairs)
-
-
 _CLARK = "Clark et al. 2019, section 3"
-_VOITA = "Voita et al. 2019"
-_KOBAYASHI = "Kobayashi et al. 2020, section 2"
-_INF = math.inf
+_NEAR = tuple(range(-WINDOW, WINDOW + 1))
 
-MEASURES: dict[str, Measure] = {
-    measure.name: measure
-    for measure in (
-        Measure(
-            "resting",
-            "attends to sinks: special tokens or the first one",
-            "sum of A_qk over k special or first",
-            "share",
-            0,
-            1,
-            "ours; " + _CLARK,
-            Keys("resting", is_set=False),
-        ),
-        Measure(
-            "entropy_nats",
-            "spreads over many keys",
-            "- sum over k of A_qk ln A_qk",
-            "nats",
-            0,
-            _INF,
-            _CLARK + ".3",
-            Row("entropy"),
-        ),
-        Measure(
-            "relative_entropy",
-            "spreads evenly over the keys that the mask allows",
-            "entropy_nats_q / ln n_q, n_q >= 2 keys allowed",
-            "share",
-            0,
-            1,
-            "ours",
-            Row("relative_entropy"),
-        ),
-        Measure(
-            "max_weight",
-            "is confident: puts much on a single key",
-            "max of A_qk over k but the text's final special token",
-            "share",
-            0,
-            1,
-            _VOITA + ", confidence",
-            Row("max_weight"),
-        ),
-        Measure(
-            "previous_token",
-            "attends to the token before",
-            "A[q, q-1]",
-            "share",
-            0,
-            1,
-            _CLARK + ".1",
-            Pairs("offset", True, (-1,)),
-            True,
-        ),
-        Measure(
-            "self_token",
-            "attends to the token itself",
-            "A[q, q]",
-            "share",
-            0,
-            1,
-            _CLARK + ".1",
-            Pairs("offset", True, (0,)),
-            True,
-        ),
-        Measure(
-            "next_token",
-            "attends to the token after",
-            "A[q, q+1]",
-            "share",
-            0,
-            1,
-            _CLARK + ".1",
-            Pairs("offset", True, (1,)),
-            True,
-        ),
-        Measure(
-            "window",
-            "attends within three tokens",
-            "sum of A_qk over |q - k| <= 3",
-            "share",
-            0,
-            1,
-            "ours",
-            Pairs("offset", True, tuple(range(-WINDOW, WINDOW + 1))),
-            True,
-        ),
-        Measure(
-            "positional",
-            "has its largest weight at one fixed offset",
-            "1 if k = q + o has the largest A_qk (1/t if t share it), o the head's most frequent of -8 to 8",
-            "share",
-            0,
-            1,
-            _VOITA + ", positional heads",
-            Row("largest_offset", of="corpus"),
-        ),
-        Measure(
-            "distance_tokens",
-            "attends far away",
-            "sum over k of A_qk |k - q|",
-            "tokens",
-            0,
-            _INF,
-            "Vig and Belinkov 2019, section 4.2",
-            Pairs("distance"),
-            True,
-        ),
-        Measure(
-            "signed_distance_tokens",
-            "attends ahead (positive) or back (negative)",
-            "sum over k of A_qk (k - q)",
-            "tokens",
-            -_INF,
-            _INF,
-            "ours",
-            Pairs("signed_distance"),
-            True,
-        ),
-        Measure(
-            "rms_distance_tokens",
-            "attends far away, the farthest counting most",
-            "square root of the sum over k of A_qk (k - q)^2",
-            "tokens",
-            0,
-            _INF,
-            "ours",
-            Row("rms_distance"),
-        ),
-        Measure(
-            "first_token",
-            "attends to the text's first token",
-            "A[q, first]",
-            "share",
-            0,
-            1,
-            "Xiao et al. 2024, section 3.1",
-            Keys("first"),
-        ),
-        Measure(
-            "outlier_token",
-            "attends to tokens of outlying norm, special ones and the first apart: second sinks",
-            "sum of A_qk over k with |h_k| > 3 medians of the text's, h_k the hidden state that the layer reads",
-            "share",
-            0,
-            1,
-            "ours; Sun et al. 2024, section 2",
-            Keys("outlying"),
-            True,
-        ),
-        Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", "share", 0, 1, _CLARK + ".2", Keys("cls")),
-        Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", "share", 0, 1, _CLARK + ".2", Keys("sep")),
-        Measure(
-            "special",
-            "attends to special tokens",
-            "sum of A_qk over k special",
-            "share",
-            0,
-            1,
-            "Kovaleva et al. 2019, section 4.1",
-            Keys("special"),
-        ),
-        Measure(
-            "punctuation",
-            "attends to punctuation",
-            "sum of A_qk over k punctuation",
-            "share",
-            0,
-            1,
-            _CLARK + ".2",
-            Keys("punctuation"),
-            True,
-        ),
-        Measure(
-            "same_token",
-            "attends to the same token elsewhere in the text",
-            "sum of A_qk over k != q with x_k = x_q",
-            "share",
-            0,
-            1,
-            "ours",
-            Pairs("same_token", is_set=True),
-            True,
-        ),
-        Measure(
-            "induction",
-            "attends to what followed the same token before",
-            "sum of A[q, j+1] over j < q with x_j = x_q, j+1 != q",
-            "share",
-            0,
-            1,
-            "Olsson et al. 2022, section 2",
-            Pairs("induction", is_set=True),
-            True,
-        ),
-        Measure(
-            "similar_token",
-            "attends to tokens of similar static embedding, more than uniform attention does",
-            "sum over k of A_qk (cos(e_q, e_k) - m_q), m_q the mean of cos(e_q, e_j) over the n_q keys j",
-            "cosine",
-            -2,
-            2,
-            "ours",
-            Pairs("cosine", beyond_uniform=True),
-            True,
-        ),
-        Measure(
-            "rarest_token",
-            "has its largest weight on the text's rarest token",
-            "1/r if one of the r rarest keys (but the first) has the largest A_qk (1/(r t) if t share it)",
-            "share",
-            0,
-            1,
-            _VOITA + ", rare words",
-            Row("rarest"),
-        ),
-        Measure(
-            "rarity",
-            "attends to rare tokens",
-            "- sum over k of A_qk ln frequency(x_k)",
-            "nats",
-            0,
-            _INF,
-            "ours",
-            Keys("rarity", is_set=False),
-            True,
-        ),
-        Measure(
-            "sink",
-            "makes the first token an attention sink, in a large share of texts",
-            "1 if the text's mean of A[q, first] over all its queries > 0.3",
-            "share of texts",
-            0,
-            1,
-            "Gu et al. 2024, section 3.1",
-            Row("sink", of="text"),
-        ),
-        Measure(
-            "received",
-            "gives a large share of all its attention to one key of the text",
-            "max over k of the sum over q of A_qk, each text counting its queries",
-            "share",
-            0,
-            1,
-            "ours",
-            Row("received", of="text"),
-        ),
-        Measure(
-            "value_weighted",
-            "reads large value vectors",
-            "sum over k of A_qk |v_k|",
-            "norm of values",
-            0,
-            _INF,
-            _KOBAYASHI,
-            Keys("value_norm", is_set=False),
-            True,
-        ),
-        Measure(
-            "norm_weighted",
-            "writes large vectors to its output",
-            "sum over k of A_qk |W_O v_k|",
-            "norm of outputs",
-            0,
-            _INF,
-            _KOBAYASHI,
-            Keys("output_norm", is_set=False),
-            True,
-        ),
-    )
-}
-"""All head measures by name."""
+_TEXT_MEASURES = (
+    Measure(
+        "resting",
+        "attends to sinks: special tokens or the first one",
+        "sum of A_qk over k special or first",
+        "ours; " + _CLARK,
+        Keys("resting", is_set=False),
+    ),
+    Measure(
+        "entropy_nats",
+        "spreads over many keys",
+        "- sum over k of A_qk ln A_qk",
+        _CLARK + ".3",
+        Row("entropy"),
+        unit="nats",
+        high=math.inf,
+    ),
+    Measure(
+        "relative_entropy",
+        "spreads evenly over the keys that the mask allows",
+        "entropy_nats_q / ln n_q, n_q >= 2 keys allowed",
+        "ours",
+        Row("relative_entropy"),
+    ),
+    Measure(
+        "previous_token",
+        "attends to the token before",
+        "A[q, q-1]",
+        _CLARK + ".1",
+        Pairs("offset", True, (-1,)),
+        has_active=True,
+    ),
+    Measure(
+        "self_token",
+        "attends to the token itself",
+        "A[q, q]",
+        _CLARK + ".1",
+        Pairs("offset", True, (0,)),
+        has_active=True,
+    ),
+    Measure(
+        "next_token",
+        "attends to the token after",
+        "A[q, q+1]",
+        _CLARK + ".1",
+        Pairs("offset", True, (1,)),
+        has_active=True,
+    ),
+    Measure(
+        "window",
+        "attends within three tokens",
+        "sum of A_qk over |q - k| <= 3",
+        "ours",
+        Pairs("offset", True, _NEAR),
+        has_active=True,
+    ),
+    Measure(
+        "distance_tokens",
+        "attends far away",
+        "sum over k of A_qk |k - q|",
+        "Vig and Belinkov 2019, section 4.2",
+        Pairs("distance"),
+        has_active=True,
+        unit="tokens",
+        high=math.inf,
+    ),
+    Measure(
+        "signed_distance_tokens",
+        "attends ahead (positive) or back (negative)",
+        "sum over k of A_qk (k - q)",
+        "ours",
+        Pairs("signed_distance"),
+        has_active=True,
+        unit="tokens",
+        low=-math.inf,
+        high=math.inf,
+    ),
+    Measure(
+        "first_token",
+        "attends to the text's first token",
+        "A[q, first]",
+        "Xiao et al. 2024, section 3.1",
+        Keys("first"),
+    ),
+    Measure(
+        "outlier_token",
+        "attends to tokens of outlying norm, special ones and the first apart: second sinks",
+        "sum of A_qk over k with |h_k| > 3 medians of the text's, h_k the hidden state that the layer reads",
+        "ours; Sun et al. 2024, section 2",
+        Keys("outlying"),
+        has_active=True,
+    ),
+    Measure("cls", "attends to [CLS]", "sum of A_qk over k = [CLS]", _CLARK + ".2", Keys("cls")),
+    Measure("sep", "attends to [SEP]", "sum of A_qk over k = [SEP]", _CLARK + ".2", Keys("sep")),
+    Measure(
+        "special",
+        "attends to special tokens",
+        "sum of A_qk over k special",
+        "Kovaleva et al. 2019, section 4.1",
+        Keys("special"),
+    ),
+    Measure(
+        "punctuation",
+        "attends to punctuation",
+        "sum of A_qk over k punctuation",
+        _CLARK + ".2",
+        Keys("punctuation"),
+        has_active=True,
+    ),
+    Measure(
+        "same_token",
+        "attends to the same token elsewhere in the text",
+        "sum of A_qk over k != q with x_k = x_q",
+        "ours",
+        Pairs("same_token", is_set=True),
+        has_active=True,
+    ),
+    Measure(
+        "induction",
+        "attends to what followed the same token before",
+        "sum of A[q, j+1] over j < q with x_j = x_q, j+1 != q",
+        "Olsson et al. 2022, section 2",
+        Pairs("induction", is_set=True),
+        has_active=True,
+    ),
+    Measure(
+        "similar_token",
+        "attends to tokens of similar static embedding, more than uniform attention does",
+        "sum over k of A_qk (cos(e_q, e_k) - m_q), m_q the mean of cos(e_q, e_j) over the n_q keys j",
+        "ours",
+        Pairs("cosine", beyond_uniform=True),
+        has_active=True,
+        unit="cosine",
+        low=-2,
+        high=2,
+    ),
+    Measure(
+        "rarest_token",
+        "has its largest weight on the text's rarest token",
+        "1/r if one of the r rarest keys (but the first) has the largest A_qk (1/(r t) if t share it)",
+        "Voita et al. 2019, rare words",
+        Row("rarest"),
+    ),
+    Measure(
+        "rarity",
+        "attends to rare tokens",
+        "- sum over k of A_qk ln frequency(x_k)",
+        "ours",
+        Keys("rarity", is_set=False),
+        has_active=True,
+        unit="nats",
+        high=math.inf,
+    ),
+)
 
-KEY_FAMILIES = {name: measure.family for name, measure in MEASURES.items() if isinstance(measure.family, Keys)}
-"""What the measures of keys read, by name."""
+MEASURES: dict[str, Measure] = {measure.name: measure for measure in _TEXT_MEASURES}
+"""The measures of texts by name."""
 
-PAIR_FAMILIES = {name: measure.family for name, measure in MEASURES.items() if isinstance(measure.family, Pairs)}
-"""What the measures of pairs read, by name."""
+_DOSOVITSKIY = "Dosovitskiy et al. 2021, appendix D.7 (there in pixels)"
 
-_ROW_FAMILIES = {name: measure.family for name, measure in MEASURES.items() if isinstance(measure.family, Row)}
+_PICTURE_MEASURES = (
+    Measure(
+        "distance_patches",
+        "attends far away in the picture",
+        "sum of A_qk times the Euclidean distance of patches q and k, a patch being 1 / sum of a_q",
+        _DOSOVITSKIY,
+        Pairs("grid_distance"),
+        has_active=True,
+        unit="patches",
+        high=math.inf,
+    ),
+    Measure(
+        "near_patches",
+        "attends to the up to 8 patches around, without itself",
+        "sum of A_qk over k != q at most 1 row and 1 column away / sum of a_q",
+        "ours",
+        Pairs("grid_neighbour"),
+        has_active=True,
+    ),
+    Measure(
+        "self_patch",
+        "attends to the patch itself",
+        "sum of A_qq / sum of a_q",
+        "ours",
+        Pairs("offset", offsets=(0,)),
+        has_active=True,
+    ),
+    Measure(
+        "entropy_nats",
+        "spreads over many keys",
+        "- sum over all k of A_qk ln A_qk / patches",
+        _CLARK + ".3",
+        Row("entropy"),
+        unit="nats",
+        high=math.inf,
+    ),
+    Measure(
+        "resting",
+        "rests on tokens that are no patch",
+        "sum of A_qk over k that are no patch / patches",
+        "ours",
+        Keys("special", is_set=False),
+    ),
+)
 
-ROW_STATISTICS = {name: family.statistic for name, family in _ROW_FAMILIES.items() if family.of == "query"}
-"""Which number of one row a measure is, by name."""
+PICTURE_MEASURES: dict[str, Measure] = {measure.name: measure for measure in _PICTURE_MEASURES}
+"""The measures of pictures by name. q runs over the patches, and a_q is the sum of A_qk over patches k. A measure that
+`has_active` is shown by its `_active` sum."""
 
-FROM_OFFSETS = next(name for name, measure in MEASURES.items() if measure.family == Row("largest_offset", of="corpus"))
-"""The measure that has no sum of its own: which offset counts is known once the whole corpus has been seen."""
+_SOUND_MEASURES = (
+    Measure(
+        "monotonicity",
+        "listens further on from token to token",
+        "Kendall's tau of the tokens' order and their times t_q: mean of sign(t_r - t_q) over pairs q < r of a "
+        "recording; mean over recordings",
+        "ours; tau: Kendall 1938, Biometrika 30",
+        unit="rank correlation",
+        low=-1,
+    ),
+    Measure(
+        "sound",
+        "attends to sound, not to the silence behind it",
+        "sum of a_q / tokens, a_q = sum of A_qk over frames k with sound",
+        "ours",
+    ),
+)
+
+SOUND_MEASURES: dict[str, Measure] = {measure.name: measure for measure in _SOUND_MEASURES}
+"""The measures of recordings by name. t_q = sum of A_qk (k + 1/2) s / a_q over frames k with sound, of s seconds
+each."""
 
 
-def measure_names() -> tuple[str, ...]:
-    """Return the measures that have sums of their own, `…_active` after each, in the catalogue's order."""
+def measure_names(catalogue: Mapping[str, Measure] = MEASURES) -> tuple[str, ...]:
+    """Return the names of all sums: the measures in the catalogue's order, `…_active` after each that has one."""
     names: list[str] = []
-    for name, measure in MEASURES.items():
-        if name == FROM_OFFSETS:
-            continue
+    for name, measure in catalogue.items():
         names.append(name)
         if measure.has_active:
             names.append(f"{name}_active")
     return tuple(names)
+
+
+class Columns:
+    """Lay the measures of a catalogue out in columns: those of keys first, then of pairs, then of rows.
+
+    Sums have a leading axis of two views: of all keys, and of those outside sinks.
+
+    Attributes:
+        families: The measures, by column.
+        keys: Those of keys; likewise `pairs`, and `rows`, which are statistics.
+        is_set: Which of keys and pairs are sets; likewise `is_beyond`, which pairs subtract uniform attention.
+        facts: The facts of pairs.
+        offsets: Key minus query, in tokens, of the measures of offsets.
+        pair_map: Which parts of a row each measure of pairs adds up, (part, pair), 0 or 1. The parts are the mass, a
+            sum for each of the facts, and the weight at each of the offsets.
+        names: The sums that are given out, and of each the view and the column.
+    """
+
+    def __init__(self, catalogue: Mapping[str, Measure]) -> None:
+        names: list[str] = []
+        for family in (Keys, Pairs, Row):
+            names += [name for name, measure in catalogue.items() if isinstance(measure.family, family)]
+        self.families = [catalogue[name].family for name in names]
+        self.keys = [family for family in self.families if isinstance(family, Keys)]
+        self.pairs = [family for family in self.families if isinstance(family, Pairs)]
+        self.rows = [family.statistic for family in self.families if isinstance(family, Row)]
+        self.is_set = [family.is_set for family in (*self.keys, *self.pairs)]
+        self.is_beyond = [family.beyond_uniform for family in self.pairs]
+        self.facts = [family.fact for family in self.pairs if not family.offsets]
+        self.offsets = sorted({offset for family in self.pairs for offset in family.offsets})
+        self.names = measure_names(catalogue)
+        self.views = [int(name.endswith("_active")) for name in self.names]
+        self.numbers = [names.index(name.removesuffix("_active")) for name in self.names]
+        parts: list[str | int] = ["mass", *self.facts, *self.offsets]
+        self.pair_map = [[int(part in (family.offsets or (family.fact,))) for family in self.pairs] for part in parts]

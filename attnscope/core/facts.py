@@ -1,19 +1,22 @@
 """Facts of texts that measures need; the catalogue has the source of each measure (et al. or ours)."""
 
 import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnscope.core.attention.precision import in_float64, move
+from attnscope.core.attention.precision import move
 from attnscope.core.catalogue import OUTLYING
 
 
 @dataclass(frozen=True, eq=False)
 class TextFacts:
     """What measures must know of a padded batch of texts. A fact that is None leaves its measures undefined (count 0).
+
+    A picture is a text of one: its tokens are special ones, then patches.
 
     Attributes:
         real: True = a token, False = padding.
@@ -26,9 +29,10 @@ class TextFacts:
         embeddings: Each token's static embedding (the input layer's row), of length 1; the same for the same token.
         rarest: The text's rarest tokens: one, or several that are equally rare.
         context: Tokens that are there for others to attend to: as queries they count nothing.
+        n_columns: How many patches a row of a picture has; the patches are the last tokens. None for texts.
 
     Raises:
-        ValueError: Shapes do not fit together, or a log frequency is not finite.
+        ValueError: Shapes do not fit together.
         TypeError: A mask is not boolean.
     """
 
@@ -42,21 +46,14 @@ class TextFacts:
     embeddings: Float[Tensor, "batch token d"] | None = None
     rarest: Bool[Tensor, "batch token"] | None = None
     context: Bool[Tensor, "batch token"] | None = None
+    n_columns: int | None = None
 
     def __post_init__(self) -> None:
-        shape = self.real.shape
-        if len(shape) != 2:
-            raise ValueError(f"facts of texts are (batch, token); got {tuple(shape)}")
         for name, tensor in self._tensors().items():
-            if tensor.shape[:2] != shape or tensor.ndim != 2 + (name == "embeddings"):
-                raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(shape)}")
-            if (
-                name in ("real", "special", "cls", "sep", "punctuation", "rarest", "context")
-                and tensor.dtype != torch.bool
-            ):
+            if tensor.ndim < 2 or tensor.shape[:2] != self.real.shape:
+                raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(self.real.shape)}")
+            if name not in ("ids", "log_frequency", "embeddings") and tensor.dtype != torch.bool:
                 raise TypeError(f"{name} must be boolean; got {tensor.dtype}")
-        if self.log_frequency is not None and not bool(self.log_frequency[self.real].isfinite().all()):
-            raise ValueError("log_frequency must be finite: a token that was never counted has no frequency of 0")
 
     @functools.cached_property
     def asking(self) -> Tensor:
@@ -65,21 +62,15 @@ class TextFacts:
 
     @functools.cached_property
     def first(self) -> Tensor:
-        """(batch, token), bool: the first real token of each text."""
+        """(batch, token), bool: the first real token of each text; none of a picture."""
+        if self.n_columns is not None:
+            return torch.zeros_like(self.real)
         return self.real & (self.real.cumsum(1) == 1)
 
     @functools.cached_property
     def resting(self) -> Tensor:
         """(batch, token), bool: special tokens and the first, on which most trained heads rest."""
         return (self.special & self.real) | self.first
-
-    @functools.cached_property
-    def final_special(self) -> Tensor:
-        """(batch,), int64: where the text ends, if it ends with a special token ([SEP], </s>); else -1."""
-        positions = torch.arange(self.real.shape[1], device=self.real.device)
-        last = torch.where(self.real, positions, -1).amax(1) if self.real.shape[1] else self.real.sum(1) - 1
-        ends = (self.special & (positions == last[:, None])).any(1)
-        return last.masked_fill(~ends, -1)
 
     def on(self, device: torch.device) -> "TextFacts":
         """Return the same facts on a device, because layers may lie on several."""
@@ -93,7 +84,7 @@ class TextFacts:
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: tensor for name, tensor in values.items() if tensor is not None}
+        return {name: tensor for name, tensor in values.items() if isinstance(tensor, Tensor)}
 
 
 def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tensor, "batch token"]:
@@ -128,79 +119,100 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
     return facts
 
 
+# Pairs -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Some queries and some keys of the same texts.
+
+    Attributes:
+        texts: The texts.
+        q: Numbers of the queries, (query, 1).
+        k: Numbers of the keys, (key,).
+    """
+
+    texts: TextFacts
+    q: Tensor
+    k: Tensor
+
+
+def _signed_distance(places: Places) -> Tensor:
+    return (places.k - places.q)[None]
+
+
+def _distance(places: Places) -> Tensor:
+    return _signed_distance(places).abs()
+
+
+def _same_token(places: Places) -> Tensor:
+    # Tokens are never negative: padding is like nothing.
+    texts = places.texts
+    of_queries = torch.where(texts.real, texts.ids, -1)[:, places.q]
+    of_keys = torch.where(texts.real, texts.ids, -2)[:, None, places.k]
+    return (of_queries == of_keys) & (places.q != places.k)
+
+
+def _induction(places: Places) -> Tensor:
+    texts = places.texts
+    of_queries = torch.where(texts.real, texts.ids, -1)[:, places.q]
+    before = torch.where(texts.real, texts.ids, -2).roll(1, 1)[:, None, places.k]
+    is_after = (places.k > 0) & (places.k < places.q)
+    return (of_queries == before) & is_after & texts.real[:, None, places.k]
+
+
+def _cosine(places: Places) -> Tensor:
+    assert places.texts.embeddings is not None
+    directions = places.texts.embeddings
+    return directions[:, places.q[:, 0]] @ directions[:, places.k].mT
+
+
+def _grid_steps(places: Places) -> tuple[Tensor, Tensor]:
+    """Return how many rows and columns two patches are apart."""
+    assert places.texts.n_columns is not None
+    n_columns = places.texts.n_columns
+    # The patches are whole rows, so this many tokens too many or too few moves no patch out of its column.
+    n_before = places.texts.real.shape[1] % n_columns
+    q, k = places.q - n_before, places.k - n_before
+    rows = q.div(n_columns, rounding_mode="floor") - k.div(n_columns, rounding_mode="floor")
+    return rows.abs()[None], (q % n_columns - k % n_columns).abs()[None]
+
+
+def _grid_distance(places: Places) -> Tensor:
+    rows, columns = _grid_steps(places)
+    return torch.hypot(rows.float(), columns.float())
+
+
+def _grid_neighbour(places: Places) -> Tensor:
+    return torch.maximum(*_grid_steps(places)) == 1
+
+
+PAIR_FACTS: dict[str, Callable[[Places], Tensor]] = {
+    "distance": _distance,
+    "signed_distance": _signed_distance,
+    "same_token": _same_token,
+    "induction": _induction,
+    "cosine": _cosine,
+    "grid_distance": _grid_distance,
+    "grid_neighbour": _grid_neighbour,
+}
+"""What a pair of a query and a key is worth, (batch or 1, query, key), by fact (`catalogue.Pairs`)."""
+
+
 def pair_facts(
-    texts: TextFacts, queries: slice, keys: slice, dtype: torch.dtype
+    names: Iterable[str], texts: TextFacts, queries: slice, keys: slice, dtype: torch.dtype
 ) -> dict[str, Float[Tensor, "#batch query key"]]:
-    """Return functions of query and key in one text, by fact (`catalogue.Pairs`): the one place where one is made.
+    """Return functions of query and key in one text, by fact.
 
     Args:
+        names: The facts, of PAIR_FACTS.
         texts: The texts.
         queries: A range of queries.
         keys: A range of keys.
         dtype: Of the result.
-
-    Returns:
-        Fact -> (batch or 1, query, key); 0 for padding in "same_token" and "induction". Unknown facts are missing.
     """
     device = texts.real.device
     q = torch.arange(queries.start, queries.stop, device=device)[:, None]
     k = torch.arange(keys.start, keys.stop, device=device)
-    ahead = (k - q).to(dtype)[None]
-
-    # Tokens are never negative: padding is like nothing.
-    of_query = torch.where(texts.real, texts.ids, -1)[:, queries, None]
-    of_key = torch.where(texts.real, texts.ids, -2)
-    before = torch.cat([torch.full_like(of_key[:, :1], -2), of_key[:, :-1]], 1)
-    is_same = (of_query == of_key[:, None, keys]) & (q != k)
-    has_followed = (of_query == before[:, None, keys]) & (k < q) & texts.real[:, None, keys]
-    facts = {
-        "distance": ahead.abs(),
-        "signed_distance": ahead,
-        "same_token": is_same.to(dtype),
-        "induction": has_followed.to(dtype),
-    }
-    if texts.embeddings is not None:
-        directions = texts.embeddings.to(dtype)
-        facts["cosine"] = directions[:, queries] @ directions[:, keys].mT
-    return facts
-
-
-def output_factor(weight: Float[Tensor, "d_model joined"], n_heads: int) -> Float[Tensor, "n_heads d d_value"]:
-    """Make the output projection small, so that norms behind it cost little: |W_O v| = |R v|, W_O = Q R.
-
-    Args:
-        weight: The output projection as torch.nn.Linear stores it, (d_model, n_heads * d_value).
-        n_heads: How many heads' outputs it joins.
-
-    Returns:
-        R of each head, (n_heads, at most d_value, d_value), float64 for a float64 weight, else float32.
-
-    Raises:
-        ValueError: The width is not a multiple of the heads.
-    """
-    if weight.ndim != 2 or weight.shape[1] % n_heads:
-        raise ValueError(f"an output projection of {n_heads} heads is (d_model, heads * d_value); got {weight.shape}")
-    by_head = in_float64(weight.detach()).reshape(weight.shape[0], n_heads, -1).transpose(0, 1)
-    small: Tensor = torch.linalg.qr(by_head, mode="r").R
-    return small.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
-
-
-def value_norms(
-    values: Float[Tensor, "batch n_kv_heads key d_value"],
-    n_heads: int,
-    factor: Float[Tensor, "n_heads d d_value"] | None = None,
-) -> Float[Tensor, "batch n_heads key"]:
-    """Return |v_k|, or |W_O v_k| of each head by its `output_factor` (Kobayashi et al. 2020, section 2).
-
-    At least 0, in the unit of the values; float32 or better.
-    """
-    group = n_heads // values.shape[1]
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    if factor is None:
-        norms: Tensor = torch.linalg.vector_norm(wide, dim=-1)
-        return norms if group == 1 else norms.repeat_interleave(group, 1)
-    # Heads first: one product a head serves all texts.
-    by_head = wide.transpose(0, 1)
-    by_head = (by_head if group == 1 else by_head.repeat_interleave(group, 0)).flatten(1, 2)
-    norms = torch.linalg.vector_norm(torch.bmm(by_head, factor.to(wide.dtype).mT), dim=-1)
-    return norms.view(n_heads, values.shape[0], values.shape[2]).transpose(0, 1)
+    places = Places(texts, q, k)
+    return {name: PAIR_FACTS[name](places).to(dtype) for name in names}

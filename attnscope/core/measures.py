@@ -1,13 +1,15 @@
 """Every head measure, added up in one pass over the tiles of an attention, in memory that grows with length alone.
 
-A measure is one of three (`catalogue`): keys that are worth something, pairs of a query and a key that are, or a number
-of rows of weights. Everything here is a sum over queries and keys of weights times a function. Attention that is spread
-evenly over the allowed keys, and attention outside sinks, are such sums with other weights. This module knows no model,
-no tokenizer and no corpus.
+A measure adds up weights times what keys are worth, weights times what pairs of a query and a key are worth, or numbers
+of rows of weights (`catalogue`). Uniform attention, and attention outside sinks, are such sums with other weights.
+`HeadMeasures` measures every layer of a forward pass: `_MaskedTexts` works out what texts and one mask determine, and
+`_Layer` adds up the tiles of one layer. This module knows no model, no tokenizer and no corpus.
+
+Shapes: b texts, m mask heads (1 if all heads share one), h heads, q queries, k keys, c columns.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,43 +20,18 @@ from torch import Tensor
 from attnscope.core.attention import tiles
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall, Kind
-from attnscope.core.attention.tile_probe import TileProbe
 from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles, blocks
-from attnscope.core.catalogue import (
-    KEY_FAMILIES,
-    MEASURES,
-    OFFSETS,
-    SINK_THRESHOLD,
-    Keys,
-    Row,
-    unit_queries,
-)
-from attnscope.core.facts import TextFacts, outlying, value_norms
-from attnscope.core.masked_texts import (
-    ACTIVE,
-    BEYOND,
-    LAYER_FACTS,
-    NAMES,
-    PAIRS,
-    ROW_COLUMNS,
-    MaskedTexts,
-    columns_of,
-    weigh,
-)
+from attnscope.core.catalogue import MEASURES, Columns, Keys, Measure, unit_queries
+from attnscope.core.facts import TextFacts, key_facts, outlying, pair_facts
 
 PAIRS_AT_ONCE = 2**18
 """Pairs of a query and a key in one tile, however few heads there are."""
 
+KEPT_PAIRS = 2**20
+"""Pairs of a batch up to which their table is kept from layer to layer, as six numbers a pair."""
+
 FEW_QUERIES = 64
 """Queries whose weights on a key are added up in float32: sums of more are float64, or they would lose digits."""
-
-_RECEIVED = next(name for name, measure in MEASURES.items() if measure.family == Row("received", of="text"))
-_SINK = next(name for name, measure in MEASURES.items() if measure.family == Row("sink", of="text"))
-_FIRST = next(name for name, family in KEY_FAMILIES.items() if family == Keys("first"))
-_EVERY = next(name for name, family in KEY_FAMILIES.items() if family == Keys("resting", is_set=False))
-"""A sink is recognised by the mass on the first token, and by a measure that counts every query."""
-
-_OUTLYING = tuple(name for name, family in KEY_FAMILIES.items() if family == Keys("outlying"))
 
 Sums = NDArray[np.float64]
 
@@ -63,9 +40,8 @@ Sums = NDArray[np.float64]
 class Measured:
     """The measures of one layer on one batch, as sums and counts.
 
-    A unit is a text; or, if long texts were cut (`catalogue.unit_queries`), a block of a text's queries. All units of
-    the first text come before those of the second, and each text has as many. Numbers of a whole text (received, sink)
-    are in its first unit.
+    A unit is a text; or, if texts are long (`catalogue.unit_queries`), a block of a text's queries. All units of the
+    first text come before those of the second, and each text has as many.
 
     Attributes:
         sum: (measure, unit, head), in the order of `names`.
@@ -73,47 +49,36 @@ class Measured:
         uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. In
             `…_active` each query weighs as it does in the head, by the head's mass on keys outside the sinks: a head
             that spreads evenly over them has just this, however much it rests.
-        offset_sum: (offset, unit, head): queries whose largest weight is at the offset (OFFSETS); of t keys that share
-            the largest weight each counts 1/t.
-        offset_count: Queries that may attend to a key at the offset.
-        offset_uniform: The sum under uniform attention, where all allowed keys share the largest weight.
+        names: The sums that there are: `catalogue.measure_names`.
     """
 
     sum: Sums
     count: Sums
     uniform_sum: Sums
-    offset_sum: Sums
-    offset_count: Sums
-    offset_uniform: Sums
-    names: tuple[str, ...] = NAMES
+    names: tuple[str, ...]
 
     def value(self, name: str) -> Sums:
         """Return a measure's value pooled over the batch, sum / count, (head,); NaN where nothing was counted."""
-        return self._divide(self.sum, name)
-
-    def uniform(self, name: str) -> Sums:
-        """Return the value under uniform attention, (head,); NaN where nothing was counted."""
-        return self._divide(self.uniform_sum, name)
-
-    def _divide(self, sums: Sums, name: str) -> Sums:
         number = self.names.index(name)
-        total, count = sums[number].sum(0), self.count[number].sum(0)
+        total, count = self.sum[number].sum(0), self.count[number].sum(0)
         ratio: Sums = np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
         return ratio
 
+    def uniform(self, name: str) -> Sums:
+        """Return the value under uniform attention, (head,); NaN where nothing was counted."""
+        return replace(self, sum=self.uniform_sum).value(name)
 
-class HeadMeasures(TileProbe[Measured]):
-    """Measure every layer of one forward pass on one batch, without keeping a map. No gradient flows through.
+
+class HeadMeasures:
+    """Measure every layer of one forward pass on one batch, without keeping a map: a `Probe` without gradient.
 
     Args:
         facts: The texts; in an encoder-decoder, those that the encoder reads.
         query_facts: In an encoder-decoder: the texts that the decoder reads.
-        factors: (kind, layer) -> the `output_factor` of its output projection; missing layers leave norm_weighted
-            undefined.
         norms: (kind, layer) -> lengths of the hidden states that a layer reads, (batch, token), called as it comes;
             None leaves outlier_token undefined.
         buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
-        in_units: Whether blocks of `unit_queries` of longer texts are units of their own.
+        catalogue: The measures.
 
     Attributes:
         sums: Kind -> layer -> its measures, in the order in which the layers came.
@@ -124,39 +89,41 @@ class HeadMeasures(TileProbe[Measured]):
         facts: TextFacts,
         query_facts: TextFacts | None = None,
         *,
-        factors: Mapping[tuple[Kind, int], Tensor] | None = None,
         norms: Callable[[Kind, int], Tensor | None] | None = None,
         buffers: Buffers | None = None,
-        in_units: bool = False,
+        catalogue: Mapping[str, Measure] = MEASURES,
     ) -> None:
-        super().__init__(buffers)
+        self.sums: dict[Kind, dict[int, Measured]] = {}
         self._facts = facts
         self._query_facts = query_facts
-        self._factors = dict(factors or {})
         self._norms = norms
-        self._in_units = in_units
+        self._buffers = Buffers() if buffers is None else buffers
+        self._columns = Columns(catalogue)
+        self._plans: dict[Hashable, tuple[_MaskedTexts, Tensor | None]] = {}
 
-    def _read(self, call: AttentionCall) -> tuple[Tensor, Measured]:
-        keys, queries = self._texts(call.kind)
-        texts = self._masked_texts(call, keys, queries)
-        layer = _Layer(texts, self._layer_facts(call, texts.keys), call.n_heads)
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Compute an attention, and measure its heads.
 
-        def add(tile: Tile) -> None:
-            layer.add(tile.block, tile.weights, tile)
+        Raises:
+            RuntimeError: The layer of this kind has been here already.
+            ValueError: The call's shapes are not those of the texts.
+        """
+        if call.layer in self.sums.get(call.kind, {}):
+            raise RuntimeError(
+                f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new HeadMeasures probe"
+            )
+        with torch.no_grad():
+            texts = self._plan(call)
+            layer = _Layer(texts, call.n_heads, self._outlying(call, texts.keys))
+            output = attend_in_tiles(call, layer.add_tile, texts.blocks, self._buffers)
+            self.sums.setdefault(call.kind, {})[call.layer] = layer.result()
+        return output
 
-        output = attend_in_tiles(call, add, texts.blocks, self._buffers)
-        return output, layer.result()
-
-    def _texts(self, kind: Kind) -> tuple[TextFacts, TextFacts | None]:
-        """Return the texts of keys, and of queries if they are others."""
+    def _plan(self, call: AttentionCall) -> "_MaskedTexts":
+        """Return what texts and mask determine, worked out once for all layers of the same mask and shapes."""
         read = self._facts if self._query_facts is None else self._query_facts
-        if kind == "cross":
-            return self._facts, read
-        return (read if kind == "decoder" else self._facts), None
-
-    def _masked_texts(self, call: AttentionCall, keys: TextFacts, queries: TextFacts | None) -> MaskedTexts:
-        """Return what the texts and the call's mask determine; refuse a call that is not of these texts."""
-        asking = keys if queries is None else queries
+        keys = read if call.kind == "decoder" else self._facts
+        asking = read if call.kind == "cross" else keys
         batch, n_heads, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
         if asking.real.shape != (batch, n_queries) or keys.real.shape != (batch, n_keys):
@@ -165,28 +132,33 @@ class HeadMeasures(TileProbe[Measured]):
                 f"are of {tuple(asking.real.shape)} queries and {tuple(keys.real.shape)} keys"
             )
 
-        def make() -> MaskedTexts:
-            unit = unit_queries(n_queries) if self._in_units else max(n_queries, 1)
+        # Most models hand every layer the same mask; some make a new view of the same memory each time.
+        mask, device = call.mask, call.query.device
+        seen: Hashable = None
+        if mask is not None:
+            version = 0 if mask.is_inference() else mask._version
+            seen = mask.data_ptr(), mask.shape, mask.stride(), version
+        name = seen, device, call.kind, call.is_causal, call.window, n_heads
+        if name not in self._plans:
             elements = min(tiles.TILE_ELEMENTS, PAIRS_AT_ONCE * n_heads)
-            device = call.query.device
-            return MaskedTexts(
-                blocks(call, elements, unit=unit),
-                self._on_device(keys, device),
-                self._on_device(asking, device).asking,
-                mask_heads=1 if call.mask is None else call.mask.shape[1],
-                own_text=queries is None,
+            texts = _MaskedTexts(
+                self._columns,
+                blocks(call, elements, unit=unit_queries(n_queries)),
+                keys.on(device),
+                asking.on(device).asking,
+                mask_heads=1 if mask is None else mask.shape[1],
+                own_text=call.kind != "cross",
                 dtype=torch.promote_types(call.query.dtype, torch.float32),
-                unit=unit,
             )
+            # The mask is held, so that its address stays its own.
+            self._plans[name] = texts, mask
+        return self._plans[name][0]
 
-        return self._plan_once(call, make, queries is None)
-
-    def _layer_facts(self, call: AttentionCall, keys: TextFacts) -> dict[str, Tensor]:
+    def _outlying(self, call: AttentionCall, keys: TextFacts) -> Tensor | None:
         norms = None if self._norms is None or call.kind == "cross" else self._norms(call.kind, call.layer)
-        which = None
-        if norms is not None and norms.shape == keys.real.shape:
-            which = outlying(norms.to(call.query.device), keys)
-        return layer_facts(call.value, call.n_heads, self._factors.get((call.kind, call.layer)), which)
+        if norms is None or norms.shape != keys.real.shape:
+            return None
+        return outlying(norms.to(call.query.device), keys)
 
 
 def measures_of_weights(
@@ -195,9 +167,8 @@ def measures_of_weights(
     queries: TextFacts | None = None,
     *,
     allowed: Tensor | None = None,
-    values: Float[Tensor, "batch kv_head key d_value"] | None = None,
-    factor: Float[Tensor, "head d d_value"] | None = None,
     outlying: Bool[Tensor, "batch key"] | None = None,
+    catalogue: Mapping[str, Measure] = MEASURES,
 ) -> Measured:
     """Return all measures of one layer from its dense weights, of models that give out nothing else.
 
@@ -210,9 +181,8 @@ def measures_of_weights(
             undefined in cross attention.
         allowed: Which query may attend to which key, boolean, broadcastable to (batch, head, query, key). None = where
             any head puts weight: right, except for weights so small that they are 0 in every head.
-        values: For value_weighted; None leaves it undefined.
-        factor: `output_factor` of the layer, for norm_weighted; None leaves it undefined.
-        outlying: Which keys are outlying (`facts.outlying`), for outlier_token; None leaves it undefined.
+        outlying: Which keys are outlying (`facts.outlying`); None leaves outlier_token undefined.
+        catalogue: The measures.
 
     Raises:
         ValueError: Shapes do not fit together.
@@ -232,41 +202,263 @@ def measures_of_weights(
     parts = []
     for text in range(batch):
         for start in range(0, n_queries, unit):
-            queries_of_unit = slice(start, min(start + unit, n_queries))
-            may_of_unit = may[text : text + 1, :, queries_of_unit]
-            parts.append(Block(slice(text, text + 1), queries_of_unit, slice(0, n_keys), may_of_unit, False, None))
+            rows = slice(start, min(start + unit, n_queries))
+            parts.append(Block(slice(text, text + 1), rows, slice(0, n_keys), may[text : text + 1, :, rows]))
 
     dtype = sum_dtype(weights.device)
-    texts = MaskedTexts(
-        parts, keys, asking.asking, mask_heads=may.shape[1], own_text=queries is None, dtype=dtype, unit=unit
+    own_text = queries is None
+    texts = _MaskedTexts(
+        Columns(catalogue), parts, keys, asking.asking, mask_heads=may.shape[1], own_text=own_text, dtype=dtype
     )
-    of_layer = {} if values is None else layer_facts(values, n_heads, factor, None)
-    if outlying is not None:
-        of_layer["outlying"] = outlying[:, None]
-    layer = _Layer(texts, of_layer, n_heads)
+    layer = _Layer(texts, n_heads, outlying)
     for block in parts:
         layer.add(block, weights[block.texts, :, block.queries].to(dtype, copy=True))
     return layer.result()
 
 
-def layer_facts(
-    values: Float[Tensor, "batch kv_head key d_value"],
-    n_heads: int,
-    factor: Float[Tensor, "head d d_value"] | None,
-    which: Bool[Tensor, "batch key"] | None,
-) -> dict[str, Tensor]:
-    """Return what keys are worth in one layer, by fact, (batch, head or 1, key). Unknown facts are missing.
+# What texts and one mask determine -------------------------------------------------------------------------------
 
-    Source: `facts`; norms of values are Kobayashi et al. 2020.
+
+class _MaskedTexts:
+    """Hold what texts and one mask determine, whatever the weights, so that all layers under this mask share it.
+
+    Args:
+        columns: The measures.
+        blocks: The blocks of queries; none crosses the end of a unit.
+        keys: The texts of the keys.
+        asking: Which queries count, (b, q).
+        mask_heads: How many heads the mask has.
+        own_text: Whether queries are tokens of the same texts.
+        dtype: The precision of weights.
+
+    Attributes:
+        worth: What keys are worth, (b, k, measure of keys), 0 where that is not known.
+        off: 1 for keys outside sinks, (b, k).
+        pair_map: Which `parts` of a row each measure of pairs adds up, (part, pair).
+        count: What measures count, (view, unit, m, c); outside sinks it depends on the head, and is 0.
+        uniform: Their sums under uniform attention, likewise.
     """
-    facts: dict[str, Tensor] = {}
-    if values.shape[-1]:
-        facts["value_norm"] = value_norms(values, n_heads)
-        if factor is not None:
-            facts["output_norm"] = value_norms(values, n_heads, factor)
-    if which is not None:
-        facts["outlying"] = which[:, None]
-    return facts
+
+    def __init__(
+        self,
+        columns: Columns,
+        blocks: list[Block],
+        keys: TextFacts,
+        asking: Bool[Tensor, "batch query"],
+        *,
+        mask_heads: int,
+        own_text: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        batch, n_queries = asking.shape
+        self.device = keys.real.device
+        self.exact = sum_dtype(self.device)
+        self.columns = columns
+        self.blocks = blocks
+        self.keys = keys
+        self.own_text = own_text
+        self._dtype = dtype
+        self._mask_heads = mask_heads
+        self._asking = asking
+        self._unit = unit_queries(n_queries)
+        self.n_units = max(-(-n_queries // self._unit), 1)
+        self._queries: dict[str, Tensor] = {}
+        self._tables: dict[Block, tuple[Tensor, Tensor]] = {}
+        self._keeps_tables = asking.numel() * keys.real.shape[1] <= KEPT_PAIRS
+        self.pair_map = torch.tensor(columns.pair_map, dtype=self.exact, device=self.device)
+
+        # What keys are worth, and which measures of keys and pairs are known.
+        facts = key_facts(keys, self.exact)
+        nothing = torch.zeros_like(keys.real, dtype=self.exact)
+        self.worth = torch.stack([facts.get(family.fact, nothing) for family in columns.keys], -1)
+        known_keys = [family.fact in facts for family in columns.keys]
+        known_pairs = [
+            own_text and (family.fact != "cosine" or keys.embeddings is not None) for family in columns.pairs
+        ]
+        self._is_known = torch.tensor(known_keys + known_pairs, device=self.device)
+        self._is_set = torch.tensor(columns.is_set, device=self.device)
+        self._is_beyond = torch.tensor(columns.is_beyond, device=self.device)
+
+        # Sinks by their places: a text with fewer of them than others has other keys there.
+        self.off = (keys.real & ~keys.resting).to(self.exact)
+        n_sinks = int(keys.resting.sum(1).max()) if batch else 0
+        self._sinks = keys.resting.int().topk(n_sinks, 1).indices
+        self._is_sink = keys.resting.gather(1, self._sinks)
+
+        # Counts, and sums under uniform attention.
+        self.count, self.uniform = self.zeros(2, 2, batch * self.n_units, mask_heads, len(columns.families))
+        for block in blocks:
+            if min(block.shape):
+                self._prepare(block)
+        self.count[1] = 0
+        self.uniform[1] = 0
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Return zeros of a shape, in the dtype of sums."""
+        return torch.zeros(shape, dtype=self.exact, device=self.device)
+
+    def units(self, block: Block) -> slice:
+        """Return the units that a block is part of, one per text."""
+        unit = block.queries.start // self._unit
+        first = block.texts.start * self.n_units + unit
+        last = (block.texts.stop - 1) * self.n_units + unit
+        return slice(first, last + 1, self.n_units)
+
+    def of(self, block: Block, name: str) -> Float[Tensor, "view b m q c"]:
+        """Return what is known of a block's queries, by name.
+
+        `on`: 1 if the query counts, in each view. `beyond`: values of pairs under uniform attention that are
+        subtracted. `rows`: what its statistics are multiplied by. `active`: whether measures outside sinks count it,
+        then their values under uniform attention.
+        """
+        return self._queries[name][:, block.texts, :, block.queries]
+
+    # Reading the rows of a tile
+
+    def parts(self, block: Block, weights: Float[Tensor, "b h q k"]) -> Float[Tensor, "view b h q part"]:
+        """Return what measures of pairs add up of each row.
+
+        The parts are the mass, the sums of weights times each of the facts, and the weight at each of the offsets; in
+        cross attention the mass alone.
+        """
+        tables = self._tables.get(block) or self._make_tables(block)
+        if self._keeps_tables:
+            self._tables[block] = tables
+        n_facts = tables[0].shape[2]
+        offsets = self.columns.offsets if self.own_text else []
+        parts = self.zeros(2, *weights.shape[:3], n_facts + len(offsets))
+
+        # Keys outside sinks, in the precision of weights: text by text, because all together would be copied.
+        for text, (rows, table) in enumerate(zip(weights, tables[0], strict=True)):
+            parts[:, text, ..., :n_facts] = torch.bmm(rows.transpose(0, 1), table.mT).transpose(0, 1)
+
+        # Sinks are few and heavy: in a float32 sum they would cost the other keys their digits.
+        sinks = (self._sinks[block.texts] - block.keys.start).clamp(0, block.shape[2] - 1)
+        of_sinks = weights.gather(-1, sinks[:, None, None].expand(*weights.shape[:3], -1)).to(self.exact)
+        parts[0, ..., :n_facts] += (of_sinks.transpose(1, 2) @ tables[1].mT).transpose(1, 2)
+
+        if offsets:
+            off = self.off[block.texts, None, None, block.keys].expand(-1, -1, *block.shape[1:])
+            band = self._at_offsets(block, weights)
+            parts[0, ..., n_facts:] = band
+            parts[1, ..., n_facts:] = band * self._at_offsets(block, off)
+        return parts
+
+    def statistics(self, block: Block, weights: Tensor, tile: Tile | None) -> Float[Tensor, "b h q statistic"]:
+        """Return the statistics of each row. Overwrites the scores of the tile, if there is one."""
+        largest = weights.amax(-1)
+        entropies = _entropies_of(weights) if tile is None else tile.entropies(tile.log_sum_exp(largest))
+        by_name = {"entropy": entropies, "relative_entropy": entropies, "rarest": torch.zeros_like(entropies)}
+        if self.keys.rarest is not None and "rarest" in self.columns.rows:
+            # How many keys share the largest weight, and how many of these are the rarest.
+            scores = torch.empty_like(weights) if tile is None else tile.scores
+            is_largest = torch.eq(weights, largest[..., None], out=scores)
+            rarest = self.keys.rarest[block.texts, block.keys]
+            sets = torch.stack([torch.ones_like(rarest), rarest], -1)[:, None].to(self._dtype)
+            n_ties, n_rarest = (is_largest @ sets).unbind(-1)
+            by_name["rarest"] = n_rarest / n_ties.clamp(min=1)
+        return torch.stack([by_name[statistic] for statistic in self.columns.rows], -1)
+
+    def _make_tables(self, block: Block) -> tuple[Float[Tensor, "b q part k"], Float[Tensor, "b q part sink"]]:
+        """Return what pairs of a block are worth: of keys outside sinks, and of sinks in float64."""
+        n_texts, n_queries, n_keys = block.shape
+        order = ["mass", *self.columns.facts] if self.own_text else ["mass"]
+        table = torch.zeros(n_texts, n_queries, len(order), n_keys, dtype=self._dtype, device=self.device)
+        table[:, :, 0] = 1
+        if self.own_text:
+            names = [name for name in self.columns.facts if name != "cosine" or self.keys.embeddings is not None]
+            texts = self.keys.part(block.texts)
+            facts = pair_facts(names, texts, block.queries, block.keys, self._dtype)
+            for name, function in facts.items():
+                table[:, :, order.index(name)] = function
+
+        # (b, 1, 1, sink): the places of sinks, and whether they are sinks and in the block.
+        sinks = (self._sinks[block.texts] - block.keys.start)[:, None, None]
+        is_here = self._is_sink[block.texts, None, None] & (sinks >= 0) & (sinks < n_keys)
+        within = sinks.clamp(0, n_keys - 1).expand(-1, n_queries, len(order), -1)
+        of_sinks = table.gather(-1, within).to(self.exact) * is_here
+        table *= self.off[block.texts, None, None, block.keys].to(self._dtype)
+        return table, of_sinks
+
+    def _at_offsets(self, block: Block, rows: Tensor) -> Float[Tensor, "b h q offset"]:
+        """Return the number of each row at each of the offsets from its query; 0 beyond the block's keys."""
+        index = torch.arange(block.queries.start, block.queries.stop, device=self.device)[:, None]
+        index = index + torch.tensor(self.columns.offsets, device=self.device) - block.keys.start
+        is_inside = (index >= 0) & (index < rows.shape[3])
+        band = rows.gather(-1, index.clamp(0, rows.shape[3] - 1).expand(*rows.shape[:2], -1, -1))
+        inside: Tensor = band * is_inside
+        return inside
+
+    # Uniform attention
+
+    def spread(self, block: Block, worth: Float[Tensor, "b k c"]) -> Float[Tensor, "view b m q c"]:
+        """Return what keys are worth to each query of a block, if it attends to all it may alike."""
+        seen, n = self._seen(block)
+        return seen @ worth[block.texts, None, block.keys] / n.clamp(min=1)[..., None]
+
+    def _seen(self, block: Block) -> tuple[Float[Tensor, "view b m q k"], Float[Tensor, "view b m q"]]:
+        """Return 1 where a query may attend to a key, in each view, and to how many it may."""
+        may = block.allowed(self.device)
+        if may is None:
+            may = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
+        n_texts, n_queries, n_keys = block.shape
+        may = may.to(self.exact).expand(n_texts, self._mask_heads, n_queries, n_keys)
+        seen = torch.stack([may, may * self.off[block.texts, None, None, block.keys]])
+        return seen, seen.sum(-1)
+
+    def _prepare(self, block: Block) -> None:
+        """Work out which of a block's queries count, and what uniform attention comes to there."""
+        seen, n = self._seen(block)
+        counted = (n[0] > 0) & self._asking[block.texts, None, block.queries]
+        on = torch.stack([counted, counted & (n[1] > 0)])
+
+        # Values under uniform attention, (view, b, m, q, c). Sums of ones are exact in float32, of 1 / n they are not.
+        even = [self.spread(block, self.worth)]
+        if self.own_text:
+            ones = seen[0].to(self._dtype)
+            even.append(self.parts(block, ones) @ self.pair_map / n.clamp(min=1)[..., None])
+        else:
+            even.append(self.zeros(*n.shape, len(self.columns.pairs)))
+        value = torch.cat(even, -1)
+        defined = on[..., None] & self._is_known & ((value > 0) | ~self._is_set)
+
+        # What pairs have beyond uniform attention is 0 there.
+        of_pairs = value[..., len(self.columns.keys) :]
+        self._put("beyond", block, of_pairs * on[..., None] * self._is_beyond)
+        of_pairs *= ~self._is_beyond
+
+        # Numbers of rows, of all keys alone.
+        rows = self._rows(block, seen[0], n[0], counted)
+        evenly = (seen[0] / n[0].clamp(min=1)[..., None]).to(self._dtype)
+        statistics = torch.stack([self.statistics(block, evenly, None) * rows, torch.zeros_like(rows)])
+        value = torch.cat([value * defined, statistics], -1)
+        defined = torch.cat([defined, torch.stack([rows > 0, torch.zeros_like(rows, dtype=torch.bool)])], -1)
+
+        units = self.units(block)
+        self.count[:, units] += defined.sum(3)
+        self.uniform[:, units] += value.sum(3)
+        self._put("on", block, on[..., None])
+        self._put("rows", block, rows[None])
+        self._put("active", block, torch.cat([defined[1:], value[1:]], -1))
+
+    def _put(self, name: str, block: Block, rows: Tensor) -> None:
+        # One array for all blocks: small ones in between would leave gaps in memory that tiles do not fit into.
+        if name not in self._queries:
+            batch, n_queries = self._asking.shape
+            self._queries[name] = self.zeros(len(rows), batch, self._mask_heads, n_queries, rows.shape[-1])
+        self._queries[name][:, block.texts, :, block.queries] = rows
+
+    def _rows(self, block: Block, may: Tensor, n_allowed: Tensor, counted: Tensor) -> Float[Tensor, "b m q statistic"]:
+        """Return what the statistics of each query are multiplied by, 0 if it does not count."""
+        by_name = {
+            "entropy": counted.to(self.exact),
+            "relative_entropy": counted * (n_allowed >= 2) / n_allowed.clamp(min=2).log(),
+            "rarest": torch.zeros_like(n_allowed),
+        }
+        if self.keys.rarest is not None:
+            n_rarest = (may * self.keys.rarest[block.texts, None, None, block.keys]).sum(-1)
+            by_name["rarest"] = counted * (n_rarest > 0) / n_rarest.clamp(min=1)
+        return torch.stack([by_name[statistic] for statistic in self.columns.rows], -1)
 
 
 # One layer -------------------------------------------------------------------------------------------------------
@@ -277,165 +469,81 @@ class _Layer:
 
     Args:
         texts: What texts and mask determine.
-        facts: What keys are worth in this layer, as `layer_facts`.
         n_heads: How many heads there are.
+        outlying: Which keys are outlying in this layer, (b, k); None = not known.
     """
 
-    def __init__(self, texts: MaskedTexts, facts: dict[str, Tensor], n_heads: int) -> None:
+    def __init__(self, texts: _MaskedTexts, n_heads: int, outlying: Tensor | None) -> None:
         self._texts = texts
-        self._n_heads = n_heads
-        batch, n_keys = texts.keys.real.shape
-        n_units = batch * texts.n_units
-        self._sum, self._count, self._uniform = texts.zeros(3, n_units, n_heads, len(NAMES))
-        self._offset_sum = texts.zeros(n_units, n_heads, len(OFFSETS))
+        families = texts.columns.families
+        self._sum, self._count, self._uniform = texts.zeros(
+            3, 2, len(texts.keys.real) * texts.n_units, n_heads, len(families)
+        )
+        self._worth = texts.worth
+        self._outlying: list[int] = []
+        if outlying is not None:
+            self._outlying = [number for number, family in enumerate(families) if family == Keys("outlying")]
+            self._worth = texts.worth.clone()
+            self._worth[..., self._outlying] = outlying[..., None].to(texts.exact)
 
-        # What each key receives from the whole text, under the head's weights and under uniform attention.
-        self._received, self._evenly = texts.zeros(2, batch, n_heads, n_keys)
+    def add_tile(self, tile: Tile) -> None:
+        """Add the weights of a tile, and overwrite its scores."""
+        self.add(tile.block, tile.weights, tile)
 
-        # What keys are worth in this layer alone, (text, head, key, measure).
-        of_layer = {name: family.fact for name, family in KEY_FAMILIES.items() if family.fact in LAYER_FACTS}
-        names = [name for name, fact in of_layer.items() if fact in facts]
-        self._key_names = *texts.key_names, *names
-        self._missing = tuple(name for name in of_layer if name not in names)
-        self._outlying = facts.get("outlying")
-        worth = [facts[of_layer[name]].to(texts.exact).expand(-1, n_heads, -1) for name in names]
-        self._worth = torch.stack(worth, -1) if worth else texts.zeros(batch, n_heads, n_keys, 0)
-
-    def add(self, block: Block, weights: Float[Tensor, "text head query key"], tile: Tile | None = None) -> None:
-        """Add the weights of a block, and overwrite the scores of its tile; None = there are weights alone."""
+    def add(self, block: Block, weights: Float[Tensor, "b h q k"], tile: Tile | None = None) -> None:
+        """Add the weights of a block; None = there is no tile of theirs."""
         if not weights.numel():
             return
         texts = self._texts
-        units = texts.units(block)
-        rows = texts.row_sums(block, weights)  # (text, query, head, column)
-        band = texts.at_offsets(block, weights)
-        mass_off = rows[..., 0].transpose(1, 2).to(texts.exact)
-        self._add_keys(block, weights, mass_off)
-        if texts.own_text:
-            self._add_pairs(block, rows, band, weights.sum(-1).to(texts.exact), mass_off)
+        sums, counts, uniform = (part[:, texts.units(block)] for part in (self._sum, self._count, self._uniform))
+        on = texts.of(block, "on")
+        n_keys, n_pairs = len(texts.columns.keys), len(texts.columns.pairs)
 
-        # What `_active` measures count, and uniform attention, weighed by each query's mass outside sinks.
-        counts, uniform = weigh(mass_off, texts.of(block, "active")).chunk(2, -1)
-        self._count[units][..., ACTIVE] += counts
-        self._uniform[units][..., ACTIVE] += uniform
+        # Keys: what each one receives, (b, h, k), a few queries at a time in float32, times what it is worth.
+        groups = torch.arange(weights.shape[2], device=weights.device) // FEW_QUERIES
+        belongs = torch.nn.functional.one_hot(groups).T * on[0].mT
+        received = (belongs.to(weights.dtype) @ weights).sum(2, dtype=texts.exact)
+        by_view = torch.stack([received, received * texts.off[block.texts, None, block.keys]])
+        sums[..., :n_keys] += by_view @ self._worth[block.texts, block.keys]
+
+        # Pairs, less what uniform attention of the same mass has of them.
+        parts = texts.parts(block, weights)
+        masses = parts[..., 0]
+        if texts.own_text:
+            values = _over_queries(on[:1, ..., 0], parts) @ texts.pair_map
+            values -= _over_queries(masses, texts.of(block, "beyond"))
+            sums[..., n_keys : n_keys + n_pairs] += values
+
+        # What counts outside sinks, and uniform attention there, weighed by each query's mass.
+        active, even = _over_queries(masses[1], texts.of(block, "active")[0]).chunk(2, -1)
+        counts[1] += active
+        uniform[1] += even
+        if self._outlying:
+            even = texts.spread(block, self._worth[..., self._outlying])
+            is_seen = on * (even > 0)
+            weight = torch.stack([torch.ones_like(masses[1]), masses[1]])
+            counts[..., self._outlying] += _over_queries(weight, is_seen)
+            uniform[..., self._outlying] += _over_queries(weight, is_seen * even)
 
         # Numbers of rows. They overwrite the scores.
-        statistics, hits = texts.statistics(weights, rows, band, block, tile)
-        sums = (statistics * texts.of(block, "worth")).sum(2, dtype=texts.exact)
-        self._sum[units][..., ROW_COLUMNS] += sums
-        self._offset_sum[units] += (hits * texts.of(block, "band")).sum(2, dtype=texts.exact)
-
-    def _add_pairs(self, block: Block, rows: Tensor, band: Tensor, mass: Tensor, mass_off: Tensor) -> None:
-        texts = self._texts
-        sums = self._sum[texts.units(block)]
-        counted = texts.of(block, "counted").transpose(1, 2)[..., None]
-        parts = [(part * counted).sum(1) for part in texts.pair_parts(block, rows, band)]
-        values, values_off = texts.pair_values(parts).chunk(2, -1)  # (text, head, measure)
-        beyond, beyond_off = texts.of(block, "beyond").chunk(2, -1)
-        values[..., BEYOND] -= weigh(mass, beyond)
-        values_off[..., BEYOND] -= weigh(mass_off, beyond_off)
-        for ending, of_measures in (("", values), ("_active", values_off)):
-            which, columns = columns_of(PAIRS, ending)
-            sums[..., columns] += of_measures[..., which]
-
-    def _add_keys(self, block: Block, weights: Tensor, mass_off: Tensor) -> None:
-        texts = self._texts
-        units = texts.units(block)
-        counted, spread = texts.of(block, "counted"), texts.of(block, "spread")
-        here = block.texts, slice(None), block.keys
-
-        # What each key receives, from the head and if attention were uniform, (text, head, key).
-        groups = torch.arange(weights.shape[2], device=texts.device) // FEW_QUERIES
-        belongs = torch.nn.functional.one_hot(groups).T * counted[:, :, None]
-        received = (belongs.to(weights.dtype) @ weights).sum(2, dtype=texts.exact)
-        may = texts.may(block)
-        evenly = _over_keys(texts.of(block, "share"), may).expand_as(received)
-        evenly_off = _over_keys(mass_off * spread, may)
-        self._received[here] += received
-        self._evenly[here] += evenly
-
-        # Times what keys are worth, all of them and those outside sinks.
-        off = texts.off[block.texts, None, block.keys]
-        shares = torch.stack([received, evenly, received * off, evenly_off * off], 2)
-        by_texts = shares.flatten(1, 2) @ texts.worth[block.texts, block.keys]
-        by_texts = by_texts.view(*shares.shape[:3], -1)
-        sums = torch.cat([by_texts, shares @ self._worth[here]], -1)
-        for ending, first in (("", 0), ("_active", 2)):
-            which, columns = columns_of(self._key_names, ending)
-            self._sum[units][..., columns] += sums[:, :, first, which]
-            self._uniform[units][..., columns] += sums[:, :, first + 1, which]
-
-        # Whether a query sees an outlying token differs from layer to layer.
-        if self._outlying is not None:
-            outlying = self._outlying[block.texts, :, block.keys, None].to(texts.exact)
-            sees = ((may @ outlying).squeeze(-1) > 0) * counted
-            for ending, counts in (("", sees), ("_active", sees * (spread > 0) * mass_off)):
-                self._count[units][..., columns_of(_OUTLYING, ending)[1]] += counts.sum(-1)[..., None]
+        statistics = texts.statistics(block, weights, tile) * texts.of(block, "rows")[0]
+        sums[0, ..., n_keys + n_pairs :] += statistics.sum(2)
 
     def result(self) -> Measured:
         """Return the measures of the layer."""
-        texts, n_units = self._texts, self._texts.n_units
-        count = self._count + texts.count
-        uniform = self._uniform + texts.uniform
-
-        # What the most attended key receives is a number of the whole text, which stands in its first unit.
-        column = NAMES.index(_RECEIVED)
-        for part, received in ((self._sum, self._received), (uniform, self._evenly)):
-            part[::n_units, :, column] = received.amax(-1) if received.shape[2] else 0
-        count[::n_units, :, column] = texts.n_counted.expand(-1, self._n_heads)
-        for part in (self._sum, count, uniform):
-            for ending in ("", "_active"):
-                part[..., columns_of(self._missing, ending)[1]] = 0
-
-        by_measure = [_by_column(part) for part in (self._sum, count, uniform)]
-        _add_sinks(by_measure, n_units)
-        sums, counts, uniform_sums = by_measure
-        return Measured(
-            sum=sums,
-            count=counts,
-            uniform_sum=uniform_sums,
-            offset_sum=_by_column(self._offset_sum),
-            offset_count=_by_column(texts.offset_count.expand_as(self._offset_sum)),
-            offset_uniform=_by_column(texts.offset_uniform.expand_as(self._offset_sum)),
-        )
+        texts, columns = self._texts, self._texts.columns
+        arrays = []
+        for part in (self._sum, self._count + texts.count, self._uniform + texts.uniform):
+            chosen = part[columns.views, :, :, columns.numbers]
+            arrays.append(chosen.cpu().double().numpy())
+        return Measured(*arrays, names=columns.names)
 
 
-def _by_column(sums: Float[Tensor, "unit head column"]) -> Sums:
-    """Return sums as (column, unit, head), on the processor."""
-    by_column: Sums = sums.permute(2, 0, 1).cpu().double().numpy()
-    return by_column
+def _entropies_of(weights: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
+    """Return the entropy of each row of weights, in nats."""
+    return torch.special.entr(weights).sum(-1)
 
 
-def _over_keys(shares: Float[Tensor, "b head q"], may: Float[Tensor, "#b #m #q k"]) -> Float[Tensor, "b head k"]:
-    """Return what each key receives if each query gives its share to every key that it may attend to."""
-    if may.shape[2] == 1:
-        return shares.sum(-1, keepdim=True) * may[:, :, 0]
-    return weigh(shares, may)
-
-
-def _add_sinks(by_measure: list[Sums], n_units: int) -> None:
-    """Add to sums, counts and uniform sums, (measure, unit, head), on which texts a head is a sink."""
-    rows = [NAMES.index(name) for name in (_SINK, _FIRST, _EVERY)]
-    sums, counts, uniform = (part[rows] for part in by_measure)
-    n_heads = sums.shape[2]
-    of_texts = [part.reshape(3, -1, n_units, n_heads).sum(2) for part in (sums, counts, uniform)]
-    tell_sinks((_SINK, _FIRST, _EVERY), of_texts[2], of_texts[1].copy())
-    tell_sinks((_SINK, _FIRST, _EVERY), of_texts[0], of_texts[1])
-    for part, of_text in zip(by_measure, of_texts[:2] + of_texts[2:], strict=True):
-        part[rows[0], ::n_units] = of_text[0]
-
-
-def tell_sinks(names: tuple[str, ...], sums: Sums, counts: Sums) -> None:
-    """Write which texts a head is a sink on, from the value of first_token in the whole text.
-
-    A query that may not see the first token gives it nothing, and counts: a layer whose window is a few tokens has no
-    sink there.
-
-    Args:
-        names: The measures on the first axis: sink, first_token, and one that counts every query.
-        sums: (measure, ...), of whole texts; written to.
-        counts: Likewise; written to.
-    """
-    sink, first, every = (names.index(name) for name in (_SINK, _FIRST, _EVERY))
-    sums[sink] = sums[first] > SINK_THRESHOLD * counts[every]
-    counts[sink] = counts[every] > 0
+def _over_queries(shares: Float[Tensor, "... #h q"], rows: Float[Tensor, "... #h q c"]) -> Float[Tensor, "... h c"]:
+    """Return the sums over queries of shares times rows."""
+    return (shares[..., None, :] @ rows).squeeze(-2)

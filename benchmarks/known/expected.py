@@ -21,9 +21,9 @@ from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import blocks_of
 from attnscope.studies.describe.rows import Group, frequent_words, text_facts
 from attnscope.studies.describe.study import Fitted, active_left, fit_texts, matches_of
+from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
-from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
     from attnscope.core.attention.probes import Place

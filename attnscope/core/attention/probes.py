@@ -8,7 +8,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.pooling import Grid, PooledAttention, part_of_weights, pool_attention
@@ -23,7 +25,7 @@ from attnscope.core.attention.seam import (
     attention_weights,
     select_heads,
 )
-from attnscope.core.attention.tiles import attend_lean
+from attnscope.core.attention.tiles import attend_lean, tiles
 
 Kept = TypeVar("Kept")
 
@@ -160,6 +162,32 @@ class Part(OfChosen[Tensor]):
 
     def _keep(self, chosen: AttentionCall) -> Tensor:
         return part_of_weights(chosen, self.queries, self.keys).to("cpu", torch.float32)
+
+
+class KeySums(OfChosen[Tensor]):
+    """Keeps of each query the sums over keys of weights times functions of the key, in memory of that size.
+
+    Args:
+        functions: What keys are worth, (key, function); further keys are worth 0.
+        kinds: As above.
+
+    Attributes:
+        maps: Kind -> layer -> the sums, (batch, head, query, function): float64, on the CPU.
+    """
+
+    def __init__(self, functions: NDArray[np.float64], kinds: Sequence[Kind] | None = None) -> None:
+        super().__init__(kinds=kinds)
+        self.functions = torch.from_numpy(functions)
+
+    def _keep(self, chosen: AttentionCall) -> Tensor:
+        worth = torch.zeros(chosen.key.shape[2], self.functions.shape[1])
+        worth[: len(self.functions)] = self.functions
+        sums = torch.zeros(*chosen.query.shape[:3], worth.shape[1], dtype=torch.float64)
+        for tile in tiles(chosen):
+            block = tile.block
+            rows = tile.weights @ worth[block.keys].to(tile.weights)
+            sums[block.texts, :, block.queries] = rows.cpu().double()
+        return sums
 
 
 class Strongest(OfChosen[Tensor]):

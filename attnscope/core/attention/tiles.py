@@ -48,16 +48,10 @@ class Block:
     texts: slice
     queries: slice
     keys: slice
-    may: Tensor | None
-    is_causal: bool
-    empty: Tensor | None
+    may: Tensor | None = None
+    is_causal: bool = False
+    empty: Tensor | None = None
     window: int | None = None
-
-    @staticmethod
-    def whole(weights: Tensor, may: Tensor | None = None) -> "Block":
-        """All of some dense weights, (text, head, query, key); `may` as above."""
-        n_texts, _, n_queries, n_keys = weights.shape
-        return Block(slice(0, n_texts), slice(0, n_queries), slice(0, n_keys), may, False, None)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,30 +71,6 @@ class Block:
         if self.window is not None:
             near = near.tril_(before + self.window - 1).triu_(before - self.window + 1)
         return near[None, None] if self.may is None else near & self.may
-
-    def edges(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """The first key that each query may attend to, and the one after the last, both 0 if there is none.
-
-        Returns:
-            Two of (text or 1, head or 1, query or 1), int64, counted from the block's first key. None if some query may
-            not attend to a key between its edges.
-        """
-        _, n_queries, n_keys = self.shape
-        first = torch.zeros(1, 1, 1, dtype=torch.int64, device=device)
-        last = torch.full_like(first, n_keys)
-        if self.may is not None and n_keys:
-            may, count = self.may.to(torch.uint8), self.may.sum(-1)
-            first, last = may.argmax(-1), n_keys - may.flip(-1).argmax(-1)
-            if bool(((last - first != count) & (count > 0)).any()):
-                return None
-            last = torch.where(count > 0, last, first)
-        near = torch.arange(n_queries, device=device) + (self.queries.start - self.keys.start)
-        if self.is_causal:
-            last = torch.minimum(last, near + 1)
-        if self.window is not None:
-            first, last = torch.maximum(first, near - self.window + 1), torch.minimum(last, near + self.window)
-        some = last > first
-        return first * some, last * some
 
     def hide(self, scores: Float[Tensor, "text n_heads query key"], fill: float) -> None:
         """Lowers the scores of keys that may not be attended to by `fill`, in place."""

@@ -17,8 +17,8 @@ from attnscope.questions.atlas import KEPT_MASS, LEFT_OUT, MOST_KEYS
 from attnscope.results.tokens import Tokens
 from attnscope.studies.atlas.scores import Place, Scores
 from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadText
+from attnscope.studies.heads.measuring import decoder_start, target_of
 from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_ids
-from attnscope.studies.measuring.head_blocks import decoder_start, target_of
 from attnscope.studies.run import Room
 
 if TYPE_CHECKING:

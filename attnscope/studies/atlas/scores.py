@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from attnscope.corpus import Block, Chunk, CorpusText
 from attnscope.studies.atlas.options import CONTENT
 from attnscope.studies.describe.rows import lot_of
-from attnscope.studies.measuring.block_sums import HeadSums
-from attnscope.studies.measuring.head_blocks import HeadMeasurer
+from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
 
 if TYPE_CHECKING:
     from attnscope.core.measures import Measured

@@ -22,9 +22,9 @@ from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue
+from attnscope.studies.heads.measuring import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, batch_of, special_ids
-from attnscope.studies.measuring.head_blocks import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.run import Room
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from attnscope.studies.describe.lines import (
 )
 from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, draw, measure
 from attnscope.studies.describe.words import TOO_WIDE, Names, least_named, summarise
+from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
-from attnscope.studies.measuring.head_blocks import Frequencies
 
 if TYPE_CHECKING:
     from attnscope.core.descriptions import Description

@@ -39,13 +39,13 @@ queries 95% of the time and more. A role asks for as much.
 NO_SHARES = tuple(name for name, measure in MEASURES.items() if measure.low < 0 or measure.high > 1)
 """Measures that are no numbers from 0 to 1."""
 
-_HITS = ("positional", "rarest_token", "sink")
-"""Shares of queries or texts, each of which counts 1 or 0; the others are shares of attention."""
+_HITS = ("rarest_token",)
+"""Shares of queries, each of which counts 1 or 0; the others are shares of attention."""
 
 _MEANS = ("relative_entropy",)
 """Means from 0 to 1 that are no share of anything."""
 
-_OF_WHOLE_TEXTS = ("resting", "punctuation", "distance_tokens", "signed_distance_tokens", "rms_distance_tokens")
+_OF_WHOLE_TEXTS = ("resting", "punctuation", "distance_tokens", "signed_distance_tokens")
 """Measures that differ more between texts than within them: how much a head leaves on sinks depends on what a whole
 text offers, and distances on its length. A decoder's head that rests on the first token attends to punctuation all the
 time in the few texts that begin with a mark. Their intervals count texts as the units. With `DEPENDENCE` those of ten
@@ -67,9 +67,6 @@ times as far as the mean one if both sides are seen, twice if one is; and some t
 
 _RARE = 1.25
 """How many times as rare as for uniform attention keys may be. In 258 sentences times 270 heads it is 1.27 at most."""
-
-_LONG = 2.0
-"""How many times as long the vectors that a head reads may be."""
 
 SIMILAR = 0.75
 """How similar to the query the keys may be, or how dissimilar. In 99.9% of 300 texts times 72 heads it is less."""
@@ -191,8 +188,6 @@ def _range(names: Sequence[str], uniform: Floats, kinds: _Kinds) -> tuple[Floats
             highest[..., column] *= _FAR
         elif name.startswith("rarity"):
             highest[..., column] *= _RARE
-        elif "_weighted" in name:
-            highest[..., column] *= _LONG
         elif name.startswith("similar_token"):
             lowest[..., column], highest[..., column] = -SIMILAR, SIMILAR
     return lowest, highest

@@ -216,7 +216,7 @@ class Describing:
 def measures_option() -> Any:
     """The field `measures` of what a command about heads is asked."""
     return option(
-        "Also print these measures, such as entropy_nats,positional; all: every one. Figures then have a large map "
+        "Also print these measures, such as entropy_nats,window; all: every one. Figures then have a large map "
         "of each.",
         default=None, complete="measures",
     )  # fmt: skip

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.catalogue import FROM_OFFSETS, MEASURES, OFFSETS, Measure
+from attnscope.core.catalogue import MEASURES, Measure
 from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
 from attnscope.core.sums import RunningSums
 from attnscope.questions.heads import ROLES, Heads, heads_table
 from attnscope.results.table import PARTS, Column, Estimate, Table
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, kinds_of, measure_intervals
+from attnscope.studies.heads.measuring import PAIR_MEASURES, Tally
 from attnscope.studies.heads.rules import RULES, Rule
-from attnscope.studies.measuring.tally import PAIR_MEASURES, Tally
 
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
@@ -92,7 +92,7 @@ def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Col
 
 def effective_texts(tally: Tally) -> float:
     """How many texts of one length all that was measured amounts to: that of the measure that counts most queries."""
-    counts = tally.measures.total("c") * tally.units(tally.names)
+    counts = tally.measures.total("c") * tally.queries_per_count
     return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
 
 
@@ -128,7 +128,7 @@ class _Judged:
         self.tally, self.thresholds, self.n_texts = tally, thresholds, n_texts
         self.values, self.counts = tally.measures.ratio(), tally.measures.total("c")
         self.uniform = tally.uniform.ratio()
-        units = tally.units(tally.names)
+        units = tally.queries_per_count
         self.queries = self.counts * units
         self.low, self.high = measure_intervals(tally.measures, tally.names, units, self.uniform)
         self.shape = self.values.shape[:2]
@@ -148,9 +148,7 @@ class _Judged:
         tested = _part(tally.measures, columns)
         self.effective = tested.effective_texts()
         kinds = kinds_of([test.measure for test in self.tests])
-        of_shares = tested.share_p_above(
-            self.limits, hits=kinds.are_hits, unseen=~kinds.are_means, units=units[columns]
-        )
+        of_shares = tested.share_p_above(self.limits, hits=kinds.are_hits, unseen=~kinds.are_means, units=units)
         # Texts of an unseen kind may keep a measure that is no share below its limit: see `measure_intervals`.
         least = np.where(self.low[..., columns] > self.limits, 0.0, 0.5)
         p = np.where(kinds.are_shares, of_shares, np.maximum(tested.p_above(self.limits), least))
@@ -253,12 +251,11 @@ class _Judged:
         share = np.nan if resting is None else self.values[layers, heads, resting]
         measured = (self.values, self.low, self.high, self.uniform, self.queries)
         estimates = {
-            part: np.column_stack([array[layers, heads], positional[layers, heads]])
-            for part, array, positional in zip(("value", *PARTS), measured, self._positional(), strict=True)
+            part: array[layers, heads] for part, array in zip(("value", *PARTS), measured, strict=True)
         }
         return heads_table(
             ([self.tally.kind] * len(heads), np.array(self.tally.layers, np.int64)[layers], heads),
-            [measure_column(name) for name in (*self.tally.names, FROM_OFFSETS)],
+            [measure_column(name) for name in self.tally.names],
             roles=roles,
             resting=np.broadcast_to(share, len(heads)),
             **estimates,
@@ -298,21 +295,6 @@ class _Judged:
             "active_share": self._active_share(test)[at] if test.is_active else None,
             "effective_texts": effective,
         }
-
-    def _positional(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Value, interval, uniform attention's value, and count at each head's most frequent offset.
-
-        It is the offset with the most hits, the nearest of several: a single query that may look 8 tokens back, and
-        does, is no habit.
-        """
-        offsets = self.tally.offsets
-        nearest = np.argsort(np.abs(OFFSETS), kind="stable")
-        best = nearest[offsets.total("s")[..., nearest].argmax(-1)][..., None]
-        mine = _part(offsets, best)
-        units = self.tally.queries_per_count
-        low, high = mine.share_interval(hits=True, units=units)
-        uniform = _part(self.tally.offsets_uniform, best).ratio()
-        return tuple(array[..., 0] for array in (mine.ratio(), low, high, uniform, mine.total("c") * units))  # type: ignore[return-value]
 
 
 def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:

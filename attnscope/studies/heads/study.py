@@ -32,6 +32,7 @@ from attnscope.studies.describe.study import describe_texts, require_heads
 from attnscope.studies.failures import add_steps
 from attnscope.studies.heads.causal import with_effects
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
+from attnscope.studies.heads.measuring import Frequencies, HeadMeasurer, HeadSums
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, MARGIN, effective_texts, judge
@@ -49,8 +50,6 @@ from attnscope.studies.inputs.texts import (
     special_ids,
     texts_of,
 )
-from attnscope.studies.measuring.block_sums import HeadSums
-from attnscope.studies.measuring.head_blocks import Frequencies, HeadMeasurer
 from attnscope.studies.run import Run, run
 from attnscope.studies.senses.study import picture_heads, sound_heads
 from attnscope.studies.workers import Workers
@@ -129,8 +128,7 @@ def study(
     """
     options = order.heads
     if order.image or order.audio:
-        from attnscope.core.senses.picture_measures import PICTURE_MEASURES
-        from attnscope.core.senses.sound_measures import SOUND_MEASURES
+        from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES
 
         names = PICTURE_MEASURES if order.image else SOUND_MEASURES
         require_measures(order.measures, tuple(names))
@@ -164,10 +162,10 @@ def study(
 
 def require_names(options: HeadsOptions, measures: str | None) -> None:
     """Refuse roles and measures that do not exist, before the model runs for minutes."""
-    from attnscope.core.catalogue import FROM_OFFSETS, measure_names
+    from attnscope.core.catalogue import measure_names
 
     complete_thresholds(options.thresholds)
-    require_measures(measures, (*measure_names(), FROM_OFFSETS))
+    require_measures(measures, measure_names())
 
 
 def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
@@ -236,7 +234,7 @@ def study_heads(
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
     studied = runs[0].corpus(texts, model.info)
     studied |= {"n_copies": n_copies, "sha256": sha256, "problems": [*problems, *missing]}
-    about = run_of(model.info, [*_notes(model, done), *runs[0].notes])
+    about = run_of(model.info, [*_notes(model), *runs[0].notes])
     threads = workers.threads if workers else _n_threads()
     about |= {"seed": options.seed if options.control else None, "threads": threads}
     if failures := [failed for each in runs for failed in each.failures]:
@@ -278,25 +276,12 @@ def _require_measurable(model: Model, options: HeadsOptions) -> dict[str, float]
     return thresholds
 
 
-def _notes(model: Model, done: HeadSums) -> list[str]:
+def _notes(model: Model) -> list[str]:
     notes = []
     if len(model.info.kinds) > 1:
         notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")
     if model.info.path == "eager":
-        notes.append(
-            "Measured on the model's own dense weights: memory grows with the square of a text's length, and what "
-            "needs the values (value_weighted, norm_weighted) is undefined."
-        )
-    is_seen = model.info.path != "eager"
-    projections = model.output_projections() if is_seen else {}
-    places = [(kind, layer) for kind, tally in done.tallies.items() for layer in tally.layers if is_seen]
-    missing = [f"{kind} layer {layer}" for kind, layer in places if (kind, layer) not in projections]
-    if missing:
-        which = missing[0] if len(missing) == 1 else f"{len(missing)} layers, the first of them {missing[0]}"
-        notes.append(
-            f"norm_weighted is undefined in {which}: the output projection is not known (what the heads put out is "
-            "changed before it, or its weights are quantised, adapted, or not in memory)."
-        )
+        notes.append("Measured on the model's own dense weights: memory grows with the square of a text's length.")
     return notes
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
@@ -25,16 +26,18 @@ from attnscope.results.table import Table
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.failures import broken_rows, require_finite
+from attnscope.studies.heads.measuring import stack_layers
 from attnscope.studies.heads.roles import measure_column
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Speech, read
 from attnscope.studies.inputs.texts import Progress, Report
 from attnscope.studies.maps.running import run_probe
-from attnscope.studies.measuring.block_sums import stack_layers
 
 if TYPE_CHECKING:
     from attnscope.core.catalogue import Measure
-    from attnscope.core.senses.sums import SenseSums
+    from attnscope.core.facts import TextFacts
+
+Floats = NDArray[np.float64]
 
 _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
@@ -49,7 +52,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
         found["heads"].columns["near_patches"].meaning
         found.save("heads.npz")
 
-    The measures are `core.picture_measures.PICTURE_MEASURES`; there are no roles. Every picture is run by itself, and
+    The measures are `core.catalogue.PICTURE_MEASURES`; there are no roles. Every picture is run by itself, and
     no map is kept. What cannot be read is listed in `corpus["problems"]`, and the others are studied. An interruption
     (KeyboardInterrupt) ends the study: what was done is returned, and said to be incomplete.
 
@@ -64,8 +67,8 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
     Raises:
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
     """
-    from attnscope.core.senses.picture_measures import PICTURE_MEASURES, picture_facts
-    from attnscope.core.senses.picture_sums import PictureSums
+    from attnscope.core.catalogue import PICTURE_MEASURES
+    from attnscope.core.measures import HeadMeasures
 
     if model.eyes is None and model.viewer is not None:
         raise AttnscopeError(
@@ -85,11 +88,18 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
             picture = reading.picture
             assert picture is not None
             pixels, grid = np.asarray(photo.image), picture.grid
-            before = reading.tokens.labels[: len(reading.tokens) - math.prod(grid)]
-            probe = PictureSums(picture_facts(picture.pixels, grid, before))
+            probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
             run_probe(model, reading, probe)
-            _require_finite(probe, model, picture.source)
-        return _Measured(probe, math.prod(grid), reading.notes, f"picture {pixels.shape}\n", pixels.tobytes(), grid)
+            by_layer = probe.sums["encoder"]
+            require_finite({"encoder": {layer: of.sum for layer, of in by_layer.items()}}, model.info, picture.source)
+        # What a measure has outside sinks is what it has among patches.
+        names = [f"{name}_active" if measure.has_active else name for name, measure in PICTURE_MEASURES.items()]
+        columns = [next(iter(by_layer.values())).names.index(name) for name in names]
+        sums, counts, uniform = (stack_layers(by_layer, part)[..., columns] for part in ("sum", "count", "uniform_sum"))
+        return _Measured(
+            tuple(sorted(by_layer)), sums, counts, uniform, math.prod(grid), reading.notes,
+            f"picture {pixels.shape}\n", pixels.tobytes(), grid,
+        )  # fmt: skip
 
     sense = _Sense(
         PICTURES, "picture", "encoder", PICTURE_MEASURES, lambda heads: heads["resting"],
@@ -107,7 +117,7 @@ def sound_heads(
         found = attnscope.sound_heads(attnscope.load("./whisper-tiny"), "talks/*.wav")
         found["heads"].grid("monotonicity", "cross")  # (layer, head): 1 = listens further on with each token
 
-    The measures are `core.sound_measures.SOUND_MEASURES`; there are no roles. Every recording is run by itself, with
+    The measures are `core.catalogue.SOUND_MEASURES`; there are no roles. Every recording is run by itself, with
     its transcript or what the model writes; no map is kept. What cannot be read is listed in `corpus["problems"]`, and
     the others are studied. An interruption (KeyboardInterrupt) ends the study: what was done is returned.
 
@@ -123,8 +133,8 @@ def sound_heads(
     Raises:
         AttnscopeError: The model hears nothing, or there is not one recording that can be read.
     """
-    from attnscope.core.attention.probes import probe_by_kind
-    from attnscope.core.senses.sound_measures import SOUND_MEASURES, SoundFacts, SoundSums
+    from attnscope.core.attention.probes import KeySums
+    from attnscope.core.catalogue import SOUND_MEASURES
 
     inputs = _list_inputs(audio, "recording")
     texts = [text] if isinstance(text, str) else [None] * len(inputs) if text is None else list(text)
@@ -146,19 +156,69 @@ def sound_heads(
         asks = ~reading.target.special
         if not asks.any():
             raise _LeftOutError("there is no token in what is written")
-        probe = SoundSums(SoundFacts(asks, len(sound.envelope), sound.seconds_per_frame))
-        run_probe(model, reading, probe_by_kind({"cross": probe}))
-        by_layer = {layer: np.stack(sums)[None] for layer, sums in probe.sums["cross"].items()}
-        for _, layer in broken_rows({"cross": by_layer}).values():
+        # What is summed over frames with sound: 1, and the time in seconds from the middle of the sound.
+        n_sound = len(sound.envelope)
+        times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
+        functions = np.stack([np.ones(n_sound), times], 1)
+        probe = KeySums(functions, kinds=["cross"])
+        run_probe(model, reading, probe)
+        rows = {layer: of_layer.numpy() for layer, of_layer in probe.maps["cross"].items()}
+        for _, layer in broken_rows({"cross": rows}).values():
             raise _LeftOutError(f"attention is not finite (NaN) in layer {layer} in {model.info.dtype}: not studied")
+        n_frames = round(sound.window_seconds / sound.seconds_per_frame)
+        by_layer = [sound_sums(rows[layer][0][:, asks]) for layer in sorted(rows)]
+        sums, counts = (np.stack(part) for part in zip(*by_layer, strict=True))
+        # Attending to all frames alike, no token listens further on than another.
+        uniform = counts * [0.0, n_sound / n_frames]
         samples = recording.samples
-        return _Measured(probe, int(asks.sum()), reading.notes, f"recording {len(samples)}\n", samples.tobytes())
+        return _Measured(
+            tuple(sorted(rows)), sums, counts, uniform, int(asks.sum()), reading.notes,
+            f"recording {len(samples)}\n", samples.tobytes(),
+        )  # fmt: skip
 
     sense = _Sense(
         RECORDINGS, "recording", "cross", SOUND_MEASURES, lambda heads: 1 - heads["sound"],
         "give WAV files: --audio 'talks/*.wav'",
     )  # fmt: skip
     return _study(model, inputs, measure, sense, report)
+
+
+def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
+    """Return what measures must know of a picture: patches ask, and the tokens before them do not."""
+    import torch
+
+    from attnscope.core.facts import TextFacts
+
+    is_special = torch.arange(n_tokens)[None] < n_tokens - math.prod(grid)
+    return TextFacts(
+        real=torch.ones_like(is_special),
+        special=is_special,
+        ids=torch.arange(n_tokens)[None],
+        context=is_special,
+        n_columns=grid[1],
+    )
+
+
+def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
+    """Return the SOUND_MEASURES of one recording as sums and counts, (head, measure) each.
+
+    A token that gives nothing to sound has no time: only `sound` counts it.
+
+    Args:
+        rows: How much of its attention each token gives to sound, and that times the time of each frame,
+            (head, token, 2).
+    """
+    sums, counts = np.zeros((2, len(rows), 2))
+    for head, (share, moment) in enumerate(rows.transpose(0, 2, 1)):
+        is_heard = share > 0
+        time = moment[is_heard] / share[is_heard]
+        pairs = np.triu_indices(len(time), 1)
+        if len(time) > 1:
+            sums[head, 0] = np.sign(time[pairs[1]] - time[pairs[0]]).mean()
+            counts[head, 0] = 1
+        sums[head, 1] = share.sum()
+        counts[head, 1] = len(share)
+    return sums, counts
 
 
 class _LeftOutError(Exception):
@@ -188,9 +248,12 @@ class _Sense:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """What was measured on one picture or recording; its tokens; and by what it is known."""
+    """What was measured on one picture or recording, (unit, layer, head, measure) or (layer, head, measure)."""
 
-    probe: SenseSums[Any, Any]
+    layers: tuple[int, ...]
+    sums: Floats
+    counts: Floats
+    uniform: Floats
     n_tokens: int
     notes: tuple[str, ...]
     shape: str
@@ -200,7 +263,7 @@ class _Measured:
 
 @dataclass
 class _Done:
-    """What was added up, (layer, head, measure); of uniform attention one head of one layer.
+    """What was added up, (layer, head, measure), and the same under uniform attention.
 
     A picture or recording is in all of it or in nothing.
     """
@@ -217,16 +280,11 @@ class _Done:
 
     def add(self, measured: _Measured) -> None:
         """Adds one."""
-        (by_layer,) = measured.probe.sums.values()
-        assert measured.probe.uniform is not None
-        layers = tuple(sorted(by_layer))
-        sums = [stack_layers([by_layer[layer][part].T[None] for layer in layers]) for part in (0, 1)]
-        even = [part.T[None, None] for part in measured.probe.uniform]
         if not self.n:
-            self.layers = layers
-            self.measures, self.uniform = RunningSums(sums[0].shape[1:]), RunningSums(even[0].shape[1:])
-        self.measures.add(*sums)
-        self.uniform.add(*even)
+            self.layers = measured.layers
+            self.measures, self.uniform = (RunningSums(measured.counts.shape[-3:]) for _ in range(2))
+        self.measures.add(measured.sums, measured.counts)
+        self.uniform.add(measured.uniform, measured.counts)
         self.n += 1
         self.n_tokens += measured.n_tokens
         self.grids |= set() if measured.grid is None else {measured.grid}
@@ -306,11 +364,6 @@ def _say_once(notes: Sequence[str], noun: str) -> list[str]:
         first if not more else f"{first}; likewise for {amount(len(more), f'more {noun}')}"
         for first, *more in alike.values()
     ]
-
-
-def _require_finite(probe: SenseSums[Any, Any], model: Model, source: str) -> None:
-    by_kind = {str(kind): {layer: of.sums[None] for layer, of in layers.items()} for kind, layers in probe.sums.items()}
-    require_finite(by_kind, model.info, source)
 
 
 def _list_inputs(items: Any, what: str) -> list[tuple[str, Any]]:

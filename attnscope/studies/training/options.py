@@ -18,9 +18,9 @@ EXPLAINED = "explained"
 
 def known_measures() -> tuple[str, ...]:
     """The measures that can be followed."""
-    from attnscope.core.catalogue import FROM_OFFSETS, measure_names
+    from attnscope.core.catalogue import measure_names
 
-    return (*measure_names(), FROM_OFFSETS, EXPLAINED)
+    return (*measure_names(), EXPLAINED)
 
 
 def _measures(listed: str) -> tuple[str, ...]:

@@ -1,0 +1,436 @@
+"""Measure every head of a model on blocks of texts: texts in, sums per kind of attention out.
+
+`HeadMeasurer` runs the model on batches with the measures of `core.measures` on. `HeadSums` adds up what it gets from a
+block, and `Tally` holds the sums over all texts, of a fixed size. `studies.heads.roles` concludes from them.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.core.catalogue import unit_queries
+from attnscope.core.sums import RunningSums
+from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
+from attnscope.models.model import Model
+from attnscope.results.tokens import Tokens
+from attnscope.studies.failures import broken_rows
+from attnscope.studies.inputs.texts import batch_of, pad_rows
+from attnscope.studies.run import Measurer, Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.facts import TextFacts
+    from attnscope.core.measures import Measured
+
+Floats = NDArray[np.float64]
+
+PAIR_MEASURES = ("same_token", "induction")
+"""Measures of links between two tokens of the text, which a head of a fixed offset may hit by chance."""
+
+OFFSETS = tuple(range(-8, 9))
+"""The fixed offsets that are tried: key minus query, in tokens."""
+
+_LEAST_COUNT = 1e-9
+"""The least count of a unit of evidence, as a share of its queries: less is rounding, and counts nothing."""
+
+# Sums ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Tally:
+    """Sums over texts for the heads of one kind of attention.
+
+    Attributes:
+        kind: The kind of attention.
+        layers: Numbers of the layers, in the order of the first axis.
+        names: The measures, in the order of the last axis.
+        measures: Each measure, (layer, head, measure).
+        uniform: The same under uniform attention over the keys that the mask allows.
+        pairs: What a head would reach that always looked at one offset, (pair measure, offset).
+        lengths: 1 / n of each text of n queries (`weigh_units`).
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    names: tuple[str, ...]
+    measures: RunningSums
+    uniform: RunningSums
+    pairs: RunningSums = field(default_factory=lambda: RunningSums((len(PAIR_MEASURES), len(OFFSETS))))
+    lengths: RunningSums = field(default_factory=RunningSums)
+
+    @classmethod
+    def empty(cls, kind: str, layers: Sequence[int], n_heads: int, names: Sequence[str]) -> Tally:
+        """Return a tally of no text."""
+        shape = len(layers), n_heads, len(names)
+        return cls(kind, tuple(layers), tuple(names), RunningSums(shape), RunningSums(shape))
+
+    @property
+    def n_texts(self) -> int:
+        """How many units of evidence are in it."""
+        return self.measures.n_texts
+
+    @property
+    def queries_per_count(self) -> float:
+        """How many queries a count of 1 stands for: the harmonic mean length of texts; 1 without any."""
+        return 1 / float(self.lengths.ratio()) if self.lengths.n_texts else 1.0
+
+    def merge(self, other: Tally) -> Tally:
+        """Return the sums over the texts of both."""
+        parts = ("measures", "uniform", "pairs", "lengths")
+        return replace(self, **{part: getattr(self, part).merge(getattr(other, part)) for part in parts})
+
+
+@dataclass(kw_only=True, eq=False)
+class HeadSums(Part):
+    """The sums over the texts of one block. Each chunk of a text is a unit of evidence of its own, or several.
+
+    One sum for all of a text would leave the evidence of one text, however long it is, and that of little more where
+    all others are short: the longest one outweighs them. A chunk is as long as what the model takes, and where that is
+    much, blocks of its queries count apart (`unit_queries`): what a unit says depends little on the one before it,
+    beyond what all texts like these have in common (the reasoning of the block bootstrap: Künsch 1989, Annals of
+    Statistics 17; Politis & Romano 1994, JASA 89).
+
+    All texts weigh the same: the sums and counts of a text of n queries are divided by n. A text in chunks of which one
+    is broken is left out from that chunk on. Of a token that two chunks share, `n_tokens` counts one.
+
+    Attributes:
+        tallies: The sums by kind of attention; of nothing where no text is whole.
+    """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    _hits: dict[str, list[tuple[Floats, Floats]]] = field(default_factory=dict)
+    _n_done: dict[int, int] = field(default_factory=dict)
+
+    def add(
+        self,
+        batch: Sequence[Chunk],
+        sums: Mapping[str, Mapping[int, Measured]],
+        hits: Sequence[Mapping[str, tuple[Floats, Floats]]],
+    ) -> None:
+        """Add the chunks of a batch.
+
+        Args:
+            batch: The chunks.
+            sums: Their measures: kind -> layer -> sums by unit, in the order of the batch; each chunk has as many units
+                as the longest.
+            hits: The `pair_hits` of each chunk, by kind.
+        """
+        longest = max(map(len, batch))
+        size = unit_queries(longest)
+        n_units = -(-longest // size)
+        by_unit = {
+            kind: {layer: of_layer.sum.swapaxes(0, 1) for layer, of_layer in by_layer.items()}
+            for kind, by_layer in sums.items()
+        }
+        for unit, place in broken_rows(by_unit).items():
+            self.broken.setdefault(batch[unit // n_units].text, place)
+
+        # Whole chunks, and their units; those of padding alone are none.
+        rows = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
+        units = [row * n_units + unit for row in rows for unit in range(-(-len(batch[row]) // size))]
+        if not rows:
+            return
+        weights = np.array([1 / batch[unit // n_units].n_queries for unit in units])
+        for kind, by_layer in sums.items():
+            stacked = {part: stack_layers(by_layer, part)[units] for part in ("sum", "count", "uniform_sum")}
+            weighed = weigh_units(weights, stacked)
+            if kind not in self.tallies:
+                names = next(iter(by_layer.values())).names
+                self.tallies[kind] = Tally.empty(kind, sorted(by_layer), weighed["sum"].shape[2], names)
+            self.tallies[kind].measures.add(weighed["sum"], weighed["count"])
+            self.tallies[kind].uniform.add(weighed["uniform_sum"], weighed["count"])
+        for row in rows:
+            self._add_chunk(batch[row], hits[row])
+
+    def _add_chunk(self, chunk: Chunk, hits: Mapping[str, tuple[Floats, Floats]]) -> None:
+        weight = 1 / chunk.n_queries
+        for kind, (of_offsets, counts) in hits.items():
+            self._hits.setdefault(kind, []).append((of_offsets * weight, counts * weight))
+        self.n_tokens += len(chunk) - chunk.n_repeated
+        self._n_done[chunk.text] = self._n_done.get(chunk.text, 0) + 1
+        if self._n_done[chunk.text] == chunk.n_chunks:
+            self.n_texts += 1
+            self.n_chunked += chunk.n_chunks > 1
+            for tally in self.tallies.values():
+                tally.lengths.add(weight, 1.0)
+
+    def finish(self) -> None:
+        """Add the hits of pairs, all at once; without a whole text there are no sums."""
+        for kind, hits in self._hits.items():
+            self.tallies[kind].pairs.add(*np.stack(hits, 1))
+        if not self.n_texts:
+            self.tallies = {}
+            self.n_tokens = 0
+
+
+def stack_layers(by_layer: Mapping[int, Measured], part: str) -> Floats:
+    """Return one array of the measures of layers, (unit, layer, head, measure); 0 where a layer has fewer heads."""
+    arrays = [np.moveaxis(getattr(by_layer[layer], part), 0, -1) for layer in sorted(by_layer)]
+    n_heads = max(array.shape[1] for array in arrays)
+    return np.stack([np.pad(array, ((0, 0), (0, n_heads - array.shape[1]), (0, 0))) for array in arrays], 1)
+
+
+def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return sums and counts of units of evidence, (unit, layer, head, measure), times the weight of their texts.
+
+    The weight is 1 / n for a text of n queries, so that all texts weigh the same. A head that puts everything on sinks
+    leaves 1e-40 elsewhere, whose ratios would be those of rounding: such counts are 0.
+    """
+    weighed = {name: array * weights[:, None, None, None] for name, array in sums.items()}
+    is_negligible = weighed["count"] < _LEAST_COUNT
+    return {name: np.where(is_negligible, 0.0, array) for name, array in weighed.items()}
+
+
+def pair_hits(
+    ids: NDArray[np.int64], *, causal: bool, context: NDArray[np.bool_] | None = None
+) -> tuple[Floats, Floats]:
+    """Return how much of each pair measure a head would reach that always looked `offset` tokens further.
+
+    Tokens of the context, (token,), count nothing as queries.
+
+    Returns:
+        Hits and counts, each (pair measure, offset): the counts are the queries that have such a key on the side of the
+        offset. For a head that looks both ways that is too much to ask, and for one that looks back only just right,
+        wherever in a model it is.
+    """
+    n = len(ids)
+    position = np.arange(n)
+    asks = np.ones(n, np.bool_) if context is None else ~context
+    _, first, number = np.unique(ids, return_index=True, return_inverse=True)
+    first = first[number]
+    last = n - 1 - np.unique(ids[::-1], return_index=True)[1][number]
+
+    # Queries with such a key before and after. Induction looks at key j + 1 where x_j = x_i, j < i, but not at i.
+    n_same_before = (asks & (first < position)).sum()
+    n_same_after = 0 if causal else (asks & (last > position)).sum()
+    n_followed = (asks & (first < position - 1)).sum()
+
+    hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
+    for column, offset in enumerate(OFFSETS):
+        if offset < 0:
+            counts[:, column] = n_same_before, n_followed
+            hits[:, column] = _count_alike(ids, asks, offset), _count_alike(ids, asks, offset - 1)
+        elif offset > 0 and not causal:
+            counts[0, column] = n_same_after
+            hits[0, column] = _count_alike(ids, asks, offset)
+    return hits, counts
+
+
+def _count_alike(ids: NDArray[np.int64], asks: NDArray[np.bool_], distance: int) -> int:
+    """Return how many of the asking tokens are followed, at a distance, by the same token."""
+    n = len(ids)
+    queries = slice(max(0, -distance), max(0, n - max(0, distance)))
+    keys = slice(max(0, distance), max(0, n - max(0, -distance)))
+    return int(((ids[queries] == ids[keys]) & asks[queries]).sum())
+
+
+# Measuring -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Frequencies:
+    """The log frequency of each token, and of one that was never counted."""
+
+    table: Floats
+    unseen: float
+
+    @classmethod
+    def of_counts(cls, counts: TokenCounts) -> Frequencies:
+        """Return the log frequencies of counted tokens."""
+        # Of the vocabulary only the part up to the largest number that was seen is known here.
+        n_known = max(1, len(counts.counts))
+        return cls(counts.log_frequency(n_known), -math.log(counts.total + n_known))
+
+    def of(self, ids: NDArray[np.int64]) -> Floats:
+        """Return the log frequency of each token."""
+        is_known = ids < len(self.table)
+        return np.where(is_known, self.table[np.where(is_known, ids, 0)], self.unseen)
+
+
+class HeadMeasurer(Measurer[HeadSums]):
+    """Measure the heads of a model on blocks of texts.
+
+    `chunk` and `stride` are those of `HeadsOptions`.
+
+    Raises:
+        AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        frequencies: Frequencies,
+        special: frozenset[int],
+        chunk: int | None = None,
+        stride: int | None = None,
+    ) -> None:
+        from attnscope.core.attention.tiles import Buffers
+        from attnscope.models.inside.projections import HiddenNorms
+
+        super().__init__()
+        self._model = model
+        self._frequencies = frequencies
+        self._special = special
+        self._cut = {"chunk": chunk, "stride": stride}
+        self._dense = model.info.path == "eager"
+        self._device = "cpu" if self._dense else model.info.device
+        self._start = decoder_start(model)
+        self._norms = HiddenNorms(model.blocks())
+        self._buffers = Buffers()
+
+    def start(self, block: Block) -> HeadSums:
+        """Return sums of nothing yet."""
+        return HeadSums()
+
+    def batches(self, block: Block) -> Sequence[Sequence[Chunk]]:
+        """Cut a block into batches, the longest texts first."""
+        batches: Sequence[Sequence[Chunk]] = block_batches(
+            block,
+            self._model.tokenizer.encode,
+            limit=self._model.info.max_tokens,
+            budget=TOKEN_BUDGET,
+            special_ids=self._special,
+            **self._cut,
+        )
+        return batches[::-1]
+
+    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, Measured]]) -> None:
+        """Add the measures of a batch."""
+        part.add(batch, result, [self._pair_hits(chunk) for chunk in batch])
+
+    def finish(self, part: HeadSums) -> HeadSums:
+        """Return the sums over the whole texts of a block."""
+        part.finish()
+        return part
+
+    def measure(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, Measured]]:
+        """Return the measures of a batch: kind -> layer -> sums, in the order of the batch."""
+        import torch
+
+        from attnscope.core.attention.probes import Weights
+        from attnscope.core.measures import HeadMeasures, measures_of_weights
+
+        tokens = [part.tokens for part in batch]
+        repeated = [part.repeated for part in batch]
+        read = self._facts(tokens, repeated)
+        targets: list[Tokens] = []
+        written = None
+        if self._start is not None:
+            targets = [target_of(self._start, text) for text in tokens]
+            written = self._facts(targets, [_after_start(text) for text in repeated])
+        inputs = batch_of(tokens, targets).to(self._model.info.device)
+        with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
+            if not self._dense:
+                probe = HeadMeasures(read, written, buffers=self._buffers, norms=self._norms.of)
+                with self._norms.watch():
+                    self._model.run(inputs, probe)
+                return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
+            weights_probe = Weights()
+            self._model.run(inputs, weights_probe)
+            texts = {"encoder": (read, None), "decoder": (written or read, None), "cross": (read, written)}
+            return {
+                str(kind): {layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()}
+                for kind, by_layer in weights_probe.maps.items()
+            }
+
+    def _pair_hits(self, part: Chunk) -> Mapping[str, tuple[Floats, Floats]]:
+        """Return the hits of `pair_hits` for each kind of attention; across two texts no offset means anything."""
+        hits = {}
+        for kind in self._model.info.kinds:
+            tokens, repeated = part.tokens, part.repeated
+            if kind == "decoder" and self._start is not None:
+                tokens, repeated = target_of(self._start, tokens), _after_start(repeated)
+            hits[kind] = pair_hits(tokens.ids, causal=kind == "decoder", context=repeated)
+            if kind == "cross":
+                hits[kind] = np.zeros_like(hits[kind][0]), np.zeros_like(hits[kind][1])
+        return hits
+
+    def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[NDArray[np.bool_]]) -> TextFacts:
+        """Return what measures must know of the texts of a batch, each array (text, token)."""
+        import torch
+
+        from attnscope.core.attention.precision import move
+        from attnscope.core.facts import TextFacts
+
+        lengths = np.array([len(text) for text in tokens])
+        real = np.arange(lengths.max()) < lengths[:, None]
+        ids = pad_rows([text.ids for text in tokens])
+        special = pad_rows([text.special for text in tokens])
+        opening = special & (np.cumsum(~special, axis=1) == 0)
+        # Special tokens are in every text, and not rare at all.
+        frequency = np.where(special, 0.0, self._frequencies.of(ids))
+        # The first token is left out too: where there is no [CLS], heads rest on it, however rare it is.
+        ordinary = np.where(real & ~special & (np.arange(ids.shape[1]) > 0), frequency, np.inf)
+        rarest = np.isfinite(ordinary) & (ordinary == ordinary.min(1, keepdims=True))
+
+        def tensor(array: NDArray[Any]) -> Tensor:
+            return move(torch.from_numpy(array), self._device)
+
+        embeddings = unit_embeddings(self._model, tensor(ids))
+        return TextFacts(
+            real=tensor(real),
+            special=tensor(special),
+            ids=tensor(ids),
+            cls=tensor(opening),
+            sep=tensor(special & ~opening),
+            punctuation=tensor(pad_rows([_punctuation(text) for text in tokens])),
+            log_frequency=tensor(frequency),
+            embeddings=None if embeddings is None else embeddings.to(self._device),
+            rarest=tensor(rarest),
+            context=tensor(pad_rows(repeated)) if any(map(np.any, repeated)) else None,
+        )
+
+
+def unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
+    """Return static embeddings of length 1, (batch, token, d), float32, on the model's device; None if not known."""
+    import torch
+
+    rows = model.static_embeddings(ids.to(model.info.device))
+    if rows is None:
+        return None
+    lengths: Tensor = rows.float().norm(dim=-1, keepdim=True)
+    return rows.float() / lengths.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
+    """Return which tokens are punctuation and nothing else."""
+    bare = [label.removeprefix("##").replace("·", "") for label in tokens.labels]
+    marks = [bool(label) and all(unicodedata.category(c)[0] in "PS" for c in label) for label in bare]
+    return np.array(marks, np.bool_) & ~tokens.special
+
+
+# Texts that a decoder writes again -------------------------------------------------------------------------------
+
+
+def decoder_start(model: Model) -> Tokens | None:
+    """Return tokens that begin with the one that a decoder beside an encoder starts with; None for other models."""
+    if len(model.info.kinds) == 1 or model.writer is None:
+        return None
+    return model.writer.encode_target("a")
+
+
+def target_of(start: Tokens, tokens: Tokens) -> Tokens:
+    """Return what a decoder beside an encoder reads as it writes a text again: its start token, then all but the end.
+
+    `start` is what `decoder_start` returns.
+    """
+    return replace(
+        tokens,
+        ids=np.concatenate([start.ids[:1], tokens.ids[:-1]]),
+        labels=(*start.labels[:1], *tokens.labels[:-1]),
+        offsets=np.concatenate([start.offsets[:1], tokens.offsets[:-1]]),
+        special=np.concatenate([start.special[:1], tokens.special[:-1]]),
+    )
+
+
+def _after_start(repeated: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which tokens of a target are repeated: its start token stands before them, and the last is not in it."""
+    return np.concatenate([[False], repeated[:-1]])

@@ -1,1 +1,0 @@
-"""Sums over blocks of texts, per head and per pair of heads."""
