@@ -287,7 +287,7 @@ def _notes(model: Model) -> list[str]:
 
 def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
     """What was chosen, and what names mean."""
-    from attnscope.core.catalogue import FROM_OFFSETS, measure_names
+    from attnscope.core.catalogue import measure_names
 
     return {
         "level": LEVEL,
@@ -301,7 +301,7 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
         "block_characters": BLOCK_CHARACTERS,
         "control": f"untrained, seed {options.seed}" if options.control else None,
         "roles": {name: rule.describe(thresholds[name]) for name, rule in RULES.items()},
-        "measures": [*measure_names(), FROM_OFFSETS],
+        "measures": list(measure_names()),
     }
 
 

@@ -16,8 +16,8 @@ from attnscope.corpus import TOKEN_BUDGET, batches, chunks, copy_key
 from attnscope.models.model import Batch, Model
 from attnscope.questions.relations import RelationsOptions
 from attnscope.studies.failures import Place, broken_rows
+from attnscope.studies.heads.measuring import decoder_start
 from attnscope.studies.inputs.texts import batch_of, pad_rows
-from attnscope.studies.measuring.head_blocks import decoder_start
 from attnscope.studies.relations.evidence import Cell, LinkPart, Lots, right_rules
 from attnscope.studies.run import Measurer
 
