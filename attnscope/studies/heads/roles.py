@@ -250,9 +250,7 @@ class _Judged:
         resting = self._column("resting")
         share = np.nan if resting is None else self.values[layers, heads, resting]
         measured = (self.values, self.low, self.high, self.uniform, self.queries)
-        estimates = {
-            part: array[layers, heads] for part, array in zip(("value", *PARTS), measured, strict=True)
-        }
+        estimates = {part: array[layers, heads] for part, array in zip(("value", *PARTS), measured, strict=True)}
         return heads_table(
             ([self.tally.kind] * len(heads), np.array(self.tally.layers, np.int64)[layers], heads),
             [measure_column(name) for name in self.tally.names],
