@@ -358,23 +358,21 @@ def test_a_text_that_is_too_long_to_be_read_is_passed_over(
 
 def test_failures_of_descriptions_are_examples(own: Model) -> None:
     found = atlas(own, SENTENCES, replace(FEW, heads=HeadsOptions(describe=DescribeOptions(queries=200))))
-    by_head: dict[int, list[Any]] = {}
-    for one in examples_of(found):
-        if one.wanted.why == "failure":
-            by_head.setdefault(one.wanted.head, []).append(one)
-    assert by_head
-    for number, examples in by_head.items():
-        head = places_of(found)[number]
-        nats = [one.wanted.failure.nats for one in examples]
-        assert nats == sorted(nats, reverse=True)
-        for one in examples:
-            labels = dict(zip(one.places.tolist(), one.labels, strict=True))
-            predicted = one.wanted.failure.predicted
-            weights = [expected.weight for expected in predicted]
-            assert weights == sorted(weights, reverse=True) and 0 < sum(weights) <= 1 + 1e-9
-            assert all(labels[expected.place] == expected.token for expected in predicted)
-            if head.layer == 1:  # it looks back only
-                assert all(expected.place <= one.places[one.focus] for expected in predicted)
+    examples, expected = found["examples"], found["expected"]
+    failures = np.flatnonzero(examples["why"] == "failure")
+    assert len(failures)
+    for head in set(examples["head"][failures].tolist()):
+        nats = examples["failure_nats"][failures][examples["head"][failures] == head]
+        assert nats.tolist() == sorted(nats, reverse=True)
+    read = examples_of(found)
+    for row in failures.tolist():
+        one, keys = read[row], expected.select(expected["example"] == row)
+        labels = dict(zip(one.places.tolist(), one.labels, strict=True))
+        weights = keys["weight"].tolist()
+        assert weights == sorted(weights, reverse=True) and 0 < sum(weights) <= 1 + 1e-9
+        assert [labels[place] for place in keys["place"].tolist()] == keys["token"].tolist()
+        if places_of(found)[one.wanted.head].layer == 1:  # it looks back only
+            assert (keys["place"] <= one.places[one.focus]).all()
 
 
 def test_what_a_description_expects_is_its_softmax() -> None:

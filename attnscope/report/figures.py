@@ -175,6 +175,8 @@ def _curves(report: Report, blocks: Sequence[Curves], lettering: Lettering) -> D
         axes.set_xticks(powers, [f"{x:,.0f}" if x < 1024 else f"{x // 1024:,.0f} k" for x in powers])
     else:
         axes.set_ylim(block.floor, block.ceiling)
+        low, high = axes.get_ylim()
+        axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= high])
         axes.locator_params(axis="x", integer=True)
     finish_axes(axes, sheet)
     letter_axes(axes, block.y, sheet, across=block.across)
