@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.errors import AttnscopeError
 from attnscope.results.tokens import Tokens
-from tests.record_helpers import map_of, record_of, simple, tokens_of
+from tests.record_helpers import map_of, record_of, tokens_of
 
 
 @st.composite
@@ -73,11 +72,6 @@ def test_merged_words_are_labelled_with_their_text() -> None:
     assert merged.ids.tolist() == [0, -1, 4, -1, 8]
 
 
-def test_words_that_are_not_known_are_not_merged() -> None:
-    with pytest.raises(AttnscopeError, match="words are not known"):
-        record_of(map_of(replace(tokens_of(["a", "b"]), words=None))).merge_words()
-
-
 @given(st.integers(2, 9).flatmap(words_of), st.integers(0, 99))
 def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens: Tokens, seed: int) -> None:
     before = map_of(tokens, seed=seed)
@@ -120,37 +114,3 @@ def test_the_first_token_of_other_attention_and_of_a_part_is_no_sink() -> None:
     later = replace(map_of(tokens, kind="decoder"), part=(4, 4, 9, 9))
     for attention in (map_of(tokens, kind="encoder"), map_of(tokens, tokens, kind="cross"), later):
         assert not any(side.any() for side in record_of(attention).sinks(attention))
-
-
-def test_a_word_of_which_a_piece_has_an_empty_row_is_the_mean_of_the_others() -> None:
-    tokens = replace(
-        tokens_of(["[CLS]", "un", "##believ", "##ably", "good"], special=[0]), words=np.array([-1, 0, 0, 0, 1])
-    )
-    before = map_of(tokens)
-    before.weights[:, :, 2] = [1, 0, 0, 0, 0]  # wholly on a special token
-    before.weights[0, 0, 4] = [1, 0, 0, 0, 0]
-    merged = record_of(before).hide_special().merge_words().weights
-    np.testing.assert_allclose(merged.sum(-1)[:, :, 0], 1, rtol=1e-6)
-    assert not merged[0, 0, 1].any()
-    pieces = record_of(before).hide_special().weights[1, 1, [0, 2]].mean(0)
-    np.testing.assert_allclose(merged[1, 1, 0], [pieces[:3].sum(), pieces[3]], rtol=1e-6)
-
-
-def test_missing_heads_stay_missing_when_weights_are_changed() -> None:
-    record = simple(5)
-    record.maps[0].weights[1, 2] = np.nan
-    changed = record.hide_special().merge_words()
-    assert changed.changes == ("hide_special", "words")
-    assert np.isnan(changed.weights[1, 2]).all()
-    assert not np.isnan(np.delete(changed.weights.reshape(6, -1), 5, 0)).any()
-    assert changed.chosen(changed.maps[0]) == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
-
-
-def test_special_tokens_are_hidden_before_words_are_merged() -> None:
-    with pytest.raises(AttnscopeError, match="before"):
-        simple(5).merge_words().hide_special()
-
-
-def test_nothing_is_left_of_special_tokens_only() -> None:
-    with pytest.raises(AttnscopeError, match="nothing is left"):
-        record_of(map_of(tokens_of(["[CLS]", "[SEP]"], (0, 1)))).hide_special()

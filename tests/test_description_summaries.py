@@ -111,10 +111,6 @@ def test_few_kinds_are_named_and_weak_ones_only_first() -> None:
     assert by_kind(names_of(weak), 0, np.zeros(len(EVEN)), least=LEAST_MORE).count("×") == 1
 
 
-def test_what_gets_no_more_is_not_named() -> None:
-    assert by_distance(names_of(EVEN), 0, np.zeros(len(EVEN))) == by_kind(names_of(EVEN), 0, np.zeros(len(EVEN))) == ""
-
-
 @pytest.mark.parametrize(
     ("feature", "words"), [("nouns", "from pronouns: nouns "), ("same", "from pronouns: the same")]
 )
@@ -129,18 +125,3 @@ def test_a_feature_from_some_queries_names_both(feature: str, words: str) -> Non
     found = Description((names.rows.n_shared,), np.array([2.2]), (0.1,), 0.2)
     assert summarise(names, 0, found, ())[1].startswith(words)
     assert names.of_term(names.rows.n_shared, 0) == f"from pronouns: {features[at].words}"
-
-
-def test_queries_of_a_pair_stand_before_what_they_attend_to() -> None:
-    from_she = np.repeat(TYPES[OFFSETS == 0] == 1, N_KEYS)
-    attention = np.where(from_she & np.isin(TYPES, (2, 3)), 9.0, 1.0)
-    queries, keys = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
-    queries[1], keys[2:4] = 1, 1
-    values = np.array([0.0, 1.0])
-    pair = Column(7, values, keys, query_values=values, queries=queries)
-    names = names_of(attention, (pair,))
-    number = names.rows.n_shared
-    found = Description((number,), np.array([2.2]), (0.1,), 0.2)
-    pairs, said = summarise(names, 0, found, ())
-    assert said.startswith("from pronouns (she): nouns ")
-    assert {(pair.query, pair.key) for pair in pairs} == {("she", "door"), ("she", "key")}

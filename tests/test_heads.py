@@ -108,21 +108,6 @@ def test_random_weights_have_no_roles(kind: str, tmp_path: Path) -> None:
     assert share_with_roles([random_model(tmp_path / kind, kind, seed) for seed in range(2)]) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
-def test_random_weights_have_no_roles_whatever_the_seed(kind: str, tmp_path: Path) -> None:
-    assert share_with_roles([random_model(tmp_path / kind, kind, seed) for seed in range(20)]) < 0.01
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("file", "split"), [("sentences", "line"), ("alice", "paragraph")])
-def test_the_untrained_minilm_has_no_roles(minilm: Any, file: str, split: Any) -> None:
-    texts = attnscope.Corpus(SAMPLES / f"{file}.txt", split=split)
-    found = [heads(minilm.untrained(seed), texts) for seed in range(5)]
-    all_heads = [head for one in found for head in heads_in(one)]
-    assert sum(bool(names_of(head) - {"diffuse"}) for head in all_heads) < 0.01 * len(all_heads)
-
-
 def test_heads_of_a_fixed_offset_get_no_role_from_texts_that_repeat(own: Any, own_causal: Any) -> None:
     period_two = [f"{a} {b} " * 15 for a, b in zip("abcdefghijkl", "mnopqrstuvwx", strict=True)]
     found = heads(own, period_two)
@@ -229,11 +214,6 @@ def test_a_control_has_random_weights_on_the_same_texts(own: Any) -> None:
     require_same(found, again)
 
 
-def test_special_tokens_are_not_rare(own: Any) -> None:
-    found = heads(own, SENTENCES[:10])
-    assert head_of(found, "L0H3").measures["rarity"].value == pytest.approx(0, abs=1e-3)  # it rests on [BOS]
-
-
 # What cannot be --------------------------------------------------------------------------------------------------
 
 
@@ -241,10 +221,6 @@ def test_special_tokens_are_not_rare(own: Any) -> None:
 def test_without_text_there_is_nothing_to_study(own: Any, texts: Any) -> None:
     with pytest.raises(AttnscopeError, match="no text"):
         heads(own, texts)
-
-
-def test_one_string_is_one_text(own: Any) -> None:
-    assert heads(own, "the cat").corpus["n_texts"] == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +65,6 @@ def test_workers_that_cannot_be_had_are_one_line(
     assert err.splitlines()[0] == line and len(err.splitlines()) == 2
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999", "ray://127.0.0.1:1"])
-def test_an_address_where_ray_is_not_is_one_line(study: Run, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ray(types.ModuleType):
-        @staticmethod
-        def is_initialized() -> bool:
-            return False
-
-    monkeypatch.setitem(sys.modules, "ray", Ray("ray"))
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    status, out, err = study("a cat", "--executor", "ray")
-    assert (status, out) == (1, "") and len(err.splitlines()) == 2
-    assert address in err.splitlines()[0]
-
-
 def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
     from attnscope.core.catalogue import measure_names
 
@@ -116,12 +101,6 @@ def test_the_probe_finds_the_induction_head(study: Run) -> None:
     assert found["corpus"]["n_texts"] == 50
     # Texts come as numbers; their special tokens are known all the same.
     assert next(h for h in found["heads"] if (h["layer"], h["head"]) == (0, 3))["resting_share"] > 0.99
-
-
-def test_the_probe_on_an_encoder_has_its_special_tokens(run: Run, tiny_bert: Path) -> None:
-    status, out, err = run("heads", "-m", tiny_bert, "--probe", "repeat", "--chunk", "29", "--json", "--no-describe")
-    assert status == 0, err
-    assert all(head["cls"] > 0 for head in document(out)["heads"])
 
 
 def test_stdin_and_compressed_files_give_the_same(study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,11 +160,6 @@ def test_wrong_usage_is_said_before_anything_runs(study: Run, tmp_path: Path, ar
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("arguments", [(), ("--probe", "walk"), ("a", "--probe", "repeat")])
-def test_what_to_study_must_be_said_once(study: Run, arguments: tuple[str, ...]) -> None:
-    assert study(*arguments)[0] == 2
-
-
 @pytest.mark.parametrize("content", ["", "\n \n\t\n"])
 def test_without_text_nothing_is_written(study: Run, tmp_path: Path, content: str) -> None:
     (tmp_path / "blank.txt").write_text(content, "utf-8")
@@ -212,17 +186,6 @@ def test_an_unreadable_file_in_the_middle_loses_nothing(study: Run, tmp_path: Pa
     assert found["corpus"]["n_texts"] == 19
     assert [problem["source"] for problem in found["corpus"]["problems"]] == ["b.txt", "gone.txt"]
     assert found["corpus"]["complete"]
-
-
-def test_a_model_of_two_parts_writes_again_what_it_reads(run: Run, tmp_path: Path) -> None:
-    from tests.conftest import write_tiny
-
-    sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
-    write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
-    status, out, err = run("heads", "the cat", "-m", "t5", "--json")
-    assert status == 0
-    assert {head["kind"] for head in json.loads(out)["heads"]} == {"encoder", "decoder", "cross"}
-    assert "as if it were to write it again" in err
 
 
 # Interruptions ---------------------------------------------------------------------------------------------------

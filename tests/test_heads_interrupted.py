@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import attnscope
@@ -16,9 +15,8 @@ from attnscope.corpus import CorpusText, chunks
 from attnscope.host import delay_interrupts
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
-from tests.conftest import SAMPLES, SENTENCES, write_tiny
+from tests.conftest import SENTENCES, write_tiny
 from tests.heads_helpers import after, fix_counts, small_blocks
-from tests.processes import python
 
 __all__ = ["small_blocks"]
 
@@ -155,27 +153,3 @@ def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, m
         assert peak(600) < 1.05 * peak(60)
     finally:
         gc.unfreeze()
-
-
-RESIDENT = """
-import resource, sys
-import attnscope, torch
-torch.set_num_threads(1)
-attnscope.heads(attnscope.load("minilm"), attnscope.Corpus(sys.argv[1]))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("n", "length"), [(300, 20), (25, 330)], ids=["short", "long"])
-def test_what_a_process_holds_does_not_grow_with_the_corpus(n: int, length: int, tmp_path: Path) -> None:
-    story, chance = (SAMPLES / "alice.txt").read_text("utf-8").split(), np.random.default_rng(0)
-
-    def peak(n: int) -> int:
-        path = tmp_path / f"{n}.txt"
-        starts = chance.integers(0, len(story) - 2 * length, n)
-        stops = starts + chance.integers(length // 2, length * 3 // 2, n)
-        path.write_text("\n".join(" ".join(story[a:b]) for a, b in zip(starts, stops, strict=True)), "utf-8")
-        return int(python("-c", RESIDENT, path, check=True, timeout=1000).stdout)
-
-    assert peak(10 * n) < 1.05 * peak(n)

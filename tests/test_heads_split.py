@@ -1,6 +1,5 @@
 """The study of heads gives the same however its work is split: batches, blocks, chunks, and kinds of models."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from attnscope.corpus import CorpusText, chunks
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from tests import rounding
-from tests.conftest import SAMPLES, SENTENCES, write_tiny
+from tests.conftest import SENTENCES, write_tiny
 from tests.heads_helpers import fix_counts, heads_in, names_of, small_blocks, study_tallies, words
 
 __all__ = ["small_blocks"]
@@ -93,18 +92,6 @@ def test_blocks_of_any_size_give_the_same(tiny_bert: Path, monkeypatch: pytest.M
     assert whole.corpus["n_texts"] + whole.corpus["n_copies"] == 600
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_stdin_gives_what_the_file_gives(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = SAMPLES / "sentences.txt"
-
-    class Stdin:
-        buffer = io.BytesIO(path.read_bytes())
-
-    monkeypatch.setattr("sys.stdin", Stdin())
-    piped = heads(own, attnscope.Corpus("-"))
-    assert piped.as_json()["heads"] == heads(own, attnscope.Corpus(path)).as_json()["heads"]
-
-
 def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
     text = " ".join(SENTENCES[:4])
     found, tallies = study_tallies(own, [text, "a cat"], HeadsOptions(chunk=16))
@@ -147,21 +134,6 @@ def test_texts_may_be_token_numbers(own: Any) -> None:
         np.testing.assert_array_equal(by_number["heads"].grid(name, "encoder"), by_text["heads"].grid(name, "encoder"))
 
 
-def test_a_model_without_tokenizer_reads_token_numbers(tmp_path: Path) -> None:
-    import torch
-    from transformers import LlamaConfig, LlamaModel
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=50, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, intermediate_size=16
-    )
-    source = tmp_path / "numbers.jsonl"
-    source.write_text('{"input_ids": [7, 8, 7, 9]}\n{"input_ids": [3, 4]}\n', "utf-8")
-    found = attnscope.heads(attnscope.load(LlamaModel(config)), attnscope.Corpus(source))
-    assert found.corpus["n_texts"] == 2
-    assert found.corpus["n_tokens"] == 6
-
-
 def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
     dense, seam = heads(Dense(own), SENTENCES), heads(own, SENTENCES)  # type: ignore[arg-type]
     assert any("dense weights" in note for note in dense.run["notes"])
@@ -176,15 +148,6 @@ def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
                 rtol=scale,
                 err_msg=name,
             )
-
-
-def test_a_hugging_face_model_on_the_eager_road(tmp_path: Path) -> None:
-    write_tiny(tmp_path / "bloom", "bloom", n_head=3, n_layer=2)
-    model = attnscope.load(str(tmp_path / "bloom"))
-    assert model.info.path == "eager"
-    found = heads(model, ["the cat", "a b c d e", "the the cat."] * 4)
-    assert len(heads_in(found)) == 6
-    assert all(0 <= head.resting_share <= 1 for head in heads_in(found))
 
 
 @pytest.mark.parametrize("road", ["seam", "eager"])

@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,10 +16,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.questions import head_roles
 from attnscope.questions.heads import Heads
 from attnscope.questions.role_grid import RoleGrid
-from attnscope.report.numbers import interval, number, percent
 from attnscope.report.role_marks import MARKS
 from attnscope.report.terminal import show
-from attnscope.report.wording import corpus_line
 from attnscope.results.table import Table
 from attnscope.results.table import number as numbers
 from attnscope.studies.heads.rules import RULES
@@ -71,26 +68,10 @@ class TestMarks:
         marks = list(MARKS.values())
         assert len({mark.glyph for mark in marks}) == len({mark.color.upper() for mark in marks}) == len(marks)
 
-    def test_unknown_roles_get_letters_and_colours_of_their_own(self) -> None:
-        names = [f"relation_{number}" for number in range(37)]
-        findings = of(head(0, 0, *(role(name) for name in (*ROLES, *names))))
-        marks = head_roles.marks_of(findings)
-        assert set(marks) == {*ROLES, *names}
-        assert len({mark.glyph for mark in marks.values()}) == len(marks)
-        assert len({mark.color.upper() for mark in marks.values()}) == len(marks)
-
     def test_every_letter_has_a_small_one_for_tentative_roles(self) -> None:
         marks = head_roles.marks_of(of(head(0, 0, *(role(f"r{number}") for number in range(90)))))
         letters = [mark.letter(tentative=True) for mark in marks.values()]
         assert all(len(letter) == 1 and letter.islower() for letter in letters)
-
-    def test_a_role_keeps_its_mark_whatever_else_occurs(self) -> None:
-        alone, among = of(head(0, 0, role("rare"))), fake_findings(6, 12)
-        assert head_roles.marks_of(alone)["rare"] == head_roles.marks_of(among)["rare"]
-
-    def test_letters_come_from_the_name_where_they_are_free(self) -> None:
-        marks = head_roles.marks_of(of(head(0, 0, role("coreference"), role("dobj"))))
-        assert (marks["coreference"].glyph, marks["dobj"].glyph) == ("C", "O")
 
     def test_known_roles_can_be_told_apart_without_one_kind_of_cone(self) -> None:
         # Machado et al. 2009, severity 1; differences in OKLab, where 0.02 is just noticeable.
@@ -123,24 +104,6 @@ class TestMarks:
         assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
-class TestNumbers:
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [(0.5, "0.50"), (-0.001, "0.00"), (-1.5, "−1.50"), (9.996, "10.0"), (99.96, "100"), (12345.6, "12,346"),
-         (NAN, "–"), (math.inf, "–")],
-    )  # fmt: skip
-    def test_numbers_have_about_three_digits(self, value: float, text: str) -> None:
-        assert number(value) == text
-
-    def test_what_is_undefined_is_a_dash(self) -> None:
-        assert interval(NAN, 0.5) == percent(NAN) == percent(None) == "–"
-
-    def test_a_corpus_is_said_in_a_line(self) -> None:
-        sources = {"sources": ["a", "b\x1b]0;x\x07", "c", "d", "e"], "n_texts": 1, "n_tokens": 1234}
-        assert corpus_line(of(corpus=sources)) == "1 text, 1,234 tokens: a, b\ufffd]0;x\ufffd, c, and 2 more"
-        assert corpus_line(of(corpus={"sources": None, "n_texts": None})) == ""
-
-
 class TestGrid:
     def test_a_letter_a_head_and_what_it_means(self) -> None:
         findings = of(
@@ -159,12 +122,6 @@ class TestGrid:
         assert "induction" not in legend
         assert "small letter = tentative" in legend
 
-    def test_no_hints_at_what_does_not_occur(self) -> None:
-        text = shown(grid, of(head(0, 0, role("local"))))
-        assert "tentative" not in text
-        assert "unclassified" not in text
-        assert "more" not in text
-
     @pytest.mark.parametrize("width", [20, 40, 79, 80, 133])
     @pytest.mark.parametrize("n_heads", [1, 9, 12, 32, 64])
     def test_every_head_is_there_at_any_width(self, width: int, n_heads: int) -> None:
@@ -178,14 +135,6 @@ class TestGrid:
         if (width, n_heads) in ((80, 12), (80, 32)):
             assert len(rows) == 1
 
-    @pytest.mark.parametrize("n_heads", [12, 32])
-    def test_numbers_stand_over_their_heads(self, n_heads: int) -> None:
-        findings = fake_findings(1, n_heads, share_without=0)
-        numbers, row = shown(grid, findings).splitlines()[:2]
-        places = [at for at, letter in enumerate(row[3:], 3) if letter.isalpha()]
-        for found in re.finditer(r"\d+", numbers):
-            assert abs(found.start() - places[int(found[0])]) <= 1
-
     def test_without_colours_nothing_but_text(self) -> None:
         findings = fake_findings(6, 12)
         bare = shown(grid, findings)
@@ -193,14 +142,6 @@ class TestGrid:
         coloured = shown(grid, findings, color_system="truecolor", force_terminal=True)
         assert "\x1b[1;38;2;255;255;255;48;2;0;114;178m P" in coloured
         assert plain(coloured) == bare
-
-    def test_no_color_is_respected(self) -> None:
-        held = io.StringIO()
-        console = Console(
-            file=held, width=80, force_terminal=True, color_system="truecolor", _environ={"NO_COLOR": "1"}
-        )
-        console.print(grid(fake_findings(2, 5), console))
-        assert not re.search(r"\x1b\[[0-9;]*(38|48);", held.getvalue())
 
     def test_kinds_stand_one_under_the_other(self) -> None:
         text = shown(grid, fake_findings(2, 4, kinds=("encoder", "decoder", "cross")))
@@ -220,10 +161,6 @@ class TestAnswer:
         )
         lines = shown(show, findings, 200).splitlines()
         assert lines[0] == "tiny: 3 of 5 heads rest mostly on sinks, 1 looks next door, 1 has no role"
-
-    def test_nothing_found_is_said(self) -> None:
-        lines = shown(show, of(head(0, 0), head(0, 1))).splitlines()
-        assert lines[0] == "model: none of its 2 heads has a role"
 
     def test_the_first_ten_lines_answer(self) -> None:
         text = shown(show, described_findings(6, 12))
@@ -275,17 +212,6 @@ class TestEvidence:
         assert row.split()[:5] == ["local", "L3H11", "0.910", "[0.900,", "0.930]"]
         assert row.split()[5] == "0.012" and row.split()[-3:] == ["0.200", "50%", "37%"]
 
-    def test_heads_stand_under_each_of_their_roles_the_largest_value_first(self) -> None:
-        findings = of(
-            head(0, 0, role("local", 0.7)),
-            head(0, 1, role("rare", 0.9), role("local", 0.8)),
-            head(0, 2, role("local", NAN)),
-        )
-        text = shown(whole, findings)
-        lines = text[text.index("the evidence") :].splitlines()
-        named = [found[0] for line in lines if (found := re.search(r"L\dH\d", line))]
-        assert named == ["L0H1", "L0H0", "L0H2", "L0H1"]
-
     @pytest.mark.parametrize("width", [50, 65, 80, 99, 100, 120])
     def test_it_fits_and_every_head_is_there(self, width: int) -> None:
         findings = fake_findings(6, 12)
@@ -302,11 +228,6 @@ class TestEvidence:
         findings = replace(findings, tables={**findings.tables, "heads": heads}, options=options)
         text = shown(show, findings, 120)
         assert "0.250" in text and "6 heads with a role, and each does something" in text
-
-    def test_tentative_roles_are_said_in_a_line(self) -> None:
-        text = " ".join(shown(whole, fake_findings(2, 5, tentative=True)).split())
-        assert text.count("tentative (small letter): a role") == 1
-        assert "nan" not in text
 
     def test_notes_tell_of_the_texts_and_the_control(self) -> None:
         findings = fake_findings(2, 5, control=True)
@@ -328,10 +249,6 @@ class TestMeasures:
     def test_a_measure_comes_with_its_interval(self) -> None:
         text = shown(measures("local"), of(head(2, 3)))
         assert re.search(r"L2H3 +0\.500 +\[0\.400, 0\.600\]", text)
-
-    def test_meanings_are_said(self) -> None:
-        text = shown(measures("entropy_nats"), fake_findings(1, 1))
-        assert "entropy_nats: entropy of the attention weights" in text
 
     def test_a_typo_is_told_what_was_meant(self) -> None:
         with pytest.raises(AttnscopeError, match="did you mean induction"):

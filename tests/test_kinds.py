@@ -1,7 +1,6 @@
 """Every kind of record with every format and option: what it has is written and read, what it has not is refused."""
 
 import io
-import json
 from collections.abc import Iterator
 from inspect import signature
 from itertools import product
@@ -12,11 +11,9 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import plan
 from attnscope.results.kinds import FIGURE_FORMATS, KINDS, LOSSLESS, Kind, kind_of_schema
-from attnscope.results.record import Record
 from attnscope.results.record import load_record as load
 from tests.conftest import Run
 from tests.made_records import EVERY, MADE
@@ -148,17 +145,6 @@ def test_show_knows_the_options_of_a_kind_and_refuses_all_others(
         assert (status, (tmp_path / "out").exists()) == (2, False)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_show_prints_one_json_document_that_names_its_schema_and_files(
-    name: str, made: Path, run: Run, tmp_path: Path
-) -> None:
-    status, out, _ = run("show", made / FILES[name], "--json", "-f", "json", "-o", tmp_path / "out")
-    document = json.loads(out)
-    assert status == 0 and document["schema"].startswith(f"attnscope.{name}/")
-    written = json.loads(Path(document["files"][0]).read_text("utf-8"))
-    assert written == {key: value for key, value in document.items() if key != "files"}
-
-
 def test_saved_records_are_shown_and_drawn_without_a_model_library(made: Path, tmp_path: Path) -> None:
     shown = [["show", made / file] for file in FILES.values()]
     page = ["page", "--record", made / FILES["heatmap"], "-o", tmp_path / "page.html"]
@@ -168,13 +154,6 @@ def test_saved_records_are_shown_and_drawn_without_a_model_library(made: Path, t
     _, loaded = modules_after(*([*line, "-o", tmp_path / line[1].stem] for line in shown))
     assert not {"torch", "transformers"} & loaded
     assert all(any((tmp_path / file.split(".")[0]).iterdir()) for file in FILES.values())
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_record_of_another_kind_is_refused_by_name(name: str, made: Path) -> None:
-    other: type[Record] = KINDS["cost" if name != "cost" else "heads"].load_class()
-    with pytest.raises(AttnscopeError, match=rf"is no .*attnscope\.{name}/\d"):
-        other.load(made / FILES[name])
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -195,26 +174,6 @@ def test_what_is_asked_of_a_record_is_checked_before_it_is_made(name: str, tmp_p
             plan(name, tmp_path, None, **{option: "x"})
 
 
-def test_a_record_draws_itself_with_the_options_of_its_kind(made: Path, tmp_path: Path) -> None:
-    for name, file in FILES.items():
-        record: Any = load(made / file)
-        with pytest.raises(UsageError, match="not drawn as 'gif'"):
-            record.draw(tmp_path / "none", ("png", "gif") if kind_of(name).draw else "gif")
-        assert not (tmp_path / "none").exists()
-        if "scale" not in kind_of(name).options:
-            with pytest.raises(UsageError, match="no --scale"):
-                record.draw(tmp_path / name, (), scale="head")
-
-
-def test_one_public_function_loads_every_kind_from_its_file_and_its_folder(made: Path, tmp_path: Path) -> None:
-    for name, file in FILES.items():
-        kind = kind_of(name)
-        record = attnscope.load_record(made / file)
-        folder = tmp_path / name
-        record.save(folder / kind.file(LOSSLESS))
-        assert type(attnscope.load_record(folder)) is kind.load_class() or isinstance(record, kind.load_class())
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_record_shows_itself_in_a_notebook_and_in_a_line(name: str, made: Path) -> None:
     record: Any = load(made / FILES[name])
@@ -225,7 +184,3 @@ def test_a_record_shows_itself_in_a_notebook_and_in_a_line(name: str, made: Path
         return
     html = record._repr_html_()
     assert html.startswith("<pre") and "<script" not in html and html.count("\n") > 3
-
-
-def test_an_atlas_is_not_a_atlas() -> None:
-    assert [KINDS[name].with_article for name in ("atlas", "trace")] == ["an atlas", "a trace"]

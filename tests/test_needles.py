@@ -18,17 +18,16 @@ from attnscope.core.attention.probes import Gate, Strongest, Weights
 from attnscope.core.attention.tiles import attend_lean
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Hay, depth_range, needle_probe
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
 from attnscope.questions.heads import Heads
-from attnscope.studies.heads.needles import _change_of_share, _share_of_tokens
+from attnscope.studies.heads.needles import _share_of_tokens
 from attnscope.studies.inputs.options import LoadOptions
 from examples.decoder import decoder, wrap
 from tests.conftest import Run
 from tests.heads_helpers import heads_in
 from tests.needle_helpers import (
     OFFSET,
-    PLACES,
     PREVIOUS,
     RETRIEVAL,
     planted_decoder,
@@ -72,39 +71,6 @@ def test_answers_are_where_the_probe_says_and_nowhere_else() -> None:
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(again, made, strict=False))
 
 
-def test_lengths_that_would_run_for_days_are_refused() -> None:
-    with pytest.raises(UsageError, match="a text of 99,999,999 tokens"):
-        NeedleOptions(lengths=(48, 99_999_999))
-
-
-def test_few_needles_are_said_to_be_few() -> None:
-    few = retrieval_heads(planted_model(), options=replace(SMALL, n=5))
-    assert any("5 needles are few: with fewer than 10 every role is tentative" in note for note in few.run["notes"])
-    assert not any(
-        "few" in note for note in retrieval_heads(planted_model(), options=replace(SMALL, n=10)).run["notes"]
-    )
-
-
-def test_depths_are_refused_in_the_unit_of_the_command() -> None:
-    with pytest.raises(UsageError, match="depths of 0%, 101%"):
-        NeedleOptions(depths=(0, 1.01))
-
-
-def test_depths_are_ranges_of_a_tenth() -> None:
-    assert [depth_range(depth, 1000) for depth in (0, 0.25, 0.5, 1)] == [(0, 100), (200, 300), (450, 550), (900, 1000)]
-    assert depth_range(1, 100) == (68, 100) and depth_range(0.5, 20) == (0, 20)
-
-
-@pytest.mark.parametrize("depths", [(0.0,), (0.5,), (1.0,), (0.0, 0.25, 0.5, 0.75, 1.0)])
-def test_no_place_or_offset_is_that_of_many_needles(depths: tuple[float, ...]) -> None:
-    """And what finds a needle by it finds a decoy as often."""
-    made = list(needle_probe(Hay(np.arange(100, 400)), 400, depths, 80, 0))
-    places, decoys = (np.array([getattr(one, which)[0] for one in made]) for which in ("places", "decoys"))
-    assert np.bincount(places).max() / 400 < 0.1 and np.bincount(decoys).max() / 400 < 0.1
-    assert np.abs(np.bincount(places, minlength=80) - np.bincount(decoys, minlength=80)).max() / 400 < 0.05
-    assert abs((places < decoys).mean() - 0.5) < 0.1
-
-
 def test_a_text_hides_a_sentence_between_two_others() -> None:
     letters = {chr(97 + i): i for i in range(26)}
 
@@ -120,22 +86,6 @@ def test_a_text_hides_a_sentence_between_two_others() -> None:
         start = max(i for i in range(len(thing)) if thing[i : i + len(cue)] == cue)
         assert needle.ids[start - 1] == 26  # after the end of a sentence
         assert needle.ids[needle.places[-1] + 1] == 26
-
-
-@pytest.mark.parametrize(
-    ("hay", "given", "said"),
-    [
-        (Hay(np.arange(6)), {}, "vocabulary of 6 tokens is too small"),
-        (Hay(np.arange(90)), {"length": 30}, "30 tokens are too few"),
-        (Hay(np.arange(90), np.arange(90), lambda text: [1]), {"length": 200}, "the text has 90 tokens"),
-        (Hay(np.arange(90)), {"depths": (1.5,)}, "depths from 0 to 1"),
-    ],
-)
-def test_what_cannot_be_hidden_is_said(hay: Hay, given: dict[str, Any], said: str) -> None:
-    how = {"n": 1, "depths": (0.5,), "length": 60, "seed": 0} | given
-    with pytest.raises(AttnscopeError) as raised:
-        list(needle_probe(hay, **how))
-    assert said in str(raised.value)
 
 
 # The probe at the seam ---------------------------------------------------------------------------------------------
@@ -180,16 +130,6 @@ def test_nothing_of_the_size_of_a_map_is_made(model_type: str, monkeypatch: pyte
         with Largest() as largest:
             model.outputs(batch, probe(), last=8)
         assert 0 < largest.n_bytes <= 16 * 4 * n * 4 < n * n / 2
-
-
-def test_memory_grows_with_the_length_at_most() -> None:
-    sizes = []
-    model = wrap(decoder(40, n_layers=2, n_heads=2, d_model=16))
-    for n in (512, 2048):
-        with Largest() as largest:
-            retrieval_heads(model, options=NeedleOptions(lengths=(n,), depths=(0.5,), n=1))
-        sizes.append(largest.n_bytes)
-    assert sizes[1] < 5 * sizes[0]
 
 
 # Heads that are known ----------------------------------------------------------------------------------------------
@@ -257,20 +197,6 @@ def test_intervals_hold_where_needles_are_copied_whole_or_not_at_all(n: int, sha
     assert held >= 0.94
 
 
-@pytest.mark.parametrize(("more", "less"), [(0.0, 0.05), (0.02, 0.02), (0.0, 0.95), (0.1, 0.3)])
-def test_intervals_of_changes_hold_and_have_a_width(more: float, less: float, n: int = 12) -> None:
-    held = 0.0
-    for up in range(n + 1):
-        for down in range(n + 1 - up):
-            same = n - up - down
-            found = _change_of_share(sums_of([0.0] * up + [8.0] * down + [4.0] * same))
-            assert found.high - found.low > 0.2
-            ways = math.comb(n, up) * math.comb(n - up, down)
-            inside = found.low <= less - more <= found.high
-            held += inside * ways * more**up * less**down * (1 - more - less) ** same
-    assert held >= 0.94
-
-
 def sums_of(values: list[float]) -> RunningSums:
     """Needles of eight tokens each."""
     sums = RunningSums()
@@ -331,25 +257,6 @@ def test_models_that_do_not_write_are_told_so(minilm_folder: object) -> None:
     for model in (attnscope.load("minilm"), attnscope.load("own")):
         with pytest.raises(AttnscopeError, match="cannot continue a text, so it copies no needle"):
             retrieval_heads(model)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"lengths": ()}, "texts of"),
-        ({"depths": (0.1, 0.1)}, "given twice"),
-        ({"n": 2}, "2 needles at 5 depths"),
-        ({"threshold": 0}, "a threshold of 0"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        NeedleOptions(**given)
-
-
-def test_texts_beyond_the_limit_are_refused_before_anything_is_run() -> None:
-    with pytest.raises(AttnscopeError, match=f"longer than the {PLACES}"):
-        retrieval_heads(planted_model(), options=NeedleOptions(lengths=(48, PLACES + 1)))
 
 
 def test_an_interruption_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,9 +341,3 @@ def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
 def test_what_does_not_fit_the_probe_is_refused(more: list[str], said: str, run: Run) -> None:
     status, out, err = run("heads", *more, "-m", "own")
     assert status == 2 and said in err and not out
-
-
-@pytest.mark.usefixtures("planted")
-def test_the_model_whose_words_a_text_lacks_says_so(run: Run) -> None:
-    status, _, err = run("heads", "--probe", "needle", "the cat", "-m", "planted")
-    assert status == 1 and err.startswith("error: ") and "Traceback" not in err

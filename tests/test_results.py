@@ -31,7 +31,7 @@ class Effects(Result):
 
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = Kind(what="record of effects", result="questions.ablate:Effects", command="ablate", stem="effects")
+    kind = Kind("effects", "record of effects", "questions.ablate:Effects")
     monkeypatch.setattr(ablate, "Effects", Effects, raising=False)
     monkeypatch.setitem(kinds.KINDS, "effects", kind)
 

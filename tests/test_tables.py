@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.text import Text
 
-from attnscope.report import numbers
 from attnscope.report.plain_text import open_console
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.results.record import Record
@@ -161,12 +159,6 @@ def test_a_table_that_goes_on_repeats_its_first_column() -> None:
     assert roles(goes_on=True).fit(24)[1] == []
 
 
-def test_columns_of_one_number_go_together() -> None:
-    columns = [TextColumn("a", str), *(TextColumn("b" * 9, str, drop=1) for _ in range(2))]
-    assert TextTable(columns, ["x"]).fit(15) == (["a"], ["b" * 9, "b" * 9])
-    assert printed(TextTable(columns, ["x"]), 15)[2:][0].startswith("not shown in 15")
-
-
 def test_a_part_of_a_row_is_cut_with_a_mark_and_what_it_does_not_fill_is_for_others() -> None:
     columns = [
         TextColumn("a", lambda row: row[0], part=1, least=4),
@@ -174,26 +166,3 @@ def test_a_part_of_a_row_is_cut_with_a_mark_and_what_it_does_not_fill_is_for_oth
     ]
     lines = [line.rstrip() for line in printed(TextTable(columns, [("ab", "x" * 30)]), 20)]
     assert lines == ["a   b", "ab  " + "x" * 15 + "…"]
-
-
-def test_control_characters_take_the_room_that_they_are_shown_in() -> None:
-    table = TextTable([TextColumn("a", str), TextColumn("b", lambda row: "end")], ["\x1b[31m"])
-    assert [line.rstrip() for line in printed(table, 40)] == ["a             b", "<U+001B>[31m  end"]
-    assert printed(TextTable([TextColumn("a", Text)], ["x\ny"]), 40) == ["a", "x", "y"]
-
-
-@pytest.mark.parametrize(
-    ("said", "written"),
-    [
-        (numbers.fixed(-0.5, 2), "−0.50"), (numbers.fixed(0.5, 3, signed=True), "+0.500"),
-        (numbers.fixed(float("nan"), 2), "–"), (numbers.digits(-0.12345), "−0.123"), (numbers.weight(0.5), "0.50"),
-        (numbers.weight(0.0004), "4e-04"), (numbers.percent(0.456), "46%"), (numbers.percent(0.456, 1), "45.6%"),
-        (numbers.percent(None), "–"), (numbers.q_value(1e-9), "<0.001"), (numbers.q_value(0.0123), "0.012"),
-        (numbers.q_value(float("nan")), "–"), (numbers.signed(0.5), "+0.50"), (numbers.signed(-0.5), "−0.50"),
-        (numbers.signed(0.001), "0.00"), (numbers.short_interval(0.0, 0.03), "0.00–0.03"),
-        (numbers.short_interval(-0.2, 0.1), "−0.20 to 0.10"), (numbers.step_text(143000), "143k"),
-        (numbers.step_text(1500), "1500"), (numbers.small_number(0.00042), "4e−4"),
-    ],
-)  # fmt: skip
-def test_every_number_is_written_in_one_way(said: str, written: str) -> None:
-    assert said == written

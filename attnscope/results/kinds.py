@@ -36,15 +36,16 @@ TERMINAL, FIGURES = "report.terminal:show", "report.figures:pages"
 PAGE = "pages:page_of_record"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Kind:
     """A kind of result.
 
     Attributes:
-        what: What it is called.
+        name: Its name in schemas.
+        what: What people call it.
         result: Its class.
-        command: The command that makes it.
-        stem: The name of its files in a folder, without ending.
+        command: The command that makes it; empty = its name.
+        stem: The name of its files in a folder, without ending; empty = its name.
         data: The formats that hold what it says.
         usual: The formats that are written into a folder if none is named.
         show: What prints it: `(result, console, **shown_with)`.
@@ -57,10 +58,11 @@ class Kind:
         others: Options that neither of these takes: of the style, of the page, or of which heads.
     """
 
+    name: str
     what: str
     result: str
-    command: str
-    stem: str
+    command: str = ""
+    stem: str = ""
     data: tuple[str, ...] = ("npz", "csv", "json")
     usual: tuple[str, ...] = ("npz", "csv", "png")
     show: str = TERMINAL
@@ -71,6 +73,10 @@ class Kind:
     shown_with: tuple[str, ...] = ("every",)
     drawn_with: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in ("command", "stem"):
+            object.__setattr__(self, field, getattr(self, field) or self.name)
 
     @property
     def with_article(self) -> str:
@@ -139,59 +145,45 @@ _MAPS: dict[str, Any] = {
 }
 _MAP_STYLE = ("scale", "cmap")
 
-KINDS = {
-    "heatmap": Kind(
-        what="record of attention", result="questions.heatmap:Heatmap", command="heatmap", stem="heatmap", **_MAPS,
-        glance="questions.heatmap_figures:glance", query="questions.heatmap_figures:require_query", page=PAGE,
-        shown_with=("drawn", "query"), drawn_with=("query",), others=(*WHICH, *_MAP_STYLE, "words", "hide_special"),
+_ALL = (
+    Kind(
+        "heatmap", "record of attention", "questions.heatmap:Heatmap", **_MAPS, glance="questions.heatmap_figures:glance",
+        query="questions.heatmap_figures:require_query", page=PAGE, shown_with=("drawn", "query"), drawn_with=("query",),
+        others=(*WHICH, *_MAP_STYLE, "words", "hide_special"),
     ),
-    "pooled": Kind(
-        what="record of pooled attention", result="questions.pooled:PooledHeatmap", command="heatmap", stem="pooled",
-        **_MAPS, glance="questions.heatmap_figures:glance", page=PAGE, shown_with=("drawn",),
-        others=(*WHICH, *_MAP_STYLE),
+    Kind(
+        "pooled", "record of pooled attention", "questions.pooled:PooledHeatmap", command="heatmap", **_MAPS,
+        glance="questions.heatmap_figures:glance", page=PAGE, shown_with=("drawn",), others=(*WHICH, *_MAP_STYLE),
     ),
-    "rollout": Kind(
-        what="record of rollout", result="questions.heatmap:Rollout", command="rollout", stem="rollout",
-        **{**_MAPS, "show": "questions.heatmap_terminal:show_rollout", "usual": ("npz", "png")},
-        query="questions.heatmap_figures:require_query", shown_with=("query",), drawn_with=("query",),
-        others=_MAP_STYLE,
+    Kind(
+        "rollout", "record of rollout", "questions.heatmap:Rollout", draw="questions.heatmap_figures:pages",
+        show="questions.heatmap_terminal:show_rollout", usual=("npz", "png"), query="questions.heatmap_figures:require_query",
+        shown_with=("query",), drawn_with=("query",), others=_MAP_STYLE,
     ),
-    "heads": Kind(
-        what="record of heads", result="questions.heads:Heads", command="heads", stem="heads", page=PAGE,
+    Kind(
+        "heads", "record of heads", "questions.heads:Heads", page=PAGE,
         shown_with=("measures", "sort", "every", "among"), drawn_with=("measures",), others=WHICH,
     ),
-    "compare": Kind(
-        what="comparison of heads", result="questions.compare:Comparison", command="compare", stem="compare", page=PAGE
+    Kind("compare", "comparison of heads", "questions.compare:Comparison", page=PAGE),
+    Kind("relations", "result on relations", "questions.relations:Relations", page=PAGE),
+    Kind("ablate", "result of an ablation", "questions.ablate:Ablation", stem="ablation", page=PAGE),
+    Kind("patch", "result of patching", "questions.patch:Patching", stem="patching"),
+    Kind(
+        "atlas", "atlas", "questions.atlas:Atlas", usual=("html", "npz"), draw="", page=PAGE,
+        shown_with=("every", "measures", "sort"), others=WHICH,
     ),
-    "relations": Kind(
-        what="result on relations", result="questions.relations:Relations", command="relations", stem="relations",
-        page=PAGE,
+    Kind("weights", "result of weights", "questions.weights:HeadWeights", others=("pick",)),
+    Kind("why", "result on a score", "questions.why:Why"),
+    Kind("training", "result of a training", "questions.training:Training"),
+    Kind(
+        "trace", "trace", "questions.trace:Trace", command="learn trace", draw="", data=("npz", "json", "py"),
+        usual=("npz", "json", "py"),
     ),
-    "ablate": Kind(
-        what="result of an ablation", result="questions.ablate:Ablation", command="ablate", stem="ablation", page=PAGE
-    ),
-    "patch": Kind(
-        what="result of patching", result="questions.patch:Patching", command="patch", stem="patching"
-    ),
-    "atlas": Kind(
-        what="atlas", result="questions.atlas:Atlas", command="atlas", stem="atlas", usual=("html", "npz"), draw="",
-        page=PAGE, shown_with=("every", "measures", "sort"), others=WHICH,
-    ),
-    "weights": Kind(
-        what="result of weights", result="questions.weights:HeadWeights", command="weights", stem="weights",
-        others=("pick",),
-    ),
-    "why": Kind(what="result on a score", result="questions.why:Why", command="why", stem="why"),
-    "training": Kind(
-        what="result of a training", result="questions.training:Training", command="training", stem="training"
-    ),
-    "trace": Kind(
-        what="trace", result="questions.trace:Trace", command="learn trace", stem="trace", draw="",
-        data=("npz", "json", "py"), usual=("npz", "json", "py"),
-    ),
-    "split": Kind(what="split", result="questions.split:Split", command="learn split", stem="split"),
-    "cost": Kind(what="cost", result="questions.cost:Cost", command="learn cost", stem="cost"),
-}  # fmt: skip
+    Kind("split", "split", "questions.split:Split", command="learn split"),
+    Kind("cost", "cost", "questions.cost:Cost", command="learn cost"),
+)  # fmt: skip
+
+KINDS = {kind.name: kind for kind in _ALL}
 """By the name in their schema: that of a heatmap is "attnscope.heatmap/2"."""
 
 
