@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from attnscope.drawing.canvas import Canvas
-from attnscope.drawing.files import write_pages
+from attnscope.drawing.files import distinct, write_pages
+from attnscope.drawing.inks import blend
 from attnscope.drawing.lettering import lettering_for
-<<<<<<< HEAD
 from attnscope.errors import UsageError
 from attnscope.questions import heatmap_figures as figures
 from attnscope.questions import heatmap_terminal as terminal
-=======
->>>>>>> c3924f13 (Kinds by their names; tests of heads without cases of what went and near-duplicates)
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.places import Picture, Sound
 from attnscope.questions.pooled import PooledHeatmap
@@ -78,6 +76,13 @@ def test_one_function_prints_every_kind_of_map() -> None:
     assert "what “t1” (token 1) attends to" in printed(simple(4), query="t1")
 
 
+@pytest.mark.parametrize("kind", RECORDS)
+def test_nothing_is_printed_that_was_not_asked_for(kind: str) -> None:
+    assert printed(RECORDS[kind](), drawn=False) == ""
+    alone = printed(RECORDS["text"](), drawn=False, query="t1")
+    assert "attends to" in alone and "strongest links" not in alone
+
+
 def page(text: str) -> Canvas:
     canvas = Canvas(60, 40, lettering_for([text]))
     canvas.write(5, 20, text, 12)
@@ -97,3 +102,18 @@ def test_vectors_have_rectangles_for_cells_and_pixels_stay_as_they_were() -> Non
     before = canvas.pixels()
     assert b"<image" not in canvas.vector("svg")
     np.testing.assert_array_equal(canvas.pixels(), before)
+
+
+def test_an_unknown_format_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+    drawn = (pytest.fail("drawn") for _ in range(1))
+    with pytest.raises(UsageError, match="figures are not drawn as 'gif'"):
+        write_pages(drawn, tmp_path / "out", ["png", "gif"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_of_one_name_are_told_apart() -> None:
+    assert distinct(["a", "b", "A", "a", "a-2"]) == ["a", "b", "A-2", "a-3", "a-2-2"]
+
+
+def test_a_blend_reaches_both_ends() -> None:
+    assert [blend(share, "#ffffff", "#08306b") for share in (0, 0.5, 1)] == ["#ffffff", "#8498b5", "#08306b"]

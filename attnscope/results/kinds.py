@@ -147,8 +147,9 @@ _MAP_STYLE = ("scale", "cmap")
 
 _ALL = (
     Kind(
-        "heatmap", "record of attention", "questions.heatmap:Heatmap", **_MAPS, glance="questions.heatmap_figures:glance",
-        query="questions.heatmap_figures:require_query", page=PAGE, shown_with=("drawn", "query"), drawn_with=("query",),
+        "heatmap", "record of attention", "questions.heatmap:Heatmap", **_MAPS,
+        glance="questions.heatmap_figures:glance", query="questions.heatmap_figures:require_query", page=PAGE,
+        shown_with=("drawn", "query"), drawn_with=("query",),
         others=(*WHICH, *_MAP_STYLE, "words", "hide_special"),
     ),
     Kind(
@@ -157,8 +158,8 @@ _ALL = (
     ),
     Kind(
         "rollout", "record of rollout", "questions.heatmap:Rollout", draw="questions.heatmap_figures:pages",
-        show="questions.heatmap_terminal:show_rollout", usual=("npz", "png"), query="questions.heatmap_figures:require_query",
-        shown_with=("query",), drawn_with=("query",), others=_MAP_STYLE,
+        show="questions.heatmap_terminal:show_rollout", usual=("npz", "png"),
+        query="questions.heatmap_figures:require_query", shown_with=("query",), drawn_with=("query",), others=_MAP_STYLE,
     ),
     Kind(
         "heads", "record of heads", "questions.heads:Heads", page=PAGE,
