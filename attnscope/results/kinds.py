@@ -159,7 +159,8 @@ _ALL = (
     Kind(
         "rollout", "record of rollout", "questions.heatmap:Rollout", draw="questions.heatmap_figures:pages",
         show="questions.heatmap_terminal:show_rollout", usual=("npz", "png"),
-        query="questions.heatmap_figures:require_query", shown_with=("query",), drawn_with=("query",), others=_MAP_STYLE,
+        query="questions.heatmap_figures:require_query", shown_with=("query",), drawn_with=("query",),
+        others=_MAP_STYLE,
     ),
     Kind(
         "heads", "record of heads", "questions.heads:Heads", page=PAGE,
