@@ -82,15 +82,14 @@ def test_minilm_comes_from_the_cache_where_the_package_is_not_and_stays_pinned(c
     source = resolve("minilm")
     assert (source.folder, source.name) == (folder, "minilm")
     assert source.origin.startswith("Hugging Face Hub, sentence-transformers/all-MiniLM-L6-v2@c0ffee")
-    with pytest.raises(AttnscopeError, match="have sha256") as caught:
+    with pytest.raises(AttnscopeError, match="sha256 is") as caught:
         verify(source)
     assert "delete that folder" in caught.value.hint
 
 
 @pytest.mark.usefixtures("not_installed", "cache")
 def test_minilm_that_is_nowhere_says_what_to_install():
-    error = refused("minilm", "minilm is not on this machine, and HF_HUB_OFFLINE", 'pip install "attnscope[minilm]"')
-    assert "HF_HOME" in error.hint
+    refused("minilm", "minilm is not on this machine: .* and HF_HUB_OFFLINE", 'pip install "attnscope[minilm]"')
 
 
 @pytest.mark.usefixtures("cache")
@@ -138,7 +137,7 @@ def test_a_gguf_in_a_package_has_a_short_name(tmp_path, monkeypatch):
     source = resolve("smollm2")
 
     assert (source.name, source.folder, source.file) == ("smollm2", package, KNOWN["smollm2"].file)
-    with pytest.raises(AttnscopeError, match="of smollm2 in .* have sha256"):
+    with pytest.raises(AttnscopeError, match="of smollm2 in .*: sha256 is"):
         verify(source)
 
 
@@ -152,7 +151,7 @@ def test_configuration_and_tokenizer_are_pinned_as_the_weights_are(minilm_folder
     content = (minilm_folder / name).read_bytes()
     (tmp_path / name).write_bytes(content + b" " if name != "vocab.txt" else content.replace(b"\ncat\n", b"\ndog\n"))
     monkeypatch.setattr(catalog, "_installed_folder", lambda record: tmp_path)
-    with pytest.raises(AttnscopeError, match=f"^{name} of minilm in .* has sha256 .* but must have") as caught:
+    with pytest.raises(AttnscopeError, match=f"^{name} of minilm in .* sha256 is .* but must be") as caught:
         models.load("minilm", engine=engine)
     assert "pip install --force-reinstall" in caught.value.hint
 
@@ -437,7 +436,7 @@ def test_a_hub_that_cannot_be_reached_is_explained(hub, error):
 @pytest.mark.usefixtures("not_installed")
 def test_no_network_for_minilm_says_what_to_install(hub):
     hub.error = OSError("no route")
-    refused("minilm", "minilm is not on this machine, and the Hub cannot be reached", 'pip install "attnscope[minilm]"')
+    refused("minilm", "minilm is not .* and the Hub cannot be reached", 'pip install "attnscope[minilm]"')
 
 
 def run_resolve(spec: str, tmp_path: Path, **environment: str) -> str:

