@@ -109,14 +109,15 @@ def pool_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
 
 
 class _Reader:
-    """One attention, tile by tile."""
+    """Read one attention tile by tile."""
 
     def __init__(self, call: AttentionCall, grid: Grid) -> None:
         batch, n_heads, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
         dtype, device = torch.promote_types(call.query.dtype, torch.float32), call.query.device
         summed = sum_dtype(device)
-        self._call, self._grid = call, grid
+        self._grid = grid
+        self._n_keys = n_keys
         shape = (-(-n_queries // grid.query_cell), -(-n_keys // grid.key_cell))
         self._cells = torch.zeros(batch, n_heads, *shape, dtype=summed, device=device)
         self._counted = torch.zeros(batch, n_heads, shape[0], dtype=summed, device=device)
@@ -126,141 +127,84 @@ class _Reader:
         self._link_weights = torch.zeros(batch, n_heads, grid.n_links, dtype=dtype, device=device)
 
     def add(self, tile: Tile) -> None:
-        """Adds one tile; overwrites its scores and weights."""
+        """Add one tile; overwrite its scores and weights."""
         block, weights, grid = tile.block, tile.weights, self._grid
         if not weights.numel():
             return
-        here = (block.texts, slice(None), block.queries)
-        self._add_sums(block, weights)
-        columns = _ColumnMaxima(weights, block.keys.start, grid.key_cell)
-        self._entropies[here] = tile.entropies(tile.log_sum_exp(columns.values.amax(-1)))
-        if grid.pool == "max":
-            self._add_maxima(block, columns)
+        entropies = tile.entropies(tile.log_sum_exp(weights.amax(-1)))
+        self._entropies[block.texts, :, block.queries] = entropies
+
+        # Which row of cells each query belongs to, and sums over these queries: (text, head, row, key).
+        rows = torch.arange(block.queries.start, block.queries.stop, device=weights.device) // grid.query_cell
+        first = block.queries.start // grid.query_cell
+        belongs = F.one_hot(rows - first).T.to(weights.dtype)
+        by_row = belongs @ weights
+        self._received[block.texts, :, block.keys] += by_row.sum(2)
+
+        # Cells: (text, head, row, column).
+        columns = slice(block.keys.start // grid.key_cell, -(-block.keys.stop // grid.key_cell))
+        cells = self._cells[block.texts, :, first : first + len(belongs), columns]
+        if grid.pool == "mean":
+            cells += self._cut(by_row, block.keys).sum(-1)
+            attends = torch.ones(weights.shape[:3], dtype=weights.dtype, device=weights.device)
+            if block.empty is not None:
+                attends = attends.masked_fill(block.empty, 0.0)
+            self._counted[block.texts, :, first : first + len(belongs)] += attends @ belongs.T
+        else:
+            for row in range(len(belongs)):
+                largest = weights[:, :, rows == first + row].amax(2)
+                maxima = self._cut(largest, block.keys).amax(-1)
+                cells[:, :, row] = torch.maximum(cells[:, :, row], maxima.to(cells.dtype))
         if grid.n_links:
-            self._add_links(block, weights, columns)
+            self._add_links(block, weights)
 
     def result(self, output: Tensor) -> PooledAttention:
-        """The whole result, once every tile was added."""
+        """Return the whole result, once every tile was added."""
         cells = self._cells
         if self._grid.pool == "mean":
             cells = cells / self._counted.clamp(min=1).unsqueeze(-1)
-        n_keys = max(self._call.key.shape[2], 1)
-        links = torch.stack([self._link_places.div(n_keys, rounding_mode="floor"), self._link_places % n_keys], -1)
+        n_keys = max(self._n_keys, 1)
+        places = torch.stack([self._link_places // n_keys, self._link_places % n_keys], -1)
         return PooledAttention(
             output=output,
             cells=cells.float(),
             received=self._received,
             entropy_nats=self._entropies,
-            link_places=links.masked_fill_(self._link_places.unsqueeze(-1) < 0, -1),
+            link_places=places.masked_fill_(self._link_places.unsqueeze(-1) < 0, -1),
             link_weights=self._link_weights,
         )
 
-    def _rows_of_cells(self, block: Block) -> tuple[int, Tensor]:
-        """The first row of cells that a block touches, and how many rows after it each of its queries belongs to."""
-        rows = torch.arange(block.queries.start, block.queries.stop, device=self._cells.device)
-        rows.div_(self._grid.query_cell, rounding_mode="floor")
-        first = block.queries.start // self._grid.query_cell
-        return first, rows - first
-
-    def _add_sums(self, block: Block, weights: Tensor) -> None:
-        """Sums over queries, row of cells by row of cells: what keys receive, and the mean of cells."""
-        n_texts, n_heads, n_queries, n_keys = weights.shape
-        first, rows = self._rows_of_cells(block)
-        n_rows = int(rows[-1]) + 1
-        belongs = F.one_hot(rows, n_rows).T.to(weights.dtype)
-        summed = torch.bmm(belongs.expand(n_texts * n_heads, -1, -1), weights.view(-1, n_queries, n_keys))
-        summed = summed.view(n_texts, n_heads, n_rows, n_keys)
-        self._received[block.texts, :, block.keys] += summed.sum(2)
-        if self._grid.pool == "max":
-            return
+    def _cut(self, rows: Tensor, keys: slice) -> Tensor:
+        """Return rows over some keys cut into cells, (…, column, key), with zeros for keys beyond them."""
         cell = self._grid.key_cell
-        before = block.keys.start % cell
-        summed = F.pad(summed, (before, -(before + n_keys) % cell))
-        columns = slice(block.keys.start // cell, -(-block.keys.stop // cell))
-        self._cells[block.texts, :, first : first + n_rows, columns] += _in_cells(summed, cell).sum(-1)
-        attends = torch.ones(n_texts, n_heads, n_queries, dtype=weights.dtype, device=weights.device)
-        if block.empty is not None:
-            attends = attends.masked_fill(block.empty, 0.0)
-        self._counted[block.texts, :, first : first + n_rows] += attends @ belongs.T
+        return F.pad(rows, (keys.start % cell, -keys.stop % cell)).unflatten(-1, (-1, cell))
 
-    def _add_maxima(self, block: Block, columns: "_ColumnMaxima") -> None:
-        first, rows = self._rows_of_cells(block)
-        for row in range(int(rows[-1]) + 1):
-            maxima = columns.values[:, :, rows == row].amax(2)
-            at = (block.texts, slice(None), first + row, slice(columns.first, columns.first + maxima.shape[-1]))
-            self._cells[at] = torch.maximum(self._cells[at], maxima.to(self._cells.dtype))
-
-    def _add_links(self, block: Block, weights: Tensor, columns: "_ColumnMaxima") -> None:
-        """Merges the tile's largest far weights into the largest so far; zeroes unwanted links."""
-        self._forget_unwanted(block, weights, columns)
-        n_texts, n_heads, _, n_keys = weights.shape
-        before = self._link_weights[block.texts]
-        best = columns.values.flatten(2)
-        if not bool((best.amax(-1) > before[..., -1]).any()):
-            return
-        cell, n_columns = self._grid.key_cell, columns.values.shape[-1]
-        largest, at = best.topk(min(self._grid.n_links, best.shape[-1]))
-        rows, cells = at.div(n_columns, rounding_mode="floor"), at % n_columns
-        keys = ((columns.first + cells) * cell - block.keys.start).unsqueeze(-1) + torch.arange(cell, device=at.device)
-        inside = (keys >= 0) & (keys < n_keys) & (largest > 0).unsqueeze(-1)
-        flat = rows.unsqueeze(-1) * n_keys + keys.clamp(0, n_keys - 1)
-        picked = weights.view(n_texts, n_heads, -1).gather(-1, flat.flatten(2)).masked_fill_(~inside.flatten(2), 0.0)
-        whole = (block.queries.start + rows).unsqueeze(-1) * self._call.key.shape[2] + block.keys.start + keys
-        picked, order = torch.cat([before, picked], -1).topk(self._grid.n_links)
-        places = torch.cat([self._link_places[block.texts], whole.flatten(2)], -1).gather(-1, order)
-        self._link_weights[block.texts] = picked
-        self._link_places[block.texts] = places.masked_fill_(picked <= 0, -1)
-
-    def _forget_unwanted(self, block: Block, weights: Tensor, columns: "_ColumnMaxima") -> None:
+    def _add_links(self, block: Block, weights: Tensor) -> None:
+        """Merge the tile's largest far weights into the largest so far; unwanted weights become 0."""
         grid = self._grid
         if grid.no_key is not None:
-            for key in grid.no_key[block.keys].nonzero().flatten().tolist():
-                weights[..., key] = 0.0
-                columns.update(weights, key, key + 1)
-        if grid.far is not None:
-            start = max(block.queries.start - grid.far - block.keys.start, 0)
-            stop = min(block.queries.stop + grid.far - block.keys.start, weights.shape[3])
-            if start < stop:
-                q = torch.arange(block.queries.start, block.queries.stop, device=weights.device)
-                k = torch.arange(block.keys.start + start, block.keys.start + stop, device=weights.device)
-                weights[..., start:stop] *= (q[:, None] - k).abs() > grid.far
-                columns.update(weights, start, stop)
+            weights[..., grid.no_key[block.keys]] = 0.0
         if grid.no_query is not None:
-            columns.values.masked_fill_(grid.no_query[block.queries].view(1, 1, -1, 1), 0.0)
+            weights[:, :, grid.no_query[block.queries]] = 0.0
+        if grid.far is not None:
+            q = torch.arange(block.queries.start, block.queries.stop, device=weights.device)[:, None]
+            k = torch.arange(block.keys.start, block.keys.stop, device=weights.device)
+            weights *= (q - k).abs() > grid.far
 
-
-class _ColumnMaxima:
-    """The largest weight of each query in each column of cells that a tile touches: (text, head, query, column).
-
-    Attributes:
-        first: The first of these columns.
-    """
-
-    def __init__(self, weights: Tensor, start: int, cell: int) -> None:
-        self._start, self._cell = start, cell
-        self.first = start // cell
-        self.values = weights.new_empty(*weights.shape[:3], -(-(start + weights.shape[3]) // cell) - self.first)
-        self.update(weights, 0, weights.shape[3])
-
-    def update(self, weights: Tensor, start: int, stop: int) -> None:
-        """Takes the maxima anew of the columns of cells that hold keys `start` up to `stop` of the tile."""
-        cell, n_keys = self._cell, weights.shape[3]
-        first, last = (self._start + start) // cell, -(-(self._start + stop) // cell)
-        edges = [first * cell - self._start, last * cell - self._start]
-        if edges[0] < 0:  # the tile begins within this column
-            self.values[..., 0] = weights[..., : min(edges[0] + cell, n_keys)].amax(-1)
-            first, edges[0] = first + 1, edges[0] + cell
-        if edges[1] > n_keys and first < last:  # and ends within this one
-            self.values[..., last - 1 - self.first] = weights[..., edges[1] - cell :].amax(-1)
-            last, edges[1] = last - 1, edges[1] - cell
-        if first < last:
-            whole = _in_cells(weights[..., edges[0] : edges[1]], cell)
-            torch.amax(whole, -1, out=self.values[..., first - self.first : last - self.first])
-
-
-def _in_cells(rows: Tensor, cell: int) -> Tensor:
-    """A view with the last axis cut into cells: (…, n) -> (…, n / cell, cell)."""
-    return rows.view(*rows.shape[:-1], -1, cell)
+        # The largest n weights are in the n rows with the largest maxima: (text, head, row, key).
+        before = self._link_weights[block.texts]
+        maxima = weights.amax(-1)
+        if not bool((maxima.amax(-1) > before[..., -1]).any()):
+            return
+        rows = maxima.topk(min(grid.n_links, maxima.shape[-1])).indices
+        candidates = weights.gather(2, rows[..., None].expand(-1, -1, -1, weights.shape[3])).flatten(2)
+        largest, which = candidates.topk(min(grid.n_links, candidates.shape[-1]))
+        queries = block.queries.start + rows.gather(2, which // weights.shape[3])
+        places = queries * self._n_keys + block.keys.start + which % weights.shape[3]
+        largest, order = torch.cat([before, largest], -1).topk(grid.n_links)
+        places = torch.cat([self._link_places[block.texts], places], -1).gather(-1, order)
+        self._link_weights[block.texts] = largest
+        self._link_places[block.texts] = places.masked_fill_(largest <= 0, -1)
 
 
 @torch.no_grad()
