@@ -26,7 +26,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.intervals import mean_interval, predicted_interval
+from attnscope.core.intervals import mean_interval, predicted_interval
 from attnscope.core.sums import RunningSums
 from attnscope.questions.head_lines import EVEN, UNSURE
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, measure_intervals

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from scipy.stats import binom
 
-from attnscope.core.exact.pairs import pair_means, shares_of_total, weakest_total
+from attnscope.core.pairs import pair_means, shares_of_total, weakest_total
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]

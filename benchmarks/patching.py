@@ -22,7 +22,7 @@ from scipy.stats import spearmanr
 import attnscope
 from attnscope.choice import Choice
 from attnscope.core.attention.seam import attend
-from attnscope.core.exact.pairs import pair_means
+from attnscope.core.pairs import pair_means
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import Patching
 from attnscope.studies.patch.pairs import batches_of, read_pairs

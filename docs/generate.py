@@ -172,7 +172,7 @@ def _about(measure: "Measure") -> list[str]:
 def measures_page() -> str:
     """The catalogue of measures and the rules of roles, as a page."""
     from attnscope.core.catalogue import MEASURES
-    from attnscope.core.exact.intervals import DEPENDENCE
+    from attnscope.core.intervals import DEPENDENCE
     from attnscope.studies.heads import measure_intervals, measuring, roles
 
     parts = [

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float, jaxtyped
 from torch import Tensor
 
+from attnscope.core import example
 from attnscope.core.attention import seam as attention
 from attnscope.core.attention.tiles import Tile, attend_in_tiles
-from attnscope.core.teaching import example
 from tests.oracle import attention as oracle_of_head
 
 EXACT = {"rtol": 1e-12, "atol": 1e-13}

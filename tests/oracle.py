@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnscope.core.exact.reference import Array, Projection, project
+from attnscope.core.reference import Array, Projection, project
 
 
 def attention(

@@ -13,8 +13,7 @@ import pytest
 import attnscope
 from attnscope.models.own.glass_box import roles as own_roles
 from attnscope.studies.heads.measuring import Tally
-from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, judge
-from attnscope.studies.heads.rules import RULES, complete_thresholds
+from attnscope.studies.heads.roles import LEAST_TEXTS, LEVEL, RULES, complete_thresholds, judge
 from attnscope.studies.heads.study import heads
 from tests.conftest import SAMPLES, SENTENCES, SPECIAL, VOCABULARY, write_tokenizer
 from tests.heads_helpers import heads_in, study_tallies

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from attnscope.core.descriptions import score_of_texts
-from attnscope.core.exact.intervals import predicted_interval, skewed_interval, unseen_share
+from attnscope.core.intervals import predicted_interval, skewed_interval, unseen_share
 from attnscope.core.sums import RunningSums
 from attnscope.studies.heads.measure_intervals import measure_intervals
 

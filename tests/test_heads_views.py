@@ -20,7 +20,7 @@ from attnscope.report.role_marks import MARKS
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
 from attnscope.results.table import number as numbers
-from attnscope.studies.heads.rules import RULES
+from attnscope.studies.heads.roles import RULES
 from tests.findings_helpers import NAN, ROLES, described_findings, fake_findings, head, of, role
 from tests.heads_helpers import heads_in
 

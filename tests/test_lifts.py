@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import t as student
 
-from attnscope.core.exact.intervals import skewed_interval, unseen_share
+from attnscope.core.intervals import skewed_interval, unseen_share
 from attnscope.core.lifts import ItemSums, even_weights, keep_rows, members, offset_masses
 
 

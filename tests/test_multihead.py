@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import AttentionCall, attend
-from attnscope.core.exact.reference import Projection
+from attnscope.core.reference import Projection
 from tests.core_helpers import EXACT, SIZES, WORKED, few_examples
 from tests.oracle import multi_head
 

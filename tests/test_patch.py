@@ -21,8 +21,8 @@ from transformers import (
 )
 
 import attnscope
-from attnscope.core.exact.pairs import pair_means
 from attnscope.core.interventions import Activations
+from attnscope.core.pairs import pair_means
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import BY, Patching

@@ -13,8 +13,8 @@ from attnscope.core.facts import TextFacts
 from attnscope.core.measures import Measured, measures_of_weights
 from attnscope.corpus import CorpusText
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
+from attnscope.studies.heads.roles import complete_thresholds
 from attnscope.studies.heads.roles import judge as judge_tallies
-from attnscope.studies.heads.rules import complete_thresholds
 from attnscope.studies.heads.study import heads
 from benchmarks.known.families import Scores, build, writer_of_the_token_before
 from tests.heads_helpers import heads_in

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnscope.core.exact import reference
-from attnscope.core.exact.reference import Projection
+from attnscope.core import reference
+from attnscope.core.reference import Projection
 from tests import oracle
 from tests.core_helpers import WORKED
 from tests.oracle import attention, multi_head
@@ -26,7 +26,7 @@ def test_the_oracle_shares_no_code_with_what_it_judges() -> None:
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add(node.module)
-    ours = "attnscope.core.exact.reference"
+    ours = "attnscope.core.reference"
     assert imported == {"math", "collections.abc", "dataclasses", "numpy", "numpy.typing", ours}
 
 

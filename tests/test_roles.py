@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from attnscope.core.catalogue import MEASURES
-from attnscope.core.exact.multiple_tests import benjamini_hochberg
+from attnscope.core.intervals import benjamini_hochberg
 from attnscope.errors import UsageError
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
 from attnscope.studies.heads.options import HeadsOptions, read_thresholds
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, judge
-from attnscope.studies.heads.rules import RULES, complete_thresholds
+from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, RULES, complete_thresholds, judge
 from tests.heads_helpers import Seen, heads_in, names_of
 
 NAMES = (

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from attnscope.core.exact.multiple_tests import benjamini_hochberg, simes
+from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.core.sums import RunningSums
 
 RNG = np.random.default_rng

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.core.teaching import example, splitting
+from attnscope.core import example, splitting
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions.split import Split, SplitOptions
 from attnscope.report.figures import pages

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core.exact import reference
-from attnscope.core.teaching import example, stepwise
-from attnscope.core.teaching.stepwise import Inputs, Rotation
+from attnscope.core import example, reference, stepwise
+from attnscope.core.stepwise import Inputs, Rotation
 from tests import oracle
 from tests.core_helpers import WORKED, few_examples
 

@@ -10,7 +10,7 @@ import pytest
 from scipy.io import wavfile
 
 import attnscope
-from attnscope.core.senses.alignment import align_tokens, level_weights
+from attnscope.core.alignment import align_tokens, level_weights
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
 from attnscope.studies.maps.derived import time_words

@@ -183,7 +183,7 @@ def complete_models(incomplete: str) -> list[str]:
 
 def complete_roles(incomplete: str) -> list[str]:
     """Return the roles that begin so, each ready for its threshold."""
-    from attnscope.studies.heads.rules import RULES
+    from attnscope.studies.heads.roles import RULES
 
     return [f"{role}=" for role in RULES if role.startswith(incomplete)]
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.exact.intervals import predicted_interval
+from attnscope.core.intervals import predicted_interval
 from attnscope.core.sampled_rows import Floats, Rows, Table
 from attnscope.core.sums import RunningSums
 
@@ -332,7 +332,7 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats, mass: F
     """Score rows, each text with the same weight, with an interval over texts.
 
     The explained share is one minus a ratio of sums over texts (Cochran 1977, section 6.4). Its ends are those of
-    `core.exact.intervals.predicted_interval`; NaN where these texts cannot tell.
+    `core.intervals.predicted_interval`; NaN where these texts cannot tell.
 
     Args:
         texts: (row,): the number of each row's text.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from attnscope.core.exact.intervals import skewed_interval, unseen_share
+from attnscope.core.intervals import skewed_interval, unseen_share
 
 Floats = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 A head measure gives two numbers per text: a sum s and a count c (the mass on the previous token over all queries, and
 how many queries have one). The head's value is Σs / Σc. How sure it is follows from the second moments of s and c over
-texts: see `core.exact.intervals`. Seven numbers per measure hold all this, for any amount of text. Knows no measures,
+texts: see `core.intervals`. Seven numbers per measure hold all this, for any amount of text. Knows no measures,
 no heads and no torch.
 """
 
@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnscope.core.exact.intervals import Sample, mean_interval, mean_p_above, share_interval, share_p_above
+from attnscope.core.intervals import Sample, mean_interval, mean_p_above, share_interval, share_p_above
 
 Floats = NDArray[np.float64]
 
@@ -141,23 +141,23 @@ class RunningSums:
         return np.sqrt(_divide(residual, np.where(apart > 0, apart, 0.0), np.nan))
 
     def sample(self) -> Sample:
-        """Return what `core.exact.intervals` needs to know."""
+        """Return what `core.intervals` needs to know."""
         return Sample(self.ratio(), self.standard_error(), self._degrees(), self.effective_texts(), self.total("c"))
 
     def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
-        """Return the ends of `core.exact.intervals.mean_interval`."""
+        """Return the ends of `core.intervals.mean_interval`."""
         return mean_interval(self.sample(), level)
 
     def p_above(self, threshold: ArrayLike) -> Floats:
-        """Return the p-values of `core.exact.intervals.mean_p_above`."""
+        """Return the p-values of `core.intervals.mean_p_above`."""
         return mean_p_above(self.sample(), threshold)
 
     def share_interval(self, level: float = 0.95, **how: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the ends of `core.exact.intervals.share_interval`, which says what to pass."""
+        """Return the ends of `core.intervals.share_interval`, which says what to pass."""
         return share_interval(self.sample(), level, **how)
 
     def share_p_above(self, threshold: ArrayLike, **how: ArrayLike) -> Floats:
-        """Return the p-values of `core.exact.intervals.share_p_above`, which says what to pass."""
+        """Return the p-values of `core.intervals.share_p_above`, which says what to pass."""
         return share_p_above(self.sample(), threshold, **how)
 
     def _degrees(self) -> Floats:

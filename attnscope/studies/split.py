@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core import example, splitting
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.core.teaching import example, splitting
-from attnscope.core.teaching.stepwise import Inputs
+from attnscope.core.stepwise import Inputs
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.split import Split, SplitOptions

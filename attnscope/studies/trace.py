@@ -1,6 +1,6 @@
 """How is this attention computed? One head, number by number, beside what the kernel computed.
 
-The steps are lines of NumPy in float64 (`core.teaching.stepwise`). What they start from is the model's own; what they
+The steps are lines of NumPy in float64 (`core.stepwise`). What they start from is the model's own; what they
 lead to is compared with what the model's kernel computed, and refused where they differ beyond rounding.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.choice import Choice
+from attnscope.core import example, stepwise
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.core.teaching import example, stepwise
-from attnscope.core.teaching.stepwise import Inputs, Line
+from attnscope.core.stepwise import Inputs, Line
 from attnscope.errors import AttnscopeError, UsageError, require_rounding
 from attnscope.models.model import Model
 from attnscope.questions.trace import HEAD_STEPS, JOINT_STEPS, Trace, TraceOptions

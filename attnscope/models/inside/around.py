@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnscope.core.attention.seam import AttentionCall, attend
-from attnscope.core.teaching.stepwise import Rotation
+from attnscope.core.stepwise import Rotation
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import OutputWatch, adapted_maps, hooks, linear_maps, modules_of, weight_of
 from attnscope.models.model import Batch, Model

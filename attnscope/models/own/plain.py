@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.teaching.stepwise import Inputs
+from attnscope.core.stepwise import Inputs
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.files import weight_files

@@ -116,7 +116,7 @@ class HeadDescription:
         explained: The share of these that both parts of the description explain together, on texts that they were not
             fitted on.
         low: Lower end of its 95% interval over texts. The interval allows for kinds of text that the scored texts lack;
-            NaN where these texts cannot tell (`core.exact.intervals.predicted_interval`).
+            NaN where these texts cannot tell (`core.intervals.predicted_interval`).
         high: Upper end, at most 1; NaN likewise.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
         content: The feature of the first active term, with "not" before it if its weight is below 0. "" = there is

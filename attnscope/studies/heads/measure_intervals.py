@@ -1,6 +1,6 @@
 """The 95% intervals of measures of heads.
 
-The methods are those of `core.exact.intervals`. This module says which method a measure takes, and what its value may
+The methods are those of `core.intervals`. This module says which method a measure takes, and what its value may
 be in texts of a kind that the sample lacks.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.catalogue import MEASURES, Pairs
-from attnscope.core.exact.intervals import (
+from attnscope.core.intervals import (
     DEPENDENCE,
     END,
     RARELY,
@@ -102,7 +102,7 @@ def measure_intervals(
     Args:
         sums: (…, measure).
         names: The measures.
-        units: As `core.exact.intervals.independent_units` takes them.
+        units: As `core.intervals.independent_units` takes them.
         uniform: (…, measure): the values of uniform attention; None = only shares allow for unseen texts.
 
     Returns:

@@ -35,8 +35,16 @@ from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
 from attnscope.studies.heads.measuring import Frequencies, HeadMeasurer, HeadSums
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, MARGIN, effective_texts, judge
-from attnscope.studies.heads.rules import RULES, complete_thresholds
+from attnscope.studies.heads.roles import (
+    FEWEST_TEXTS,
+    LEAST_TEXTS,
+    LEVEL,
+    MARGIN,
+    RULES,
+    complete_thresholds,
+    effective_texts,
+    judge,
+)
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (

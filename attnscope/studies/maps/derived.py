@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from attnscope.choice import Choice
+from attnscope.core.alignment import align_tokens
 from attnscope.core.attention import rollout as core
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.core.senses.alignment import align_tokens
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import Heatmap, Rollout
@@ -111,7 +111,7 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
 def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     """The record with when each word of its transcript is spoken, in `record.sound.words`.
 
-    A token is spoken from when the path of dynamic time warping (`core.senses.alignment`) comes to what the model
+    A token is spoken from when the path of dynamic time warping (`core.alignment`) comes to what the model
     attends to as it writes that token: the row of the token before it. The path begins with the recording, so the first
     word does. It loses words of fewer frames than half the running median (0.08 s for Whisper). The times are right
     only if the heads follow the words.

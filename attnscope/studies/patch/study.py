@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from attnscope.core.exact.multiple_tests import benjamini_hochberg
-from attnscope.core.exact.pairs import pair_means, shares_of_total, weakest_total
+from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.interventions import By
+from attnscope.core.pairs import pair_means, shares_of_total, weakest_total
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pairs

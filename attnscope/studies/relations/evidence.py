@@ -2,7 +2,7 @@
 
 A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
 rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Its
-interval is that of shares in `core.exact.intervals`: few texts that all say the same do not make a head certain. The
+interval is that of shares in `core.intervals`: few texts that all say the same do not make a head certain. The
 test is the t-test over texts, and beside it the binomial test over links: the larger p counts. With `share_p_above` in
 its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples, not in 98%.
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtrc
 
 from attnscope.annotated import AnnotatedText, Link
-from attnscope.core.exact.multiple_tests import benjamini_hochberg
+from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.sums import RunningSums
 from attnscope.questions.relations import LEAST_MASS, Relations
 from attnscope.results.table import DTYPES, HEADS, Table

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from attnscope.annotated.alignment import UNALIGNED, pieces_of
-from attnscope.core.senses.alignment import cheapest_paths, level_weights
+from attnscope.core.alignment import cheapest_paths, level_weights
 from attnscope.corpus import Problem
 from attnscope.corpus.formats import json_object
 from attnscope.errors import AttnscopeError

@@ -68,7 +68,7 @@ class TrainingOptions:
     def require(self) -> None:
         """Refuses measures, compositions and roles that there are not, and what a training does not have."""
         from attnscope.questions.weights import COMPOSITIONS
-        from attnscope.studies.heads.rules import complete_thresholds
+        from attnscope.studies.heads.roles import complete_thresholds
 
         complete_thresholds(self.heads.thresholds)
         names = known_measures()

@@ -28,7 +28,7 @@ from attnscope.results.table import HEADS, Column, Estimate, Floats, Table
 from attnscope.studies.ablate.measurers import StandIns, measure_cuts
 from attnscope.studies.ablate.reading import Passes, Reader
 from attnscope.studies.failures import failure
-from attnscope.studies.heads.rules import RULES
+from attnscope.studies.heads.roles import RULES
 from attnscope.studies.heads.study import heads, probe_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
 from attnscope.studies.training.options import EXPLAINED, TrainingOptions

@@ -6,7 +6,7 @@ Pairs are drawn independently, and all count the same. NumPy and SciPy only; kno
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from attnscope.core.exact.intervals import END, Floats, Sample, mean_interval
+from attnscope.core.intervals import END, Floats, Sample, mean_interval
 
 RARE = 1e-5
 """The probability that is neglected when a share is shown: that a total of 0 passes for a strong one."""

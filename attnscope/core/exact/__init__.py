@@ -1,1 +1,0 @@
-"""Sums that merge exactly, and the float64 oracle."""
