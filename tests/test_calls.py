@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnscope.core.attention.calls import Calls, iterate_rows, single_head
-from attnscope.core.attention.seam import AttentionCall, attention_weights, select_part
+from attnscope.core.attention.seam import AttentionCall, attention_weights
 from tests.core_helpers import EXACT
 
 
@@ -43,27 +43,6 @@ def test_rows_of_several_layers_are_their_weights(name: str) -> None:
     found = list(iterate_rows(calls, elements=10 * 16 * 40))
     assert [(rows.start, rows.stop) for rows, _ in found] == [(0, 16), (16, 32), (32, 40)]
     np.testing.assert_allclose(torch.cat([rows for _, rows in found], 1), wanted, **EXACT)
-
-
-def test_layers_over_other_texts_are_refused() -> None:
-    with pytest.raises(ValueError, match="one text"):
-        next(iterate_rows([call_of(), call_of(n_queries=7)], 1000))
-    with pytest.raises(ValueError, match="one text"):
-        next(iterate_rows([call_of(batch=2)], 1000))
-
-
-@pytest.mark.parametrize("name", ["bidirectional", "causal", "bias"])
-def test_a_text_of_a_padded_batch_has_the_weights_that_it_has_alone(name: str) -> None:
-    alone = call_of(n_queries=11, **masks(11)[name])
-    rest = call_of(n_queries=19, batch=2, seed=5)
-    query, key = rest.query.clone(), rest.key.clone()
-    query[1, :, :11], key[1, :, :11] = alone.query[0], alone.key[0]
-    real = torch.ones(2, 1, 1, 19, dtype=torch.bool)
-    real[1, ..., 11:] = False
-    bias = None if alone.bias is None else torch.nn.functional.pad(alone.bias, (0, 8, 0, 8))
-    padded = replace(rest, query=query, key=key, mask=real, bias=bias, is_causal=alone.is_causal)
-    found = attention_weights(select_part(padded, slice(1, 2), slice(11), slice(11)))
-    np.testing.assert_allclose(found, attention_weights(alone), **EXACT)
 
 
 def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on() -> None:

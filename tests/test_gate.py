@@ -15,7 +15,7 @@ import attnscope
 from attnscope.core.attention.probes import Gate, Means
 from attnscope.core.attention.seam import attend, attend_with_weights
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.inside.tape import Tape, blocks_of
+from attnscope.models.inside.tape import Tape
 from attnscope.models.model import Batch, Model
 from tests.ablation_helpers import batch_of, tiny, wrapped
 from tests.conftest import write_tiny
@@ -45,13 +45,6 @@ def test_an_open_gate_and_other_places_change_no_bit() -> None:
     open_gate = Gate({("encoder", 0): torch.ones(3)}, {("encoder", 0): torch.randn(3, 13)})
     assert torch.equal(open_gate(call), attend(call))
     assert torch.equal(Gate({("decoder", 0): torch.zeros(3), ("encoder", 1): torch.zeros(3)})(call), attend(call))
-
-
-def test_each_text_may_have_gates_of_its_own() -> None:
-    call = make_call()
-    factors = torch.tensor([[1.0, 0.0, 1.0], [0.5, 1.0, 0.0]], dtype=torch.float64)
-    gated = Gate({("encoder", 0): factors})(call)
-    torch.testing.assert_close(gated, attend(call) * factors[:, :, None, None])
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (3, 3), (2, 1), (2, 3, 1), ()])
@@ -222,13 +215,6 @@ def test_what_is_changed_in_place_later_is_not_changed_on_the_tape() -> None:
             torch.testing.assert_close(block(given), kept)
 
 
-def test_blocks_are_the_outermost_of_lists() -> None:
-    inner = nn.ModuleList([nn.Linear(1, 1)])
-    outer = nn.ModuleList([nn.Sequential(inner), nn.Linear(1, 1)])
-    network = nn.Sequential(nn.Linear(1, 1), outer)
-    assert blocks_of(network, [inner[0], network[0]]) == [outer[0]]
-
-
 def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnscope.models.hf import model as hf_model
 
@@ -273,16 +259,6 @@ def test_native_and_hf_agree_on_what_a_head_does() -> None:
         with torch.no_grad():
             found.append(model.outputs(Batch(ids), gate).hidden)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
-def test_what_a_head_on_top_predicts() -> None:
-    losses = {name: wrapped(name).loss for name in NAMES}
-    assert losses == {
-        "bert": "masked", "gpt2": "causal", "llama": "causal", "t5": "target", "albert": "masked",
-        "gpt_neox": "causal", "bart": "target",
-    }  # fmt: skip
-    base: Any = tiny("bert")
-    assert wrap(base.bert).loss is None
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])

@@ -10,9 +10,8 @@ import torch
 
 import attnscope
 from attnscope import models
-from attnscope.errors import AttnscopeError, is_out_of_memory
+from attnscope.errors import AttnscopeError
 from attnscope.models.own.native import NativeModel
-from attnscope.studies.run import Room
 from tests.conftest import Run
 from tests.test_devices import numbers_of
 
@@ -110,24 +109,3 @@ def test_the_command_line_says_it_once_or_fails_in_one_line(
     Small(monkeypatch, tokens=3)
     status, _, err = run(*command, "the cat", "-m", tiny_bert, "-o", "o")
     assert status == 1 and "memory" in err and "hint: " in err and "Traceback" not in err
-
-
-def test_what_fitted_once_is_not_tried_larger_again() -> None:
-    room, tried = Room(), []
-
-    def do(batch: tuple[str, ...]) -> int:
-        tried.append(len(batch))
-        if len(batch) > 2:
-            raise MemoryError
-        return len(batch)
-
-    first = list(room.each(tuple("abcdefgh"), do))
-    assert [len(part) for part, _ in first] == [2, 2, 2, 2] and tried == [8, 4, 2, 2, 2, 2]
-    assert [part for part, _ in room.each(tuple("ijk"), do)] == [("i",), ("j", "k")]
-    assert max(tried[6:]) <= 2 and room.tokens == 2
-
-
-def test_memory_errors_are_told_from_others() -> None:
-    assert all(map(is_out_of_memory, ERRORS))
-    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_out_of_memory(ValueError("out of memory"))

@@ -8,7 +8,6 @@ from jaxtyping import Float, jaxtyped
 from torch import Tensor, nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
-from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.core.reference import Projection
 from tests.core_helpers import EXACT, SIZES, WORKED, few_examples
@@ -39,7 +38,24 @@ def torch_twin(
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.4)
     module = module.to(dtype)
-    return module, MultiHeadAttention.from_torch(module)
+    return module, copy_of(module)
+
+
+def copy_of(module: nn.MultiheadAttention) -> MultiHeadAttention:
+    """Our module with the weights of torch's, packed or separate."""
+    own = MultiHeadAttention(
+        module.embed_dim, module.num_heads, bias=module.in_proj_bias is not None, kdim=module.kdim, vdim=module.vdim,
+        dtype=module.out_proj.weight.dtype,
+    )  # fmt: skip
+    separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    packed = module.in_proj_weight
+    weights = separate if packed is None else packed.chunk(3)
+    state = {f"{name}_proj.weight": weight for name, weight in zip("qkv", weights, strict=True)}
+    if module.in_proj_bias is not None:
+        biases = module.in_proj_bias.chunk(3)
+        state |= {f"{name}_proj.bias": bias for name, bias in zip("qkv", biases, strict=True)}
+    own.load_state_dict(state | {f"out_proj.{name}": value for name, value in module.out_proj.state_dict().items()})
+    return own
 
 
 @jaxtyped(typechecker=beartype)
@@ -93,51 +109,6 @@ def test_equals_torch_with_copied_weights(bias: bool, widths: dict[str, int], ma
     )
     for got, want in zip(run_checked(ours, query, key, value, **options), expected, strict=True):
         torch.testing.assert_close(got, want, **EXACT)
-
-
-@pytest.mark.parametrize("n_tokens", [1, N_KEYS])
-def test_self_attention_equals_torch(n_tokens: int) -> None:
-    theirs, ours = torch_twin()
-    text = normal(BATCH, n_tokens, D_MODEL)
-    expected = theirs(text, text, text, average_attn_weights=False)
-    got = ours(text, need_weights=True)
-    for mine, yours in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, yours, **EXACT)
-    memory = normal(BATCH, 5, D_MODEL, seed=1)
-    torch.testing.assert_close(ours(text, memory)[0], theirs(text, memory, memory)[0], **EXACT)
-
-
-def test_without_batch_equals_torch_and_the_batch_of_one() -> None:
-    theirs, ours = torch_twin()
-    query, memory = normal(N_QUERIES, D_MODEL), normal(N_KEYS, D_MODEL, seed=1)
-    padding, mask = chance(N_KEYS), chance(N_QUERIES, N_KEYS)
-    expected = theirs(query, memory, memory, attn_mask=~mask, key_padding_mask=~padding, average_attn_weights=False)
-    got = run_checked(ours, query, memory, memory, attn_mask=mask, key_padding_mask=padding)
-    batched = run_checked(
-        ours, query[None], memory[None], memory[None], attn_mask=mask[None, None], key_padding_mask=padding[None]
-    )
-    for mine, yours, of_one in zip(got, expected, batched, strict=True):
-        torch.testing.assert_close(mine, yours, **EXACT)
-        assert torch.equal(mine, of_one[0])
-
-
-def test_copied_weights_share_no_memory_and_keep_mode_and_precision() -> None:
-    theirs, _ = torch_twin(dtype=torch.float32)
-    theirs.dropout = 0.25
-    ours = MultiHeadAttention.from_torch(theirs.eval(), layer=4, kind="cross")
-    before = ours.q_proj.weight.clone()
-    with torch.no_grad():
-        theirs.in_proj_weight.zero_()
-    assert torch.equal(ours.q_proj.weight, before)
-    assert not ours.training
-    assert (ours.dropout, ours.layer, ours.kind) == (0.25, 4, "cross")
-    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize("fields", [{"add_bias_kv": True}, {"add_zero_attn": True}])
-def test_what_appends_keys_cannot_be_copied(fields) -> None:
-    with pytest.raises(ValueError, match="append a key"):
-        MultiHeadAttention.from_torch(nn.MultiheadAttention(6, 3, **fields))
 
 
 def _projection(module: nn.Module) -> Projection | None:
@@ -226,53 +197,7 @@ def test_worked_example(num_heads: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(weights.mean(0), worked("mean_of_two_heads").to(dtype), **FOUR_DECIMALS)
 
 
-@pytest.mark.parametrize("head", [0, 1])
-def test_worked_example_without_a_head(head: int) -> None:
-    def drop(call: AttentionCall) -> Tensor:
-        output = attend(call).clone()
-        output[:, head] = 0
-        return output
-
-    module = MultiHeadAttention(4, 2, identity=True)
-    texts = worked("Q"), worked("K"), worked("V")
-    change = torch.linalg.vector_norm(module(*texts)[0] - module(*texts, probe=drop)[0])
-    torch.testing.assert_close(change, worked("l2_change_when_a_head_is_dropped")[head], **FOUR_DECIMALS)
-
-
 # Each projection matters. A sketch that is copied around the web reshapes the query before projecting it.
-
-
-def test_each_projection_is_where_the_formula_has_it() -> None:
-    _, ours = torch_twin()
-    text = normal(BATCH, N_KEYS, D_MODEL)
-    output, weights = ours(text, need_weights=True)
-    changes_weights = {}
-    for name in PROJECTIONS:
-        projection = getattr(ours, name)
-        for parameter_name in ("weight", "bias"):
-            _, other = torch_twin()
-            with torch.no_grad():
-                getattr(getattr(other, name), parameter_name)[-1] += 1.0
-            changed_output, changed_weights = other(text, need_weights=True)
-            # A bias of the keys shifts all scores of a query alike, which a softmax does not see.
-            seen = not torch.allclose(changed_output, output)
-            assert seen == ((name, parameter_name) != ("k_proj", "bias")), (name, parameter_name)
-            changes_weights[name, parameter_name] = not torch.allclose(changed_weights, weights)
-        assert projection.weight.shape == (D_MODEL, D_MODEL)
-    assert {key for key, changed in changes_weights.items() if changed} == {
-        ("q_proj", "weight"),
-        ("q_proj", "bias"),
-        ("k_proj", "weight"),
-    }
-
-
-@pytest.mark.parametrize("name", PROJECTIONS)
-def test_no_projection_can_be_left_out(name: str) -> None:
-    _, ours = torch_twin()
-    text = normal(BATCH, N_KEYS, D_MODEL)
-    before = ours(text)[0]
-    setattr(ours, name, nn.Identity())
-    assert not torch.allclose(ours(text)[0], before)
 
 
 def test_every_parameter_gets_a_gradient() -> None:
@@ -304,35 +229,6 @@ def test_a_text_of_padding_alone_gives_the_output_bias_and_no_nan_in_gradients(n
     assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
 
 
-def test_no_keys_give_the_output_bias() -> None:
-    _, ours = torch_twin()
-    output, weights = run_checked(ours, normal(2, 3, D_MODEL), normal(2, 0, D_MODEL), normal(2, 0, D_MODEL))
-    assert weights.shape == (2, N_HEADS, 3, 0)
-    torch.testing.assert_close(output, ours.out_proj.bias.expand(2, 3, D_MODEL), **EXACT)
-
-
-def test_padding_changes_nothing_at_real_positions() -> None:
-    _, ours = torch_twin()
-    text = normal(1, 7, D_MODEL)
-    padded = torch.cat([text, 1e3 * normal(1, 4, D_MODEL, seed=1)], 1)
-    padding = torch.arange(11)[None] < 7
-    torch.testing.assert_close(ours(padded, key_padding_mask=padding)[0][:, :7], ours(text)[0], **EXACT)
-
-
-def test_inputs_are_not_mutated() -> None:
-    _, ours = torch_twin()
-    inputs = normal(BATCH, N_QUERIES, D_MODEL), normal(BATCH, N_KEYS, D_MODEL), normal(BATCH, N_KEYS, D_MODEL)
-    masks = {"attn_mask": chance(N_QUERIES, N_KEYS), "key_padding_mask": chance(BATCH, N_KEYS)}
-    before = [tensor.clone() for tensor in (*inputs, *masks.values())]
-    for module in (ours, MultiHeadAttention(D_MODEL, N_HEADS, identity=True)):
-        with torch.no_grad():
-            output, weights = module(*inputs, **masks, need_weights=True, is_causal=True)
-            output.zero_()
-            weights.zero_()
-    for tensor, copy in zip((*inputs, *masks.values()), before, strict=True):
-        assert torch.equal(tensor, copy)
-
-
 # The seam.
 
 
@@ -360,16 +256,6 @@ def test_the_probe_gets_the_call_and_gives_the_output() -> None:
     torch.testing.assert_close(probed_weights, weights, **EXACT)
 
 
-def test_the_weights_probe_keeps_what_need_weights_returns() -> None:
-    _, ours = torch_twin(dtype=torch.float32)
-    ours.layer = 2
-    probe = Weights(layers=[2], heads=[2, 1])
-    text = normal(BATCH, N_KEYS, D_MODEL, dtype=torch.float32)
-    output, weights = ours(text, is_causal=True, need_weights=True)
-    torch.testing.assert_close(ours(text, is_causal=True, probe=probe)[0], output)
-    torch.testing.assert_close(probe.maps["encoder"][2], weights[:, [2, 1]].detach())
-
-
 # Precision and dropout.
 
 
@@ -377,7 +263,7 @@ def test_the_weights_probe_keeps_what_need_weights_returns() -> None:
 def test_error_is_at_most_twice_that_of_torchs_module(dtype: torch.dtype) -> None:
     theirs, ours = torch_twin(dtype=dtype, d_model=59 * N_HEADS)
     text = normal(BATCH, 97, 59 * N_HEADS, dtype=dtype)
-    true = MultiHeadAttention.from_torch(theirs).double()(text.double())[0]
+    true = copy_of(theirs).double()(text.double())[0]
 
     def error(output: Tensor) -> float:
         return (output.double() - true).abs().max().item()
@@ -387,51 +273,7 @@ def test_error_is_at_most_twice_that_of_torchs_module(dtype: torch.dtype) -> Non
     assert error(ours(text, need_weights=True)[0]) <= limit
 
 
-def test_dropout_only_in_training_and_not_in_the_weights() -> None:
-    torch.manual_seed(0)
-    module = MultiHeadAttention(D_MODEL, N_HEADS, dropout=0.5, dtype=torch.float64)
-    text = normal(BATCH, N_KEYS, D_MODEL)
-    dropped, weights = module(text, need_weights=True)
-    module.eval()
-    output, same_weights = module(text, need_weights=True)
-    assert not torch.allclose(dropped, output)
-    torch.testing.assert_close(weights, same_weights, **EXACT)
-    torch.testing.assert_close(module(text)[0], output, **EXACT)
-
-
-def test_fresh_parameters_are_drawn_anew_with_zero_biases() -> None:
-    torch.manual_seed(0)
-    module = MultiHeadAttention(64, 4)
-    limit = (6 / 128) ** 0.5
-    for name in PROJECTIONS:
-        weight = getattr(module, name).weight
-        assert weight.abs().max() <= limit
-        assert weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.05)
-        assert not getattr(module, name).bias.any()
-    assert sorted(dict(MultiHeadAttention(6, 3, bias=False).named_parameters())) == [
-        "k_proj.weight",
-        "out_proj.weight",
-        "q_proj.weight",
-        "v_proj.weight",
-    ]
-
-
 # What it refuses.
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"embed_dim": 10, "num_heads": 3}, "embed_dim 10.*num_heads 3"),
-        ({"embed_dim": 6, "num_heads": 0}, "at least 1; got 6, 0"),
-        ({"embed_dim": 6, "num_heads": -3}, "at least 1"),
-        ({"embed_dim": 6, "num_heads": 3, "dropout": 1.5}, "1.5"),
-        ({"embed_dim": 6, "num_heads": 3, "identity": True, "vdim": 9}, "vdim 9.*embed_dim 6"),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(arguments, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        MultiHeadAttention(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.errors import AttnscopeError
 from tests.ablation_helpers import tiny
 from tests.conftest import write_tiny
 
@@ -69,17 +68,6 @@ def test_so_does_a_model_that_is_loaded_there(engine: str, setting: str, tmp_pat
         np.testing.assert_array_equal(attnscope.heatmap(model, "the cat").weights, plain)
         ablated = attnscope.ablate(model, ["the cat", "a cat"], attnscope.AblateOptions(importance=True))
     assert not ablated.run.get("failures")
-
-
-def test_weights_made_in_inference_mode_are_shown_and_refused_where_gradients_are_needed() -> None:
-    with torch.inference_mode():
-        network = tiny("llama")
-    for setting in (contextlib.nullcontext, torch.inference_mode):
-        with setting():
-            model = attnscope.load(network)
-            assert np.isfinite(attnscope.heatmap(model, TEXTS[0]).weights).all()
-            with pytest.raises(AttnscopeError, match=r"torch\.inference_mode\(\), and keep no gradients"):
-                STUDIES["ablate"](model)
 
 
 def test_every_study_of_the_public_interface_leaves_its_callers_settings_aside() -> None:

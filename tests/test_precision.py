@@ -20,7 +20,7 @@ from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
 from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
 from attnscope.core.measures import HeadMeasures, measures_of_weights
 from attnscope.core.relations import Links, links_of_weights
-from tests.core_helpers import make_call, read_tiles
+from tests.core_helpers import make_call
 from tests.measure_helpers import make_facts
 from tests.test_relations_core import facts_of
 
@@ -103,16 +103,6 @@ def test_weights_and_their_sums_are_float32(dtype: torch.dtype) -> None:
 
 
 @LOW
-def test_what_tiles_say_is_float32(dtype: torch.dtype) -> None:
-    call = low_call(dtype)
-    weights = attention_weights(exact(call))
-    found = read_tiles(call)
-    assert off(found.weights, weights) <= FLOAT32
-    assert off(found.largest, weights.amax(-1)) <= FLOAT32
-    assert off(found.entropy_nats, torch.special.entr(weights).sum(-1)) <= 8 * FLOAT32
-
-
-@LOW
 def test_every_measure_is_float32(dtype: torch.dtype) -> None:
     call = low_call(dtype)
     facts = make_facts([N, N - 9], N)
@@ -140,17 +130,6 @@ def test_every_measure_is_float32(dtype: torch.dtype) -> None:
             assert (ours[row] / size[row]).max() <= 4 * FLOAT32, name
             assert ours[row].max() <= 2 * theirs[row].max() + FLOAT32, name
     assert theirs.max() > 0
-
-
-@LOW
-@pytest.mark.parametrize("pool", ["mean", "max"])
-def test_pooled_maps_are_float32(dtype: torch.dtype, pool: str) -> None:
-    call = low_call(dtype)
-    found, oracle = (pool_attention(one, Grid(8, 8, pool)) for one in (call, exact(call)))  # type: ignore[arg-type]
-    assert off(found.cells, oracle.cells.double()) <= FLOAT32
-    assert off(found.received, oracle.received) <= N * FLOAT32
-    assert off(found.entropy_nats, oracle.entropy_nats) <= 8 * FLOAT32
-    assert off(found.link_weights, oracle.link_weights) <= FLOAT32
 
 
 @LOW

@@ -128,11 +128,6 @@ def test_the_active_part_counts_where_there_is_enough_of_it() -> None:
     assert role.active_share == pytest.approx(0.15, abs=0.01)
 
 
-def test_a_role_by_the_whole_measure_is_told_by_that() -> None:
-    (role,) = only_head(tally_of({"previous_token": 0.6, "previous_token_active": 0.9, "resting": 0.3})).roles
-    assert role.measure == "previous_token" and math.isnan(role.active_share)
-
-
 def test_a_separator_that_hardly_any_query_sees_says_nothing() -> None:
     assert not only_head(tally_of({"sep": 0.9}, counts={"sep": 1})).roles
     assert names_of(only_head(tally_of({"sep": 0.9}))) == {"delimiter"}
@@ -216,10 +211,6 @@ def test_measures_from_0_to_1_have_intervals_from_0_to_1() -> None:
     assert 0.95 < head.measures["relative_entropy"].low < 0.98  # unseen texts may have none
 
 
-def test_a_value_that_is_not_sure_is_no_role() -> None:
-    assert not only_head(tally_of({"previous_token": 0.42}, noise=0.3, n_texts=12)).roles
-
-
 def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
     """A hundred heads exactly at the threshold: each test alone would give five of them the role."""
     tally = tally_of(*({"previous_token": 0.4},) * 100, noise=0.1)
@@ -228,13 +219,6 @@ def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
     assert (p < LEVEL).sum() >= 2
     assert not any(head.roles for head in heads_in(judge([tally], complete_thresholds({}), tally.n_texts)))
     assert (benjamini_hochberg(p) > LEVEL).all()
-
-
-def test_q_depends_on_the_other_heads() -> None:
-    alone = only_head(tally_of({"previous_token": 0.5}, noise=0.1))
-    several = tally_of({"previous_token": 0.5}, *({},) * 200, noise=0.1)
-    among = heads_in(judge([several], complete_thresholds({}), several.n_texts))
-    assert alone.roles[0].q < among[0].roles[0].q <= LEVEL
 
 
 @pytest.mark.parametrize(
@@ -248,12 +232,6 @@ def test_the_strongest_role_comes_first_and_a_sink_last(values: dict[str, float]
     assert [role.name for role in only_head(tally_of(values)).roles] == roles
 
 
-def test_a_measure_that_is_undefined_everywhere_gives_none() -> None:
-    head = only_head(tally_of({"previous_token": 0.0}, counts={"previous_token": 0}))
-    assert not head.roles
-    assert math.isnan(head.measures["previous_token"].value)
-
-
 def test_nothing_is_judged_from_nothing() -> None:
     assert not heads_in(judge([], complete_thresholds({}), 0))
 
@@ -263,11 +241,6 @@ def test_nothing_is_judged_from_nothing() -> None:
 def test_malformed_thresholds_are_refused(given: str) -> None:
     with pytest.raises(UsageError):
         complete_thresholds(HeadsOptions(read_thresholds([given])).thresholds)
-
-
-def test_thresholds_that_are_not_given_stay() -> None:
-    found = complete_thresholds(read_thresholds(["induction=0.3", "local=1"]))
-    assert found == {name: rule.threshold for name, rule in RULES.items()} | {"induction": 0.3, "local": 1.0}
 
 
 def test_however_long_the_texts_are_few_of_them_are_tentative() -> None:

@@ -127,39 +127,6 @@ def test_rotary_lines_and_loops_agree(query: int | None) -> None:
     np.testing.assert_allclose(found["rotated_query"], q if query is None else q[query], rtol=1e-14)
 
 
-def test_heads_are_joined_and_projected_as_the_loops_do() -> None:
-    chance = np.random.default_rng(3)
-    w_o, b_o = chance.standard_normal((5, 18)), chance.standard_normal(5)
-    inputs = inputs_of(W_O=w_o, b_O=b_o)
-    lines = [line for head in range(6) for line in stepwise.head_lines(inputs, head, None)]
-    lines += stepwise.concatenation_lines(inputs, None)
-    values = stepwise.compute(lines, inputs)
-    expected, _ = oracle.multi_head(
-        inputs.Q, inputs.K, inputs.V, 6, n_kv_heads=2, scale=0.37, out=reference.Projection(w_o, b_o)
-    )
-    assert lines[-1].code == "output = joined @ W_O.T + b_O"
-    np.testing.assert_allclose(values[-1], expected, rtol=1e-12, atol=1e-13)
-
-
-def test_computing_leaves_the_inputs_alone() -> None:
-    inputs = inputs_of(H=np.ones((6, 5, 3)))
-    before = {name: np.copy(value) for name, value in inputs.names().items()}
-    stepwise.compute([*stepwise.head_lines(inputs, 1, 2), *stepwise.concatenation_lines(inputs, 2)], inputs)
-    for name, value in inputs.names().items():
-        np.testing.assert_array_equal(value, before[name])
-
-
-def test_the_formula_of_the_scale_says_what_the_model_does() -> None:
-    def told(scale: float) -> str:
-        return next(
-            line.formula for line in stepwise.head_lines(inputs_of(scale=scale), 0, None) if line.name == "scores"
-        )
-
-    assert told(0.5) == "dots / √d_head = dots / √4 = dots × 0.5000"
-    assert "does not scale" in told(1.0)
-    assert "0.37, the model's own scale" in told(0.37)
-
-
 def test_the_example_is_the_one_worked_by_hand() -> None:
     inputs = Inputs(example.Q, example.K, example.V, 2, 2, 2**-0.5)
     for head, name in enumerate(("weights_head_1", "weights_head_2")):

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnscope.core.attention import tiles as tiles_module
-from attnscope.core.attention.seam import AttentionCall, allowed, attend_with_weights, attention_weights
-from attnscope.core.attention.tiles import attend_in_tiles, attend_lean, blocks, tiles
-from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle, read_tiles
+from attnscope.core.attention.seam import AttentionCall, allowed, attend_with_weights
+from attnscope.core.attention.tiles import attend_in_tiles, attend_lean, blocks
+from tests.core_helpers import calls, few_examples, make_call, oracle, read_tiles
 from tests.measure_helpers import LargestTensor
 from tests.rounding import in_float64, require_output
 
@@ -128,33 +128,6 @@ def test_tile_is_as_exact_as_dense_attention_of_the_same_precision(name: str, dt
     assert (got.log_sum_exp[~seen] == -math.inf).all()
 
 
-def test_a_query_that_may_attend_to_nothing_weighs_nothing() -> None:
-    mask = torch.tensor([False, False, True, True, False, True, True])
-    got = read_tiles(make_call(mask=mask, is_causal=True, n_queries=7, dtype=torch.float32))
-    assert (got.log_sum_exp[:, :, :2] == -math.inf).all()
-    assert got.log_sum_exp[:, :, 2:].isfinite().all()
-    for name in ("output", "weights", "largest", "entropy_nats"):
-        part = getattr(got, name)
-        assert (part[:, :, :2] == 0).all(), name
-        assert part.isfinite().all(), name
-
-
-def test_equal_keys_share_alike() -> None:
-    got = read_tiles(hard_calls(torch.float32)["equal keys"])
-    torch.testing.assert_close(got.entropy_nats, torch.full_like(got.log_sum_exp, math.log(97)))
-
-
-@pytest.mark.parametrize(("n_queries", "n_keys"), [(0, 3), (3, 0), (1, 1), (0, 0)])
-def test_no_keys_and_no_queries(n_queries: int, n_keys: int) -> None:
-    call = make_call(n_queries=n_queries, n_keys=n_keys)
-    got = read_tiles(call)
-    for output in (got.output, attend_lean(call)):
-        torch.testing.assert_close(output, attend_with_weights(call)[0], **EXACT)
-    if n_keys == 0:
-        assert (got.log_sum_exp == -math.inf).all()
-        assert (got.entropy_nats == 0).all()
-
-
 def test_blocks_cover_every_query_once_and_skip_hidden_keys() -> None:
     call = make_call(n_queries=97, n_keys=97, mask=sliding(97, 97, 11))
     parts = blocks(call, elements=3 * 97 * 16)
@@ -206,22 +179,3 @@ def test_no_array_of_queries_by_keys(monkeypatch: pytest.MonkeyPatch, fields: di
             output = way(call)
         assert seen.elements < n * n / 8
         require_output(output, call)
-
-
-def test_tiles_hold_the_weights() -> None:
-    call = make_call(n_queries=97, n_keys=97, group=2, is_causal=True)
-    weights = attention_weights(call)
-    for tile in tiles(call, blocks(call, elements=6 * 97 * 16)):
-        block = tile.block
-        expected = weights[block.texts, :, block.queries]
-        torch.testing.assert_close(tile.weights, expected[..., block.keys], **EXACT)
-        assert (expected[..., block.keys.stop :] == 0).all()
-
-
-@pytest.mark.parametrize("way", [attend_lean, attend_in_tiles])
-def test_inputs_are_left_alone_and_no_gradient_is_kept(way: Any) -> None:
-    call = make_call(requires_grad=True, mask_shape=(2, 1, 5, 7), bias_shape=(5, 7))
-    before = [part.detach().clone() for part in (call.query, call.key, call.value, call.mask, call.bias)]
-    assert not way(call).requires_grad
-    for part, copy in zip((call.query, call.key, call.value, call.mask, call.bias), before, strict=True):
-        assert torch.equal(part, copy)

@@ -8,7 +8,6 @@ Source:
 """
 
 from collections.abc import Callable
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -116,52 +115,6 @@ class MultiHeadAttention(nn.Module):
                 nn.init.xavier_uniform_(projection.weight)
                 if projection.bias is not None:
                     nn.init.zeros_(projection.bias)
-
-    @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention, *, layer: int = 0, kind: Kind = "encoder") -> Self:
-        """Copies the weights of a torch.nn.MultiheadAttention, packed or separate.
-
-        The result computes the same numbers, but is called differently: masks are inverted (True = may attend) and
-        the batch comes first, whatever `module.batch_first` says.
-
-        Args:
-            module: What to copy; unchanged, and no memory is shared.
-            layer: Number of the layer, which probes see.
-            kind: Kind of attention, which probes see.
-
-        Returns:
-            A module of the same widths, dropout, precision, device and mode (training or not).
-
-        Raises:
-            ValueError: The module appends learned or zero keys (bias_k, bias_v, add_zero_attn), which this one does
-                not.
-        """
-        if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
-            raise ValueError("bias_k, bias_v and add_zero_attn append a key that this module does not have")
-        has_bias = module.in_proj_bias is not None
-        own = cls(
-            module.embed_dim,
-            module.num_heads,
-            bias=has_bias,
-            dropout=module.dropout,
-            kdim=module.kdim,
-            vdim=module.vdim,
-            layer=layer,
-            kind=kind,
-            device=module.out_proj.weight.device,
-            dtype=module.out_proj.weight.dtype,
-        )
-        state = {"out_proj.weight": module.out_proj.weight}
-        packed = module.in_proj_weight
-        separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        for name, weight in zip("qkv", separate if packed is None else packed.chunk(3), strict=True):
-            state[f"{name}_proj.weight"] = weight
-        if has_bias:
-            state["out_proj.bias"] = module.out_proj.bias
-            for name, weight in zip("qkv", module.in_proj_bias.chunk(3), strict=True):
-                state[f"{name}_proj.bias"] = weight
-        own.load_state_dict(state)
-        return own.train(module.training)
 
     def forward(
         self,
