@@ -34,4 +34,3 @@ def test_what_a_model_cannot_do_is_none(name: str, extras: set[str]) -> None:
     assert (tokenizer.mask_id, tokenizer.chat, bool(tokenizer.ordinary_ids())) == (None, None, ours)
     if ours:
         assert model.resumes and model.loss is None
-        assert set(model.blocks()) == set(model.output_projections())

@@ -1,5 +1,6 @@
 """Second sinks: tokens whose hidden states are far longer than others of their text, layer by layer."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.facts import TextFacts, outlying
-from attnscope.models.inside.projections import HiddenNorms
+from attnscope.models.inside.projections import HiddenNorms, hooks
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
 from tests.conftest import write_tiny
@@ -104,3 +105,15 @@ def test_blocks_of_an_encoder_decoder_are_those_of_their_kind(tmp_path: Path) ->
     assert model.blocks() == {
         (kind, layer): getattr(network, kind).block[layer] for kind in ("encoder", "decoder") for layer in range(2)
     }
+
+
+def test_what_another_thread_runs_of_a_model_is_not_taken_for_ours() -> None:
+    """Two studies of one model at once: what one looks for was not found then."""
+    module, seen = torch.nn.Linear(2, 2), []
+    with hooks([module], lambda *_: seen.append(threading.get_ident())):
+        other = threading.Thread(target=module, args=(torch.zeros(2),))
+        other.start()
+        other.join()
+        assert seen == []
+        module(torch.zeros(2))
+    assert seen == [threading.get_ident()]

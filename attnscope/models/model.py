@@ -436,10 +436,6 @@ class Model:
         """Return rows of the token embedding, (batch, token) -> (batch, token, d), without gradient; None = unknown."""
         return None
 
-    def output_projections(self) -> "Mapping[Place, Tensor]":
-        """Return W_O by place, each (d_model, n_heads * d_head) as torch.nn.Linear stores it; those that are known."""
-        return {}
-
     def unembedding(self) -> "nn.Module | None":
         """Return the linear map that its scores of the vocabulary come from; None without one."""
         return None

@@ -50,7 +50,7 @@ from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.verdicts import Memory
-from attnscope.models.hf.weights import head_slices, output_projections
+from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_length, require_numbers
 from attnscope.models.inside.projections import hooks
 from attnscope.models.inside.tape import blocks_of
@@ -285,10 +285,6 @@ class HuggingFaceModel(Model):
     def blocks(self) -> dict[Place, nn.Module]:
         """Return the blocks of layers, by (kind, layer); see `blocks_by_layer`."""
         return blocks_by_layer(self.base, self.survey.plan)
-
-    def output_projections(self) -> dict[Place, Tensor]:
-        """W_O by (kind, layer), each (d_model, n_heads * d_value); see hf.weights.output_projections."""
-        return output_projections(self.base, self.survey) if self.at_seam else {}
 
     def unembedding(self) -> nn.Module | None:
         """Return what its scores of the vocabulary come from; None where its head predicts no words."""

@@ -24,7 +24,6 @@ from attnscope.models.inside.projections import (
     ROLES,
     OutputWatch,
     Role,
-    find_output_projections,
     hooks,
     is_transposed,
     linear_maps,
@@ -56,11 +55,6 @@ class _Attention:
                 for module in own.keys() & by_module.keys():
                     own[module] &= ~by_module[module]
         return {module: tuple(alone.nonzero().flatten().tolist()) for module, alone in own.items() if bool(alone.any())}
-
-
-def output_projections(base: PreTrainedModel, survey: Survey) -> dict[Place, Tensor]:
-    """W_O of each attention, found by running the model on a small input; see `find_output_projections`."""
-    return find_output_projections(base, lambda probe: _run(base, survey, probe), survey.n_heads)
 
 
 def head_slices(

@@ -3,14 +3,12 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from inspect import BoundArguments
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.devices import device_of, name_dtype
@@ -28,7 +26,6 @@ from attnscope.models.inputs.labels import (
     repeat_sample,
     tensors_of,
 )
-from attnscope.models.inside.projections import find_output_projections
 from attnscope.models.model import Batch, MixedLengthsError, Model
 from attnscope.models.turns import share_lock
 
@@ -103,17 +100,6 @@ class InputsModel(Model):
     def modules(self) -> list[nn.Module]:
         """Return the module."""
         return [self.network]
-
-    def output_projections(self) -> dict[Place, Tensor]:
-        """Return W_O by (kind, layer), each (d_model, n_heads * d_value); those that are known."""
-        kind: Any = self.info.kinds[0]
-        run = partial(self._caught.run, self._samples[0])
-        weights = find_output_projections(self.network, run, {kind: self.info.n_heads[0]})
-        for layer, path in self.paths.items():
-            module = self.network.get_submodule(path)
-            if isinstance(module, nn.MultiheadAttention):  # it multiplies by the weight without calling the map
-                weights[kind, layer] = module.out_proj.weight.detach()
-        return {place: weight for place, weight in weights.items() if place[0] == kind}
 
     def _find(self, ids: tuple[int, ...]) -> tuple[int, int]:
         if ids not in self.tokenizer.places:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
+from attnscope.core.attention.seam import Kind
 from attnscope.models.turns import take_turn
 
 Role = Literal["query", "key", "value"]
@@ -94,30 +94,6 @@ def weight_of(module: nn.Module) -> Tensor | None:
         return None
     rows: Tensor = weight.T if is_transposed(module) else weight
     return rows
-
-
-def find_output_projections(
-    root: nn.Module, run: Callable[[Probe], object], n_heads: Mapping[Kind, int]
-) -> dict[Place, Tensor]:
-    """W_O of each attention, (d_model, n_heads * d_value), found by running a model with a probe.
-
-    As torch.nn.Linear stores it, whatever stores it here. Places are left out where what the heads put out is changed
-    before it is projected, where weights are quantised, or not there, or not all of the map (an adapter beside them),
-    and where a layer has fewer than `n_heads`, the most of its kind.
-    """
-    outputs = OutputWatch()
-
-    def observe(call: AttentionCall) -> Tensor:
-        output = attend(call)
-        if call.n_heads == n_heads.get(call.kind):
-            outputs.expect((call.kind, call.layer), output)
-        return output
-
-    with torch.no_grad(), hooks(linear_maps([root]), outputs.look):
-        run(observe)
-    adapted = adapted_maps([root])
-    weights = {place: weight_of(module) for place, module in outputs.modules.items() if module not in adapted}
-    return {place: weight for place, weight in weights.items() if weight is not None}
 
 
 @contextlib.contextmanager

@@ -356,7 +356,7 @@ class OwnModel(LayeredModel):
     """A loaded glass box; see models.model.Model."""
 
     def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
-        super().__init__(info, OwnTokenizer(), layers, layers, "out_proj.weight", VOCABULARY)
+        super().__init__(info, OwnTokenizer(), layers, layers, VOCABULARY)
         self._attentions = layers
         self._variant = variant
 

@@ -23,7 +23,6 @@ class LayeredModel(Model):
     Args:
         roots: The modules that hold all others.
         layers: The layers, in order.
-        output: The name of W_O in a layer.
         n_numbers: How many tokens it has an embedding for.
     """
 
@@ -35,14 +34,12 @@ class LayeredModel(Model):
         tokenizer: Tokenizer,
         roots: "Sequence[nn.Module]",
         layers: "Sequence[nn.Module]",
-        output: str,
         n_numbers: int,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self._roots = roots
         self._layers = layers
-        self._output = output
         self._n_numbers = n_numbers
         share_lock(roots)
 
@@ -68,10 +65,6 @@ class LayeredModel(Model):
         """Return the layers, by (kind, layer)."""
         kind = cast("Kind", self.info.kinds[0])
         return {(kind, number): layer for number, layer in enumerate(self._layers)}
-
-    def output_projections(self) -> "dict[Place, Tensor]":
-        """W_O by (kind, layer), each (d_model, d_model)."""
-        return {place: layer.get_parameter(self._output) for place, layer in self.blocks().items()}
 
     def _look_up(self, embedding: "nn.Module", ids: "Tensor") -> "Tensor":
         """Return the rows of a token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""

@@ -40,7 +40,7 @@ class NativeModel(LayeredModel):
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
         layers = list(network.layers)
-        super().__init__(info, tokenizer, [network], layers, "attention.out_proj.weight", encoder.vocab_size)
+        super().__init__(info, tokenizer, [network], layers, encoder.vocab_size)
         self._encoder = encoder
         self._network = network
 

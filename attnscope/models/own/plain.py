@@ -42,7 +42,7 @@ class PlainEncoder(Model):
         "load the model with another engine (--engine auto), or leave maps unpooled (--pool 0)",
     )
     run = outputs = rerun = modules = blocks = static_embeddings = Model._refuse
-    output_projections = unembedding = untrained = Model._refuse
+    unembedding = untrained = Model._refuse
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, weights: dict[str, Array]) -> None:
         self.info = info
