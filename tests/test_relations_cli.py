@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.questions.relations import MOST_RELATIONS, Relations, best_heads, expressed_by, listed
+from attnscope.questions.relations import MOST_RELATIONS, Relations, best_heads, expressed_by
 from attnscope.report.blocks import Grid
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
@@ -116,7 +116,7 @@ def test_the_verdicts() -> None:
     assert best_heads(result)[0] == "L0H1"
     assert expressed_by(result) == ["yes", "only L1H2", "no", "too few"]
     few = result.select("relations", [3])
-    assert "the one relation does not have enough examples for a verdict" in printed(few, 200)
+    assert "1 relation, and too few examples for any verdict" in printed(few, 200)
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -146,12 +146,3 @@ def test_the_map_is_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None:
     path, _ = result.draw(tmp_path, ["png", "svg"])
     with Image.open(path) as image:
         assert image.width >= 900
-
-
-def test_one_example_is_no_row_of_the_table_and_none_of_the_figure() -> None:
-    result = made_up(4)
-    result.table("relations")["n_scored"][2:] = 1
-    assert listed(result) == [0, 1]
-    assert "one example at most: 2 relations (" in " ".join(printed(result, every=True).split())
-    few = result.select("relations", [2, 3])
-    assert listed(few) == few.ranked, "else there were no table"

@@ -231,12 +231,6 @@ class Relations(Result):
 # What is shown
 
 
-def listed(result: Relations) -> list[int]:
-    """Return the relations that have a row: one example is none, unless no relation has more."""
-    several = (result.table("relations")["n_scored"] > 1) | result["found"].any(1)
-    return [row for row in result.ranked if several[row]] or result.ranked
-
-
 def best_heads(result: Relations) -> list[str]:
     """Return the name of the best head of each relation."""
     names = [*result.table("heads").head_names(), UNDEFINED]
@@ -267,7 +261,7 @@ def _ranking(result: Relations) -> Block:
             "mass",
             Words("rule", relations["rule"].tolist()),
         ],
-        order=listed(result),
+        order=result.ranked,
         most=5,
     )
 
@@ -291,9 +285,9 @@ def expressed_by(result: Relations) -> list[str]:
 
 def _map(result: Relations) -> Block:
     """Show how far each head is above the best simple rule, framed where it expresses the relation."""
-    rows = listed(result)[:MOST_RELATIONS]
+    rows = result.ranked[:MOST_RELATIONS]
     above = result["accuracy"] - result.table("relations")["baseline"][:, None]
-    n_left_out = len(listed(result)) - len(rows)
+    n_left_out = len(result.ranked) - len(rows)
     notes = ["colour: accuracy above the best simple rule, 0 where below it; frame: the head expresses the relation"]
     if n_left_out:
         notes.append(f"not shown: {amount(n_left_out, 'more relation')}")
@@ -335,16 +329,13 @@ def _answer_on_words(result: Relations) -> list[str]:
     if verdict not in ("yes", "others"):
         why = result.table("relations")["no_verdict"][0]
         return [f"No head follows the words surely enough to time them by{f': {why}' if why else ''}"]
-    accuracy, low, high = (result.at_best(f"accuracy{end}")[0] for end in ("", "_low", "_high"))
-    baseline = result.table("relations")["baseline"][0]
-    rule = printable(result.table("relations")["rule"][0])
     head = best_heads(result)[0]
     if verdict == "others":
         return [f"{head} was chosen, but {expressed_by(result)[0]} follows the words surely"]
-    answer = [
-        f"{head} follows the words: {accuracy:.0%} of them right [{number(low)}, {number(high)}]; by {rule} "
-        f"{number(baseline)}"
-    ]
+    low, high = (number(result.at_best(f"accuracy_{end}")[0]) for end in ("low", "high"))
+    rule, baseline = (result.table("relations")[name][0] for name in ("rule", "baseline"))
+    right = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
+    answer = [f"{head} follows the words: {right}; by {printable(rule)} {number(baseline)}"]
     times = result.table("word_times")
     n_heads = len(result.alignment_heads or ())
     errors = {by: fixed(error, 3) for by, error in zip(times["by"].tolist(), times["median"].tolist(), strict=True)}
@@ -408,42 +399,31 @@ def _count_line(result: Relations) -> str:
     verdicts = result.verdicts
     n_found = sum(verdict in ("yes", "weakly", "others") for verdict in verdicts)
     n_without = verdicts.count("none")
-    n_judged = len(verdicts) - n_without
-    if not n_judged and n_without:
-        several = f"none of {n_without} relations has" if n_without > 1 else "the one relation does not have"
-        return f"{several} enough examples for a verdict"
+    if n_without == len(verdicts) > 0:
+        return f"{amount(n_without, 'relation')}, and too few examples for any verdict"
     beside = f"; {n_without} more have too few examples for a verdict" if n_without else ""
-    return f"{n_found} of {n_judged} relations are expressed by some head{beside}"
+    return f"{n_found} of {len(verdicts) - n_without} relations are expressed by some head{beside}"
 
 
 def _guide(result: Relations) -> list[str]:
     """Say how to read the numbers."""
-    margin = result.options.get("margin")
-    above = f"{round(100 * margin)} points above it" if isinstance(margin, float) else "above it"
     rules = "a fixed offset in words, or the same word"
     if "cross" in result.table("heads")["kind"]:
         rules = "the same place or an offset in words, the diagonal, or the same word"
     return [
         "accuracy: how often a word's largest weight is on the right word; one half of the texts chooses the head, the "
         "other half scores it",
-        f"baseline: the best simple rule there ({rules}); expressed: the interval's lower end is {above}",
+        f"baseline: the best simple rule there ({rules}); expressed: the interval's lower end is "
+        f"{100 * result.options.get('margin', 0.1):.0f} points above it",
     ]
 
 
 def _notes(result: Relations) -> list[str]:
     """Say what few need to know."""
-    options = result.options
     notes = ["n: links of the half that is scored; mass: mean weight on the targets"]
-    if "none" in result.verdicts and None not in (options.get("fewest_links"), options.get("fewest_texts")):
-        notes.append(
-            f"too few: fewer than {options['fewest_links']} links in both halves together, or than "
-            f"{options['fewest_texts']} texts in the half that is scored"
-        )
+    reasons = sorted({*result.table("relations")["no_verdict"].tolist()} - {""})
+    if reasons:
+        notes.append(f"too few: {' or '.join(reasons)}")
     if "weakly" in result.verdicts:
         notes.append(f"weakly: with less than {LEAST_MASS:g} of its attention on the targets")
-    rows = {*listed(result)}
-    names = [printable(result.table("relations")["relation"][row], 40) for row in result.ranked if row not in rows]
-    if names:
-        few = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-        notes.append(f"without a row, as there is one example at most: {amount(len(names), 'relation')} ({few})")
     return notes
