@@ -168,6 +168,8 @@ def test_the_probe_across_is_what_plain_loops_give() -> None:
     expected = by_loops(whole.tolist(), joined, [(t, [s + 10 for s in own], to, c) for t, own, to, c in links], 2)
     require(probe.sums["cross"][0], expected)
     require(links_of_weights(weights, facts), expected)
+    with pytest.raises(ValueError, match="the links are of"):
+        Links(facts)(AttentionCall(0, "cross", query[:, :, :5], key, value, 0.6))
 
 
 def test_rules_counted_by_hand() -> None:

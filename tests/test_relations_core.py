@@ -174,6 +174,8 @@ def test_no_layer_comes_twice() -> None:
     probe(call)
     with pytest.raises(RuntimeError, match="twice"):
         probe(call)
+    with pytest.raises(ValueError, match="the links are of"):
+        Links(facts_of([units[0]], [links[0]]))(call)
 
 
 def test_memory_does_not_grow_with_the_square_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:

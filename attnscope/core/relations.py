@@ -77,11 +77,20 @@ class Links:
 
         Raises:
             RuntimeError: The layer of this kind has been here already.
+            ValueError: The call's shapes are not those of the links.
         """
         by_layer = self.sums.setdefault(call.kind, {})
         if call.layer in by_layer:
             raise RuntimeError(
                 f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new Links probe"
+            )
+        n_texts, _, n_queries, _ = call.query.shape
+        n_keys = call.key.shape[2]
+        last_query = int(self._facts.pieces[:, 1].max()) if len(self._facts.pieces) else 0
+        if self._facts.units.shape != (n_texts, n_keys) or last_query >= n_queries:
+            raise ValueError(
+                f"{call.kind} layer {call.layer} has {n_texts} texts of {n_queries} queries and {n_keys} keys; the "
+                f"links are of {tuple(self._facts.units.shape)}"
             )
         by_layer[call.layer] = _links_of_call(call, self._facts.on(call.query.device))
         return attend_lean(call)

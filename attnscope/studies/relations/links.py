@@ -235,10 +235,6 @@ class MeasuredPart(LinkPart):
     _texts: tuple[LinkText, ...] = ()
     _hits: dict[Piece, Hits] = field(default_factory=dict)
 
-    def has_all_of(self, text: LinkText) -> bool:
-        """Return whether all chunks of a text were measured."""
-        return all(piece in self._hits for piece in text.pieces)
-
 
 class LinkMeasurer(Measurer[MeasuredPart]):
     """Measures what the heads of one kind of attention do on blocks of pieces."""
@@ -302,13 +298,14 @@ class LinkMeasurer(Measurer[MeasuredPart]):
             text = part._texts[piece.placed.chunk.text]
             if number in broken:
                 part.broken.setdefault(text.index, broken[number])
-            if part.has_all_of(text):
+            if part._hits.keys() >= {*text.pieces}:
                 part.n_texts += text.n_texts
                 part.n_tokens += text.n_tokens
 
     def finish(self, part: MeasuredPart) -> MeasuredPart:
         """Add up the texts of which all chunks were measured; each chunk counts as a text."""
-        texts = [text for text in part._texts if part.has_all_of(text) and text.index not in part.broken]
+        texts = [text for text in part._texts if part._hits.keys() >= {*text.pieces}]
+        texts = [text for text in texts if text.index not in part.broken]
         pieces = [piece for text in texts for piece in text.pieces]
         cells = [cell for piece in pieces for cell in piece.cells]
         part.add_cells(cells, [values for piece in pieces for values in part._hits[piece]])

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, cast
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
-from attnscope.annotated.alignment import PlacedLink
+from attnscope.annotated.alignment import UNALIGNED, PlacedLink
 from attnscope.annotated.texts import merge_equal
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import chunks, runs
@@ -171,10 +171,10 @@ def _explain_nothing(done: MeasuredPart, options: RelationsOptions) -> tuple[str
     for (_, reason), n in done.unmeasured.items():
         reasons[reason] += n
     if reasons:
-        (reason, n), *_ = reasons.most_common(1)
-        hint = (
-            "choose other texts, another --split, longer chunks, or a model whose tokens are no longer than the words"
-        )
+        reason, n = reasons.most_common(1)[0]
+        hint = "choose other texts, another --split, or longer chunks"
+        if reason == UNALIGNED:
+            hint = "give a model whose tokens are no longer than the units (of proteins one that reads single residues)"
         return f"no link can be measured: {n:,} were left out: {reason}", hint
     if options.only is not None:
         return f"there is no relation {', '.join(options.only)} in these texts", "leave out --only to see all"
