@@ -29,7 +29,7 @@ def fixed_counts(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks", "fixed_counts")
 def test_an_interruption_leaves_whole_blocks(own: Any) -> None:
-    options = HeadsOptions()
+    options = HeadsOptions(describe=None)
     found = heads(own, SENTENCES, options, after(2))  # a batch for each block: in the third one
     assert not found.corpus["complete"]
     assert found.corpus["n_texts"] == 8
@@ -66,7 +66,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
 @pytest.mark.usefixtures("fixed_counts")
 def test_what_an_interruption_keeps_is_what_those_texts_say(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.heads.measuring.TOKEN_BUDGET", 30)  # a batch for each text
-    options = HeadsOptions()
+    options = HeadsOptions(describe=None)
     by_length = sorted(SENTENCES[:6], key=lambda text: len(own.tokenizer.encode(text)))
     found = heads(own, SENTENCES[:6], options, after(1))
     n = found.corpus["n_texts"]
