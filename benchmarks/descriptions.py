@@ -7,13 +7,12 @@
   measures of heads, and what lies between stages.
 - planted: attention to 20 random tokens, from one class to another, or by both rules, with noise.
 - random: the model's architecture with random weights, queries and keys scaled so that heads are 0.5 to 2 nats sharp.
-- treebank: with the links of annotated texts and without, if a file is given.
 - growth: explained shares with the sample doubled.
 
 The last line is JSON.
 
-usage: python -m benchmarks.descriptions [--model minilm] [--file sample_texts/alice.txt] [--treebank FILE]
-       [--parts quality,stages,planted,random,growth,treebank] [--queries 4000] [--seeds 3]
+usage: python -m benchmarks.descriptions [--model minilm] [--file sample_texts/alice.txt]
+       [--parts quality,stages,planted,random,growth] [--queries 4000] [--seeds 3]
 """
 
 import argparse
@@ -31,7 +30,6 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.annotated import AnnotatedCorpus
 from attnscope.core import descriptions, directions
 from attnscope.core.attention.seam import attend
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
@@ -248,26 +246,11 @@ def growth(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
     return {str(n): round(float(np.nanmedian(of)), 3) for n, of in shares.items()}
 
 
-def treebank(model: Model, path: str, queries: int) -> dict[str, Any]:
-    corpus = AnnotatedCorpus([path])
-    options = DescribeOptions(queries=queries)
-    with_links = describe(model, corpus, options=options)
-    without = describe(model, [text.text for text in corpus], options=options)
-    gains = [a.explained - b.explained for a, b in zip(with_links.heads, without.heads, strict=True)]
-    by_links = [any(term.feature.startswith("arc:") for term in one.terms) for one in with_links.heads]
-    return {
-        "with_links": round(float(np.nanmean([one.explained for one in with_links.heads])), 3),
-        "without": round(float(np.nanmean([one.explained for one in without.heads])), 3),
-        "largest_gain": round(float(np.nanmax(gains)), 3), "heads_with_links": sum(by_links),
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--file", default=str(ROOT / "sample_texts" / "alice.txt"))
-    parser.add_argument("--treebank")
-    parser.add_argument("--parts", default="quality,stages,planted,random,growth,treebank")
+    parser.add_argument("--parts", default="quality,stages,planted,random,growth")
     parser.add_argument("--queries", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
@@ -285,8 +268,6 @@ def main() -> None:
         found["random"] = random(model, texts, given.queries, given.seeds)
     if "growth" in parts:
         found["growth"] = growth(model, texts, given.queries)
-    if "treebank" in parts and given.treebank:
-        found["treebank"] = treebank(model, given.treebank, given.queries)
     print(json.dumps(found))
 
 

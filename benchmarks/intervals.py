@@ -24,9 +24,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from attnscope.core.exact.intervals import mean_interval, predicted_interval
 from numpy.typing import NDArray
 
-from attnscope.core.intervals import mean_interval, predicted_interval
 from attnscope.core.sums import RunningSums
 from attnscope.questions.head_lines import EVEN, UNSURE
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, measure_intervals
@@ -69,25 +69,29 @@ def collect(spec: str, texts: Sequence[str], queries: int) -> dict[str, Any]:
 
 def measures_of(model: Any, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return `sum`, `count` and `uniform_sum`, (text, layer, head, measure), `weights`, (text,), and `names`."""
+    from attnscope.studies.measuring import block_sums
+    from attnscope.studies.measuring.tally import OF_TEXTS, weigh_units
+
     import attnscope
-    from attnscope.core.catalogue import measure_names
-    from attnscope.studies.heads import measuring
-    from attnscope.studies.heads.measuring import weigh_units
 
     weights: list[Floats] = []
     batches: list[Mapping[str, Floats]] = []
+    names: dict[str, None] = {}
 
-    def keep(of_batch: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
+    def keep(names_of_batch: Sequence[str], of_batch: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
+        names.update(dict.fromkeys(names_of_batch))
         weights.append(of_batch)
-        batches.append(weigh_units(of_batch, sums))
+        batches.append(weigh_units(names_of_batch, of_batch, sums))
         return dict(batches[-1])
 
-    with patch.object(measuring, "weigh_units", keep):
+    with patch.object(block_sums, "weigh_units", keep):
         attnscope.heads(model, list(texts))
-    parts = ("sum", "count", "uniform_sum")
-    numbers: dict[str, NDArray[Any]] = {name: np.concatenate([sums[name] for sums in batches]) for name in parts}
+    known = [column for column, name in enumerate(names) if name not in OF_TEXTS]
+    numbers: dict[str, NDArray[Any]] = {
+        name: np.concatenate([sums[name] for sums in batches])[..., known] for name in ("sum", "count", "uniform_sum")
+    }
     numbers["weights"] = np.concatenate(weights)
-    numbers["names"] = np.array(measure_names())
+    numbers["names"] = np.array(list(names))[known]
     return numbers
 
 
@@ -96,7 +100,7 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
     from attnscope.core.descriptions import row_losses
     from attnscope.corpus import CorpusText, count_tokens
     from attnscope.studies.describe import rows as sampling
-    from attnscope.studies.describe.study import fit_texts
+    from attnscope.studies.describe.study import fit_sample
     from attnscope.studies.heads.measuring import Frequencies
     from attnscope.studies.inputs.texts import special_ids
 
@@ -104,7 +108,8 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
     counts = count_tokens(corpus, model.tokenizer.encode, special_ids(model))
     options = sampling.DescribeOptions(queries=queries)
     with patch.object(sampling, "MOST_BYTES", 2**40):
-        sample, fits = fit_texts(model, corpus, Frequencies.of_counts(counts), options)
+        sample = sampling.draw(model, corpus, options)
+        fits = fit_sample(model, sample, Frequencies.of_counts(counts), options)
     scored = [number for number, unit in enumerate(sample) if not unit.fits]
     numbers: dict[str, list[Any]] = {"loss": [], "nats": [], "mass": [], "heads": []}
     for fit in fits:

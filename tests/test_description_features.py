@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from attnscope.annotated.texts import Link
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import blocks_of, catalogue
@@ -119,25 +118,6 @@ def test_every_feature_has_a_name_words_and_a_source_of_its_own() -> None:
         assert feature.words and feature.source
         assert not feature.base or feature.base in FEATURES
         assert not feature.shown_by[0] or FEATURES[feature.shown_by[0]].levels == 2
-
-
-def test_links_of_annotated_texts_are_features() -> None:
-    links = (Link("nsubj→parent", (1,), (2,)),)  # cat → sat, which is two pieces
-    known = facts(words=((0, 3), (4, 7), (8, 11)), links=links)
-    arc = {feature.name: feature for feature in catalogue([], ["nsubj→parent", "obj→parent"])}
-    assert np.flatnonzero(arc["arc:nsubj→parent"].of(known, np.array([2]))[0]).tolist() == [3, 4]
-    assert not arc["arc:nsubj→parent"].of(known, np.array([7]))[0].any()
-    assert not arc["arc:obj→parent"].of(known, np.array([2]))[0].any()
-    assert np.flatnonzero(arc["arc:parent"].of(known, np.array([2]))[0]).tolist() == [3, 4]
-    assert "arc:dependents" not in arc
-
-
-def test_kinds_of_annotated_words_are_features() -> None:
-    known = facts(words=((0, 3), (4, 7), (8, 11)), kinds=("DET", "NOUN", "VERB"))
-    kinds = {feature.name: feature for feature in catalogue([], [], ["NOUN", "PRON", "VERB"])}
-    assert np.flatnonzero(kinds["kind:VERB"].of(known, np.array([7]))[0]).tolist() == [3, 4]  # two pieces
-    assert np.flatnonzero(kinds["kind:NOUN"].of(known, np.array([0]))[0]).tolist() == [2]
-    assert not kinds["kind:PRON"].of(known, np.array([0]))[0].any()
 
 
 def test_lines_and_brackets_of_source_are_features() -> None:

@@ -244,7 +244,7 @@ def test_a_failure_costs_the_descriptions_alone(
     def fail(*_: object) -> None:
         raise AttnscopeError("no luck", "try again")
 
-    monkeypatch.setattr("attnscope.studies.heads.study.describe_texts", fail)
+    monkeypatch.setattr("attnscope.studies.heads.study.describe_sample", fail)
     found = heads(own, paragraphs[:4], HeadsOptions(describe=FEW))
     assert len(found["heads"]) and not found.is_described
     assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]
@@ -300,35 +300,6 @@ def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> N
     assert only_rests.attends == "" and only_rests.words.startswith("rests 99% on [CLS]")
     assert replace(one, active=replace(active, share=0.99)).rests == ""
     assert "all other tokens evenly" in replace(one, active=replace(active, nats=0.04)).words
-
-
-def test_the_public_names_are_there() -> None:
-    assert describe is describe
-    assert attnscope.DescribeOptions is DescribeOptions
-
-
-def test_links_of_annotated_texts_are_terms(own: Model) -> None:
-    """A head that looks at the previous token, on texts where that is what every link goes to."""
-    from attnscope.annotated import AnnotatedText, Link
-
-    words = ["time flies like an arrow", "it is noon", "the cat sat on the mat", "we saw the sea"] * 3
-    texts = []
-    for n, line in enumerate(words):
-        line = f"{line} {'abcdefghijkl'[n]}"
-        starts = [i for i in range(len(line)) if i == 0 or line[i - 1] == " "]
-        spans = tuple((start, start + len(line[start:].split(" ")[0])) for start in starts)
-        links = tuple(Link("back", (i,), (i - 1,)) for i in range(1, len(spans)))
-        texts.append(AnnotatedText(line, spans, links, "texts", n))
-    counts = count_tokens([CorpusText(0, "", 1, text=texts[0].text)], own.tokenizer.encode)
-    sample = sampling.draw(own, [CorpusText(n, "", 1, text=one.text) for n, one in enumerate(texts)], FEW)
-    for unit in sample:
-        unit.annotation = next(one for one in texts if one.text == unit.text.text)
-    group = measure(own, sample, Frequencies.of_counts(counts))[0]
-    numbers = {feature.name: number for number, feature in enumerate(group.features)}
-    back, before = (group.active.features[numbers[name]] for name in ("arc:back", "offset-1"))
-    assert back.any() and (back <= before).all()  # special tokens and the last word's further pieces have no link
-    assert group.part(range(len(sample))).share(numbers["arc:back"], 0) > 0.7  # L0H0 looks at the token before
-    assert describe(own, texts, options=FEW).n_texts == 8  # four of the twelve count as copies of their frame
 
 
 def encoder_decoder(folder: Path) -> Model:

@@ -19,8 +19,8 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import blocks_of
-from attnscope.studies.describe.rows import Group, frequent_words, text_facts
-from attnscope.studies.describe.study import Fitted, active_left, fit_texts, matches_of
+from attnscope.studies.describe.rows import Group, draw, frequent_words, text_facts
+from attnscope.studies.describe.study import Fitted, active_left, fit_sample, matches_of
 from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
@@ -128,7 +128,7 @@ class Expectations:
             self._texts.popitem(last=False)
         if which not in by_group:
             group = self.fits[which].group
-            facts = text_facts(self.model, tokens, None, self.frequencies, self.frequent)
+            facts = text_facts(self.model, tokens, self.frequencies, self.frequent)
             blocks = blocks_of(group.features, facts, np.arange(len(tokens)))
             resting = blocks[group.resting, 0] > 0
             by_group[which] = _Text(blocks, group.types.places(tokens.ids), resting, tokens.special)
@@ -212,5 +212,6 @@ def describe_to_expect(
         also |= dict(zip(tokens.ids.tolist(), tokens.labels, strict=True))
     if (mask := model.tokenizer.mask_id) is not None:
         also[mask] = "[MASK]"
-    sample, fits = fit_texts(model, texts, frequencies, options, also=also)
+    sample = draw(model, texts, options)
+    fits = fit_sample(model, sample, frequencies, options, also)
     return Expectations(model, tuple(fits), frequencies, frequent_words(sample, frequencies))

@@ -45,35 +45,45 @@ class RowSamples:
     Rows are normalised: if a head has a learned sink, its weights on keys alone are described.
 
     Args:
-        wanted: For each kind of attention, the rows that are read of each text of the batch; other kinds are not read.
+        wanted: For each kind of attention, the rows that are read of each text of the batch; None = none of this text.
+            Other kinds are not read.
 
     Attributes:
         rows: Kind -> the rows of each text of the batch.
     """
 
-    def __init__(self, wanted: Mapping[Kind, Sequence[RowsWanted]]) -> None:
+    def __init__(self, wanted: Mapping[Kind, Sequence[RowsWanted | None]]) -> None:
         self._wanted = wanted
         self.rows: dict[Kind, list[SampledRows]] = {
             kind: [SampledRows() for _ in texts] for kind, texts in wanted.items()
         }
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention without gradient, and reads its rows; shape and dtype: see `Probe`.
+        """Compute an attention without gradient, and read its rows; shape and dtype: see `Probe`."""
+        with torch.no_grad():
+            self.read(call)
+            return attend_lean(call)
+
+    def read(self, call: AttentionCall) -> None:
+        """Read the rows of an attention, beside a probe that computes it.
 
         Raises:
             RuntimeError: The layer of this kind has been here already.
         """
-        with torch.no_grad():
-            for text, wanted in enumerate(self._wanted.get(call.kind, ())):
-                part, allowed = rows_of(call, text, torch.from_numpy(wanted.queries), wanted.n_keys)
-                self._read(call.kind, call.layer, text, attention_weights(part)[0], allowed)
-            return attend_lean(call)
+        for text, wanted in self._texts(call.kind):
+            part, allowed = rows_of(call, text, torch.from_numpy(wanted.queries), wanted.n_keys)
+            self._read(call.kind, call.layer, text, attention_weights(part)[0], allowed)
 
-    def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
-        """Reads dense weights, (batch, n_heads, query, key), that an engine has computed: see `rows_of_weights`."""
-        for text, wanted in enumerate(self._wanted.get(kind, ())):
-            queries = torch.from_numpy(wanted.queries)
-            self._read(kind, layer, text, *rows_of_weights(weights, kind, text, queries, wanted.n_keys))
+    def keep_all(self, maps: Mapping[Kind, Mapping[int, Tensor]]) -> None:
+        """Read dense weights, (batch, n_heads, query, key), that an engine has computed: see `rows_of_weights`."""
+        for kind, by_layer in maps.items():
+            for layer, weights in by_layer.items():
+                for text, wanted in self._texts(kind):
+                    queries = torch.from_numpy(wanted.queries)
+                    self._read(kind, layer, text, *rows_of_weights(weights, kind, text, queries, wanted.n_keys))
+
+    def _texts(self, kind: Kind) -> list[tuple[int, RowsWanted]]:
+        return [(text, wanted) for text, wanted in enumerate(self._wanted.get(kind, ())) if wanted is not None]
 
     def _read(
         self,

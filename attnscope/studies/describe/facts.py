@@ -1,16 +1,15 @@
-"""What features know of one text: its words, sentences, lines and brackets, and what is annotated. NumPy alone."""
+"""Say what features know of one text: kinds of tokens, words, sentences, lines and brackets."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.annotated.texts import Link, Span
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 
@@ -19,6 +18,16 @@ Flags = NDArray[np.bool_]
 _SENTENCE_ENDS = frozenset(".!?…。！？")
 _CLAUSE_ENDS = _SENTENCE_ENDS | frozenset(",;:—–，；：、")
 _OPENING, _CLOSING = "([{", ")]}"
+_QUOTES = "\"'“”‘’«»„`"
+_SIGNS = {
+    "comma": ",，、",
+    "colon": ":;：；",
+    "dash": "-—–",
+    "quote": _QUOTES,
+    "bracket": _OPENING + _CLOSING,
+    "opening": _QUOTES + _OPENING,
+}
+_KINDS = (*_SIGNS, "punctuation", "sentence_end", "digit", "capital", "word", *CLOSED_CLASSES, *OPEN_CLASSES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,18 +38,12 @@ class TextFacts:
         log_frequency: (token,): natural logarithm of each token's relative frequency.
         frequent: (token,): whether it is among the most frequent words, which together are half of all text.
         embeddings: (token, d): static embeddings of length 1; None if they are not known.
-        words: The words of an annotation, as characters.
-        links: Links between these words.
-        kinds: The kind of each of these words; empty if the annotation has none.
     """
 
     tokens: Tokens
     log_frequency: NDArray[np.float64]
     frequent: Flags
     embeddings: NDArray[np.float32] | None = None
-    words: tuple[Span, ...] = ()
-    links: tuple[Link, ...] = ()
-    kinds: tuple[str, ...] = ()
 
     @cached_property
     def n(self) -> int:
@@ -63,49 +66,30 @@ class TextFacts:
         """The same without white space."""
         return tuple(surface.strip() for surface in self.surfaces)
 
-    def where(self, holds: Callable[[str], bool], lower: bool = False) -> Flags:
-        """Which ordinary tokens something holds of, as they are written or in lower case."""
-        written = (s.lower() if lower else s for s in self.stripped)
-        return np.array([bool(s) and holds(s) for s in written], np.bool_) & ~self.tokens.special
-
     @cached_property
     def classes(self) -> Mapping[str, Flags]:
-        """Kinds of tokens, each (token,)."""
-        punctuation = self.where(lambda s: all(unicodedata.category(c)[0] in "PS" for c in s))
-        words = self.where(lambda s: any(c.isalpha() for c in s))
-        newline = np.array(["\n" in s for s in self.surfaces], np.bool_) & ~self.tokens.special
-        english = np.array([class_of(s.lower()) for s in self.stripped])
+        """Return kinds of tokens, each (token,)."""
+        ordinary = ~self.tokens.special
+        kinds = [_kinds_of(surface) if surface else frozenset() for surface in self.stripped]
+        flags = {name: np.array([name in of_token for of_token in kinds], np.bool_) & ordinary for name in _KINDS}
+        whole = ordinary & ~self.piece
         # A tokenizer that drops line breaks leaves them between two tokens.
-        return {
+        newline = np.array(["\n" in surface for surface in self.surfaces], np.bool_) & ordinary
+        return flags | {
             "special": self.tokens.special,
-            "punctuation": punctuation,
-            "sentence_end": self.where(lambda s: s[0] in _SENTENCE_ENDS) & punctuation,
-            "comma": self.where(lambda s: s[0] in ",，、"),
-            "colon": self.where(lambda s: s[0] in ":;：；"),
-            "dash": self.where(lambda s: s[0] in "-—–"),
-            "quote": self.where(lambda s: s[0] in "\"'“”‘’«»„`"),
-            "bracket": self.where(lambda s: s[0] in _OPENING + _CLOSING),
             "newline": newline,
-            "digit": self.where(lambda s: any(c.isdigit() for c in s)),
-            "capital": self.where(lambda s: s[0].isupper()) & ~self.piece,
-            "name": self.where(lambda s: s[0].isupper()) & ~self._starts,
-            "word": words,
+            "capital": flags["capital"] & ~self.piece,
+            "name": flags["capital"] & ~self._starts(flags["opening"]),
             "piece": self.piece,
-            "frequent": words & self.frequent & ~self.piece,
-            "infrequent": words & ~self.frequent & ~self.piece,
-            **{name: self.where(words_of.__contains__, lower=True) for name, words_of in CLOSED_CLASSES.items()},
-            **{name: (english == name) & ~self.tokens.special & ~self.piece for name in OPEN_CLASSES},
+            "frequent": flags["word"] & self.frequent & whole,
+            "infrequent": flags["word"] & ~self.frequent & whole,
+            **{name: flags[name] & whole for name in OPEN_CLASSES},
         }
 
-    @cached_property
-    def _starts(self) -> Flags:
-        """Which tokens begin a sentence, quotation marks left out."""
-        opened = self.where(lambda s: s[0] in "\"'“”‘’«»„`([{")
-        sentence = self.sentence
-        first: Flags = np.append(True, sentence[1:] != sentence[:-1])
-        for place in np.flatnonzero(first & opened):
-            if place + 1 < self.n:
-                first[place + 1] = True
+    def _starts(self, opening: Flags) -> Flags:
+        """Return which tokens begin a sentence, and which follow a mark that opens one."""
+        first: Flags = np.append(True, self.sentence[1:] != self.sentence[:-1])
+        first[1:] |= (first & opening)[:-1]
         return first
 
     @cached_property
@@ -163,15 +147,6 @@ class TextFacts:
             openers[place] = max(innermost, standing[-1][1] if standing else -1)
         return openers
 
-    @cached_property
-    def of_kind(self) -> Mapping[str, Flags]:
-        """Which tokens are part of a word of each kind that the annotation knows, each (token,)."""
-        by_kind: dict[str, Flags] = {}
-        for word, kind in zip(self.words, self.kinds, strict=False):
-            if kind:
-                by_kind.setdefault(kind, np.zeros(self.n, np.bool_))[self._tokens_of(word)] = True
-        return by_kind
-
     def _cut(self, ends: frozenset[str]) -> NDArray[np.int64]:
         """Numbers of runs that end with a mark, and the quotation marks and brackets that close it."""
         numbers, number, ended = np.empty(self.n, np.int64), 0, False
@@ -191,19 +166,21 @@ class TextFacts:
         start = int(self.tokens.offsets[place, 0])
         return self.surfaces[place][:1].isspace() or self.tokens.text[max(0, start - 1) : max(0, start)].isspace()
 
-    @cached_property
-    def arcs(self) -> Mapping[str, Flags]:
-        """Relations of the annotation: (token, token), whether the first is linked to the second."""
-        tokens_of = [self._tokens_of(word) for word in self.words]
-        by_relation: dict[str, Flags] = {}
-        for link in self.links:
-            arcs = by_relation.setdefault(link.relation, np.zeros((self.n, self.n), np.bool_))
-            for source in (t for word in link.source for t in tokens_of[word]):
-                arcs[source, [t for word in link.targets for t in tokens_of[word]]] = True
-        return by_relation
 
-    def _tokens_of(self, word: Span) -> list[int]:
-        start, stop = word
-        offsets = self.tokens.offsets
-        inside = (offsets[:, 0] >= 0) & (offsets[:, 0] < stop) & (offsets[:, 1] > start) & ~self.tokens.special
-        return [int(t) for t in np.flatnonzero(inside)]
+@cache
+def _kinds_of(surface: str) -> frozenset[str]:
+    """Return the kinds of a token by how it is written; see `TextFacts.classes`."""
+    first = surface[0]
+    lower = surface.lower()
+    is_mark = all(unicodedata.category(character)[0] in "PS" for character in surface)
+    of_signs = {name for name, signs in _SIGNS.items() if first in signs}
+    tests = {
+        "punctuation": is_mark,
+        "sentence_end": is_mark and first in _SENTENCE_ENDS,
+        "digit": any(map(str.isdigit, surface)),
+        "capital": first.isupper(),
+        "word": any(map(str.isalpha, surface)),
+    }
+    of_words = {name for name, words in CLOSED_CLASSES.items() if lower in words}
+    open_class = {class_of(lower)} & set(OPEN_CLASSES)
+    return frozenset(of_signs | {name for name, holds in tests.items() if holds} | of_words | open_class)

@@ -84,11 +84,6 @@ def _of_class(name: str) -> Of:
     return of_keys(lambda facts: facts.classes[name])
 
 
-def of_kind(kind: str) -> Of:
-    """Keys that are part of a word of a kind that the annotation knows."""
-    return of_keys(lambda facts: facts.of_kind.get(kind, np.zeros(facts.n, np.bool_)))
-
-
 def _of_offset(levels: Callable[[NDArray[np.int64]], NDArray[np.generic]]) -> Of:
     return lambda facts, queries: levels(np.arange(facts.n) - queries[:, None])
 
@@ -199,19 +194,6 @@ def _special(label: str) -> Of:
     return of_keys(lambda facts: facts.tokens.special & np.array([name == label for name in facts.tokens.labels], bool))
 
 
-def _arc(names: Sequence[str]) -> Of:
-    """Keys that the query is linked to by some relations of the annotation."""
-
-    def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
-        linked = np.zeros((len(queries), facts.n), np.bool_)
-        for name in names:
-            if name in facts.arcs:
-                linked |= facts.arcs[name][queries]
-        return linked
-
-    return of
-
-
 # The catalogue --------------------------------------------------------------------------------------------------
 
 _CLARK, _VOITA = "Clark et al. 2019, section 3", "Voita et al. 2019, section 4"
@@ -273,11 +255,10 @@ _FROM = (
 """Classes of queries that products are made of."""
 
 
-def catalogue(special_labels: Sequence[str], relations: Sequence[str] = (), kinds: Sequence[str] = ()) -> list[Feature]:
-    """All features, the simplest first where two are alike.
+def catalogue(special_labels: Sequence[str]) -> list[Feature]:
+    """Return all features, the simplest first where two are alike.
 
-    They depend on which of the tokenizer's special tokens occur, and on the relations and the kinds of words in
-    annotated texts.
+    They depend on which of the tokenizer's special tokens occur.
     """
     specials = [Feature(SPECIAL + label, label, "key", 1, _special(label), source=_CLARK) for label in special_labels]
     first = Feature("first", "the first token", "key", 2, of_keys(lambda f: np.arange(f.n) == 0),
@@ -322,8 +303,6 @@ def catalogue(special_labels: Sequence[str], relations: Sequence[str] = (), kind
         Feature("indentation", "lines of the same indentation", "group", 5, _same(lambda f: f.indentation)),
         Feature("brackets", "the same brackets", "group", 4, _same(lambda f: f.opener)),
         Feature("opener", "the bracket that it stands in", "list", 4, _opener),
-        *_arcs(relations),
-        *(Feature(f"kind:{kind}", f"{kind} (annotated)", "key", 3, of_kind(kind)) for kind in kinds),
     ]  # fmt: skip
     return [*features, *(product for base in (*specials, first, offsets[0]) for product in _products(base))]
 
@@ -360,22 +339,4 @@ def _products(base: Feature) -> list[Feature]:
             Feature(f"{base.name} by {name}", text, "from", 9, by_grade(grade), GRADES, base=base.name)
             for name, text, grade in graded
         ),
-    ]
-
-
-def _arcs(relations: Sequence[str]) -> list[Feature]:
-    """Links of annotations: each relation, and all that go to a word's parent or to what depends on it."""
-    groups = {
-        "parent": ("its parent", [name for name in relations if name.endswith("→parent")]),
-        "dependents": ("what depends on it", [name for name in relations if name.startswith("parent→")]),
-        "linked": ("what it is linked to", list(relations)),
-    }
-    features = [
-        Feature(f"arc:{name}", f"{words} (annotated)", "list", 3, _arc(of), source=_CLARK + ".3")
-        for name, (words, of) in groups.items()
-        if len(of) > 1
-    ]
-    return features + [
-        Feature(f"arc:{name}", f"{name} (annotated)", "list", 4, _arc([name]), source=_CLARK + ".3")
-        for name in relations
     ]

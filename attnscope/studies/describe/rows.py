@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.annotated import AnnotatedText
 from attnscope.corpus import TOKEN_BUDGET, Chunk, Copies, CorpusText, batches, chunks, distinct, essence
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
@@ -24,7 +23,7 @@ from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue
 from attnscope.studies.heads.measuring import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.heads.options import DescribeOptions
-from attnscope.studies.inputs.texts import Texts, batch_of, special_ids
+from attnscope.studies.inputs.texts import batch_of, special_ids
 from attnscope.studies.run import Room
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ class Unit:
         text_lot: The same of its text; chunks of one text share it.
         queries: (row,): places of its sampled queries, ascending.
         fits: Whether descriptions are fitted on it; else they are scored on it.
-        annotation: The text with its links, if it is annotated.
         target: In an encoder-decoder, what the decoder reads as it writes the text again.
         rows: Kind of attention -> the rows of its queries, once the model has run.
     """
@@ -73,7 +71,6 @@ class Unit:
     chunk: Chunk
     queries: NDArray[np.int64]
     fits: bool = False
-    annotation: AnnotatedText | None = None
     target: Tokens | None = None
     rows: dict[str, SampledRows] = field(default_factory=dict)
 
@@ -88,33 +85,62 @@ class Unit:
 # Draw
 
 
-def draw(model: Model, texts: Texts, options: DescribeOptions) -> list[Unit]:
-    """Draw texts and queries by a hash of what they say; those that are fitted come first."""
-    special = special_ids(model)
-    limit = model.info.max_tokens
-    units: list[Unit] = []
-    for text in _draw_texts(distinct(texts, Copies()), options.seed):
-        tokens = tokens_of(text, model.tokenizer.encode, special)
-        for chunk in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
-            queries = np.flatnonzero(~chunk.repeated)
-            if len(chunk) > 1 and len(queries):
-                lot = lot_of(text, options.seed, chunk.number)
-                units.append(Unit(lot, lot_of(text, options.seed), text, chunk, queries))
-    units.sort(key=lambda unit: unit.lot)
-    n_heads = sum(np.multiply(model.info.n_heads, model.info.n_layers).tolist())
-    bytes_per_entry = _N_FEATURES * len(model.info.kinds) + 2 * max(1, n_heads)
-    n_units, n_queries = _cut_sample(units, options.queries, bytes_per_entry)
-    units = units[:n_units]
-    for unit in units:
-        rng = np.random.default_rng(int.from_bytes(unit.lot, "little"))
-        unit.queries = np.sort(rng.permutation(unit.queries)[:n_queries]).astype(np.int64)
-    # Every second text by another order fits; if there are few, every second chunk.
-    are_apart = len({unit.text_lot for unit in units}) >= APART
-    lots = {unit.text_lot if are_apart else unit.lot for unit in units}
-    order = {lot: number for number, lot in enumerate(sorted(lots, key=lambda lot: lot[::-1]))}
-    for unit in units:
-        unit.fits = order[unit.text_lot if are_apart else unit.lot] % 2 == 0
-    return sorted(units, key=lambda unit: not unit.fits)
+class Drawing:
+    """Draw the texts with the smallest hashes of what they say, while something else reads the corpus."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._heap: list[tuple[int, int, CorpusText]] = []
+        self._n_characters = 0
+
+    def watch(self, texts: Iterable[CorpusText]) -> Iterator[CorpusText]:
+        """Yield texts as they come, and hold some of them."""
+        for text in texts:
+            lot = -int.from_bytes(lot_of(text, self._seed), "big")
+            heapq.heappush(self._heap, (lot, text.index, text))
+            self._n_characters += text.n_characters
+            while len(self._heap) > FEWEST_TEXTS and self._is_full():
+                self._n_characters -= heapq.heappop(self._heap)[2].n_characters
+            yield text
+
+    def _is_full(self) -> bool:
+        return len(self._heap) > MOST_TEXTS or self._n_characters > MOST_CHARACTERS
+
+    def sample(self, model: Model, options: DescribeOptions) -> list[Unit]:
+        """Draw chunks of the texts that are held, and queries of them; those that are fitted come first."""
+        special = special_ids(model)
+        limit = model.info.max_tokens
+        units: list[Unit] = []
+        for *_, text in sorted(self._heap, key=lambda item: -item[0]):
+            tokens = tokens_of(text, model.tokenizer.encode, special)
+            for chunk in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
+                queries = np.flatnonzero(~chunk.repeated)
+                if len(chunk) > 1 and len(queries):
+                    lot = lot_of(text, self._seed, chunk.number)
+                    units.append(Unit(lot, lot_of(text, self._seed), text, chunk, queries))
+        units.sort(key=lambda unit: unit.lot)
+        n_heads = sum(np.multiply(model.info.n_heads, model.info.n_layers).tolist())
+        bytes_per_entry = _N_FEATURES * len(model.info.kinds) + 2 * max(1, n_heads)
+        n_units, n_queries = _cut_sample(units, options.queries, bytes_per_entry)
+        units = units[:n_units]
+        for unit in units:
+            rng = np.random.default_rng(int.from_bytes(unit.lot, "little"))
+            unit.queries = np.sort(rng.permutation(unit.queries)[:n_queries]).astype(np.int64)
+        # Every second text by another order fits; if there are few, every second chunk.
+        are_apart = len({unit.text_lot for unit in units}) >= APART
+        lots = [unit.text_lot if are_apart else unit.lot for unit in units]
+        order = {lot: number for number, lot in enumerate(sorted(set(lots), key=lambda lot: lot[::-1]))}
+        for unit, lot in zip(units, lots, strict=True):
+            unit.fits = order[lot] % 2 == 0
+        return sorted(units, key=lambda unit: not unit.fits)
+
+
+def draw(model: Model, texts: Iterable[CorpusText], options: DescribeOptions) -> list[Unit]:
+    """Draw texts and queries of a corpus."""
+    drawing = Drawing(options.seed)
+    for _ in drawing.watch(distinct(texts, Copies())):
+        pass
+    return drawing.sample(model, options)
 
 
 def _cut_sample(units: Sequence[Unit], most_rows: int, bytes_per_entry: int) -> tuple[int, int]:
@@ -142,19 +168,6 @@ def _cut_sample(units: Sequence[Unit], most_rows: int, bytes_per_entry: int) -> 
     return n_units, low
 
 
-def _draw_texts(texts: Iterable[CorpusText], seed: int) -> list[CorpusText]:
-    """Return the texts with the smallest hashes, as many as are held."""
-    heap: list[tuple[int, int, CorpusText]] = []
-    characters = 0
-    for text in texts:
-        lot = -int.from_bytes(lot_of(text, seed), "big")
-        heapq.heappush(heap, (lot, text.index, text))
-        characters += text.n_characters
-        while len(heap) > FEWEST_TEXTS and (len(heap) > MOST_TEXTS or characters > MOST_CHARACTERS):
-            characters -= heapq.heappop(heap)[2].n_characters
-    return [text for *_, text in sorted(heap, key=lambda item: -item[0])]
-
-
 def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
     """Return a hash of what a text says: its copies have the same, so that any may be drawn."""
     return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
@@ -165,46 +178,35 @@ def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
 
 def read_rows(model: Model, units: Sequence[Unit]) -> None:
     """Run the model on sampled texts, and keep the rows of their queries in them."""
-    start = decoder_start(model)
     unit_of = {id(unit.chunk): unit for unit in units}
-    for unit in units:
-        unit.target = None if start is None else target_of(start, unit.chunk.tokens)
-
-    def run(batch: Sequence[Chunk]) -> list[tuple[Unit, str, SampledRows]]:
-        return _run(model, [unit_of[id(chunk)] for chunk in batch])
-
     room = Room()
-    cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in units], TOKEN_BUDGET)
-    for batch in cut:
-        for _, results in room.each(batch, run):
-            for unit, kind, rows in results:
-                unit.rows[kind] = rows
+    batch: Sequence[Chunk]
+    for batch in batches([unit.chunk for unit in units], TOKEN_BUDGET):
+        for _ in room.each(batch, lambda part: _run(model, [unit_of[id(chunk)] for chunk in part])):
+            pass
 
 
-def _run(model: Model, units: Sequence[Unit]) -> list[tuple[Unit, str, SampledRows]]:
+def _run(model: Model, units: Sequence[Unit]) -> bool:
     import torch
 
     from attnscope.core.attention.probes import Weights
     from attnscope.core.attention.row_samples import RowSamples, RowsWanted
 
-    wanted: Any = {kind: [RowsWanted(unit.queries, len(unit.chunk)) for unit in units] for kind in model.info.kinds}
-    probe = RowSamples(wanted)
+    wanted: Any = [RowsWanted(unit.queries, len(unit.chunk)) for unit in units]
+    reader = RowSamples(dict.fromkeys(model.info.kinds, wanted))
     targets = [unit.target for unit in units if unit.target is not None]
     batch = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
     with torch.no_grad():
         if model.info.path != "eager":
-            model.run(batch, probe)
+            model.run(batch, reader)
         else:
             whole = Weights()
             model.run(batch, whole)
-            for kind, by_layer in whole.maps.items():
-                for layer, weights in by_layer.items():
-                    probe.keep(kind, layer, weights)
-    return [
-        (unit, str(kind), rows)
-        for kind, of_texts in probe.rows.items()
-        for unit, rows in zip(units, of_texts, strict=True)
-    ]
+            reader.keep_all(whole.maps)
+    for kind, of_texts in reader.rows.items():
+        for unit, rows in zip(units, of_texts, strict=True):
+            unit.rows[kind] = rows
+    return True
 
 
 # Join
@@ -307,37 +309,31 @@ def measure(
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
 ) -> list[Group]:
-    """Read the rows of sampled texts, and join those of heads that may attend to the same keys.
+    """Read the rows of sampled texts where they lack, and join those of heads that may attend to the same keys.
 
     `also` are types of token that other texts have: their numbers and labels.
     """
-    read_rows(model, units)
+    start = decoder_start(model)
+    for unit in units:
+        unit.target = None if start is None else target_of(start, unit.chunk.tokens)
+    read_rows(model, [unit for unit in units if not unit.rows])
     tokens = [tokens for unit in units for tokens in (unit.chunk.tokens, unit.target) if tokens is not None]
     special = dict.fromkeys(of.labels[place] for of in tokens for place in np.flatnonzero(of.special))
-    annotations = [unit.annotation for unit in units if unit.annotation]
-    relations = {link.relation for annotation in annotations for link in annotation.links}
-    kinds_of_word = {kind for annotation in annotations for kind in annotation.kinds if kind}
-    features = catalogue(list(special), sorted(relations), sorted(kinds_of_word))
+    features = catalogue(list(special))
     labels = {int(i): label for of in tokens for i, label in zip(of.ids, of.labels, strict=True)}
     types = Types.of(model, {**(also or {}), **labels})
     frequent = frequent_words(units, frequencies)
 
     groups = []
     for kind in model.info.kinds:
-        facts = [text_facts(model, unit.tokens(kind), unit.annotation, frequencies, frequent) for unit in units]
+        facts = [text_facts(model, unit.tokens(kind), frequencies, frequent) for unit in units]
         blocks = [blocks_of(features, of, unit.queries) for of, unit in zip(facts, units, strict=True)]
         for layers in _alike(kind, units, heads):
             groups.append(_group(kind, layers, units, blocks, tuple(features), types))
     return groups
 
 
-def text_facts(
-    model: Model,
-    tokens: Tokens,
-    annotation: AnnotatedText | None,
-    frequencies: Frequencies,
-    frequent: frozenset[int],
-) -> TextFacts:
+def text_facts(model: Model, tokens: Tokens, frequencies: Frequencies, frequent: frozenset[int]) -> TextFacts:
     """Return what features know of a text."""
     import torch
 
@@ -347,9 +343,6 @@ def text_facts(
         frequencies.of(tokens.ids),
         np.isin(tokens.ids, list(frequent)),
         None if embeddings is None else embeddings[0].cpu().numpy(),
-        annotation.words if annotation else (),
-        annotation.links if annotation else (),
-        annotation.kinds if annotation else (),
     )
 
 

@@ -1,21 +1,19 @@
 """What does each head do? One line per head, found in the data, and how much of its attention the line explains.
 
-A hash of what texts say draws some of them, whatever their order. A second, small pass over these reads
-whole rows of some of their queries. So a description is the same for every cut of the corpus.
+A hash of what texts say draws some of them, whatever their order, and whole rows of some of their queries are read. So
+a description is the same for every cut of the corpus.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.annotated import AnnotatedCorpus, AnnotatedText
-from attnscope.annotated.texts import merge_equal
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.errors import UsageError
@@ -33,11 +31,11 @@ from attnscope.studies.describe.lines import (
     HeadDescription,
     Term,
 )
-from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, draw, measure
+from attnscope.studies.describe.rows import FEWEST_TEXTS, Drawing, Group, Unit, measure
 from attnscope.studies.describe.words import TOO_WIDE, Names, least_named, summarise
 from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
-from attnscope.studies.inputs.texts import Texts, special_ids, texts_of
+from attnscope.studies.inputs.texts import special_ids, texts_of
 
 if TYPE_CHECKING:
     from attnscope.core.descriptions import Description
@@ -60,51 +58,26 @@ _NAN = float("nan")
 
 @with_plain_torch
 def describe(
-    model: Model,
-    texts: Corpus | str | Sequence[str] | Sequence[CorpusText] | AnnotatedCorpus | Sequence[AnnotatedText],
-    options: DescribeOptions | None = None,
+    model: Model, texts: Corpus | str | Sequence[str] | Sequence[CorpusText], options: DescribeOptions | None = None
 ) -> Descriptions:
-    """Describe every head of a model in one line, by features of queries and keys.
-
-        descriptions = describe(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
-        print(descriptions)  # one line per head
-        descriptions.of(3, 1).terms, descriptions.of(3, 1).explained
-
-    Args:
-        model: A loaded model, see `attnscope.load`.
-        texts: What to run it on. Near-duplicates are dropped. Links of annotated texts become features.
-        options: How.
+    """Describe every head of a model in one line, by features of queries and keys. Near-duplicates are dropped.
 
     Raises:
         AttnscopeError: There is no text.
     """
     options = options or DescribeOptions()
-    annotations: dict[str, AnnotatedText] = {}
-    corpus = texts_of(_without_annotation(texts, annotations), model)
-    counts = count_tokens(distinct(corpus, Copies()), model.tokenizer.encode, special_ids(model))
-    return describe_texts(model, corpus, Frequencies.of_counts(counts), options, annotations)
+    corpus = texts_of(texts, model)
+    drawing = Drawing(options.seed)
+    drawn = drawing.watch(distinct(corpus, Copies()))
+    counts = count_tokens(drawn, model.tokenizer.encode, special_ids(model))
+    return describe_sample(model, drawing.sample(model, options), Frequencies.of_counts(counts), options)
 
 
-def _without_annotation(texts: Any, annotations: dict[str, AnnotatedText]) -> Any:
-    """Return the texts alone; `annotations` gets the annotated ones by what they say."""
-    is_list = isinstance(texts, list | tuple) and bool(texts)
-    if not isinstance(texts, AnnotatedCorpus) and not (is_list and isinstance(texts[0], AnnotatedText)):
-        return texts
-    for text in merge_equal(texts):
-        annotations.setdefault(text.text, text)
-    return list(annotations)
-
-
-def describe_texts(
-    model: Model,
-    texts: Texts,
-    frequencies: Frequencies,
-    options: DescribeOptions,
-    annotations: Mapping[str, AnnotatedText] | None = None,
+def describe_sample(
+    model: Model, sample: Sequence[Unit], frequencies: Frequencies, options: DescribeOptions
 ) -> Descriptions:
-    """Describe heads as `describe` does, by texts whose tokens are counted already."""
-    known = annotations or {}
-    sample, fits = fit_texts(model, texts, frequencies, options, lambda text: known.get(text.text or ""))
+    """Describe heads as `describe` does, by texts that are drawn already."""
+    fits = fit_sample(model, sample, frequencies, options)
     heads = [head for fit in fits for head in describe_fitted(fit, sample)]
     heads.sort(key=lambda head: (model.info.kinds.index(head.kind), head.layer, head.head))
     n_queries = sum(len(unit.queries) for unit in sample)
@@ -119,26 +92,21 @@ def describe_texts(
     return replace(described, features=facts)
 
 
-def fit_texts(
+def fit_sample(
     model: Model,
-    texts: Texts,
+    sample: Sequence[Unit],
     frequencies: Frequencies,
     options: DescribeOptions,
-    annotation_of: Callable[[CorpusText], AnnotatedText | None] = lambda _: None,
     also: Mapping[int, str] | None = None,
-) -> tuple[list[Unit], list[Fitted]]:
-    """Draw a sample of some texts, and fit descriptions to it; none where there are too few texts.
+) -> list[Fitted]:
+    """Fit descriptions to some texts; none where there are too few.
 
     `also` are types of token in other texts, as `rows.measure` takes them.
     """
     require_heads(model, options.heads)
-    sample = draw(model, texts, options)
-    for unit in sample:
-        unit.annotation = annotation_of(unit.text)
     if len(sample) < FEWEST_TEXTS:
-        return sample, []
-    groups = measure(model, sample, frequencies, options.heads, also)
-    return sample, [fit_group(group, sample, options) for group in groups]
+        return []
+    return [fit_group(group, sample, options) for group in measure(model, sample, frequencies, options.heads, also)]
 
 
 def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:

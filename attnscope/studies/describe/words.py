@@ -121,16 +121,13 @@ class Kinds:
 
     @classmethod
     def of(cls, rows: Rows, features: Sequence[Feature]) -> Kinds:
-        """Tell kinds of keys apart by the annotation, if there is one, else by how tokens are written.
+        """Tell kinds of keys apart by how tokens are written.
 
         Words are told apart by English classes where a quarter of them belong to a closed one, else by frequency.
         """
         numbers = {feature.name: number for number, feature in enumerate(features)}
-        annotated = [feature.name for feature in features if feature.name.startswith("kind:")]
         closed = np.any([rows.features[numbers[name]] for name in CLOSED_CLASSES], 0)
-        if annotated:
-            order = [*_SIGNS, "piece", *annotated]
-        elif closed.sum() >= ENGLISH * rows.features[numbers["word"]].sum():
+        if closed.sum() >= ENGLISH * rows.features[numbers["word"]].sum():
             closed_names = sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
             order = [*_SIGNS, "digit", "piece", *closed_names, "name", *OPEN_CLASSES]
         else:
@@ -139,7 +136,7 @@ class Kinds:
         for place in reversed(range(len(order))):
             of_entry[rows.features[numbers[order[place]]] > 0] = place
         words = [_SHORT.get(name, features[numbers[name]].words.removeprefix("English ")) for name in order]
-        parts = {"punctuation": _SIGNS, "function words": () if annotated else tuple(CLOSED_CLASSES)}
+        parts = {"punctuation": _SIGNS, "function words": tuple(CLOSED_CLASSES)}
         wholes = {
             whole: frozenset(order.index(name) for name in names if name in order) for whole, names in parts.items()
         }

@@ -28,7 +28,8 @@ from attnscope.options import refuse_beside
 from attnscope.questions.heads import Heads, require_measures
 from attnscope.results.completion import settle_corpus
 from attnscope.studies.describe.lines import add_descriptions
-from attnscope.studies.describe.study import describe_texts, require_heads
+from attnscope.studies.describe.rows import Drawing
+from attnscope.studies.describe.study import describe_sample, require_heads
 from attnscope.studies.failures import add_steps
 from attnscope.studies.heads.causal import with_effects
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
@@ -209,7 +210,8 @@ def study_heads(
     """
     thresholds = _require_measurable(model, options)
     special = special_ids(model)
-    counts, n_copies = _count_corpus(model, texts, special, report)
+    drawing = Drawing(options.describe.seed) if options.describe is not None else None
+    counts, n_copies = _count_corpus(model, texts, special, report, drawing)
     frequencies = Frequencies.of_counts(counts)
     chosen = _describe(options, thresholds)
     # Of the reading that is known to have come to the end.
@@ -258,11 +260,13 @@ def study_heads(
         tables=tables,
     )
     steps: list[tuple[str, Callable[[Heads], Heads]]] = []
-    if options.describe is not None:
+    if options.describe is not None and drawing is not None:
         how = replace(options.describe, chunk=options.chunk, stride=options.stride)
         steps.append((
             "describing the heads",
-            lambda result: add_descriptions(result, describe_texts(model, texts, frequencies, how)),
+            lambda result: add_descriptions(
+                result, describe_sample(model, drawing.sample(model, how), frequencies, how)
+            ),
         ))  # fmt: skip
     return add_steps(findings, steps), done
 
@@ -314,16 +318,19 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
 
 
 def _count_corpus(
-    model: Model, texts: Texts, special: frozenset[int], report: Report | None
+    model: Model, texts: Texts, special: frozenset[int], report: Report | None, drawing: Drawing | None
 ) -> tuple[TokenCounts, int]:
     """Return how often each token comes in the whole corpus without copies, and how many texts are copies."""
     copies = Copies()
+    read = distinct(texts, copies)
+    if drawing is not None:
+        read = drawing.watch(read)
 
     def tell(n_texts: int, n_tokens: int) -> None:
         if report is not None and n_texts % _REPORT_EVERY == 0:
             report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
-    counts = count_tokens(distinct(texts, copies), model.tokenizer.encode, special, tell)
+    counts = count_tokens(read, model.tokenizer.encode, special, tell)
     return counts, copies.n
 
 
