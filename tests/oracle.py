@@ -8,11 +8,25 @@ be attended to.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnscope.core.reference import Array, Projection, project
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """A linear map as torch.nn.Linear stores it: y = W x + b.
+
+    Attributes:
+        weight: (width out, width in).
+        bias: (width out,), None = zero.
+    """
+
+    weight: ArrayLike
+    bias: ArrayLike | None = None
 
 
 def attention(
@@ -177,6 +191,30 @@ def multi_head(
         heads_out.append(head_output)
         weights.append(head_weights)
     return project(np.concatenate(heads_out, axis=1), out), np.stack(weights)
+
+
+def project(rows: ArrayLike, projection: Projection | None) -> Array:
+    """Rows, (token, width in), through a linear map, None = identity: (token, width out).
+
+    Raises:
+        ValueError: The map does not fit the rows.
+    """
+    values = _float64(rows)
+    if projection is None:
+        return values
+    weight = _float64(projection.weight)
+    width_out, width_in = weight.shape
+    if values.ndim != 2 or values.shape[1] != width_in:
+        raise ValueError(f"a projection from {width_in} columns does not fit {values.shape}")
+    bias = np.zeros(width_out) if projection.bias is None else _float64(projection.bias)
+    result = np.zeros((values.shape[0], width_out))
+    for row in range(values.shape[0]):
+        for j in range(width_out):
+            total = bias[j]
+            for i in range(width_in):
+                total += weight[j, i] * values[row, i]
+            result[row, j] = total
+    return result
 
 
 def _columns(rows: Array, head: int, n_heads: int) -> Array:

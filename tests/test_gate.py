@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import attnscope
-from attnscope.core.attention.probes import Gate, Means
+from attnscope.core.attention.probes import Gate
 from attnscope.core.attention.seam import attend, attend_with_weights
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.inside.tape import Tape
@@ -51,16 +51,6 @@ def test_an_open_gate_and_other_places_change_no_bit() -> None:
 def test_factors_that_would_be_broadcast_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="3 heads and 2 texts"):
         Gate({("encoder", 0): torch.ones(shape)})(make_call())
-
-
-def test_means_are_over_real_queries_of_all_texts() -> None:
-    calls = [make_call(seed=seed) for seed in (0, 1)]
-    real = torch.tensor([[True] * 5, [True, True, False, False, True]])
-    probe = Means({"encoder": real})
-    outputs = [probe(call) for call in calls]
-    kept = torch.cat([output.transpose(1, 2)[real] for output in outputs])
-    assert probe.counts == {("encoder", 0): 16}
-    torch.testing.assert_close(probe.sums["encoder", 0] / 16, kept.mean(0), rtol=1e-12, atol=1e-12)
 
 
 # Zeroing weights by hand ------------------------------------------------------------------------------------------

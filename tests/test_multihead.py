@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import AttentionCall, attend
-from attnscope.core.reference import Projection
 from tests.core_helpers import EXACT, SIZES, WORKED, few_examples
-from tests.oracle import multi_head
+from tests.oracle import Projection, multi_head
 
 # d_model 15 = 3 heads of 5; keys of width 11, values of width 7.
 D_MODEL, N_HEADS, N_QUERIES, N_KEYS, BATCH = 15, 3, 13, 9, 2

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.core.attention.calls import full_width, iterate_rows, single_head
 from attnscope.core.attention.pooling import Grid, part_of_weights, pool_attention
-from attnscope.core.attention.probes import Gate, Means
+from attnscope.core.attention.probes import Gate
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
 from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
@@ -140,14 +140,6 @@ def test_links_are_float32(dtype: torch.dtype) -> None:
     probe(call)
     oracle = links_of_weights(attention_weights(exact(call)), links)
     assert off(probe.sums[call.kind][call.layer][..., 1], oracle[..., 1]) <= 2 * N * FLOAT32
-
-
-@LOW
-def test_means_of_heads_are_added_up_in_float64(dtype: torch.dtype) -> None:
-    call = low_call(dtype)
-    probe = Means()
-    output = probe(call)
-    assert off(probe.sums[call.kind, call.layer], output.double().sum((0, 2))) <= 1e-9
 
 
 @LOW

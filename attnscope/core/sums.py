@@ -2,7 +2,7 @@
 
 A head measure gives two numbers per text: a sum s and a count c (the mass on the previous token over all queries, and
 how many queries have one). The head's value is Σs / Σc. How sure it is follows from the second moments of s and c over
-texts: see `core.intervals`. Seven numbers per measure hold all this, for any amount of text. Knows no measures,
+texts: see `core.intervals`. Six numbers per measure hold all this, for any amount of text. Knows no measures,
 no heads and no torch.
 """
 
@@ -15,8 +15,8 @@ from attnscope.core.intervals import Sample, mean_interval, mean_p_above, share_
 
 Floats = NDArray[np.float64]
 
-N_MOMENTS = 7
-_N, _S, _C, _SS, _SC, _CC, _LARGEST = range(N_MOMENTS)
+N_MOMENTS = 6
+_N, _S, _C, _SS, _SC, _CC = range(N_MOMENTS)
 
 _ROUNDING = 16 * np.finfo(np.float64).eps
 """Residuals below this part of their terms are rounding: all texts have the same s / c."""
@@ -25,8 +25,8 @@ _ROUNDING = 16 * np.finfo(np.float64).eps
 class RunningSums:
     """Sums and second moments over texts, for an array of quantities, and what follows from them.
 
-    Each quantity has seven float64 numbers: how many texts have it (n), Σs, Σc, the second moments about the means,
-    Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)², and the largest |s|. A text with s = c = 0 says nothing and is in none
+    Each quantity has six float64 numbers: how many texts have it (n), Σs, Σc, the second moments about the means,
+    Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)². A text with s = c = 0 says nothing and is in none
     of them. Parts are merged by the formula of Chan, Golub & LeVeque (1979; 1983, The American Statistician 37,
     242-247):
 
@@ -42,7 +42,7 @@ class RunningSums:
         shape: The shape of the quantities, such as (layer, head, measure); () is one quantity.
 
     Attributes:
-        moments: The seven numbers, (7, *shape).
+        moments: The six numbers, (6, *shape).
         n_texts: How many texts were added.
     """
 
@@ -91,7 +91,7 @@ class RunningSums:
 
     @classmethod
     def of_moments(cls, moments: Floats, n_texts: int) -> "RunningSums":
-        """Return the sums that have these moments, (7, *shape)."""
+        """Return the sums that have these moments, (6, *shape)."""
         sums = cls(moments.shape[1:])
         sums.n_texts = n_texts
         sums.moments = moments
@@ -105,11 +105,6 @@ class RunningSums:
     def ratio(self) -> Floats:
         """Return the value Σs / Σc; NaN where Σc is 0."""
         return _divide(self.moments[_S], self.moments[_C], np.nan)
-
-    def largest_part(self) -> Floats:
-        """Return which part of Σs is that of the text with the largest |s|; NaN where Σs is not above 0."""
-        total = self.moments[_S]
-        return _divide(self.moments[_LARGEST], np.where(total > 0, total, 0.0), np.nan)
 
     def effective_texts(self) -> Floats:
         """Return how many texts of equal count would weigh the same: (Σc)² / Σc² (Kish 1965, section 11.7).
@@ -178,7 +173,7 @@ class RunningSums:
 
 
 def _moments_of(s: Floats, c: Floats) -> Floats:
-    """Return the moments of a batch of texts, (7, *shape), from s and c, (text, *shape)."""
+    """Return the moments of a batch of texts, (6, *shape), from s and c, (text, *shape)."""
     has = (s != 0) | (c != 0)
     n = has.sum(0)
     sum_s = s.sum(0)
@@ -186,8 +181,7 @@ def _moments_of(s: Floats, c: Floats) -> Floats:
     at_least_one = np.maximum(n, 1)
     ds = np.where(has, s - sum_s / at_least_one, 0.0)
     dc = np.where(has, c - sum_c / at_least_one, 0.0)
-    largest = np.abs(s).max(0, initial=0.0)
-    return np.stack([n, sum_s, sum_c, (ds * ds).sum(0), (ds * dc).sum(0), (dc * dc).sum(0), largest])
+    return np.stack([n, sum_s, sum_c, (ds * ds).sum(0), (ds * dc).sum(0), (dc * dc).sum(0)])
 
 
 def _merge(a: Floats, b: Floats) -> Floats:
@@ -200,7 +194,6 @@ def _merge(a: Floats, b: Floats) -> Floats:
     merged[_SS] += ds * ds * weight
     merged[_SC] += ds * dc * weight
     merged[_CC] += dc * dc * weight
-    merged[_LARGEST] = np.maximum(a[_LARGEST], b[_LARGEST])
     return merged
 
 

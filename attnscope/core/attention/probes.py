@@ -4,7 +4,6 @@ A probe gets an AttentionCall, returns its output and keeps what it saw. It know
 once for each attention of a forward pass. Ours, unless a class names its source.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, get_args
 
@@ -14,12 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.pooling import Grid, PooledAttention, part_of_weights, pool_attention
-from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import (
     AttentionCall,
     Kind,
     Probe,
-    are_numbers,
     attend,
     attend_with_weights,
     attention_weights,
@@ -254,7 +251,7 @@ class Gate:
 
     Source:
         xi: Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 2.3. Mean ablation: Wang et al. 2023,
-        Interpretability in the Wild, section 2.2 (ours has one mean for all positions, as `Means` gives it).
+        Interpretability in the Wild, section 2.2 (ours has one mean for all positions).
     """
 
     def __init__(
@@ -295,42 +292,3 @@ class Gate:
             raise ValueError(
                 f"{kind} layer {layer} has {n_heads} heads and {batch} texts; got factors {tuple(factors.shape)}"
             )
-
-
-class SumsOverQueries:
-    """Adds something up over all real queries of all texts.
-
-    Args:
-        real: Which queries are real, (batch, query), bool, by kind; other kinds have no padding.
-
-    Attributes:
-        sums: Place -> a sum, float64, on the CPU.
-        counts: Place -> over how many queries.
-    """
-
-    def __init__(self, real: Mapping[Kind, Tensor] | None = None) -> None:
-        self._real = dict(real or {})
-        self.sums: dict[Place, Tensor] = {}
-        self.counts: dict[Place, int] = {}
-
-    def _add(self, place: Place, sums: Tensor, n_queries: int) -> None:
-        sums = sums.cpu().double()
-        self.sums[place] = sums if place not in self.sums else self.sums[place] + sums
-        self.counts[place] = self.counts.get(place, 0) + n_queries
-
-
-class Means(SumsOverQueries):
-    """Adds up each head's output over all real queries, (n_heads, d_value): mean ablation puts in their mean."""
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Adds up what heads put out, NaN where queries or keys are no numbers; shape and dtype: see `Probe`."""
-        output = attend(call)
-        place = (call.kind, call.layer)
-        real = self._real.get(call.kind)
-        outputs = output.detach().masked_fill(~are_numbers(call)[:, None, None, None], math.nan)
-        if real is not None:
-            real = real.to(outputs.device)
-            outputs = outputs.masked_fill(~real[:, None, :, None], 0.0)
-        n = outputs.shape[0] * outputs.shape[2] if real is None else int(real.sum())
-        self._add(place, outputs.sum((0, 2), dtype=sum_dtype(outputs.device)), n)
-        return output
