@@ -223,7 +223,7 @@ def test_a_processor_of_another_size_is_one_line(tmp_path: Path) -> None:
     folder = write_vision(tmp_path / "vit")
     path = folder / "preprocessor_config.json"
     path.write_text(path.read_text("utf-8").replace("24", "32"), "utf-8")
-    with pytest.raises(AttnscopeError, match="does not take what its image processor makes of"):
+    with pytest.raises(AttnscopeError, match="does not run on this input"):
         attnscope.picture_heatmap(attnscope.load(folder), photo())
 
 

@@ -254,9 +254,9 @@ def test_the_setting_that_a_hint_names_works() -> None:
 def test_tokens_that_a_model_adds_are_not_called_windows() -> None:
     model = tiny("yolos", num_detection_tokens=5, image_size=[32, 32])
     seen = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
-    with pytest.raises(AttnscopeError, match="22 queries on 22 keys where the picture has 17 tokens") as caught:
+    with pytest.raises(AttnscopeError, match="22 queries on 22 keys where it is given 17 tokens") as caught:
         attnscope.picture_heatmap(attnscope.load(model, seen), np.zeros((32, 32, 3), np.uint8))
-    assert "the model adds tokens" in caught.value.message
+    assert "it adds or merges tokens" in caught.value.message
 
 
 @pytest.mark.parametrize("model_type", ["videomae", "vivit", "patchtst", "decision_transformer", "parakeet_encoder"])

@@ -218,9 +218,9 @@ class Slice:
 class Maps(NamedTuple):
     """What the heads of an encoder attend to on a text, as NumPy's arrays of its precision, by layer."""
 
-    weights: "Mapping[int, NDArray[Any]]"  # (head, query, key)
+    weights: "dict[int, NDArray[Any]]"  # (head, query, key)
     # what one head over the full width of the layer would attend to, (query, key); see calls.full_width
-    full: "Mapping[int, NDArray[Any]]"
+    full: "dict[int, NDArray[Any]]"
 
 
 @dataclass(frozen=True, eq=False)

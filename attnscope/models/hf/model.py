@@ -44,7 +44,7 @@ from attnscope.models.hf.rounding import compare, states_of, tolerance
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
-from attnscope.models.hf.senses.seeing import HuggingFaceEyes, WholeView
+from attnscope.models.hf.senses.seeing import HuggingFaceEyes
 from attnscope.models.hf.senses.vision_language import InterleavedReader, VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.survey import Survey
@@ -103,7 +103,7 @@ class HuggingFaceModel(Model):
         self._open_eyes = open_eyes
         self._open_viewer = open_viewer
         self._memory = memory
-        self._expected: dict[tuple[int, ...], WholeView] = {}
+        self._expected: dict[tuple[int, ...], int] = {}
 
     @property
     def at_seam(self) -> bool:
@@ -179,23 +179,22 @@ class HuggingFaceModel(Model):
         Raises:
             AttnscopeError: It does not run, or layers do not each see all tokens of a picture or a sound.
         """
-        view = self._expected.get(self._shape_of(inputs))
-        if view is None:
-            with in_one_line(self.info.name, "does not run on this input"):
-                return self._run(inputs, probe)
+        n_tokens = self._expected.get(self._shape_of(inputs))
 
         def require(queries: int, keys: int) -> None:
-            if (queries, keys) != (view.n_tokens, view.n_tokens):
+            if n_tokens is not None and (queries, keys) != (n_tokens, n_tokens):
                 raise AttnscopeError(
-                    f"{self.info.name} has attention of {queries} queries on {keys} keys where {view.where}", view.hint
+                    f"{self.info.name} has attention of {queries} queries on {keys} keys where it is given {n_tokens} "
+                    "tokens: it adds or merges tokens, or attends within windows, which is not supported",
+                    "choose a model whose layers all see the same tokens, such as ViT, DINOv2 or wav2vec 2.0",
                 )
 
         def watch(call: AttentionCall) -> Tensor:
             require(call.query.shape[2], call.key.shape[2])
             return probe(call)
 
-        with in_one_line(self.info.name, *view.failure):
-            hidden = self._run(inputs, watch if self.at_seam else probe)
+        with in_one_line(self.info.name, "does not run on this input"):
+            hidden = self._run(inputs, watch if n_tokens is not None and self.at_seam else probe)
         for by_layer in probe.maps.values() if isinstance(probe, Weights) and not self.at_seam else ():
             for weights in by_layer.values():
                 require(*weights.shape[2:])
@@ -231,9 +230,9 @@ class HuggingFaceModel(Model):
 
         return Rerun(forward, batch, blocks)
 
-    def expect(self, inputs: Mapping[str, Any], view: WholeView) -> None:
-        """Have runs on inputs of this shape, a picture's or a sound's, refused where they are not as expected."""
-        self._expected[self._shape_of(inputs)] = view
+    def expect(self, inputs: Mapping[str, Any], n_tokens: int) -> None:
+        """Have runs on inputs of this shape, a picture's or a sound's, refused where layers see other tokens."""
+        self._expected[self._shape_of(inputs)] = n_tokens
 
     def _shape_of(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
         values = inputs.get(input_name(self.base))

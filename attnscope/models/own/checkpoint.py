@@ -17,13 +17,13 @@ _NUMPY_FLOATS = ("F16", "F32", "F64")
 class Checkpoint:
     """The tensors of a checkpoint, in one file or several, found by the names that its family or its elders use.
 
-    The stack closes the files; tensors are torch's ("pt") or NumPy's.
+    The stack closes the files; tensors are torch's ("pt") or NumPy's. `where` is the file, or the folder of several.
     """
 
     def __init__(
         self, files: list[Path], layout: Layout, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
     ) -> None:
-        self._files = files
+        self.where = str(files[0] if len(files) == 1 else files[0].parent)
         self._layout = layout
         self._framework = framework
         self._files_by_tensor: dict[str, Any] = {}
@@ -38,11 +38,6 @@ class Checkpoint:
         # A checkpoint saved with a head on top has the family's prefix before every name.
         has_prefix = f"{layout.prefix}{layout.word}.weight" in self._files_by_tensor
         self._prefix = layout.prefix if has_prefix else ""
-
-    @property
-    def where(self) -> str:
-        """Return the file, or the folder of several."""
-        return str(self._files[0] if len(self._files) == 1 else self._files[0].parent)
 
     def has_layer(self, number: int) -> bool:
         """Return whether it holds a layer of this number."""
@@ -73,7 +68,7 @@ class Checkpoint:
             try:
                 tensor = self._read(name)
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:
-                raise _damaged(self._files[0], error) from error
+                raise _damaged(self._paths_by_tensor[name], error) from error
             yield ours, name, tensor
 
     def _read(self, name: str) -> Any:

@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.stepwise import Inputs
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.files import weight_files
@@ -26,12 +25,6 @@ from attnscope.results.tokens import Tokens
 
 Array = NDArray[Any]
 """Of float32 or float64, as the encoder was loaded."""
-
-
-class _Attention(NamedTuple):
-    weights: Array  # (head, query, key)
-    full: Array  # (query, key)
-    output: Array  # (query, d_model), before the output projection
 
 
 class PlainEncoder(Model):
@@ -54,18 +47,26 @@ class PlainEncoder(Model):
         """Return what the heads attend to on a text; see Model."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
-        weights = {}
-        full = {}
-        for number in range(max(layers, default=-1) + 1):
-            attention = _attend(self._inputs(hidden, number))
+        n_heads = self._encoder.num_attention_heads
+        scale = hidden.dtype.type((self._encoder.hidden_size // n_heads) ** -0.5)
+        maps = Maps({}, {})
+        last = max(layers, default=-1)
+        for number in range(last + 1):
+            name = f"layers.{number}"
+            # (head, token, d_head)
+            query, key, value = (self._project(hidden, f"{name}.attention.{part}_proj") for part in "qkv")
+            scores = query @ key.swapaxes(1, 2) * scale
+            weights = _softmax(scores)
             if number in layers:
-                weights[number] = attention.weights
-                full[number] = attention.full
-            if number < max(layers):
-                hidden = self._finish(hidden, attention.output, number)
-        return Maps(weights, full)
+                maps.weights[number] = weights
+                maps.full[number] = _softmax(scores.sum(0) / scale.dtype.type(math.sqrt(n_heads)))
+            if number < last:
+                output = (weights @ value).swapaxes(0, 1).reshape(hidden.shape)
+                hidden = self._finish(hidden, output, name)
+        return maps
 
     def _embed(self, tokens: Tokens) -> Array:
+        """Return the hidden states before the first layer, (token, d_model)."""
         w = self._weights
         encoder = self._encoder
         ids = tokens.ids.astype(np.int64)
@@ -75,34 +76,22 @@ class PlainEncoder(Model):
             segments = np.asarray(tokens.segments if encoder.layout.reads_segments else np.zeros_like(ids))
             require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
             hidden = hidden + w["segment.weight"][segments]
-        places = np.arange(len(ids))
+        positions = np.arange(len(ids))
         if encoder.layout.positions_after_padding:  # RoBERTa gives a padding token that a user types no position
             real = ids != encoder.pad_token_id
-            places = real.cumsum() * real + encoder.pad_token_id
-        hidden = self._norm(hidden + w["position.weight"][places], "embedding_norm")
+            positions = real.cumsum() * real + encoder.pad_token_id
+        hidden = self._norm(hidden + w["position.weight"][positions], "embedding_norm")
         return self._linear(hidden, "projection") if "projection.weight" in w else hidden
 
-    def _finish(self, hidden: Array, output: Array, number: int) -> Array:
+    def _project(self, hidden: Array, name: str) -> Array:
+        rows = self._linear(hidden, name)
+        return rows.reshape(len(rows), self._encoder.num_attention_heads, -1).swapaxes(0, 1)
+
+    def _finish(self, hidden: Array, output: Array, name: str) -> Array:
         """Return the hidden states after a layer, of those before it and of what its heads put out."""
-        name = f"layers.{number}"
         hidden = self._norm(hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm")
         inner = _ACTIVATIONS[ACTIVATIONS[self._encoder.hidden_act]](self._linear(hidden, f"{name}.up"))
         return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
-
-    def _inputs(self, hidden: Array, number: int) -> Inputs:
-        n_heads = self._encoder.num_attention_heads
-        name = f"layers.{number}.attention"
-        q, k, v = (self._linear(hidden, f"{name}.{part}_proj") for part in "qkv")
-        return Inputs(
-            Q=q,
-            K=k,
-            V=v,
-            n_heads=n_heads,
-            n_kv_heads=n_heads,
-            scale=(q.shape[1] // n_heads) ** -0.5,
-            W_O=self._weights[f"{name}.out_proj.weight"],
-            b_O=self._weights[f"{name}.out_proj.bias"],
-        )
 
     def _linear(self, rows: Array, name: str) -> Array:
         result: Array = rows @ self._weights[f"{name}.weight"].T
@@ -113,20 +102,6 @@ class PlainEncoder(Model):
         centred = rows - rows.mean(-1, keepdims=True)
         scale = np.sqrt((centred**2).mean(-1, keepdims=True) + rows.dtype.type(self._encoder.layer_norm_eps))
         return np.asarray(centred / scale * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"])
-
-
-def _attend(inputs: Inputs) -> _Attention:
-    """Attention of all heads of a layer, and of one head over the full width (see `full_width` of core)."""
-
-    def by_head(rows: Array) -> Array:
-        return rows.reshape(len(rows), inputs.n_heads, -1).swapaxes(0, 1)
-
-    scale = inputs.Q.dtype.type(inputs.scale)
-    scores = by_head(inputs.Q) @ by_head(inputs.K).swapaxes(1, 2) * scale
-    full = _softmax(scores.sum(0) / scale.dtype.type(math.sqrt(inputs.n_heads)))
-    weights = _softmax(scores)
-    output = (weights @ by_head(inputs.V)).swapaxes(0, 1).reshape(inputs.Q.shape)
-    return _Attention(weights, full, output)
 
 
 def _softmax(scores: Array) -> Array:

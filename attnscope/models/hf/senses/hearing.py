@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.parts import as_failure, hears, sees_sound, takes_recordings
-from attnscope.models.hf.senses.seeing import OTHER_MODELS, WholeView, tokens_before, whole_grid
+from attnscope.models.hf.senses.seeing import OTHER_MODELS, tokens_before
 from attnscope.models.model import SensoryInput
 from attnscope.questions.places import Picture, Sound, Spectrogram
 from attnscope.senses.recordings import Recording
@@ -85,13 +85,7 @@ class HuggingFaceEars:
             raise AttnscopeError(message, "give a longer one")
         sound = self._sound(samples, frame, n_frames, len(samples) / rate, recording.source)
         inputs = {self._base.main_input_name: values}
-        view = WholeView(
-            n_frames,
-            f"the recording has {n_frames} frames: it merges or adds some, which is not supported",
-            "wav2vec 2.0, HuBERT, WavLM and w2v-BERT can be shown",
-            ("does not take what its feature extractor makes of the recording", ""),
-        )
-        self._model.expect(inputs, view)
+        self._model.expect(inputs, n_frames)
         tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput(inputs, tokens, sound=sound, notes=recording.notes)
 
@@ -112,7 +106,7 @@ class HuggingFaceEars:
             notes += (f"patches of {side} overlap: each is drawn as the {high} x {wide} where it begins",)
         tokens = patch_tokens(picture.grid, tokens_before(self._base), recording.source)
         inputs = {"input_values": values}
-        self._model.expect(inputs, whole_grid(len(tokens)))
+        self._model.expect(inputs, len(tokens))
         return SensoryInput(inputs, tokens, picture, notes=notes)
 
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:

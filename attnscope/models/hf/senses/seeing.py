@@ -1,7 +1,6 @@
 """What Hugging Face models see: a photo through the model's own image processor, and its patches as tokens."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,34 +24,6 @@ OTHER_MODELS = "preprocessor_config.json and config.json belong to different mod
 
 _NAMED = (("CLS", ("cls_token", "class_embedding", "class_token")), ("DIST", ("distillation_token", "dist_token")))
 _REGISTERS = ("register_tokens", "register_token", "reg_token")
-
-
-@dataclass(frozen=True)
-class WholeView:
-    """What a forward pass on a picture or a sound must be like: each layer sees all tokens, and no others.
-
-    Attributes:
-        n_tokens: How many there are.
-        where: What has so many, and what the model does instead.
-        hint: Which models can be shown.
-        failure: What to say, and to advise, where it does not run.
-    """
-
-    n_tokens: int
-    where: str
-    hint: str
-    failure: tuple[str, str] = ("does not run on this input", "")
-
-
-def whole_grid(n_tokens: int, *failure: tuple[str, str]) -> WholeView:
-    """Return what is expected of models that see a picture in so many tokens."""
-    where = (
-        f"the picture has {n_tokens} tokens (patches and those before them): the model adds tokens, merges patches, or "
-        "attends within windows, which is not supported"
-    )
-    return WholeView(
-        n_tokens, where, "choose a model whose layers all see the same patches, such as ViT, DeiT or DINOv2", *failure
-    )
 
 
 class HuggingFaceEyes:
@@ -89,9 +60,7 @@ class HuggingFaceEyes:
             notes += ("the patches do not reach the right and lower edge of what the model is given: that is cut off",)
         colours = np.ascontiguousarray(undo_normalisation(self._processor, whole)[: rows * high, : columns * wide])
         tokens = patch_tokens((rows, columns), tokens_before(self._base), photo.source)
-        size = f"{columns * wide} × {rows * high}"
-        failure = f"does not take what its image processor makes of {photo.source}, {size}"
-        self.model.expect(inputs, whole_grid(len(tokens), (failure, OTHER_MODELS)))
+        self.model.expect(inputs, len(tokens))
         picture = Picture(colours, (rows, columns), photo.source, photo.image.size)
         return SensoryInput(inputs, tokens, picture, notes=notes)
 

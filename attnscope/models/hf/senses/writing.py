@@ -133,13 +133,11 @@ class HuggingFaceWriter:
     def _require_head(self, *, is_encoder_decoder: bool) -> None:
         """Refuse models that cannot write, or not in this way."""
         model = self._model
-        base = self._base
         name = self._shown.info.name
-        if is_encoder_decoder and not base.config.is_encoder_decoder:
-            raise AttnscopeError(f"{name} has no encoder", "leave out the target")
-        if base.config.is_encoder_decoder and not is_encoder_decoder:
-            raise AttnscopeError(f"{name} has a decoder that answers", "use a target")
-        headless = model is base and not is_encoder_decoder and model.get_output_embeddings() is None
+        if is_encoder_decoder != bool(self._base.config.is_encoder_decoder):
+            has = "no encoder" if is_encoder_decoder else "a decoder that answers"
+            raise AttnscopeError(f"{name} has {has}", f"{'leave out' if is_encoder_decoder else 'use'} the target")
+        headless = model is self._base and not is_encoder_decoder and model.get_output_embeddings() is None
         if not model.can_generate() or headless:
             raise AttnscopeError(
                 f"{name} was loaded without a language-model head and cannot write",
