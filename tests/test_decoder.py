@@ -78,14 +78,6 @@ def test_the_sum_of_its_parts_is_what_it_computes() -> None:
         torch.testing.assert_close(network(ids)[0], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_padding_changes_nothing_before_it() -> None:
-    network = decoder(WORDS, n_layers=1, n_heads=2, d_model=10, positions="learned", max_tokens=11)
-    ids, mask = ids_of(2, 8), torch.ones(2, 8, dtype=torch.bool)
-    mask[1, 5:] = False
-    with torch.no_grad():
-        torch.testing.assert_close(network(ids, mask)[1, :5], network(ids[1:, :5])[0], rtol=1e-5, atol=1e-5)
-
-
 def test_it_is_trained_like_any_module_and_a_wrapped_one_is_a_copy() -> None:
     network = decoder(WORDS, n_layers=1, n_heads=1, d_model=16)
     model = wrap(network)
@@ -104,22 +96,10 @@ def test_it_is_trained_like_any_module_and_a_wrapped_one_is_a_copy() -> None:
     assert not torch.equal(wrap(network).outputs(Batch(ids), attend).logits, before)
 
 
-def test_weights_come_of_the_seed_alone() -> None:
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    first, second, other = (decoder(5, d_model=8, n_heads=2, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(first.embed.weight, second.embed.weight)
-    assert not torch.equal(first.embed.weight, other.embed.weight)
-    assert torch.equal(wrap(first).untrained(2).network.embed.weight, other.embed.weight)
-
-
-@pytest.mark.parametrize("command", ["heads", "ablate"])
-def test_commands_take_its_folder(command: str, folder: Path, run: Run, tmp_path: Path) -> None:
+def test_commands_take_its_folder(folder: Path, run: Run, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("the cat sat on a mat\na mat and the cat\nthe mat sat on the cat and the mat sat\n")
-    status, out, err = run(command, "--file", texts, "-m", folder, "-q")
+    status, out, err = run("heads", "--file", texts, "-m", folder, "-q")
     assert (status, bool(out), err) == (0, True, "")
 
 
@@ -139,8 +119,3 @@ def test_its_heads_are_taken_out_at_the_seam() -> None:
                 sums[int(changed)] += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item()
     effect = found["heads"]["zero_loss"][found.head_names.index("L1H1")]
     assert effect == pytest.approx((sums[1] - sums[0]) / 13, abs=1e-6)
-
-
-def test_rotary_positions_are_followed_step_by_step() -> None:
-    record = attnscope.trace(wrap(decoder(WORDS, n_layers=2, n_heads=3, d_model=18)), "the cat sat on a mat", 1, 2)
-    assert any("otary" in title for title in record["steps"]["title"])

@@ -12,7 +12,7 @@ import torch
 import attnscope
 from attnscope import models
 from attnscope.core.attention.calls import WeightsBesideFullWidth
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
 from attnscope.models.own.plain import _erf
 from attnscope.studies.inputs.options import NUMPY_TOKENS, LoadOptions
@@ -122,13 +122,8 @@ def test_what_it_does_not_do_it_refuses(tiny_bert: Path, run: Run) -> None:
     model = models.load(str(tiny_bert), engine="numpy")
     with pytest.raises(AttnscopeError, match="shows exact maps of a text, and does nothing else"):
         attnscope.heads(model, ["the cat"])
-    for options in ({"device": "cuda"}, {"dtype": "bfloat16"}):
-        with pytest.raises(UsageError, match="computes on the CPU"):
-            models.load(str(tiny_bert), engine="numpy", **options)
     with pytest.raises(AttnscopeError, match="the numpy engine has no model own"):
         models.load("own", engine="numpy")
     for command in (["heads"], ["compare"], ["ablate", "-L", "0"], ["learn", "trace", "-L", "0", "-H", "0"]):
         status, _, err = run(*command, "the cat", "-m", tiny_bert, "--engine", "numpy")
         assert (status, "numpy engine" in err) == (1, True), err
-    status, out, _ = run("models", tiny_bert, "--engine", "numpy")
-    assert status == 0 and "numpy" in out

@@ -59,13 +59,6 @@ def test_lessons_are_what_the_processor_makes_of_pictures_and_questions() -> Non
     assert {words[at]: pointing.WORDS[answers[0, at]] for at in torch.nonzero(answers[0] >= 0)[:, 0]} == said
 
 
-def test_others_are_drawn_from_the_same_layers_first() -> None:
-    for drawn in pointing.drawn_beside([(0, 1), (1, 0), (1, 2), (1, 3)], 20):
-        assert len(set(drawn)) == 4 and not {*drawn} & {(0, 1), (1, 0), (1, 2), (1, 3)}
-    for drawn in pointing.drawn_beside([(0, 1), (1, 2)], 20):
-        assert sorted(layer for layer, _ in drawn) == [0, 1]
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     """The folders that the example writes for each seed, and what it prints."""
@@ -82,12 +75,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     said = [run.communicate(timeout=3000)[0] for run in runs]
     assert all(run.returncode == 0 for run in runs)
     return [(home / str(seed), told) for seed, told in zip(SEEDS, said, strict=True)]
-
-
-def test_a_box_covers_its_patches() -> None:
-    covered = pointing.cover((8, 16, 32, 24))
-    assert covered.shape == (8, 8) and covered.sum() == pytest.approx(24 * 8 / pointing.PATCH**2)
-    np.testing.assert_allclose(covered[1, :2], [0.25, 0.5])
 
 
 def test_a_head_points_if_its_interval_lies_above_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:

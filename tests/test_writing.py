@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import attnscope
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.results.file_sets import replace_together
@@ -49,13 +48,6 @@ def test_what_is_no_file_is_not_replaced(what: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*.part"))
     if what == "a link":
         assert (tmp_path / "foreign").read_text("utf-8") == "mine"
-
-
-@pytest.mark.parametrize(("what", "told"), [("a link", "a file"), ("a device", "a device"), ("a pipe", "a pipe")])
-def test_what_is_no_folder_is_said_to_be_what_it_is(what: str, told: str, run: Run, tmp_path: Path) -> None:
-    SPECIAL[what](tmp_path / "out")
-    status, _, err = run("heatmap", "a b", "-m", "own", "-o", "out")
-    assert status == 1 and err.startswith(f"error: cannot write into out: it is {told}, not a folder\n")
 
 
 def test_a_device_is_not_replaced() -> None:
@@ -138,20 +130,6 @@ def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp
 
 
 @pytest.mark.usefixtures("worker_here")
-def test_a_link_in_the_folder_of_a_text_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "foreign").write_text("mine", "utf-8")
-    folder = tmp_path / "out/00000-the-cat"
-    folder.mkdir(parents=True)
-    for name in ("L00.png", "entry.json"):
-        (folder / name).symlink_to(tmp_path / "foreign")
-    result = batch("own", corpus, tmp_path / "out", PLAIN)
-    assert [failed.reason for failed in result.failed] == [
-        f"cannot write {folder / 'L00.png'}: it is a link, not a file (choose another name with --out)"
-    ]
-    assert (tmp_path / "foreign").read_text("utf-8") == "mine"
-
-
-@pytest.mark.usefixtures("worker_here")
 def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
     impossible = BatchOptions(layers=(99,), workers=1)
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
@@ -174,10 +152,3 @@ def test_no_cell_of_a_csv_is_a_formula() -> None:
     line = csv_text([row])
     assert "'=cmd|' /C calc'!A0,'+acl,'-,'@SUM(A1),'\tx," in line
     assert ",a=1,-0.5,+1e3,,-0.5,3," in line
-
-
-def test_there_is_one_writer_of_csv() -> None:
-    using = [
-        path.name for path in Path(attnscope.__file__).parent.rglob("*.py") if "csv.writer" in path.read_text("utf-8")
-    ]
-    assert using == ["storage.py"]
