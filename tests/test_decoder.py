@@ -39,14 +39,6 @@ def test_what_is_saved_is_what_is_loaded(d_ff: int, tmp_path: Path) -> None:
     assert model.tokenizer.encode("a cat sat").ids.tolist() == [4, 1, 2]
 
 
-def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
-    for shape in ({"norm": False}, {"positions": "none"}, {"positions": "learned", "max_tokens": 5}):
-        with pytest.raises(ValueError, match=r"take wrap\(network\)"):
-            decoder(WORDS, **shape).save(tmp_path / "model")
-    with pytest.raises(ValueError, match="learned positions need max_tokens"):
-        decoder(WORDS, positions="learned")
-
-
 def test_the_sum_of_its_parts_is_what_it_computes() -> None:
     """The formula of its documentation in plain tensors, rotary positions as complex numbers."""
     network = decoder(WORDS, n_layers=2, n_heads=3, d_model=18, d_ff=7, seed=1).double()

@@ -206,6 +206,7 @@ def _learn_rotation(turn: _Turn, match: _Match, n_tokens: int, d_head: int) -> R
     turned = turn.function(alone, alone.clone(), *turn.others, **turn.named)[0].transpose(1, match.heads_axis)[0]
     # (token, column after, column before)
     matrix = turned.permute(1, 2, 0).cpu().double().numpy()
+    # Each column may depend on itself and on one other, its partner, which depends on it.
     own = np.arange(width)
     strengths = np.abs(matrix).max(0)
     strengths[own, own] = 0

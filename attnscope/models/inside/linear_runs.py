@@ -23,7 +23,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import OutputWatch, hidden_input, hooks, is_leaf, linear_maps, modules_of
-from attnscope.models.inside.stream import Norm, measure_norm
+from attnscope.models.inside.stream import measure_norm
 from attnscope.models.model import Batch, Model, example_batch
 
 _MOST_NUMBERS = 2**22
@@ -58,22 +58,32 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """What one part added to the stream in a run, or to what reads it."""
+    """What parts added to the stream in a run, or to what reads it.
 
-    part: Part
-    tensor: Tensor  # what flows on, and carries a slope
-    value: Tensor  # what was added, of the same shape
+    Attributes:
+        parts: One part, or the heads of a layer along the second axis.
+        tensor: What flows on, and carries a slope.
+        value: What was added, of the same shape.
+    """
+
+    parts: tuple[Part, ...]
+    tensor: Tensor
+    value: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class TracedScores:
-    """A batch that was run, with the paths from the parts of the model to the seam."""
+    """A batch that was run, with the paths from the parts of the model to the seam.
 
-    n_rows: int  # rows of the batch
-    kinds: tuple[str, ...]  # the model's kinds of attention
-    calls: dict[Place, AttentionCall] = field(default_factory=dict)  # their queries and keys carry gradients
-    heads: dict[Place, Tensor] = field(default_factory=dict)  # what heads put out, (row, head, token, d_value)
-    leaves: list[_Leaf] = field(default_factory=list)  # what else was added
+    Attributes:
+        n_rows: How many texts the batch has.
+        calls: The attentions; their queries and keys carry gradients.
+        leaves: What was added.
+    """
+
+    n_rows: int
+    calls: dict[Place, AttentionCall] = field(default_factory=dict)
+    leaves: list[_Leaf] = field(default_factory=list)
 
     def along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:
         """Return what each part adds to sums of output * slope, each (sum, row), float64.
@@ -89,29 +99,20 @@ class TracedScores:
         return {part: torch.cat([chunk[part] for chunk in chunks]) for part in chunks[0]}
 
     def _along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:
-        tensors = [*self.heads.values(), *(leaf.tensor for leaf in self.leaves)]
+        tensors = [leaf.tensor for leaf in self.leaves]
         gradients = torch.autograd.grad(
             output, tensors, slopes, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
         sums: dict[Part, Tensor] = {}
-        for ((kind, layer), written), slope in zip(self.heads.items(), gradients, strict=False):
+        for leaf, slope in zip(self.leaves, gradients, strict=True):
             if slope is None:
                 continue
-            products = (written.detach().double() * slope.double()).sum((3, 4))  # (sum, row, head)
-            for head in range(products.shape[2]):
-                part = Part(f"{self.prefix(kind)}L{layer}H{head}", "head", layer, head)
-                sums[part] = products[:, :, head]
-        for leaf, slope in zip(self.leaves, gradients[len(self.heads) :], strict=True):
-            if slope is None:
-                continue
-            # OPT's networks are given all texts in one row.
-            product = (leaf.value.detach().double() * slope.double()).reshape(len(slope), self.n_rows, -1).sum(2)
-            sums[leaf.part] = sums[leaf.part] + product if leaf.part in sums else product
+            products = leaf.value.detach().double() * slope.double()
+            # (sum, row, part); OPT's networks are given all texts in one row.
+            of_parts = products.reshape(len(slope), self.n_rows, len(leaf.parts), -1).sum(3)
+            for part, added in zip(leaf.parts, of_parts.unbind(2), strict=True):
+                sums[part] = sums[part] + added if part in sums else added
         return sums
-
-    def prefix(self, kind: str) -> str:
-        """Return what tells the parts of two stacks apart: cross-attention is the decoder's own."""
-        return f"{kind} " if len(self.kinds) > 1 else ""
 
 
 class ScoreRuns:
@@ -128,6 +129,8 @@ class ScoreRuns:
             )
         require_gradients(model)
         self._model = model
+        self._latest: Place = ("encoder", 0)
+        # Linear maps by what they do: projections read the stream, outputs write what heads put out to it.
         roots = list(model.modules())
         modules = modules_of(roots)
         blocks = model.blocks()
@@ -136,6 +139,7 @@ class ScoreRuns:
         outputs, attentions = self._watch_once()
         within = set(modules_of(attentions))
         self._projections = {m for m in linear if m in within and m not in outputs}
+        # Feed-forward networks are cut off as wholes: every other map in a block, and experts, which are no maps.
         experts = [m for m in inside if any(weight.ndim > 2 for weight in m.parameters(recurse=False))]
         self._branches = [m for m in linear if m in inside and m not in outputs and m not in self._projections]
         self._branches += experts
@@ -144,7 +148,7 @@ class ScoreRuns:
         self._embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
         leaves = [m for m in modules if is_leaf(m) and m not in set(linear)]
         with torch.no_grad():
-            norms = {m: _try_norm(m) for m in leaves}
+            norms = {m: measure_norm(m) for m in leaves}
         self._norms = {module: norm for module, norm in norms.items() if norm is not None}
         self._first = list(dict.fromkeys(block for (_, layer), block in blocks.items() if layer == 0))
         self._layers: dict[nn.Module, set[Place]] = {}
@@ -189,20 +193,27 @@ class ScoreRuns:
 
     def trace(self, batch: Batch, places: Collection[Place]) -> TracedScores:
         """Run a batch, and keep the paths to the queries and keys of some attentions."""
-        traced = TracedScores(len(batch.ids), self._model.info.kinds)
+        traced = TracedScores(len(batch.ids))
 
         def observe(call: AttentionCall) -> Tensor:
-            place = (call.kind, call.layer)
+            self._latest = (call.kind, call.layer)
             with torch.no_grad():
                 output = attend(call)
-            if place in places:
-                traced.calls[place] = call
-            traced.heads[place] = output.detach().requires_grad_()
-            return traced.heads[place]
+            if self._latest in places:
+                traced.calls[self._latest] = call
+            leaf = output.detach().requires_grad_()
+            name = f"{self._prefix(call.kind)}L{call.layer}"
+            heads = [Part(f"{name}H{head}", "head", call.layer, head) for head in range(call.n_heads)]
+            traced.leaves.append(_Leaf(tuple(heads), leaf, leaf))
+            return leaf
 
         with self._watch(batch, traced):
             self._model.run(batch, observe)
         return traced
+
+    def _prefix(self, kind: str) -> str:
+        """Return what tells the parts of two stacks apart: cross-attention is the decoder's own."""
+        return f"{kind} " if len(self._model.info.kinds) > 1 else ""
 
     @contextlib.contextmanager
     def _watch(self, batch: Batch, traced: TracedScores) -> Iterator[None]:
@@ -210,7 +221,7 @@ class ScoreRuns:
 
         def add_leaf(part: Part, tensor: Tensor, value: Tensor | None = None) -> Tensor:
             leaf = tensor.detach().requires_grad_()
-            traced.leaves.append(_Leaf(part, leaf, leaf if value is None else value))
+            traced.leaves.append(_Leaf((part,), leaf, leaf if value is None else value))
             return leaf
 
         def bias_at(module: nn.Module, output: Tensor, bias: Tensor | None) -> Tensor:
@@ -222,9 +233,8 @@ class ScoreRuns:
         def branch(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             places = self._layers.get(module, set())
             layers = {layer for _, layer in places}
-            latest = next(reversed(traced.heads), ("encoder", 0))
-            kind, layer = min(places) if len(layers) == 1 else latest
-            return add_leaf(Part(f"{traced.prefix(kind)}L{layer} MLP", "MLP", layer), output)
+            kind, layer = min(places) if len(layers) == 1 else self._latest
+            return add_leaf(Part(f"{self._prefix(kind)}L{layer} MLP", "MLP", layer), output)
 
         def embed(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             # Positions are looked up once for all texts; a leaf a text, so that each has a slope of its own.
@@ -236,7 +246,7 @@ class ScoreRuns:
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             hidden = hidden_input(inputs, named)
             if hidden is not None and not hidden.requires_grad:
-                traced.leaves.append(_Leaf(Part(EMBEDDED, "embedding"), hidden.requires_grad_(), hidden))
+                traced.leaves.append(_Leaf((Part(EMBEDDED, "embedding"),), hidden.requires_grad_(), hidden))
 
         def normalise(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             norm = self._norms[module]
@@ -285,11 +295,3 @@ def require_gradients(model: Model) -> None:
             f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",
             "load the model outside of it, or within torch.no_grad()",
         )
-
-
-def _try_norm(module: nn.Module) -> Norm | None:
-    """Return a module as a norm; None for what is none, or takes no vectors."""
-    try:
-        return measure_norm(module)
-    except (RuntimeError, TypeError, ValueError, IndexError):
-        return None

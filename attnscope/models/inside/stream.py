@@ -336,7 +336,7 @@ class _Look:
         if weight is None:
             notes.append("no linear map of known weights is fed just what the heads put out: W_O is not known")
         else:
-            output = weight.unflatten(1, (call.n_heads, call.value.shape[-1])).transpose(0, 1)
+            output = weight.reshape(len(weight), call.n_heads, -1).transpose(0, 1)
             n_calls = list(self.calls).index(layer) + 1  # attentions that had been computed right after this layer's
             written = self._outputs.results[place]
             behind = [p.module for p in self._passed if p.n_calls == n_calls and _same(p.given, written)]
@@ -382,7 +382,7 @@ def _derive(rows: Tensor, starts: Sequence[Tensor]) -> Tensor | None:
     slopes = [slope.flatten(1, -2)[:, 0] for slope in gradients if slope is not None]
     if not slopes:
         return None
-    return _widen(sum(slopes[1:], slopes[0])).unflatten(0, rows.shape)
+    return _widen(torch.stack(slopes).sum(0)).reshape(*rows.shape, -1)
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
@@ -405,7 +405,6 @@ def measure_norm(module: nn.Module) -> Norm | None:
     weight = next(iter(module.parameters()), None)
     if weight is None or weight.ndim != 1:
         return None
-    dtype = weight.dtype
     n = len(weight)
     # Without a mean, of length 1, and nowhere small: divided by, it keeps what is left of the norm's precision.
     z = torch.ones(n, dtype=torch.float64)
@@ -415,22 +414,22 @@ def measure_norm(module: nn.Module) -> Norm | None:
         z[1:2] = 1
     z = z / z.pow(2).mean().sqrt()
     others = 3 + torch.randn(2, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def norm(x: Tensor) -> Tensor:
-        output: Tensor = module((64 * x).to(weight.device, dtype)[None, None])
-        return output[0, 0].double().cpu()
-
-    up = norm(z)
-    down = norm(-z)
-    gain = (up - down) / (2 * z)
-    bias = (up + down) / 2
-    size = float(up.abs().max()) or 1.0
-    tries = [
-        (max(float((norm(x) - candidate.apply(x)).abs().max()) for x in others), candidate)
-        for candidate in (Norm(gain, bias, True), Norm(gain, bias, False))
-    ]
-    error, best = min(tries, key=lambda candidate: candidate[0])
-    if not error <= 64 * torch.finfo(dtype).eps * size:
+    given = 64 * torch.cat([torch.stack([z, -z]), others])
+    try:
+        gave = module(given.to(weight.device, weight.dtype)[None])[0].double().cpu()
+    except (RuntimeError, TypeError, ValueError, IndexError):  # it takes no vectors
         return None
-    wide = torch.promote_types(dtype, torch.float32)
-    return Norm(best.gain.to(weight.device, wide), best.bias.to(weight.device, wide), best.centres)
+
+    # z and -z have one length: half their difference is the gain, half their sum the bias.
+    gain = (gave[0] - gave[1]) / (2 * z)
+    bias = (gave[0] + gave[1]) / 2
+    allowed = 64 * torch.finfo(weight.dtype).eps * (float(gave[0].abs().max()) or 1.0)
+    # Whether it centres shows on vectors that have a mean.
+    errors = {
+        centres: float((gave[2:] - Norm(gain, bias, centres).apply(others)).abs().max()) for centres in (True, False)
+    }
+    centres = errors[True] <= errors[False]
+    if not errors[centres] <= allowed:
+        return None
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    return Norm(gain.to(weight.device, wide), bias.to(weight.device, wide), centres)

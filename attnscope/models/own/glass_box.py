@@ -180,56 +180,58 @@ def _turn(offset: int) -> Array:
     return permutation
 
 
-_TWO_BACK = Head("the token two back", ("local",), partial(_offset, -2, REST_FLAG))
-_SELF = Head("the token itself", ("self_token", "local"), partial(_offset, 0))
-_FIRST = Head("the first token", ("first_token",), _first)
-_SAME = Head("the same token elsewhere in the text", ("same_token",), partial(_match, TOKEN))
-_SAME_EARLIER = Head("the same token earlier in the text", ("same_token",), partial(_match, TOKEN))
-_DELIMITER = Head("punctuation", ("delimiter",), _punctuation)
-_DIFFUSE = Head("all tokens alike", ("diffuse",), _blank)
-_PREVIOUS = Head(
-    "the previous token, whose code it writes for the induction head to find",
-    ("previous_token", "local"),
-    partial(_offset, -1, BOS_FLAG),
-)
-_LOOKS_BACK = (
-    Head("the previous token", ("previous_token", "local"), partial(_offset, -1, BOS_FLAG)),
-    Head(
+_HEADS: dict[str, Head] = {
+    "previous": Head("the previous token", ("previous_token", "local"), partial(_offset, -1, BOS_FLAG)),
+    "writer": Head(
+        "the previous token, whose code it writes for the induction head to find",
+        ("previous_token", "local"),
+        partial(_offset, -1, BOS_FLAG),
+    ),
+    "next": Head("the next token", ("next_token", "local"), partial(_offset, 1, EOS_FLAG)),
+    "two back": Head("the token two back", ("local",), partial(_offset, -2, REST_FLAG)),
+    "self": Head("the token itself", ("self_token", "local"), partial(_offset, 0)),
+    "first": Head("the first token", ("first_token",), _first),
+    "same": Head("the same token elsewhere in the text", ("same_token",), partial(_match, TOKEN)),
+    "same earlier": Head("the same token earlier in the text", ("same_token",), partial(_match, TOKEN)),
+    "induction": Head(
         "induction: the token that followed the query's token earlier, found by what L0H0 wrote",
         ("induction",),
         partial(_match, written_slot(0, 0)),
     ),
-    _SELF,
-    _FIRST,
-    _SAME_EARLIER,
-    _TWO_BACK,
-    _DIFFUSE,
-)
+    "delimiter": Head("punctuation", ("delimiter",), _punctuation),
+    "diffuse": Head("all tokens alike", ("diffuse",), _blank),
+}
+_LAYER_1 = ("previous", "induction", "self", "first", "same earlier", "two back", "diffuse")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One glass box."""
+    """One glass box.
+
+    Attributes:
+        kind: Its kind of attention.
+        looks_back: For each layer, whether queries attend to themselves and earlier tokens only.
+        heads: The names of each layer's heads.
+        note: What its users must know.
+    """
 
     kind: Literal["encoder", "decoder"]
-    looks_back: tuple[bool, ...]  # for each layer, whether queries attend to themselves and earlier tokens only
-    heads: tuple[tuple[Head, ...], ...]
+    looks_back: tuple[bool, ...]
+    heads: tuple[tuple[str, ...], ...]
     note: str
 
-
-_NEXT = Head("the next token", ("next_token", "local"), partial(_offset, 1, EOS_FLAG))
 
 VARIANTS: dict[str, Variant] = {
     "own": Variant(
         "encoder",
         (False, True),
-        ((_PREVIOUS, _NEXT, _SELF, _FIRST, _SAME, _DELIMITER, _DIFFUSE), _LOOKS_BACK),
+        (("writer", "next", "self", "first", "same", "delimiter", "diffuse"), _LAYER_1),
         "Weights are made by hand; layer 0 looks both ways, layer 1 looks back only.",
     ),
     "own-causal": Variant(
         "decoder",
         (True, True),
-        ((_PREVIOUS, _TWO_BACK, _SELF, _FIRST, _SAME_EARLIER, _DELIMITER, _DIFFUSE), _LOOKS_BACK),
+        (("writer", "two back", "self", "first", "same earlier", "delimiter", "diffuse"), _LAYER_1),
         "Weights are made by hand; both layers look back only.",
     ),
 }
@@ -244,13 +246,12 @@ def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
     return {place: head.roles for place, head in _heads_by_place(name).items()}
 
 
-def descriptions(name: str = "own") -> dict[tuple[int, int], str]:
-    """Return what every head attends to: (layer, head) -> one line for people."""
-    return {place: head.what for place, head in _heads_by_place(name).items()}
-
-
 def _heads_by_place(name: str) -> dict[tuple[int, int], Head]:
-    return {(layer, n): head for layer, heads in enumerate(VARIANTS[name].heads) for n, head in enumerate(heads)}
+    heads: dict[tuple[int, int], Head] = {}
+    for layer, names in enumerate(VARIANTS[name].heads):
+        for number, head in enumerate(names):
+            heads[layer, number] = _HEADS[head]
+    return heads
 
 
 # Codes ----------------------------------------------------------------------------------------------------------
@@ -296,8 +297,8 @@ def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Ar
     if not 0 <= sharpness < 1e4:
         raise AttnscopeError(f"sharpness {sharpness} makes no sense", "0 is uniform; the default is 16")
     weights: dict[str, Array] = {}
-    for layer, heads in enumerate(VARIANTS[name].heads):
-        query, key = zip(*(head.scores() for head in heads), strict=True)
+    for layer, names in enumerate(VARIANTS[name].heads):
+        query, key = zip(*(_HEADS[head].scores() for head in names), strict=True)
         value, out = np.zeros((2, D_MODEL, D_MODEL), np.float32)
         for head in range(N_HEADS):
             first = slice(head * D_HEAD, head * D_HEAD + D_CODE)
@@ -348,7 +349,7 @@ def own_info(
         dtype=dtype,
         device=device,
         notes=(variant.note,),
-        heads=tuple((f"L{layer}H{head}", what) for (layer, head), what in descriptions(name).items()),
+        heads=tuple((f"L{layer}H{number}", head.what) for (layer, number), head in _heads_by_place(name).items()),
     )
 
 

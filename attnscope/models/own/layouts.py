@@ -109,9 +109,6 @@ _BERT_DEFAULTS: Config = {
     "pad_token_id": 0,
 }
 
-_SIZES = {"embedding_size", *(name for name, value in _BERT_DEFAULTS.items() if isinstance(value, int) and value)}
-"""Settings that are positive integers; pad_token_id may be 0."""
-
 
 @dataclass(frozen=True)
 class Encoder:
@@ -199,7 +196,7 @@ def supports(config: Config) -> str | None:
         return "its weights are quantised"
     encoder = Encoder.of(config)
     for name, value in vars(encoder).items():
-        if not _fits(name, value):
+        if name != "layout" and not _fits(name, value):
             return f"its {encoder.layout.settings.get(name, name)} is {value!r}"
     if encoder.hidden_act not in ACTIVATIONS:
         return f"its activation {encoder.hidden_act!r} is not one of {', '.join(sorted(ACTIVATIONS))}"
@@ -208,16 +205,13 @@ def supports(config: Config) -> str | None:
     return None
 
 
-def _fits(name: str, value: object) -> bool:
+def _fits(name: str, value: Any) -> bool:
     """Return whether a setting is of the kind that the native engine takes it for: a config.json may hold anything."""
-    if name in _SIZES:
-        return type(value) is int and value > 0
-    default = _BERT_DEFAULTS.get(name)
-    if name == "pad_token_id":
-        return type(value) is int and value >= 0
-    if isinstance(default, float):
-        return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]  # a number
-    return default is None or isinstance(value, type(default))
+    if name == "hidden_act":
+        return isinstance(value, str)
+    if name == "layer_norm_eps":
+        return type(value) in (int, float) and 0 <= value < math.inf
+    return type(value) is int and value >= (0 if name == "pad_token_id" else 1)
 
 
 def native_info(

@@ -121,78 +121,50 @@ def result_of(output: Any) -> Tensor:
 
 # Attention that does not look itself up by name -------------------------------------------------------------------
 
+_OWN_CODE = {"BlipTextSelfAttention", "TableTransformerAttention", "TrOCRAttention"}
+
 
 def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
     """Return what runs a model with such attention at the seam; None where it has none."""
     own = [module for module in base.modules() if type(module).__name__ in _OWN_CODE]
 
-    def attend_at_seam(module: nn.Module) -> Callable[..., Any]:
-        return types.MethodType(_OWN_CODE[type(module).__name__], module)
-
     def run(**inputs: Any) -> Any:
-        with replace_forwards(own, attend_at_seam):
+        with replace_forwards(own, lambda module: types.MethodType(_attend_as_itself, module)):
             return base(**inputs)
 
     return run if own else None
 
 
-def _attend_as_blip(
+def _attend_as_itself(
     module: Any,
     hidden_states: Tensor,
     attention_mask: Tensor | None = None,
     encoder_hidden_states: Tensor | None = None,
     encoder_attention_mask: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Return what BlipTextSelfAttention.forward computes where nothing is cached."""
-    states = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-    mask = attention_mask if encoder_hidden_states is None else encoder_attention_mask
-    projected = module.query(hidden_states), module.key(states), module.value(states)
-    return _attend(module, projected, module.attention_head_size, mask), None
-
-
-def _attend_as_trocr(
-    module: Any,
-    hidden_states: Tensor,
     key_value_states: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Return what TrOCRAttention.forward computes where nothing is cached."""
-    states = hidden_states if key_value_states is None else key_value_states
-    projected = module.q_proj(hidden_states), module.k_proj(states), module.v_proj(states)
-    return module.out_proj(_attend(module, projected, module.head_dim, attention_mask)), None
-
-
-def _attend_as_table_transformer(
-    module: Any,
-    hidden_states: Tensor,
-    attention_mask: Tensor | None = None,
     object_queries: Tensor | None = None,
-    key_value_states: Tensor | None = None,
     spatial_position_embeddings: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return what TableTransformerAttention.forward computes: positions are in queries and keys, not in values."""
+    """Return what the forward of such a module computes where nothing is cached.
+
+    Positions that are given are in queries and keys, not in values.
+    """
+    # What attends, (batch, query, d), and what to, (batch, key, d).
+    states = encoder_hidden_states if key_value_states is None else key_value_states
     queries = hidden_states if object_queries is None else hidden_states + object_queries
-    values = hidden_states if key_value_states is None else key_value_states
-    keys = queries if key_value_states is None else key_value_states
+    values = hidden_states if states is None else states
+    keys = queries if states is None else states
     keys = keys if spatial_position_embeddings is None else keys + spatial_position_embeddings
-    projected = module.q_proj(queries), module.k_proj(keys), module.v_proj(values)
-    # Its booleans say which keys are hidden.
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        attention_mask = ~attention_mask
-    return module.out_proj(_attend(module, projected, module.head_dim, attention_mask)), None
+    mask = attention_mask if encoder_hidden_states is None else encoder_attention_mask
+    if mask is not None and mask.dtype == torch.bool and type(module).__name__ == "TableTransformerAttention":
+        mask = ~mask  # its booleans say which keys are hidden
 
-
-def _attend(module: nn.Module, projected: Sequence[Tensor], d_head: int, mask: Tensor | None) -> Tensor:
-    """Return what heads put out, (batch, query, d), of projections (batch, token, d)."""
-    query, key, value = (x.unflatten(-1, (-1, d_head)).transpose(1, 2) for x in projected)
-    return attention_function(module, query, key, value, mask, is_causal=False)[0].flatten(2)
-
-
-_OWN_CODE: Mapping[str, Callable[..., Any]] = {
-    "BlipTextSelfAttention": _attend_as_blip,
-    "TableTransformerAttention": _attend_as_table_transformer,
-    "TrOCRAttention": _attend_as_trocr,
-}
+    # Heads apart, (batch, head, token, d_head), and together again.
+    has_short_names = hasattr(module, "q_proj")
+    names = ("q_proj", "k_proj", "v_proj") if has_short_names else ("query", "key", "value")
+    d_head = module.head_dim if has_short_names else module.attention_head_size
+    projected = [getattr(module, name)(x) for name, x in zip(names, (queries, keys, values), strict=True)]
+    query, key, value = (x.reshape(*x.shape[:-1], -1, d_head).transpose(1, 2) for x in projected)
+    output = attention_function(module, query, key, value, mask, is_causal=False)[0].flatten(2)
+    return module.out_proj(output) if has_short_names else output, None

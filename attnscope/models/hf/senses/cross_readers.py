@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.parts import accepts, as_failure, in_one_line, silence
 from attnscope.models.hf.seam import use_attention
@@ -81,9 +82,6 @@ class CrossAttentionReader(VisionLanguageReader):
         """Return one picture of patches, after what stands for no place."""
         return one_grid(output, patch_size(self._tower, self._name), len(tokens_before(self._tower)))
 
-    def _positions(self, output: PhotoPrompt, n_tokens: int) -> NDArray[np.int64]:
-        return np.arange(n_tokens)
-
     def _stand_ins(self, ids: Sequence[int]) -> list[int]:
         """Return where tokens of the text stand for pictures."""
         return [position for position, number in enumerate(ids) if number == self._picture_id]
@@ -112,17 +110,24 @@ class CrossAttentionReader(VisionLanguageReader):
     def _name_tokens(
         self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
     ) -> Named:
-        ids = inputs[self.ids_name][0].tolist()
+        words, queries, first = self._queries(inputs, n_given)
         filling = self._filling(inputs)
+        axes: dict[str, AttentionAxes] = {}
+        for kind, layers in self.model.survey.layers.items():
+            tokens = queries[kind]
+            first_query = first if tokens is words else 0
+            if kind == "cross":
+                axes[kind] = AttentionAxes(tokens, self._keys(photos, labels, filling), layers, first_query, filling)
+            else:
+                axes[kind] = AttentionAxes(tokens, tokens, layers, first_query)
+        return words, axes
+
+    def _queries(self, inputs: Mapping[str, Tensor], n_given: int) -> tuple[Tokens, dict[Kind, Tokens], int]:
+        """Return the words, what attends in each kind of attention, and the first word after the picture."""
+        ids = inputs[self.ids_name][0].tolist()
         stand_ins = self._stand_ins(ids)
         words = self.model.vocabulary.encode_among(ids, dict.fromkeys(stand_ins, "picture"), n_given)
-        keys = self._keys(photos, labels, filling)
-        first = max(stand_ins, default=-1) + 1
-        layers = self.model.survey.layers
-        return words, {
-            "cross": AttentionAxes(words, keys, layers["cross"], first, filling),
-            "decoder": AttentionAxes(words, words, layers["decoder"], first),
-        }
+        return words, {"cross": words, "decoder": words}, max(stand_ins, default=-1) + 1
 
     def _keys(
         self, photos: Sequence[Photo], labels: Mapping[int, str], filling: NDArray[np.bool_] | None = None
@@ -176,12 +181,13 @@ class MllamaReader(CrossAttentionReader):
         side = config.image_size // config.patch_size
         _, n_photos, n_tiles = output.pixels.shape[:3]
         each = self._tower.num_patches
+        # (photo, tile, patch), without the CLS token of each tile
         cells = torch.arange(n_photos * n_tiles * each).view(n_photos, n_tiles, each)[..., 1:]
         covered = output.pixels[0, ..., : side * config.patch_size, : side * config.patch_size]
         panes = []
         for number, shape in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
             down, across = config.supported_aspect_ratios[shape - 1]
-            tiles = cells[number].unflatten(-1, (side, side))
+            tiles = cells[number].reshape(-1, side, side)
             panes.append(Pane(number, join_tiles(covered[number], down, across), join_tiles(tiles, down, across)))
         return panes, n_photos * n_tiles * each
 
@@ -248,11 +254,8 @@ class QFormerReader(CrossAttentionReader):
             raise AttnscopeError(message, "leave out --generate")
         return super()._write(inputs, prompt, n)
 
-    def _name_tokens(
-        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
-    ) -> Named:
+    def _queries(self, inputs: Mapping[str, Tensor], n_given: int) -> tuple[Tokens, dict[Kind, Tokens], int]:
         ids = inputs[self.ids_name][0].tolist()
-        layers = self.model.survey.layers
         stand_ins = self._stand_ins(ids)
         names = {position: f"Q{number}" for number, position in enumerate(stand_ins)}
         words = self.model.vocabulary.encode_among(ids, names, n_given)
@@ -260,14 +263,9 @@ class QFormerReader(CrossAttentionReader):
         if "qformer_input_ids" in inputs:
             tokenizer = self._processor.qformer_tokenizer
             question = tokenizer.convert_ids_to_tokens(inputs["qformer_input_ids"][0].tolist())
+        queries = query_tokens(len(stand_ins))
         both = query_tokens(len(stand_ins), question)
-        axes = {
-            "cross": AttentionAxes(query_tokens(len(stand_ins)), self._keys(photos, labels), layers["cross"]),
-            "encoder": AttentionAxes(both, both, layers["encoder"]),
-        }
-        if self._shows_words:
-            axes["decoder"] = AttentionAxes(words, words, layers["decoder"], max(stand_ins, default=-1) + 1)
-        return words, axes
+        return words, {"cross": queries, "encoder": both, "decoder": words}, max(stand_ins, default=-1) + 1
 
 
 class ImageProcessorReader(CrossAttentionReader):
@@ -295,7 +293,8 @@ class CaptionReader(ImageProcessorReader):
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         pixels = super()._process(images, prompt)["pixel_values"]
-        return {"pixel_values": pixels, self.ids_name: torch.tensor([self._ids_of(prompt)])}
+        ids = torch.tensor([self._ids_of(prompt)])
+        return {"pixel_values": pixels, self.ids_name: ids, "attention_mask": torch.ones_like(ids)}
 
     def _ids_of(self, text: str) -> list[int]:
         """Return the numbers of a text as the decoder reads it that is to continue it."""
@@ -325,10 +324,6 @@ class BlipReader(CaptionReader):
         super().__init__(model, processor)
         # As its own `generate` says.
         self._writer = HuggingFaceWriter(model, ends={self._base.config.text_config.sep_token_id})
-
-    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
-        inputs = super()._process(images, prompt)
-        return {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
 
     def _ids_of(self, text: str) -> list[int]:
         """Return what it is trained to continue: a token of its own, then the text, without an end."""
@@ -423,15 +418,9 @@ class ObjectReader(ImageProcessorReader):
             self._base(**moved)
         return grids[0]
 
-    def _name_tokens(
-        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
-    ) -> Named:
+    def _queries(self, inputs: Mapping[str, Tensor], n_given: int) -> tuple[Tokens, dict[Kind, Tokens], int]:
         queries = query_tokens(self._base.config.num_queries, objects=self._find_objects(inputs))
-        layers = self.model.survey.layers
-        return queries, {
-            "cross": AttentionAxes(queries, self._keys(photos, labels), layers["cross"]),
-            "decoder": AttentionAxes(queries, queries, layers["decoder"]),
-        }
+        return queries, {"cross": queries, "decoder": queries}, 0
 
     def _find_objects(self, inputs: Mapping[str, Tensor]) -> dict[int, str]:
         """Return what each query finds that finds something; nothing where the head for it was not loaded."""
@@ -441,7 +430,7 @@ class ObjectReader(ImageProcessorReader):
             logits = getattr(self.model.model(**inputs), "logits", None)
         if logits is None:
             return {}
-        # The last class stands for no object.
+        # (query, class), of which the last class stands for no object
         chances, classes = logits[0].softmax(-1)[:, :-1].max(-1)
         names = self._base.config.id2label
         found = (chances > _SURE).nonzero()[:, 0].tolist()

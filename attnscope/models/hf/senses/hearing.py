@@ -59,6 +59,7 @@ class HuggingFaceEars:
         if len(samples) < len(recording.samples):
             lasts = f"{recording.source} lasts {seconds:.1f} s"
             notes += (f"{lasts}, {self._name} listens for {window:g} s: the rest is left out",)
+        # (1, band, step), of which the encoder merges `stride` steps to a frame
         features = self._extract(samples, (1, int(base.config.num_mel_bins), n_frames * stride))
         sound = self._sound(samples, frame, -(-len(samples) // frame), window, recording.source)
         steps = features[0, :, : len(sound.envelope) * stride]
@@ -98,6 +99,7 @@ class HuggingFaceEars:
         side = config.patch_size
         rows = (config.num_mel_bins - side) // high + 1
         columns = (config.max_length - side) // wide + 1
+        # (band, step), as far as whole strides cover it
         grey = _to_bytes(values[0].T.float().numpy())[: rows * high, : columns * wide]
         pixels = np.ascontiguousarray(np.repeat(grey[:, :, None], 3, 2))
         picture = Picture(pixels, (rows, columns), recording.source, (pixels.shape[1], pixels.shape[0]))
@@ -139,6 +141,7 @@ def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
     filters = np.asarray(getattr(extractor, "mel_filters", None), np.float64)  # (bin, band)
     if filters.ndim != 2 or filters.shape[1] != len(values):
         return None
+    # The middle of a band is the mean of its bins, weighted by its filter.
     bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
     weights = filters.sum(0)
     middles = np.divide(bins @ filters, weights, out=np.zeros(len(weights)), where=weights > 0)

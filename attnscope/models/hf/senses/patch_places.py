@@ -166,6 +166,7 @@ def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
     n_tiles = sum(down * across + 1 for down, across in shapes)
     if n_tiles != len(tiles):
         raise Unplaced(f"its processor makes {len(tiles)} tiles, and says that there are {n_tiles}")
+    # (tile, row, column): which picture token stands for each patch
     rows = tiles.shape[2] // cell
     columns = tiles.shape[3] // cell
     cells = _count(len(tiles), rows * columns).view(-1, rows, columns)
@@ -198,6 +199,7 @@ def _qwen(prompt: PhotoPrompt) -> Cut:
         # (block row, block column, row, column, colour, frame, y, x), of which all frames are alike
         blocks = patches.view(down, across, merge, merge, 3, images.temporal_patch_size, patch, patch)[..., 0, :, :]
         whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
+        # Each block is one token.
         panes.append(Pane(number, whole, _count(down, across) + n_patches // merge**2))
         n_patches += rows * columns
     return panes, n_patches // merge**2
@@ -214,7 +216,7 @@ def _height_width(size: Any) -> tuple[int, int]:
 
 def join_tiles(tiles: Tensor, down: int, across: int) -> Tensor:
     """Join tiles (tile, ..., height, width), row by row, to one (..., down * height, across * width)."""
-    rows = [torch.cat(list(row), -1) for row in tiles[: down * across].unflatten(0, (down, across))]
+    rows = [torch.cat(list(row), -1) for row in tiles[: down * across].split(across)]
     return torch.cat(rows, -2)
 
 

@@ -105,7 +105,7 @@ class VisionLanguageReader:
 
     def _positions(self, output: PhotoPrompt, n_tokens: int) -> NDArray[np.int64]:
         """Return where each picture token stands in the prompt, or each key, (token,)."""
-        raise NotImplementedError
+        return np.arange(n_tokens)
 
     def _name_tokens(
         self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
@@ -196,8 +196,10 @@ class VisionLanguageReader:
         pictures = []
         labels: dict[int, str] = {}
         for number, (pane, guide) in enumerate(zip(panes, guides, strict=True)):
+            # Which token of the prompt, or which key, stands for each patch: (row, column)
             cells = pane.cells.numpy()
             cells = np.where(cells >= 0, positions[cells], -1).astype(np.int32)
+            # A photo that comes twice is told apart by its number.
             name = names[pane.photo]
             again = names[: pane.photo].count(name) + 1
             source = name + f" ({again})" * (again > 1) + SMALL * pane.is_small
