@@ -165,6 +165,7 @@ def show(
     known = (*(name for name in kind.formats if name != "py"), TEXT)
     usual = tuple(name for name in kind.usual if name in known and ("png" not in kind.usual or name == "png"))
     output = _plan(kind, out, formats, known, (TEXT,) if out is None else usual, options)
+    # The heads and changes that are asked for.
     chosen = dict(output.options)
     shown = choose_heads(record, *(chosen.pop(name, None) for name in WHICH))
     for change, method in _CHANGES.items():
@@ -172,6 +173,7 @@ def show(
             shown = getattr(shown, method)()
     if chosen.get("query") is not None:
         kind.view("query")(shown, chosen["query"])
+    # Files, notes, and what is printed.
     output = _with(output, json=json, quiet=quiet, options=chosen, whole=record)
     paths = [] if output.out is None else write(shown, output.out, output.formats, chosen, output.stem)
     notes = list(getattr(shown, "run", {}).get("notes", ()))
@@ -193,11 +195,13 @@ def _plan(
     chosen = {name: value for name, value in options.items() if value is not None}
     kind.require_options(chosen)
     load_named("drawing.style:Style")(**{name: chosen[name] for name in _STYLE if name in chosen})
+    # A file may be named instead of a folder.
     stem = None
     if out is not None and (ending := _named_by(out, kind)):
         # Other formats go beside the file.
         formats = ending if formats is None else f"{formats},{ending}"
         out, stem = out.parent, out.stem
+    # Which files, and whether there is a place for them.
     names = tuple(usual) if formats is None else read_names(formats, known, "format")
     files = tuple(name for name in names if name != TEXT)
     if files and formats is not None and out is None and not has_folder:
@@ -240,6 +244,7 @@ def write(
     Returns:
         The files: figures first where they are what its kind is usually written as, else last.
     """
+    # Figures, pages and data among the formats.
     kind = record.record_kind()
     kind = kind if stem is None else kind.rename(stem)
     figures = [name for name in formats if name in FIGURE_FORMATS and not record.is_empty]

@@ -50,7 +50,9 @@ def overlay(photo: Pixels, patches: NDArray[Any], cmap: Colormap, top: float) ->
     A weight is a colour of the colormap, the same everywhere; the photo, in grey, only makes it lighter or darker, by
     no more than a part, so that weights can be told on dark photos and on bright ones. Nothing is smoothed.
     """
+    # Luminance after Rec. 709.
     grey = np.asarray(photo.astype(np.float64) / 255 @ np.array([0.2126, 0.7152, 0.0722]))
+    # (row, column, 3), then as many pixels as the photo has.
     colours = cmap(np.clip(patches / top, 0, 1))[:, :, :3]
     rows, columns = (photo.shape[axis] // patches.shape[axis] for axis in (0, 1))
     return tint(colours.repeat(rows, 0).repeat(columns, 1), grey)

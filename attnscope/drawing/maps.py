@@ -64,6 +64,7 @@ class MapsPage(Page):
             self.corners = [
                 places.corners[down.index(row) * len(across) + across.index(column)] for row, column in figure.names
             ]
+        # What stays the same on all figures of this page.
         self._title = self.head("", figure.subtitle, zoom=self.zoom, animated=True)
         self._picture_box: Box | None = None
         self._photo = None if figure.picture is None else self._draw_picture()
@@ -79,6 +80,7 @@ class MapsPage(Page):
         self._draw_strips()
         self._draw_marks()
         self._draw_foot()
+        # What changes: the numbers in cells, and their ink.
         self._numbers = self._open_numbers() if self.number_px else []
         self._dark = [is_dark(*self._cmap(value)[:3]) for value in np.linspace(0, 1, 256)]
 
@@ -124,6 +126,7 @@ class MapsPage(Page):
                 least_cell_px=1 if figure.is_labelled else 24 / max(shape),
                 least_width_px=layout.NARROWEST_PX,
             )
+        # Larger maps: with a picture as the first panel, if there is one.
         n = figure.n + (figure.picture is not None)
         least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
         return layout.Wanted(
@@ -276,6 +279,7 @@ class MapsPage(Page):
             middle = x + (place // self.pool + 0.5) * wide
             color = columns.color(place)
             texts.append(self.write(middle, below, label, font, ha="center", va="top", rotation=90, color=color))
+        # Numbers along sides without labels.
         size = layout.CAPTION_PX
         for share, text in rows.ticks:
             self.lines([[(x - 5, y + share * height), (x - 1, y + share * height)]])
@@ -306,6 +310,7 @@ class MapsPage(Page):
                 wide = width / len(numbers)
                 strips += [(x + n * wide, y - 4 - size * reach, wide, size * reach) for n, size in enumerate(numbers)]
                 levels.append([(x, y - 4 - figure.level * reach), (x + width, y - 4 - figure.level * reach)])
+            # At the right, from above.
             if figure.beside:
                 numbers = fit(np.array([figure.beside[number]]), (height, 1))[0]
                 tall = height / len(numbers)
@@ -324,6 +329,7 @@ class MapsPage(Page):
             lines += [[(x, y + at * tall), (x + width, y + at * tall)] for at in rows.seams]
             lines += [[(x + at * wide, y), (x + at * wide, y + height)] for at in columns.seams]
             self._draw_spans(x, y, wide)
+        # Frames stand on the picture, too.
         for x, y, *_ in [*self.boxes, *([] if self._picture_box is None else [self._picture_box])]:
             for left, top, right, bottom in self.content.boxes:
                 framed.append((x + left * wide, y + top * tall, (right - left) * wide, (bottom - top) * tall))
@@ -364,6 +370,7 @@ class MapsPage(Page):
             text = self.lettering.fit(line, layout.CAPTION_PX, room)
             self.write(layout.MARGIN_PX, bottom + _LINE_PX / 2, text, layout.CAPTION_PX, ha="left")
             bottom += _LINE_PX
+        # Notes on what is not shown as it is.
         notes = [*figure.notes, *self.lettering.notes]
         if figure.is_labelled and self.tokens_per_label > 1 and not figure.names:
             notes.append(f"one label for {self.tokens_per_label} tokens")
@@ -420,6 +427,7 @@ class MapsPage(Page):
                 image.set_data(overlay(self._photo, cells, self._cmap, ends[1]))
             else:
                 self.set_cells(image, cells, ends)
+        # The numbers below the colour bar; the first one stays on the page.
         x, _, width, _ = self.bar
         placed = list(ticks.items())
         for number, text in enumerate(self._ticks):
@@ -427,6 +435,7 @@ class MapsPage(Page):
             text.set_text(written)
             half = self.lettering.width_px(written, layout.CAPTION_PX * self.zoom) / 2
             text.set_x(max(half + self.paper.crop_px, x + width * (tick - bar[0]) / ((bar[1] - bar[0]) or 1.0)))
+        # The numbers in cells.
         for text, weight in zip(self._numbers, shown[0].ravel() if self._numbers else (), strict=True):
             low, high = limits[0]
             share = min(1.0, max(0.0, (float(weight) - low) / ((high - low) or 1.0)))

@@ -64,6 +64,7 @@ def record_from_arrays(
             "say",
             "give one label for each query, and keys where they are others",
         )
+    # The kind, if that is not said.
     if kind is None:
         later = np.triu_indices(len(tokens), 1)
         looks_back = keys is None and len(tokens) > 1 and not np.nan_to_num(array)[..., later[0], later[1]].any()
@@ -83,6 +84,7 @@ def record_from_arrays(
         n_heads=max(head_numbers) + 1,
         n_kv_heads=max(head_numbers) + 1,
     )
+    # What made it is not known.
     note = "The weights were computed elsewhere: attnscope has checked their form, not how they came about."
     run = {"model": model, "source": "arrays", "engine": "elsewhere", "dtype": str(np.asarray(weights).dtype)}
     run |= dict.fromkeys(("sha256", "architecture", "device"), "")
@@ -130,6 +132,7 @@ def _weights_of(weights: ArrayLike) -> NDArray[np.float32]:
         raise AttnscopeError(f"the weights are no array of numbers: {first_line(error)}", hint) from None
     if given.dtype.kind in "biuc" or array.ndim != 4 or not array.size:
         raise AttnscopeError(f"the weights are of type {given.dtype} and have shape {given.shape}", hint)
+    # NaN throughout stands for a head that a layer lacks.
     missing = np.isnan(array)
     partly = np.argwhere(missing.any((2, 3)) & ~missing.all((2, 3)))
     if len(partly):
@@ -167,6 +170,7 @@ def _tokens_of(text: str | None, tokens: Sequence[str], special: Sequence[int]) 
         raise AttnscopeError(f"there is no token {max(places, key=abs)} to be special", f"there are {n}, from 0")
     added[places] = True
     text = " ".join(label.strip("·") for label in labels) if text is None else text
+    # Where each label stands in the text, from left to right.
     offsets = np.full((n, 2), -1, np.int32)
     position = 0
     for token, label in enumerate(labels):

@@ -201,6 +201,7 @@ class Heatmap(MapsResult[AttentionMap]):
         else:
             for photo, places in photos.items():
                 merged[f"marks of {photo}"] = sorted({*range(min(places), max(places))} - {*places})
+        # The first key of its group, for each key.
         group = np.arange(len(attention.keys))
         names = {}
         for name, places in merged.items():
@@ -210,6 +211,7 @@ class Heatmap(MapsResult[AttentionMap]):
         firsts, inverse = np.unique(group, return_inverse=True)
         labels = tuple(names.get(place, attention.keys.labels[place]) for place in firsts.tolist())
         keys = replace(attention.keys.take(firsts), labels=labels)
+        # Weights, (layer, head, query, key), summed by group.
         order = np.argsort(inverse, kind="stable")
         starts = np.searchsorted(inverse[order], np.arange(len(firsts)))
         weights = np.add.reduceat(attention.weights[..., order], starts, axis=3, dtype=np.float64).astype(np.float32)
@@ -299,6 +301,7 @@ class Heatmap(MapsResult[AttentionMap]):
     def require_whole(self) -> None:
         """Refuse weights that are none, and tokens that are not those of its picture or sound."""
         super().require_whole()
+        # Weights, and the tokens that they are of.
         for attention in self.maps:
             weights = attention.weights
             if not weights.size:
@@ -379,6 +382,7 @@ def _merge_weights(weights: NDArray[Any], rows: Sequence[int], columns: Sequence
 
     Groups are given by their first places.
     """
+    # (layer, head, query, word), then (layer, head, word, word).
     summed = np.add.reduceat(weights.astype(np.float64), columns, axis=3)
     # A piece whose row is empty says nothing of its word.
     filled = np.add.reduceat(summed.any(-1), rows, axis=2, dtype=np.int64)

@@ -101,6 +101,7 @@ def picture_plates(record: Heatmap, style: Style, query: str | None = None) -> I
     notes = [_OVER_PHOTO]
     boxes: tuple[Any, ...] = ()
     if token >= 0 and not attention.queries.special[token]:
+        # Tokens that are no patches come first, or between.
         row, column = divmod(int((~attention.queries.special[:token]).sum()), picture.grid[1])
         boxes = ((column, row, column + 1, row + 1),)
         notes.append("framed: the query")
@@ -233,17 +234,18 @@ def word_plates(record: Heatmap, style: Style, query: str | None = None) -> Iter
     heads = record.chosen(attention)
     is_picked = record.picked is not None
     # Queries that a model has learned are no words.
-    one, several = (
-        ("query", "queries") if attention.kind == "cross" and not attention.queries.text else ("word", "words")
-    )
+    is_learned = attention.kind == "cross" and not attention.queries.text
+    one = "query" if is_learned else "word"
+    several = "queries" if is_learned else "words"
     notes = ["the mean of the heads that were picked" if is_picked else "the mean of all heads"]
     notes += [note] if note else []
+    # All words over each picture.
     for number, picture in enumerate(record.pictures):
         titles = {"titles": tuple(word.name for word in words)}
         rows = [weights_of(record, word, heads) for word in words]
-        yield _word_plate(
-            record, picture, f"{several}{_mark(record, number)}", f"{several} look", titles, rows, notes, style
-        )
+        stem = f"{several}{_mark(record, number)}"
+        yield _word_plate(record, picture, stem, f"{several} look", titles, rows, notes, style)
+    # Each word by itself, over all pictures that are not made small.
     for (place, word), (number, picture) in product(enumerate(words), enumerate(record.pictures)):
         if picture.source.endswith(SMALL):
             continue
@@ -314,6 +316,7 @@ def sound_plates(record: Heatmap, style: Style, query: str | None = None) -> Ite
     assert sound is not None
     if sound.words and sound.spectrogram is not None:
         yield _word_times(record, sound)
+    # The sides of all maps.
     frames = _seconds(sound)
     is_across = attention.kind == "cross"
     queries, n_rows = attention.queries, len(attention.queries)
@@ -394,7 +397,8 @@ def _followed(sound: Sound) -> str:
 def _word_times(record: Heatmap, sound: Sound) -> Plate:
     """Return the words of a recording over the spectrogram that the model was given: seconds across, kilohertz up."""
     assert sound.spectrogram is not None
-    levels = sound.spectrogram.levels[::-1].astype(np.float32) / 255  # the highest band first
+    # (band, step), the highest band first.
+    levels = sound.spectrogram.levels[::-1].astype(np.float32) / 255
     hertz = np.array(sound.spectrogram.hertz)
     n_bands, n_steps = levels.shape
     # Bands are spaced in mel.

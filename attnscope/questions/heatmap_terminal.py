@@ -225,6 +225,7 @@ def _large(attention: AttentionMap, pair: Pair, console: Console) -> RenderableT
     more = f" (a column shows the largest of {pool} keys)" if pool > 1 else ""
     lines = Text().append(f"\nL{pair[0]}H{pair[1]}", style="bold")
     lines.append(f"  rows: queries, columns: keys by number{more}\n")
+    # A column is two characters wide.
     numbers = "".join(f"{column * pool:<10}" for column in range(0, pooled.shape[1], 5))
     lines.append(f"{'':{width + 6}}{numbers.rstrip()}", style="dim")
     for token, label in enumerate(queries.labels):
@@ -248,6 +249,7 @@ def side_by_side(titled: Titled, console: Console, what: str, least_width: int =
     if pool > 1:
         lines.append(f"(a character shows the largest of {pool} × {pool} {what})\n", style="dim")
     per_row = 2 if _has_colours(console) else 1
+    # Row by row of maps, and in them line by line.
     for first in range(0, len(titled), per_line):
         row = titled[first : first + per_line]
         maps = [max_pool(weights, pool) for _, weights in row]

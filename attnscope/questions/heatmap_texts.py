@@ -180,6 +180,7 @@ def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
             notes.append("red lines: from here on the model wrote")
     elif form != "query" and any(len(np.unique(tokens.segments)) > 1 for tokens in (queries, attention.keys)):
         notes.append("red lines: the second text begins")
+    # What the run says, without what is about other kinds of attention.
     others = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
     for note in run_notes(record.run):
         if not any(other in note for other in others):
@@ -204,6 +205,7 @@ def pooled_plates(record: PooledHeatmap, style: Style, query: str | None = None)
 def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, style: Style) -> Plate:
     cells = "tokens" if attention.query_cell == attention.key_cell else "queries and keys"
     size = f"{attention.query_cell} × {attention.key_cell}"
+    # What is in all figures.
     notes = [f"rows: queries (attend) · columns: keys (are attended to) · a cell holds {size} {cells}, exactly pooled"]
     n_rows, n_columns = attention.cells.shape[2:]
     figure = MapsFigure(
@@ -221,6 +223,7 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
         largest_px=780,
         lettered=(model_name(record),),
     )
+    # Strips above and beside larger maps.
     if sheet.form != "overview":
         most = max(float(len(attention.queries)), 10.0)
         notes.append(
@@ -242,6 +245,7 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
         figure, note = _add_links(figure, attention, sheet.heads[0])
         notes.append(note)
     notes += [*note_shared(attention), *run_notes(record.run)]
+    # The title, and the cells of each head, (row, column).
     kind = f"{attention.kind} " if len(record.maps) > 1 else ""
     tokens = amount(len(attention.keys), "token")
     if attention.kind == "cross":
@@ -253,6 +257,7 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
 
 def _add_links(figure: MapsFigure, attention: PooledMap, pair: tuple[int, int]) -> tuple[MapsFigure, str]:
     """Return a figure with the far links of a head, framed on the map and listed below it, and a note on them."""
+    # A frame is three cells wide, so that it can be seen.
     boxes = []
     lines = []
     for number, link in enumerate(attention.links(*pair)[:_SHOWN_LINKS], 1):

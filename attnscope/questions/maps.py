@@ -159,6 +159,7 @@ class HeadMaps:
             tables: Its tables, by name.
             arrays: Its arrays, by name.
         """
+        # Which layers and heads, and the tokens at both sides.
         heads = tables["heads"]
         layers = tuple(dict.fromkeys(heads["layer"].tolist()))
         numbers = tuple(dict.fromkeys(heads["head"].tolist()))
@@ -166,6 +167,7 @@ class HeadMaps:
         queries, keys = (tokens_of(tables[side], *texts[i]) for i, side in enumerate(("queries", "keys")))
         part = tuple(row.pop(name) for name in _PART)
         is_part = part[0] >= 0
+        # Arrays come along the rows of heads, (head, ...), and become (layer, head, ...).
         laid = {}
         for name in cls.ARRAYS:
             values = arrays[name].astype(np.float32 if arrays[name].dtype.kind == "f" else np.int32, copy=False)
@@ -244,6 +246,7 @@ class MapsResult(Record, Generic[M]):
             columns = [column for column, head in enumerate(attention.heads) if head in heads]
             if not rows or not columns:
                 continue
+            # Arrays are (layer, head, ...).
             cut: dict[str, Any] = {name: getattr(attention, name)[np.ix_(rows, columns)] for name in attention.ARRAYS}
             cut["layers"] = tuple(attention.layers[row] for row in rows)
             cut["heads"] = tuple(attention.heads[column] for column in columns)
@@ -300,6 +303,7 @@ class MapsResult(Record, Generic[M]):
         names = [column.name for column in columns]
         tables, arrays, options = self.more_parts()
         tables["maps"] = Table.of(columns, [attention.numbers(names) for attention in self.maps])
+        # Names of the first kind have no ending.
         for number, attention in enumerate(self.maps):
             kind = f":{attention.kind}" if number else ""
             tables |= {f"{name}{kind}": table for name, table in attention.tables().items()}
@@ -430,6 +434,7 @@ def choose_heads(
     else:
         table = record.table("heads")
         known = list(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
+    # Refuse what is not there; None stands for all.
     chosen = []
     for what, wanted, held in zip(("layer", "head"), (layers, heads), map(set, zip(*known, strict=True)), strict=True):
         beyond = sorted({*(wanted or ())} - held)

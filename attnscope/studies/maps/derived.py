@@ -137,6 +137,7 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
         raise AttnscopeError("the transcript has no token before its first word", "its tokenizer writes none")
     # What is listened to as a token is written stands in the row of the token before it.
     rows = slice(first - 1, words[-1][1])
+    # (head, token, frame) → the first frame of each token.
     frames = align_tokens(np.stack([cross.of(*pair)[rows] for pair in heads]))
     seconds = np.minimum(frames * sound.seconds_per_frame, sound.seconds)
     spoken = tuple(

@@ -93,6 +93,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(named))
     else:
         page = page_of(page_texts, findings=named, start=order.start())
+    # Written at once, or not at all.
     path = order.out or _default_path(page_texts, order)
     content = page.html.encode()
     (write_stream if is_stream(path) else write_whole)(path, content)
@@ -117,6 +118,7 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]
             )
         choice = order.choice
         maps.append(choose_heads(load_arrays(path) or Heatmap.load(path), choice.pick, choice.layers, choice.heads))
+    # Refuse what cannot be one page.
     if len(named) > 1:
         raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
     if not maps and not order.is_read:

@@ -94,6 +94,7 @@ def _maps_by_kind(
         heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
         if not layers or not heads or (heard is not None and kind != "cross"):
             continue
+        # The tokens at both sides, of which a part may be kept.
         queries, keys = reading.queries_and_keys(kind)
         part = None
         if heard is not None:
@@ -198,6 +199,7 @@ def run_model(
         probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
         probes = dict.fromkeys(kinds, probe)
     run_probe(model, reading, probe)
+    # Weights of the one text of the batch, (head, query, key), by layer.
     maps = []
     for m in record.maps:
         weights = probes[m.kind].maps.get(cast("Kind", m.kind), {})
@@ -269,6 +271,7 @@ def _lay_heads(
     Raises:
         AttnscopeError: A number is NaN.
     """
+    # NaN, or -1 in whole numbers, where a layer has no such head.
     is_whole = np.issubdtype(numbers[0].dtype, np.integer)
     shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
     laid = np.full(shape, -1, np.int32) if is_whole else np.full(shape, np.nan, np.float32)
@@ -325,6 +328,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
     whole = outline(model.info, reading, chosen)
     from attnscope.core.attention.probes import Pooled
 
+    # One pass, with a grid for each kind of attention.
     grids = {cast("Kind", m.kind): _grid(m, cells, cast("Pool", pool)) for m in whole.maps}
     probe = Pooled(grids, *chosen_of(whole))
     run_probe(model, reading, probe)
