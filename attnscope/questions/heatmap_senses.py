@@ -115,7 +115,8 @@ def picture_plates(record: Heatmap, style: Style, query: str | None = None) -> I
     mark = MEAN if token < 0 else attention.queries.labels[token].replace(",", "-")
     for sheet in sheets_of_heads(record.chosen(attention), picked=record.picked is not None, after=f"-{mark}"):
         values = [over_patches(record, pair, token) for pair in sheet.heads]
-        facts = [_elsewhere(attention, pair, token) for pair in sheet.heads]
+        elsewhere = [row_of(attention, pair, token)[attention.keys.special].sum() for pair in sheet.heads]
+        facts = [[f"{share:.2f} off the picture"] if special else [] for share in elsewhere]
         subject = f"{sheet.subject}: what {name} attends to"
         if attention.kind == ROLLOUT:
             part = f"over {amount(len(attention.layers), 'layer')}"
@@ -124,16 +125,6 @@ def picture_plates(record: Heatmap, style: Style, query: str | None = None) -> I
         title = f"{model_name(record)} · {subject}"
         names = sheet.titles(attention)
         yield _over_picture(record, sheet.stem, title, picture, names, values, facts, notes, style, boxes)
-
-
-def _elsewhere(attention: AttentionMap, pair: Pair, query: int) -> list[str]:
-    """Return how much goes to tokens without a place in the picture, such as CLS; registers together."""
-    row, keys = row_of(attention, pair, query), attention.keys
-    shares: dict[str, float] = {}
-    for key in np.flatnonzero(keys.special):
-        name = keys.labels[key].rstrip("0123456789")
-        shares[name] = shares.get(name, 0.0) + float(row[key])
-    return [f"{name} {share:.2f}" for name, share in shares.items()]
 
 
 def _over_picture(
@@ -268,7 +259,7 @@ def word_plates(record: Heatmap, style: Style, query: str | None = None) -> Iter
     flat = record.with_pictures_as_one()
     if flat.maps[0].kind == "cross" and len(flat.maps) > 1:
         flat = replace(flat, maps=flat.maps[1:])
-    yield from text_plates(flat, style, before="text-", of_all_layers=True)
+    yield from text_plates(flat, style, before="text-")
 
 
 def _word_plate(

@@ -102,7 +102,7 @@ def _show(page: MapsPage, plate: Plate, style: Style) -> None:
 
 
 def sheets_of_heads(
-    heads: Sequence[Pair], *, picked: bool, apart: bool = False, before: str = "", after: str = "", n_layers: int = 0
+    heads: Sequence[Pair], *, picked: bool, apart: bool = False, before: str = "", after: str = ""
 ) -> list[Sheet]:
     """List the figures of some heads: an overview of several layers and one a layer; of picked ones, or of one, one.
 
@@ -112,7 +112,6 @@ def sheets_of_heads(
         apart: Whether each of those that were picked has a figure of its own.
         before: Begins their file names.
         after: Ends their file names.
-        n_layers: Of the model, where only some of them attend so.
     """
     layers = sorted({layer for layer, _ in heads})
     if picked or len(heads) == 1:
@@ -123,9 +122,7 @@ def sheets_of_heads(
         stems = [f"L{layer:02d}" for layer in layers]
     sheets = []
     if len(layers) > 1 and not picked:  # the overview of one layer would be the same in small
-        n = max(len(layers), n_layers)
-        part = f"{len(layers)} of " if len(layers) < n else ""
-        subject = f"{part}{amount(n, 'layer')}, {amount(len({head for _, head in heads}), 'head')}"
+        subject = f"{amount(len(layers), 'layer')}, {amount(len({head for _, head in heads}), 'head')}"
         sheets.append(Sheet(f"{before}overview{after}", "overview", tuple(heads), subject))
     for stem, group in zip(stems, groups, strict=True):
         of_one_layer = len({layer for layer, _ in group}) == 1

@@ -48,9 +48,7 @@ _SHOWN_LINKS = 10
 # Exact maps ---------------------------------------------------------------------------------------------------------
 
 
-def text_plates(
-    record: Heatmap, style: Style, query: str | None = None, *, before: str = "", of_all_layers: bool = False
-) -> Iterator[Plate]:
+def text_plates(record: Heatmap, style: Style, query: str | None = None, *, before: str = "") -> Iterator[Plate]:
     """Yield the figures of a record in the order of their files.
 
     An overview of all layers and heads, then a figure per layer. Single heads that were picked make one figure. A query
@@ -62,7 +60,6 @@ def text_plates(
         style: How it is drawn.
         query: Tokens that are named.
         before: Begins the names of files.
-        of_all_layers: Whether titles say of how many layers these are some.
 
     Raises:
         AttnscopeError: The query names no token.
@@ -76,8 +73,7 @@ def text_plates(
             continue
         mark = f"{before}{attention.kind}-" if len(record.maps) > 1 else before
         tokens = () if query is None else attention.queries.find(query)
-        n_layers = attention.n_layers if of_all_layers else 0
-        for sheet in sheets_of_heads(heads, picked=record.picked is not None, before=mark, n_layers=n_layers):
+        for sheet in sheets_of_heads(heads, picked=record.picked is not None, before=mark):
             yield _map_plate(record, attention, sheet, style, () if sheet.form == "overview" else tokens)
         for token in tokens:
             yield _query_plate(record, attention, f"{mark}query-{token:03d}", token, style)

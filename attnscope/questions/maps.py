@@ -277,13 +277,7 @@ class MapsResult(Record, Generic[M]):
         Raises:
             AttnscopeError: It does not hold it.
         """
-        attention = self.map(kind)
-        others = [m.kind for m in self.maps if layer in m.layers and head in m.heads]
-        if others and attention.kind not in others:
-            raise AttnscopeError(
-                f"L{layer}H{head} is not among the {attention.kind} heads of this record", f'ask for kind="{others[0]}"'
-            )
-        return attention.of(layer, head)
+        return self.map(kind).of(layer, head)
 
     # Tables
 
