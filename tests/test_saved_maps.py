@@ -79,7 +79,7 @@ def test_heads_that_a_record_lacks_are_refused(
 
 def test_records_about_heads_are_shown_by_layers_too() -> None:
     findings, weights = fake_findings(2, 3), attnscope.weights(attnscope.load("own"))
-    assert [head.name for head in choose_heads(findings, None, (1,), (0, 2)).heads] == ["L1H0", "L1H2"]
+    assert choose_heads(findings, None, (1,), (0, 2)).head_names == ["L1H0", "L1H2"]
     chosen = choose_heads(weights, None, None, (3,))
     assert [chosen.head_names[row] for row in chosen.options["picked"]] == ["L0H3", "L1H3"]
 
