@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,11 @@ class Output:
             KeyboardInterrupt: The study was interrupted; all that it found is printed and written.
         """
         record, out = settle(record, self.out or folder, self.stem or self.kind.stem)
+        self.finish(record, out, also)
+        fail_if_not_whole(getattr(record, "corpus", {}), getattr(record, "run", {}))
+
+    def finish(self, record: Record, out: Path | None, also: Sequence[Path] = ()) -> None:
+        """Write the files of a record into a folder, if there is one, say its notes, and print it."""
         notes = list(getattr(record, "run", {}).get("notes", ()))
         formats = self.formats
         size = sum(array.nbytes for array in record.arrays().values()) if self.kind.glance and not self.named else 0
@@ -94,19 +99,16 @@ class Output:
         paths = [] if out is None else write(record, out, formats, self.options, self.stem)
         notes += note_fonts(_texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
         say(notes, self.quiet)
-        self.show(record, [*paths, *also])
-        fail_if_not_whole(getattr(record, "corpus", {}), getattr(record, "run", {}))
-
-    def show(self, record: Record, paths: Sequence[Path]) -> None:
-        """Print a record on stdout: one JSON document; else its tables, then the paths of its files."""
+        # On stdout one JSON document; else tables, then the paths of files.
+        written = [*paths, *also]
         if self.json:
-            print_json(record.to_json(files=[str(path) for path in paths]))
+            print_json(record.to_json(files=[str(path) for path in written]))
             return
         from attnscope.report.plain_text import open_console, print_record
 
         options = {**self.options, "drawn": self.drawn, "among": self.whole}
         print_record(record, open_console(), **{name: options.get(name) for name in self.kind.shown_with})
-        print_paths(paths)
+        print_paths(written)
 
 
 def plan(
@@ -139,7 +141,7 @@ def plan(
     output = _plan(about, out, formats, known, about.usual, options, has_folder=has_folder)
     if output.drawn and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
-    return _with(output, json=json, quiet=quiet)
+    return replace(output, json=json, quiet=quiet)
 
 
 def show(
@@ -173,12 +175,8 @@ def show(
             shown = getattr(shown, method)()
     if chosen.get("query") is not None:
         kind.view("query")(shown, chosen["query"])
-    # Files, notes, and what is printed.
-    output = _with(output, json=json, quiet=quiet, options=chosen, whole=record)
-    paths = [] if output.out is None else write(shown, output.out, output.formats, chosen, output.stem)
-    notes = list(getattr(shown, "run", {}).get("notes", ()))
-    say([*notes, *note_fonts(_texts_in(shown.drawn_texts()), map(str, paths), chosen.get("font"))], quiet)
-    output.show(shown, paths)
+    output = replace(output, json=json, quiet=quiet, options=chosen, whole=record, named=True)
+    output.finish(shown, output.out)
 
 
 def _plan(
@@ -211,10 +209,6 @@ def _plan(
     if files and (out is not None or has_folder):
         require_writable(HOME if out is None else out)
     return Output(kind, out, files, drawn=TEXT in names, options=chosen, stem=stem, named=formats is not None)
-
-
-def _with(output: Output, **changes: Any) -> Output:
-    return Output(**{**vars(output), **changes})
 
 
 def _named_by(out: Path, kind: Kind) -> str:

@@ -311,11 +311,6 @@ def test_records_never_leak_into_each_other() -> None:
     assert pixels([records[i] for i in order]) == [image for i in order for image in fresh[i]]
 
 
-def test_layers_share_one_canvas() -> None:
-    plates = plates_of(simple(5, layers=3), Style(), "@1")
-    assert len({id(page) for name, page in draw_plates(plates, Style()) if name.startswith("L")}) == 1
-
-
 def test_png_and_vector_formats_do_not_disturb_each_other(tmp_path: Path) -> None:
     record = simple(3, layers=1, heads=1)
     together = record.draw(tmp_path / "all", ("svg", "png", "pdf"), query="@1")

@@ -1,8 +1,6 @@
 """Long texts through whole models: pooled maps and parts equal the exact map, and nothing of its size is ever made."""
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,9 +17,8 @@ from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.hf import seam
-from attnscope.models.hf.model import HuggingFaceModel, takes_light_masks
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
-from tests.processes import least, python
 
 SIZES = {
     "hidden_size": 16,
@@ -115,24 +112,6 @@ def test_a_mask_that_must_be_written_out_is_refused_where_it_would_be_huge(monke
     with pytest.raises(AttnscopeError, match="mask of its own kind, which takes 0.0 GiB at 2000 tokens"):
         model.run(Batch(torch.full((1, 2000), 3)), attend)
     assert model.run(Batch(torch.full((1, 1200), 3)), attend).shape[1] == 1200
-
-
-def test_a_model_that_changes_its_mask_gets_it_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of("mistral", sliding_window=4)
-    assert takes_light_masks(model.base, model.survey.plan, {})
-    attends = seam.attention_function
-
-    def changing(module: Any, query: Any, key: Any, value: Any, mask: Any = None, **others: Any) -> Any:
-        mask = None if mask is None else torch.where(mask, 0.0, torch.finfo(torch.float32).min)
-        return attends(module, query, key, value, mask, **others)
-
-    transformers.AttentionInterface.register(seam.LIKE_SDPA, changing)
-    try:
-        assert not takes_light_masks(model.base, model.survey.plan, {})
-        ids = torch.full((1, seam.LIGHT_FROM), 3)
-        assert model.run(Batch(ids), attend).shape[1] == seam.LIGHT_FROM  # written out, and so understood
-    finally:
-        transformers.AttentionInterface.register(seam.LIKE_SDPA, attends)
 
 
 # Maps
@@ -284,40 +263,3 @@ def test_the_count_of_allocations_sees_a_map() -> None:
     with Largest() as largest:
         heatmap(model, text_of(n), layers=0, heads=0)
     assert largest.n_bytes >= n * n * 4
-
-
-ADDS = """
-import json, sys, tempfile
-from pathlib import Path
-import torch, transformers, attnscope
-torch.manual_seed(0)
-torch.set_num_threads(1)
-shape = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1, vocab_size=1000)
-model = attnscope.load(transformers.LlamaModel(transformers.LlamaConfig(**shape, max_position_embeddings=16384)).eval())
-text = Path(sys.argv[1])
-
-def study(n):
-    text.write_text(json.dumps({"input_ids": torch.randint(1, 1000, (n,)).tolist()}))
-    attnscope.heads(model, attnscope.Corpus(text))
-
-def kib(name):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
-
-study(64)
-Path("/proc/self/clear_refs").write_text("5")  # makes the peak what is resident now
-before = kib("VmRSS")
-study(int(sys.argv[2]))
-print(kib("VmHWM") - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process from Linux")
-@pytest.mark.slow
-def test_what_heads_add_to_a_process_grows_with_the_length_at_most(tmp_path: Path) -> None:
-    def adds(n: int) -> int:
-        return int(python("-c", ADDS, tmp_path / "text.jsonl", n, check=True).stdout)
-
-    # Blocks of 128 queries grow with the keys, two buffers and what a tile needs for a moment do not: four times the
-    # length adds 1.8 times as much. One map would take 1 GiB.
-    bound = min(3.2 * min(adds(4096) for _ in range(2)), 128 * 1024)
-    assert least(lambda: adds(16384), bound, tries=2) < bound

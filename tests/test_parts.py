@@ -128,20 +128,6 @@ def _photo() -> Any:
     return read_photo(photo())
 
 
-def test_a_processor_of_two_senses_is_taken_apart(minilm_folder: Path) -> None:
-    made = two_towers("clip")
-    made.text_model.resize_token_embeddings(30522)
-    processor = transformers.CLIPProcessor(
-        transformers.CLIPImageProcessor(size={"height": 32, "width": 32}, do_center_crop=False),
-        transformers.AutoTokenizer.from_pretrained(minilm_folder),
-    )
-    model: Any = attnscope.load(made, processor)
-    assert attnscope.heatmap(model, "the cat").tokens[1:-1] == ("the", "cat")
-    assert attnscope.picture_heatmap(model, photo()).weights.shape == (3, 2, 17, 17)
-    with pytest.raises(AttnscopeError, match="without its image processor"):
-        attnscope.picture_heatmap(attnscope.load(made), photo())
-
-
 def test_dinov3_sees_its_registers_and_patches(tmp_path: Path) -> None:
     config = AutoConfig.for_model("dinov3_vit", **VISION, image_size=32, num_register_tokens=2)
     made = strong(AutoModel.from_config(config))

@@ -262,20 +262,3 @@ def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Pat
     again = attnscope.load_record("s/rollout.npz")
     assert again.picture is not None
     np.testing.assert_array_equal(again.picture.pixels, found.picture.pixels)
-
-
-def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path]) -> None:
-    folder = str(folders["vit"])
-    for arguments, status, said in (
-        (("--image", "photo.png"), 1, "sees no pictures"),
-        (("a text", "-m", folder), 1, "sees pictures, and reads no text"),
-        (("--image", "photo.png", "a text", "-m", folder), 1, "reads no pictures among words"),
-        (("--image", "photo.png", "-m", folder, "--words"), 2, "no --words"),
-        (("--image", "photo.png", "-m", folder, "--pool", "8"), 2, "no --pool"),
-        (("--image", "photo.png", "-m", folder, "--query", "9,9"), 1, "no patch is '9,9'"),
-        (("--image", "none.png", "-m", folder), 1, "there is no file"),
-    ):
-        ended, out, err = run("heatmap", *arguments, "-o", "x")
-        assert (ended, out) == (status, ""), err
-        assert said in err and err.startswith("error: ") and len(err.splitlines()) <= 2
-    assert not Path("x").exists()

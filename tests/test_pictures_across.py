@@ -136,20 +136,6 @@ def test_a_text_is_shown_without_a_picture_where_that_can_be(models: dict[str, A
         attnscope.picture_heatmap(models["blip"], [noise(40, 40), noise(40, 40)], QUESTION)
 
 
-def test_what_does_not_fit_a_photo_and_a_text_is_one_line(models: dict[str, Any]) -> None:
-    for name, mark in (("blip-2", "<image>"), ("mllama", "<|image|>")):
-        with pytest.raises(AttnscopeError, match="stands for a picture"):
-            attnscope.picture_heatmap(models[name], noise(40, 40), f"what {mark} is")
-        with pytest.raises(AttnscopeError, match="there is no photo"):
-            attnscope.picture_heatmap(models[name], [], QUESTION)
-
-
-def test_heads_are_measured_on_photos_where_there_is_a_vision_transformer(models: dict[str, Any]) -> None:
-    assert attnscope.picture_heads(models["trocr"], [noise(150, 230)])["heads"]["kind"][0] == "encoder"
-    with pytest.raises(AttnscopeError, match="measured on photos in vision transformers alone"):
-        attnscope.picture_heads(models["blip"], [noise(150, 230)])
-
-
 def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folders: dict[str, Path]) -> None:
     Image.fromarray(noise(90, 120)).save("a.png")
     for name in ("blip", "trocr"):
@@ -173,24 +159,6 @@ def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folde
             with pytest.raises(AttnscopeError, match="what a text asks for") as told:
                 attnscope.picture_heatmap(models[name], noise(90, 120), text, generate=3)
             assert "give a text" in str(told.value.hint)
-
-
-def test_views_show_no_rows_that_are_not_measured(models: dict[str, Any], open_page: Callable[..., Any]) -> None:
-    record = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION)
-    n = len(record.maps[0].queries)
-    assert record.maps[0].part[0] > 0
-    a, b = record.of(1, 0), record.of(1, 1)
-    patches = record.pictures[0].cells.ravel()
-    given = [one[:, patches].astype(float).sum(-1) for one in (a, b)]
-    apart = np.abs(given[0] - given[1]).mean()  # of two keys, the photo and all else
-    opened = open_page(record.page())
-    opened.show(v="grid", m=0)
-    assert f"{n} × 2 tokens" in opened.text("body")
-    opened.show(v="compare", m=0, h="1.0", b="1.1")
-    found = re.search(r"On average ([\d.]+) of a query's", opened.text("body"))
-    assert found and float(found[1]) == pytest.approx(apart, abs=1e-3)
-    opened.show(v="photo", m=1, h="0.1")
-    assert "the decoder heads do not look at the picture" in opened.text("body")
 
 
 def test_queries_are_shown_where_the_language_model_is_an_encoder_decoder(tmp_path: Path) -> None:

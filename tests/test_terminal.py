@@ -98,15 +98,6 @@ def test_colours_are_the_weights() -> None:
     assert "48;2;8;48;107m" in out and "48;2;255;255;255m" in out and "48;2;132;152;181m" in out
 
 
-def test_colours_of_thumbnails_show_two_rows_in_one() -> None:
-    record = simple(3, layers=1, heads=5)
-    record.maps[0].weights[:] = 0
-    record.maps[0].weights[0, 0, :, 0] = [1, 0.5, 1]
-    out = printed(record, colour=True)
-    assert "38;2;8;48;107;48;2;132;152;181m▀" in out
-    assert "38;2;8;48;107m▀" in out  # the last row has none below it
-
-
 def test_a_terminal_without_unicode_gets_ascii_shades() -> None:
     out = printed(simple(6, layers=1, heads=1), encoding="ascii")
     body = out.split("head")[0]
