@@ -21,8 +21,8 @@ MANY_PARAMETERS = {
     "models/hf/seam.py:attention_function",  # as transformers calls it
 }  # fmt: skip
 """Functions that have more; kernels and commands may too."""
-MANY_FILES = {"pages/src"}
-"""Folders that hold more: the scripts of pages are one program, without folders in it."""
+MANY_FILES = {"pages/src", "questions"}
+"""Folders that hold more: the scripts of pages are one program, without folders in it; each question has its file."""
 
 
 def module_of(path: Path) -> str:

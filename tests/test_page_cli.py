@@ -134,7 +134,7 @@ def test_a_file_that_is_no_page_is_not_replaced(run: Run, tmp_path: Path, argume
     [
         ([], 2, "nothing to show"),
         (["a", "--split", "word"], 2, "no split 'word'"),
-        (["a", "--scale", "log"], 2, "no scale 'log'"),
+        (["a", "--scale", "log"], 2, "--scale has no 'log'"),
         (["a", "-o", "."], 2, "is a folder"),
         (["--record", "gone.npz"], 1, "there is no file gone.npz"),
         (["--file", "gone.txt"], 1, "gone.txt"),

@@ -123,41 +123,46 @@ def picture_plates(record: Heatmap, style: Style, query: str | None = None) -> I
             part = part if sheet.form == "overview" else f"up to layer {sheet.heads[0][0]}"
             subject = f"rollout {part}: where {name} came from"
         title = f"{model_name(record)} · {subject}"
-        names = sheet.titles(attention)
-        yield _over_picture(record, sheet.stem, title, picture, names, values, facts, notes, style, boxes)
+        figure = _picture_figure(
+            record,
+            style,
+            picture,
+            values,
+            facts,
+            **sheet.titles(attention),
+            notes=notes,
+            boxes=boxes,
+            lettered=(title,),
+        )
+        yield Plate(sheet.stem, title, figure, values)
 
 
-def _over_picture(
+def _picture_figure(
     record: Heatmap,
-    stem: str,
-    title: str,
+    style: Style,
     picture: Picture,
-    names: dict[str, Any],
     values: Sequence[Floats],
     facts: Sequence[Sequence[str]],
-    notes: Sequence[str],
-    style: Style,
-    boxes: tuple[Any, ...] = (),
-) -> Plate:
-    """Return a figure of numbers laid over a picture, with the largest of each beside its facts."""
+    **fields: Any,
+) -> MapsFigure:
+    """Return a figure of numbers laid over a picture, with the largest of each beside its facts.
+
+    `fields` are further fields of the figure.
+    """
     rows, columns = picture.grid
     n = len(values)
     captions = [(f"max {patches.max():.3g}", *more) for patches, more in zip(values, facts, strict=True)]
-    figure = MapsFigure(
-        **names,
+    return MapsFigure(
         subtitle=picture.facts,
-        notes=(*notes, *run_notes(record.run)),
         axes=((Axis(n=rows), Axis(n=columns)),),
         meaning=_PICTURE_MEANING[style.scale],
         cmap=style.cmap,
         captions=tuple(captions),
-        lettered=(title, *names.get("titles", ())),
         picture=picture,
         largest_px=_SINGLE_PX if n == 1 else _PANEL_PX,
         columns=n + 1 if n <= _MOST_IN_A_ROW else 0,
-        boxes=boxes,
+        **{**fields, "notes": (*fields["notes"], *run_notes(record.run))},
     )
-    return Plate(stem, title, figure, values)
 
 
 # Pictures among words -----------------------------------------------------------------------------------------------
@@ -277,7 +282,10 @@ def _word_plate(
     facts = [[f"{share_of(picture, row):.0%} on the picture"] for row in rows]
     share = "percentages: how much of the attention goes to this picture, all patches together"
     title = f"{model_name(record)} · where {looks} · {record.text}"
-    return _over_picture(record, stem, title, picture, titles, values, facts, [*notes, share, _OVER_PHOTO], style)
+    lettered = (title, *titles.get("titles", ()))
+    notes = [*notes, share, _OVER_PHOTO]
+    figure = _picture_figure(record, style, picture, values, facts, **titles, notes=notes, lettered=lettered)
+    return Plate(stem, title, figure, values)
 
 
 def _mark(record: Heatmap, number: int) -> str:
