@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 import attnscope
+from attnscope.core.catalogue import Measured
 from attnscope.core.facts import TextFacts
-from attnscope.core.measures import Measured, measures_of_weights
+from attnscope.core.measures import measures_of_weights
 from attnscope.corpus import CorpusText
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
 from attnscope.studies.heads.roles import complete_thresholds

@@ -1,13 +1,19 @@
 """The catalogue of head measures: what each is called and means, and what it adds up. Loads no torch.
 
 A measure reads attention in one of three ways: by what keys are worth, by what pairs of a query and a key are worth, or
-as a number of a row of weights. Its entry says which. The engine (`core.measures`) knows these three and no names.
+as a number of a row of weights. Its entry says which. The engine (`core.measures`) knows these three and no names. It
+gives out `Measured`.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Sums = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -389,3 +395,36 @@ class Columns:
         self.numbers = [names.index(name.removesuffix("_active")) for name in self.names]
         parts: list[str | int] = ["mass", *self.facts, *self.offsets]
         self.pair_map = [[int(part in (family.offsets or (family.fact,))) for family in self.pairs] for part in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The measures of one layer on one batch, as sums and counts.
+
+    A unit is a text; or, if texts are long (`catalogue.unit_queries`), a block of a text's queries. All units of the
+    first text come before those of the second, and each text has as many.
+
+    Attributes:
+        sum: (measure, unit, head), in the order of `names`.
+        count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
+        uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. In
+            `…_active` each query weighs as it does in the head, by the head's mass on keys outside the sinks: a head
+            that spreads evenly over them has just this, however much it rests.
+        names: The sums that there are: `catalogue.measure_names`.
+    """
+
+    sum: Sums
+    count: Sums
+    uniform_sum: Sums
+    names: tuple[str, ...]
+
+    def value(self, name: str) -> Sums:
+        """Return a measure's value pooled over the batch, sum / count, (head,); NaN where nothing was counted."""
+        number = self.names.index(name)
+        total, count = self.sum[number].sum(0), self.count[number].sum(0)
+        ratio: Sums = np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
+        return ratio
+
+    def uniform(self, name: str) -> Sums:
+        """Return the value under uniform attention, (head,); NaN where nothing was counted."""
+        return replace(self, sum=self.uniform_sum).value(name)

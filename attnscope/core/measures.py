@@ -9,19 +9,16 @@ Shapes: b texts, m mask heads (1 if all heads share one), h heads, q queries, k 
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention import tiles
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall, Kind
 from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles, blocks
-from attnscope.core.catalogue import MEASURES, Columns, Keys, Measure, unit_queries
+from attnscope.core.catalogue import MEASURES, Columns, Keys, Measure, Measured, unit_queries
 from attnscope.core.facts import TextFacts, key_facts, outlying, pair_facts
 
 PAIRS_AT_ONCE = 2**18
@@ -32,41 +29,6 @@ KEPT_PAIRS = 2**20
 
 FEW_QUERIES = 64
 """Queries whose weights on a key are added up in float32: sums of more are float64, or they would lose digits."""
-
-Sums = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """The measures of one layer on one batch, as sums and counts.
-
-    A unit is a text; or, if texts are long (`catalogue.unit_queries`), a block of a text's queries. All units of the
-    first text come before those of the second, and each text has as many.
-
-    Attributes:
-        sum: (measure, unit, head), in the order of `names`.
-        count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
-        uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. In
-            `…_active` each query weighs as it does in the head, by the head's mass on keys outside the sinks: a head
-            that spreads evenly over them has just this, however much it rests.
-        names: The sums that there are: `catalogue.measure_names`.
-    """
-
-    sum: Sums
-    count: Sums
-    uniform_sum: Sums
-    names: tuple[str, ...]
-
-    def value(self, name: str) -> Sums:
-        """Return a measure's value pooled over the batch, sum / count, (head,); NaN where nothing was counted."""
-        number = self.names.index(name)
-        total, count = self.sum[number].sum(0), self.count[number].sum(0)
-        ratio: Sums = np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
-        return ratio
-
-    def uniform(self, name: str) -> Sums:
-        """Return the value under uniform attention, (head,); NaN where nothing was counted."""
-        return replace(self, sum=self.uniform_sum).value(name)
 
 
 class HeadMeasures:
@@ -170,15 +132,12 @@ def measures_of_weights(
     outlying: Bool[Tensor, "batch key"] | None = None,
     catalogue: Mapping[str, Measure] = MEASURES,
 ) -> Measured:
-    """Return all measures of one layer from its dense weights, of models that give out nothing else.
-
-    Computed in float64 (float32 on devices without it), some queries of one text at a time.
+    """Return all measures of one layer from its dense weights, in float64 where there is one, one unit at a time.
 
     Args:
         weights: In any precision.
         keys: The texts that the keys are of.
-        queries: In cross attention the texts that the queries are of; None = the same. Measures that compare places are
-            undefined in cross attention.
+        queries: In cross attention the texts that the queries are of; None = the same. Pairs are undefined there.
         allowed: Which query may attend to which key, boolean, broadcastable to (batch, head, query, key). None = where
             any head puts weight: right, except for weights so small that they are 0 in every head.
         outlying: Which keys are outlying (`facts.outlying`); None leaves outlier_token undefined.
@@ -222,14 +181,8 @@ def measures_of_weights(
 class _MaskedTexts:
     """Hold what texts and one mask determine, whatever the weights, so that all layers under this mask share it.
 
-    Args:
-        columns: The measures.
-        blocks: The blocks of queries; none crosses the end of a unit.
-        keys: The texts of the keys.
-        asking: Which queries count, (b, q).
-        mask_heads: How many heads the mask has.
-        own_text: Whether queries are tokens of the same texts.
-        dtype: The precision of weights.
+    `blocks` cross no end of a unit, `asking` are the queries that count, (b, q), and `dtype` is that of weights.
+    `own_text` says whether queries are tokens of the same texts as keys.
 
     Attributes:
         worth: What keys are worth, (b, k, measure of keys), 0 where that is not known.
@@ -467,10 +420,7 @@ class _MaskedTexts:
 class _Layer:
     """Add up the measures of one attention, block by block.
 
-    Args:
-        texts: What texts and mask determine.
-        n_heads: How many heads there are.
-        outlying: Which keys are outlying in this layer, (b, k); None = not known.
+    `outlying` are the keys that are so in this layer, (b, k); None = not known.
     """
 
     def __init__(self, texts: _MaskedTexts, n_heads: int, outlying: Tensor | None) -> None:

@@ -1,7 +1,7 @@
 """One head's attention as a person computes it: one line of NumPy per step.
 
 The lines are what runs: a step's value is what its own line leaves, so what you read is what was computed. They share
-no code with core.attention (the kernels) nor with core.reference (loops), which check them. NumPy only.
+no code with core.attention (the kernels) nor with tests/oracle.py (loops), which check them. NumPy only.
 """
 
 import math

@@ -19,7 +19,7 @@ from attnscope.studies.describe.rows import lot_of
 from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
 
 if TYPE_CHECKING:
-    from attnscope.core.measures import Measured
+    from attnscope.core.catalogue import Measured
 
 CONTENT_WHAT = (
     "the share of attention that rests on neither special tokens nor the first one, times the nats that attention is "

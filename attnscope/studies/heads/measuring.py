@@ -27,8 +27,8 @@ from attnscope.studies.run import Measurer, Part
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnscope.core.catalogue import Measured
     from attnscope.core.facts import TextFacts
-    from attnscope.core.measures import Measured
 
 Floats = NDArray[np.float64]
 
