@@ -113,7 +113,7 @@ def test_there_is_something_to_walk() -> None:
     assert len(FUNCTIONS) > 100
     assert {
         "attention.seam.attend",
-        "exact.intervals.mean_interval",
+        "intervals.mean_interval",
         "facts.outlying",
     } <= FUNCTIONS.keys()
 

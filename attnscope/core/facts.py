@@ -210,6 +210,9 @@ def pair_facts(
         queries: A range of queries.
         keys: A range of keys.
         dtype: Of the result.
+
+    Returns:
+        Fact -> what pairs are worth: 1 or 0, a cosine, or a distance in tokens or patches.
     """
     device = texts.real.device
     q = torch.arange(queries.start, queries.stop, device=device)[:, None]

@@ -1,7 +1,7 @@
 """Read off rows of attention what tokens and offsets get, and how much more that is than an even share.
 
 A *lift* is what a head gives to an item (a token, or a pair of tokens), divided by an even share of its attention. The
-atlas decides which items and texts these are.
+atlas decides which items and texts these are. Ours.
 """
 
 from typing import NamedTuple

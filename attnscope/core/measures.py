@@ -3,7 +3,7 @@
 A measure adds up weights times what keys are worth, weights times what pairs of a query and a key are worth, or numbers
 of rows of weights (`catalogue`). Uniform attention, and attention outside sinks, are such sums with other weights.
 `HeadMeasures` measures every layer of a forward pass: `_MaskedTexts` works out what texts and one mask determine, and
-`_Layer` adds up the tiles of one layer. This module knows no model, no tokenizer and no corpus.
+`_Layer` adds up the tiles of one layer. This module knows no model, no tokenizer and no corpus. Ours.
 
 Shapes: b texts, m mask heads (1 if all heads share one), h heads, q queries, k keys, c columns.
 """
@@ -64,7 +64,7 @@ class HeadMeasures:
         self._plans: dict[Hashable, tuple[_MaskedTexts, Tensor | None]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and measure its heads.
+        """Compute an attention, and measure its heads; shape and dtype of its output: see `Probe`.
 
         Raises:
             RuntimeError: The layer of this kind has been here already.

@@ -1,7 +1,7 @@
 """Hold sampled rows of attention and features of their keys, and count these: all that fitting descriptions needs.
 
 To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f]: see `descriptions`. What
-features mean is known in `studies.describe`. An *entry* is a key that the query of a sampled row may attend to.
+features mean is known in `studies.describe`. An *entry* is a key that the query of a sampled row may attend to. Ours.
 """
 
 from __future__ import annotations
@@ -196,12 +196,12 @@ class Rows:
         return np.repeat(np.arange(len(self.texts)), self.lengths)
 
     def sums(self, values: NDArray[np.floating]) -> Floats:
-        """Sum over the entries of each row: (..., entry) to (..., row)."""
+        """Return sums over the entries of each row, in float64: (..., entry) to (..., row)."""
         sums: Floats = np.add.reduceat(values, self.starts[:-1], axis=-1, dtype=np.float64)
         return sums
 
     def spread(self, of_rows: NDArray[Any]) -> NDArray[Any]:
-        """Give each entry the number of its row: (row,) to (entry,)."""
+        """Give each entry the number of its row, in the same dtype: (row,) to (entry,)."""
         return np.repeat(of_rows, self.lengths)
 
     @cached_property
@@ -332,7 +332,7 @@ class Rows:
         return float(self.by_entry(feature, head) @ self.weighted(self.counts, head))
 
     def weighted(self, unscaled: NDArray[np.floating], head: int) -> Floats:
-        """Scale each row of p, (entry,), known up to a factor of the row, to what the row counts for a head."""
+        """Scale each row of p, (entry,), known up to a factor, to a sum of what the row counts for a head."""
         scaled: Floats = unscaled * self.spread(self.weights[head] / np.maximum(self.sums(unscaled), 1e-30))
         return scaled
 
