@@ -190,7 +190,7 @@ def test_a_misspelt_probe_engine_or_measure_is_suggested(run: Run) -> None:
     [
         ("patch pairs.jsonl --by xx", "--by has no 'xx'", "choose from z, query"),
         ("heatmap The. --sort explained", "No such option: --sort", "--sort belongs to heads"),
-        ("heatmap The. --engine numpy --dtype bfloat16", "the numpy engine computes on", "leave out --dtype, or take"),
+        ("heatmap The. --engine numpy --dtype bfloat16", "the numpy engine computes on", "--dtype, or take"),
         ("heads --file no.txt", "there is no file no.txt", "check its name"),
         (
             "relations no.txt",

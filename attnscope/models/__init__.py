@@ -80,10 +80,9 @@ def load(
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
-        if (engine, device, dtype) not in (("auto", "cpu", "float32"), ("hf", "cpu", "float32")):
-            raise UsageError("a model in memory stays as it is", "move or cast it yourself, and leave out the options")
-        if adapter is not None:
-            raise UsageError("a model in memory stays as it is", "give peft's PeftModel with the adapter")
+        if engine not in ("auto", "hf") or (device, dtype, adapter) != ("cpu", "float32", None):
+            hint = "move, cast or adapt (peft) it yourself, and leave out the options"
+            raise UsageError("a model in memory stays as it is", hint)
         if inputs is not None:
             from attnscope.models.inputs.model import load_inputs
 
@@ -107,13 +106,10 @@ def load(
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
         engine = "hf"
-    on_cpu = device in ("cpu", "auto")
-    precise = dtype in ("float32", "float64")
-    if engine == "numpy" and not (on_cpu and precise):
-        excess = " and ".join(name for name, fits in (("--device", on_cpu), ("--dtype", precise)) if not fits)
+    if engine == "numpy" and not (device in ("cpu", "auto") and dtype in ("float32", "float64")):
         raise UsageError(
             "the numpy engine computes on the CPU, in float32 or float64",
-            f"leave out {excess}, or take --engine native",
+            "leave out --device and --dtype, or take --engine native",
         )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if source.adapter is not None and device_map is not None:

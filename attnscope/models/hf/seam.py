@@ -15,7 +15,6 @@ Knows no files, no tokenizers and no text.
 
 import contextlib
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -99,7 +98,7 @@ class _Run:
     light_from: int | None = None
     light: list[tuple[Tensor, Light]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
-    calls: "Counter[nn.Module]" = field(default_factory=Counter)
+    waiting: dict[nn.Module, list[Place]] = field(default_factory=dict)  # calls that are to come
 
     def __call__(self, module: nn.Module, call: AttentionCall, window: int | None) -> Tensor:
         if self.plan is None or self.probe is None:
@@ -118,20 +117,17 @@ class _Run:
     def place(self, module: nn.Module) -> Place:
         if self.plan is None:
             return "encoder", len(self.seen)
-        number = self.calls[module]
-        places = self.plan.get(module, ())
-        if number >= len(places):
+        if not self.waiting.get(module):
             raise AttnscopeError(
                 f"{type(module).__name__} computes more attention on this input than when the model was loaded",
                 "its layers cannot be told apart here; give the texts one by one, or a shorter one",
             )
-        self.calls[module] += 1
-        return places[number]
+        return self.waiting[module].pop(0)
 
     def check_complete(self) -> None:
-        for module, places in (self.plan or {}).items():
-            if self.calls[module] != len(places):
-                kind, layer = places[self.calls[module]]
+        for places in self.waiting.values():
+            if places:
+                kind, layer = places[0]
                 raise AttnscopeError(
                     f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
                     "a part would be shown as the whole; give the texts one by one, or one of another length",
@@ -172,7 +168,9 @@ def perform(
         beside: Whether modules that the plan does not name may attend too, unseen by the probe: a tower that makes
             tokens of pictures.
     """
-    return _forward(model, inputs, _Run(plan, probe, beside, light_from, calls=Counter(skipped or {})), through)[0]
+    skipped = skipped or {}
+    waiting = {module: [*places][skipped.get(module, 0) :] for module, places in plan.items()}
+    return _forward(model, inputs, _Run(plan, probe, beside, light_from, waiting=waiting), through)[0]
 
 
 def _forward(
@@ -310,12 +308,13 @@ def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) ->
     """Return a mask as transformers' own function makes it, or a light one in a run that takes them."""
     run = _run.get()
     n_keys = int(request["kv_length"])
-    if run is None or run.light_from is None or n_keys < run.light_from:
-        if run is not None and run.plan is not None and n_keys > LONGEST_WRITTEN_OUT:
-            return _mask_if_free(written_out, request)
+    if run is None or run.plan is None:
         return written_out(**request)
-    rule = _rule(request)
-    padding = prepare_padding_mask(request.get("attention_mask"), n_keys, request.get("kv_offset", 0))
+    rule = None
+    padding = None
+    if run.light_from is not None and n_keys >= run.light_from:
+        rule = _rule(request)
+        padding = prepare_padding_mask(request.get("attention_mask"), n_keys, request.get("kv_offset", 0))
     if rule is None or (padding is not None and padding.ndim != 2):
         return _mask_if_free(written_out, request) if n_keys > LONGEST_WRITTEN_OUT else written_out(**request)
     if written_out is sdpa_mask:
