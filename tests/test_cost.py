@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import files
-from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, divisors, sizes_by_hand, sizes_of
+from attnscope.models.sizes import PRESETS, attention_weights, change_sizes, sizes_by_hand, sizes_of
 from attnscope.report.figures import pages
 from attnscope.report.numbers import abbreviate
 from attnscope.report.plain_text import open_console
 from attnscope.report.terminal import show
-from attnscope.studies.cost import BYTES, cost, find_sizes
+from attnscope.studies.cost import cost, find_sizes
 from tests.core_helpers import few_examples
 
 
@@ -123,25 +123,9 @@ def test_figures_that_circulate_wrongly() -> None:
     assert cost("gpt3", 8192).value("tiled_bytes") == 96 * 8192 * 4
 
 
-def test_the_number_of_heads_changes_no_parameters() -> None:
-    for heads in (1, 2, 4, 8, 16, 32):
-        found = cost(sizes_by_hand(256, heads, 3), 100)
-        assert found.value("projections_per_layer") == 4 * 256**2
-        assert found.value("scores_bytes") == heads * 100**2 * 2
-    heads = cost("bert-base", 512)["heads"]
-    assert (heads["projections"] == 4 * 768**2).all() and (heads["n_heads"] * heads["d_head"] == 768).all()
-    assert heads["n_heads"][heads["chosen"]].tolist() == [12]
-    np.testing.assert_allclose(heads["scale"], heads["d_head"] ** -0.5)
-    assert heads["projections_mqa"][heads["chosen"]] == 2 * 768**2 + 2 * 768 * 64
-
-
 def test_a_loaded_model_is_no_list_of_sizes() -> None:
     with pytest.raises(UsageError, match="the name or the folder"):
         cost(attnscope.load("own"))  # type: ignore[arg-type]
-
-
-def test_a_cost_says_in_a_line_what_it_is_of() -> None:
-    assert repr(cost("bert-base", 512)) == "Cost('bert-base', 12 layers of 12 heads, texts of 512 tokens)"
 
 
 def test_grouped_queries_cost_less_and_cache_less() -> None:
@@ -323,11 +307,6 @@ def test_the_figures_show_the_curves_and_name_their_ticks() -> None:
 )  # fmt: skip
 def test_large_numbers_in_short(value: float, unit: str, said: str) -> None:
     assert abbreviate(value, unit) == said
-
-
-def test_divisors() -> None:
-    assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(1) == [1] and divisors(16) == [1, 2, 4, 8, 16]
-    assert set(BYTES.values()) == {1, 2, 4}
 
 
 @pytest.mark.parametrize("name", ["bert-base", "llama-2-70b", "minilm"])

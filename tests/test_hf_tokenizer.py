@@ -49,11 +49,6 @@ def test_a_fast_tokenizer_says_what_the_library_alone_says(
     assert bert.note == ""
 
 
-def test_texts_are_never_cut_nor_padded(bert: HuggingFaceTokenizer) -> None:
-    assert len(bert.encode("cat " * 700)) == 702
-    assert len(bert.encode("cat")) == 3
-
-
 def test_byte_pieces_are_labelled_as_text() -> None:
     tokens = HuggingFaceTokenizer(byte_level()).encode("the c\n")
     assert tokens.labels == ("<s>", "the", "·c", "⏎")
@@ -96,10 +91,6 @@ def test_a_slow_tokenizer_reads_no_pairs() -> None:
 def test_pieces_are_found_in_their_text(text: str, pieces: list[str], expected: list[str] | None) -> None:
     spans = align(text, pieces, [False] * len(pieces))
     assert (None if spans is None else [text[a:b] for a, b in spans]) == expected
-
-
-def test_special_pieces_stand_nowhere() -> None:
-    assert align("cat", ["[CLS]", "cat", "[SEP]"], [True, False, True]) == [(0, 0), (0, 3), (0, 0)]
 
 
 @given(st.text(), st.lists(st.integers(0, 50)))

@@ -293,14 +293,6 @@ def test_the_limit_in_tokens(model_type: str, limit: int | None) -> None:
             shown.run(Batch(torch.full((1, limit + 1), 7)), attend)
 
 
-def test_an_unpadded_llama_stays_causal() -> None:
-    probe = Weights()
-    wrap(tiny("llama")).run(batches(False)[1], probe)
-    for weights in probe.maps["decoder"].values():
-        assert float(weights.triu(1).abs().max()) == 0
-        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:3]))
-
-
 def test_segments_reach_models_that_know_them_and_no_others() -> None:
     ids = torch.arange(10, 18)[None]
     segments = (torch.arange(8) >= 5).long()[None]
@@ -318,16 +310,6 @@ def test_token_numbers_beyond_the_vocabulary_are_refused() -> None:
 def test_an_encoder_decoder_wants_a_target() -> None:
     with pytest.raises(AttnscopeError, match="nothing is given that its decoder reads"):
         wrap(tiny("t5")).run(Batch(torch.tensor([[5, 6]])), attend)
-
-
-def test_sixteen_bits_are_checked_too() -> None:
-    shown = wrap(tiny("llama").to(torch.bfloat16))
-    assert (shown.info.dtype, shown.info.checked) == ("bfloat16", True)
-
-
-def test_the_check_can_be_skipped() -> None:
-    shown = wrap(tiny("bert"), check=False)
-    assert (shown.info.checked, shown.info.path, shown.info.n_layers) == (False, "seam", (3,))
 
 
 # No state is left behind ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.parts import in_one_line
 from attnscope.models.hf.tokenizer import NumbersTokenizer
-from tests.conftest import edited, write_tiny, write_tokenizer
+from tests.conftest import edited, write_tiny
 from tests.hf_tally import boost, build, difference_from_eager, eager_twin, tiny_settings
 from tests.senses_helpers import speech
 
@@ -39,11 +39,6 @@ def tiny(model_type: str, **changes: Any) -> PreTrainedModel:
 
 
 # From files -------------------------------------------------------------------------------------------------------
-
-
-def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
-    error = refusal(edited(write_tiny(tmp_path / "bent", "llama", **SMALL), intermediate_size=16))
-    assert "layers.0.mlp.down_proj.weight of shape (24, 8) instead of (24, 16)" in error.message
 
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
@@ -76,13 +71,6 @@ def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
     (write_tiny(tmp_path / "gpt2", "gpt2", n_embd=15, n_head=3, n_layer=2) / "vocab.txt").unlink()
     (tmp_path / "gpt2" / "tokenizer_config.json").unlink()
     assert "holds no tokenizer" in refusal(tmp_path / "gpt2").message
-
-
-def test_a_model_of_texts_takes_no_recordings() -> None:
-    with pytest.raises(AttnscopeError, match="minilm takes texts, not recordings"):
-        attnscope.sound_heatmap(attnscope.load("minilm"), (speech(0.3), 16000))
-    with pytest.raises(AttnscopeError, match="llama takes texts, not recordings"):
-        attnscope.sound_heatmap(wrap(tiny("llama")), (speech(0.3), 16000))
 
 
 # Numbers beyond the embedding -------------------------------------------------------------------------------------
@@ -144,19 +132,6 @@ def test_layers_that_attend_to_pictures_are_not_said_to_have_no_attention() -> N
     assert not any(note.startswith("Only layers") for note in notes)
 
 
-def test_moonshine_is_given_text(tmp_path: Path) -> None:
-    config = transformers.MoonshineConfig(
-        vocab_size=99, hidden_size=32, intermediate_size=16, encoder_num_hidden_layers=1, decoder_num_hidden_layers=1,
-        encoder_num_attention_heads=2, decoder_num_attention_heads=2, encoder_num_key_value_heads=2,
-        decoder_num_key_value_heads=2,
-    )  # fmt: skip
-    write_tokenizer(tmp_path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    shown = wrap(AutoModel.from_config(config), tokenizer)
-    with pytest.raises(AttnscopeError, match="moonshine reads input_values, and no text"):
-        attnscope.heatmap(shown, "the cat", target="the cat")
-
-
 def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not() -> None:
     model = tiny("llama")
     shown = wrap(model)
@@ -174,12 +149,6 @@ def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not()
 def test_a_model_that_padding_makes_causal_is_refused() -> None:
     """AIMv2's text tower, of which transformers' sdpa forgets the causal mask where no text is padded."""
     assert "padding makes it causal" in refusal(build("aimv2")).message
-
-
-def test_it_is_noted_where_padding_changes_a_text() -> None:
-    """MobileBERT reads each token together with its neighbours, padding among them."""
-    assert any("Padding changes" in note for note in wrap(build("mobilebert")).info.notes)
-    assert not any("Padding changes" in note for note in wrap(tiny("bert")).info.notes)
 
 
 def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
@@ -270,12 +239,6 @@ def test_a_decoder_alone_of_an_encoder_decoder_writes() -> None:
     model = transformers.BartForCausalLM(transformers.BartConfig(**sizes, **heads)).eval()
     written = wrap(model).writer.generate(NumbersTokenizer().encode("5 7 9"), 3)
     assert len(written) > written.n_given == 3
-
-
-def test_a_quantised_model_in_memory_is_said_to_be() -> None:
-    model = tiny("llama")
-    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
-    assert any("its weights are quantised (bitsandbytes)" in note for note in wrap(model).info.notes)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own

@@ -175,13 +175,6 @@ def test_other_code_of_ours_or_another_version_compares(
     assert compared.pop_all() == 1
 
 
-def test_all_code_that_decides_is_hashed(tiny_bert: Path) -> None:
-    own = {path.relative_to(verdicts.PACKAGE).parts[0] for path in verdicts.PACKAGE.rglob("*.py")}
-    assert {"models", "core", "errors.py"} <= own
-    sources = verdicts.sources_of(load(tiny_bert).model) or []
-    assert {"modeling_bert.py", "modeling_utils.py"} <= {path.name for path in sources}
-
-
 def test_an_option_compares_and_another_neither_compares_nor_remembers(
     tiny_bert: Path, compared: Count, empty_cache: Path
 ) -> None:
@@ -349,12 +342,6 @@ def test_where_nothing_can_be_written_nothing_is_remembered(
         assert not load(tiny_bert).info.remembered
     assert compared.pop_all() == 4
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("file", "tiny-bert")] == []
-
-
-def test_without_a_name_the_cache_is_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert verdicts.cache_folder() == Path("/home/somebody/.cache/attnscope/checks")
 
 
 def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
