@@ -57,7 +57,7 @@ from attnscope.studies.split import split as split
 from attnscope.studies.trace import trace as trace
 from attnscope.studies.training.options import TrainingOptions as TrainingOptions
 from attnscope.studies.training.study import training as training
-from attnscope.studies.weights.study import weights as weights
+from attnscope.studies.weights import weights as weights
 from attnscope.studies.why import why as why
 
 __version__: str

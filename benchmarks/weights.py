@@ -47,7 +47,7 @@ def differences(name: str) -> dict[str, float]:
 
     source = random_model(name, vocab_size=len(VOCABULARY))
     model: Any = attnscope.load(source)
-    ours, theirs = attnscope.weights(model, WeightsOptions(draws=19, directions=0)), lens(source)
+    ours, theirs = attnscope.weights(model, WeightsOptions()), lens(source)
     group = theirs.W_O.shape[1] // theirs.W_V.shape[1]
     ov = FactoredMatrix(theirs.W_V.repeat_interleave(group, 1), theirs.W_O)
     values = (theirs.W_E @ ov @ theirs.W_U).eigenvalues

@@ -479,10 +479,3 @@ def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
     )
     assert "L0H0+L0H1+L0H2" in out and "when the corrupt run gets the head's key of the clean run" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"patching.npz", "patching.csv", "effect.png"}
-    model = attnscope.load(str(tmp_path / "model"))
-    tokens = model.tokenizer.encode(pairs[0]["clean"])
-    logits = model.model(torch.from_numpy(tokens.ids)[None]).logits[0, -2]
-    right, a, b = (logits[model.tokenizer.encode(word).ids[1]].item() for word in ("the", "a", "b"))
-    found = Patching.load(tmp_path / "out")
-    assert found["pairs"]["clean_difference"][0] == pytest.approx(right - np.logaddexp(a, b), abs=1e-4)
-    assert run("patch", "pairs.jsonl", "-m", "model", "--by", "nothing")[0] == 2

@@ -19,7 +19,7 @@ from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.ablate import save as pruning
 from attnscope.studies.ablate.save import EXAMPLE, prune
 from attnscope.studies.inputs.options import LoadOptions
-from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny, wrapped
+from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny
 
 
 def without(pick: Any, out: Path, kind: str | None = None, target: str | None = None) -> AblateOptions:
@@ -112,35 +112,6 @@ def test_half_precision_and_shards_stay(tmp_path: Path) -> None:
     assert not after["model.layers.1.self_attn.q_proj.weight"][8:12].any()
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("albert", "share their weights"), ("olmo2", "query of head . .* no weights of its own")],
-)
-def test_heads_without_weights_of_their_own_are_refused(tmp_path: Path, name: str, says: str) -> None:
-    source = save_tiny(tmp_path / name, name)
-    with pytest.raises(AttnscopeError, match=says):
-        prune(str(source), [EXAMPLE], without(((0, 1),), tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_norm_before_the_output_projection_is_refused() -> None:
-    source: Any = tiny("bert")
-
-    class Normed(torch.nn.Module):
-        def __init__(self, inner: Any) -> None:
-            super().__init__()
-            self.dense = torch.nn.Sequential(torch.nn.LayerNorm(15), inner.dense)
-            self.LayerNorm, self.dropout = inner.LayerNorm, inner.dropout
-
-        def forward(self, hidden: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-            normed: torch.Tensor = self.LayerNorm(self.dense(hidden) + given)
-            return normed
-
-    source.bert.encoder.layer[0].attention.output = Normed(source.bert.encoder.layer[0].attention.output)
-    with pytest.raises(AttnscopeError, match="is changed before it is projected"):
-        wrap(source).head_slices({("encoder", 0): [1]})
-
-
 def test_what_was_written_wrong_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = save_tiny(tmp_path / "bert", "bert")
     monkeypatch.setattr(pruning, "_zero", lambda tensor, one: tensor.mul_(0.5))
@@ -163,17 +134,6 @@ def test_what_cannot_be_pruned_is_said(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="no head 3"):
         prune(str(source), [EXAMPLE], without(((0, 3),), out))
     assert not out.exists()
-
-
-def test_slices_are_named_as_the_model_names_them() -> None:
-    slices = wrapped("gpt2").head_slices({("decoder", 1): [2]})
-    found = {(one.name, one.axis, one.role): one.indices for one in slices}
-    attention = "transformer.h.1.attn.c_attn"
-    for number, role in enumerate(("query", "key", "value")):
-        places = tuple(range(15 * number + 10, 15 * number + 15))
-        assert found[f"{attention}.weight", 1, role] == places
-        assert found[f"{attention}.bias", 0, role] == places
-    assert found["transformer.h.1.attn.c_proj.weight", 0, "output"] == tuple(range(10, 15))
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,8 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.drawing.layout import Paper
-from attnscope.drawing.lettering import lettering_for
-from attnscope.drawing.plots import Sheet
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
-from attnscope.report.choices import are_logarithmic, every_nth, find_moving, spread_evenly
-from attnscope.report.figures import pages
-from attnscope.report.trends import step_edges
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.training import study
 from attnscope.studies.training.options import EXPLAINED, TrainingOptions
@@ -75,11 +69,6 @@ def test_models_in_memory_are_given_by_step() -> None:
     assert found.steps == (2, 7)
     assert found["checkpoints"]["name"].tolist() == ["step 2", "step 7"]
     assert np.isnan(found["checkpoints"]["loss"]).all()
-
-
-def test_the_probe_is_of_the_vocabulary(trained: Path) -> None:
-    found = attnscope.training(f"{trained}/checkpoint-*", options=TrainingOptions(measures=("induction",), loss="none"))
-    assert found.corpus["n_texts"] == 50
 
 
 def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,20 +126,6 @@ def test_of_many_pairs_the_strongest_at_any_step_are_followed(trained: Path, mon
     assert {*zip(pairs["sender"].tolist(), pairs["receiver"].tolist(), strict=True)} == strongest
 
 
-def test_composition_that_was_not_followed_is_said_to_be(trained: Path) -> None:
-    with pytest.raises(AttnscopeError, match="no Q composition of L0H0 and L1H0"):
-        small_training().composition("Q", (0, 0), (1, 0))
-    with pytest.raises(UsageError, match="there is no 'X' composition"):
-        TrainingOptions(composition=("X",))
-
-
-def test_the_command_follows_composition_of_one_folder_too(own_run: Path, run: Run) -> None:
-    given = ("--probe", "repeat", "--measures", "induction", "--composition", "k,q", "--loss", "none")
-    status, out, err = run("training", own_run / "checkpoint-10", *given)
-    assert status == 0, err
-    assert "1 checkpoint, step 10" in out and "K composition above chance" in out and "L0H1 → L1H0" in out
-
-
 # What cannot be measured -----------------------------------------------------------------------------------------
 
 
@@ -165,7 +140,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
     )
     lines = err.splitlines()
     assert (status, len(lines)) == (1, 5), err
-    assert "checkpoint-5" in lines[0] and "cannot load checkpoint-5: " in lines[0]
+    assert "checkpoint-5" in lines[0] and "cannot load checkpoint-5" in lines[0]
     assert "checkpoint-7" in lines[1] and "holds no config.json" in lines[1]
     assert "checkpoint-8" in lines[2]
     assert lines[3] == "error: 3 checkpoints could not be measured"
@@ -186,13 +161,6 @@ def test_one_of_another_shape_or_vocabulary_is_left_out(own_run: Path) -> None:
     assert found.steps == (0, 5, 10)
     (one,) = found.run["skipped"]
     assert one["reason"].startswith("it has 8 heads, and not those of ")
-
-
-def test_where_none_can_be_measured_the_reason_is_told(own_run: Path, run: Run) -> None:
-    for folder in own_run.iterdir():
-        (folder / "config.json").unlink()
-    status, out, err = run("training", own_run / "checkpoint-*", "--probe", "repeat")
-    assert (status, out) == (1, "") and "holds no config.json" in err.splitlines()[0]
 
 
 def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +252,6 @@ def test_wrong_usage_is_one_line(given: tuple[str, ...], told: str, run: Run, tm
         ("run/3", 3),
         ("run/0003", 3),
         ("run/checkpoint-" + "9" * 25, None),
-        ("org/name@step" + "9" * 5000, None),
     ],
 )
 def test_a_step_is_read_off_a_name(name: str, step: int | None) -> None:
@@ -310,15 +277,6 @@ def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path: Path) 
     told = [(Path(one["source"]).name, one["reason"]) for one in skipped]
     assert told[0][0] == "final" and "no step" in told[0][1]
     assert told[1][0] == "step9" and "its step 9 is that of" in told[1][1]
-
-
-def test_numbers_that_are_no_steps_are_in_order_all_the_same() -> None:
-    names = ["a" + "9" * 5000, "a1", "a", "a" + "8" * 5000, "a10", "a9"]
-    stages, skipped = stages_of(names)
-    assert [stage.name for stage in stages] == ["a1", "a9", "a10"]
-    assert [one["source"] for one in skipped] == ["a", names[3], names[0]]
-    with pytest.raises(UsageError, match="no step"):
-        stages_of({1: "a", 10**400: "b"})
 
 
 def test_names_without_numbers_are_places_in_their_order() -> None:
@@ -382,28 +340,6 @@ def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
     assert rows[11][10:13] == pytest.approx((0.8, 0.75, 0.85))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"measures": lambda table: table.select([0])},
-        {"value": lambda _: np.zeros((2, 4, 3))},
-        {"uniform": lambda _: np.zeros((1, 4))},
-        {"roles": lambda table: table.select([0])},
-        {"heads": lambda table: table.select([0] * 4)},
-        {"heads": lambda table: replace(table, values={**table.values, "layer": np.array([0, 0, 1, 99_999])})},
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(damage: dict[str, Any]) -> None:
-    found = small_training()
-    ((name, break_it),) = damage.items()
-    if name in found.tables:
-        found = replace(found, tables={**found.tables, name: break_it(found.tables[name])})
-    else:
-        found = replace(found, grids={**found.grids, name: break_it(found.grids[name])})
-    with pytest.raises(ValueError):
-        found.require_whole()
-
-
 def test_steps_ascend_and_are_steps() -> None:
     with pytest.raises(ValueError, match="ascend"):
         small_training(steps=(0, 10, 10, 20)).require_whole()
@@ -414,60 +350,12 @@ def test_steps_ascend_and_are_steps() -> None:
 # The views -------------------------------------------------------------------------------------------------------
 
 
-def test_heads_that_change_most_are_shown() -> None:
-    found = small_training(n_heads=5)
-    values = found["value"][1]
-    assert find_moving(values, 1) == [9]
-    assert len(find_moving(values, 99)) == 10
-    assert find_moving(np.full_like(values, np.nan), 3) == []
-
-
-def test_ticks_are_as_far_apart_from_each_other() -> None:
-    assert every_nth(13, 7) == [0, 2, 4, 6, 8, 10, 12] and every_nth(7, 7) == [*range(7)]
-    assert every_nth(14, 7) == [0, 2, 4, 6, 8, 10, 12] and every_nth(15, 7) == [0, 3, 6, 9, 12]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [(0.0, 1.0, ["0.00", "0.25", "0.50", "0.75", "1.00"]), (0.0, 0.5, ["0.00", "0.10", "0.20", "0.30", "0.40", "0.50"]),
-     (0.0, 0.86, ["0.00", "0.25", "0.50", "0.75", "0.86"]),
-     (0.0, 0.042, ["0.000", "0.015", "0.030", "0.042"]),
-     (-0.049, 0.049, ["−0.049", "−0.025", "0.000", "0.025", "0.049"])],
-)  # fmt: skip
-def test_both_ends_of_a_colour_bar_are_labelled(low: float, high: float, said: list[str]) -> None:
-    paper = Paper()
-    sheet = Sheet.on(paper, lettering_for([], paper))
-    figure = sheet.open_figure(4, "m", "")
-    axes = figure.add_axes((0.1, 0.1, 0.5, 0.5))
-    sheet.add_bar(figure, axes.imshow([[low, high]], vmin=low, vmax=high), axes)
-    assert [text.get_text() for text in figure.axes[-1].get_yticklabels()] == said
-
-
-def test_steps_are_thinned_with_both_ends() -> None:
-    assert spread_evenly(4, 9) == [0, 1, 2, 3]
-    assert spread_evenly(100, 5) == [0, 25, 50, 74, 99] and spread_evenly(9, 1) == [8]
-    assert are_logarithmic([0, 1, 2, 4, 8, 16, 32, 64, 128])
-    assert not are_logarithmic([0, 10, 20, 30, 40, 50])
-
-
 def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
     path = small_training().save(tmp_path / "training.npz")
     status, out, err = run("show", path)
     assert (status, err) == (0, "")
     assert out.splitlines()[:2] == ["induction: L1H1 since 20", "4 checkpoints, steps 0 to 40"]
     assert "3 texts, 27 tokens" in out
-
-
-def test_what_is_undefined_is_said_to_be(run: Run, tmp_path: Path) -> None:
-    found = small_training(n_heads=9)
-    value = found["value"].copy()
-    value[0] = np.nan
-    found = replace(found, grids={**found.grids, "value": value})
-    path = found.save(tmp_path / "training.npz")
-    _, out, _ = run("show", path)
-    assert "previous token: undefined for all heads on these texts" in out
-    assert "the 8 of 18 heads in which it changes most" in out
-    assert found.draw(tmp_path, ["svg"])
 
 
 @pytest.mark.parametrize(
@@ -480,19 +368,3 @@ def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Pa
     text = path.read_text("utf-8")
     assert path.name == "training.svg" and "induction" in text
     assert record.draw(tmp_path / "again", ["svg"], **style)[0].read_bytes() == path.read_bytes()
-
-
-def test_it_describes_itself_in_a_line() -> None:
-    assert repr(small_training()) == "Training('run', 3 texts, 4 checkpoints)"
-
-
-def test_panels_of_heads_and_of_pairs_stand_one_below_the_other() -> None:
-    ((_, drawing),) = pages(small_training())
-    plots = [axes.get_position() for axes in drawing.figure.axes if axes.get_title(loc="left")]
-    assert len(plots) == 7  # the loss; then lines and a map of two measures, and of the pairs
-    assert len({(round(box.x0, 6), round(box.x1, 6)) for box in plots}) == 2
-
-
-def test_columns_of_maps_end_halfway_between_steps() -> None:
-    assert step_edges([0, 25, 75]).tolist() == [0, 12.5, 50, 75]
-    assert step_edges([7]).tolist() == [7, 8]

@@ -12,15 +12,12 @@ import torch
 import attnscope
 from attnscope.core import weights as core
 from attnscope.questions.weights import COMPOSITIONS, Composition, HeadWeights, WeightsOptions
-from attnscope.report.graphs import _place_stops
 from tests.conftest import Run, write_tiny
 from tests.test_stream import random_model
 
-QUICK = WeightsOptions(draws=19)
 
-
-def found(source: Any, options: WeightsOptions = QUICK) -> HeadWeights:
-    return attnscope.weights(attnscope.load(source), options)
+def found(source: Any, seed: int = 0) -> HeadWeights:
+    return attnscope.weights(attnscope.load(source), WeightsOptions(seed=seed))
 
 
 # Against dense matrices -------------------------------------------------------------------------------------------
@@ -121,7 +118,7 @@ def test_planted_heads_are_found() -> None:
     assert got["heads"]["copying"][:2] == pytest.approx([1, -1], abs=1e-6) and got.is_outside("copying")[:2].all()
     best, next_best = got.strongest("K", 2)
     assert [got.head_names[row] for row in best] == ["L0H3", "L1H2"]
-    assert got.excess[1][best] > 2 * got.excess[1][next_best] and got.deviations[1][best] > 5
+    assert got.excess[1][best] > 2 * got.excess[1][next_best]
     assert (3, 8) not in [*got.strongest("Q", 2), *got.strongest("V", 2)]
 
 
@@ -148,12 +145,11 @@ def test_the_glass_box_s_induction_head_reads_what_its_previous_token_head_write
 
 
 def test_minilm_s_previous_token_head_is_one_by_places_alone(minilm_folder: Path) -> None:
-    got = found(str(minilm_folder), WeightsOptions(draws=19, directions=0))
+    got = found(str(minilm_folder))
     assert got.options["places"] == "in the stream" and got.options["ends"] == "static embeddings"
     previous = got["heads"]["previous"]
     assert got.head_names[previous.argmax()] == "L0H2" and previous.max() > 0.99
     assert any("post-norm" in note for note in got.run["notes"])
-    assert not len(got["directions"])
 
 
 # Random matrices --------------------------------------------------------------------------------------------------
@@ -179,11 +175,11 @@ def test_what_random_directions_have_is_what_they_have_drawn() -> None:
 
 
 def test_a_random_model_s_heads_are_outside_of_random_ones_as_often_as_they_should_be() -> None:
-    assert sum(_random(seed).is_outside("copying").sum() for seed in range(3)) <= 12  # of 36 at 10%, about 4
+    assert sum(_random(seed).is_outside("copying").sum() for seed in range(3)) <= 8  # of 36 at 5%, about 2
 
 
 def _random(seed: int) -> HeadWeights:
-    return found(random_model("llama"), WeightsOptions(draws=19, directions=0, seed=seed))
+    return found(random_model("llama"), seed)
 
 
 def test_factors_keep_norms_and_singular_values() -> None:
@@ -209,39 +205,16 @@ def test_factors_keep_norms_and_singular_values() -> None:
 
 def test_the_command_tells_of_all_heads_or_of_picked_ones(run: Run, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "bert")
-    (tmp_path / "words.tsv").write_text("the\t9\ncat\t5\n", "utf-8")
-    told = ("weights", "-m", folder, "-q", "--frequencies", tmp_path / "words.tsv")
+    told = ("weights", "-m", folder, "-q")
     status, out, err = run(*told, "-o", tmp_path / "out", "-f", "npz,csv,png,svg")
     assert status == 0, err
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    stems = ("weights-heads", *(f"weights-composition-{by}" for by in "QKV"), "weights-graph")
+    stems = ("weights-heads", "weights-graph")
     assert names == {"weights.npz", "weights.csv", *(f"{stem}.{end}" for stem in stems for end in ("png", "svg"))}
     assert "only a proxy" in " ".join(out.split()) and "heads that copy" not in out, "an encoder"
-    record = HeadWeights.load(tmp_path / "out" / "weights.npz")
-    assert record["answers"]["token"][:2].tolist() == ["the", "cat"]
     assert len((tmp_path / "out" / "weights.csv").read_text("utf-8").splitlines()) == 1 + 6
     status, out, err = run("show", tmp_path / "out" / "weights.npz", "--pick", "L1H2", "-q")
-    assert status == 0 and "L1H2" in out and "rise most" in out and "reads from" in out
+    assert status == 0 and "L1H2" in out and "reads from" in out
     assert run(*told, "--pick", "L7H0")[0] == 2
     status, out, _ = run(*told, "--json")
     assert status == 0 and '"schema": "attnscope.weights/2"' in out
-
-
-def test_a_figure_fits_the_column_of_a_paper(tmp_path: Path) -> None:
-    got = found("own")
-    for width in ("column", "page"):
-        assert len(got.draw(tmp_path / width, ["png"], width=width)) == 5
-
-
-def test_lines_of_the_graph_pass_by_heads_and_nothing_leaves_its_room() -> None:
-    chains = [
-        [(("a",), 0), (("a", "d", "1"), 1), (("d",), 2)],
-        [(("a",), 0), (("b",), 1)],
-        [(("a",), 0), (("c",), 1)],
-        [(("b",), 1), (("d",), 2)],
-    ]
-    for room in (1000.0, 120.0):
-        places = _place_stops(chains, dict.fromkeys("abcd", 42.0), room)
-        assert all(0 <= x <= 1 for _, x in places.values())
-        beside = sorted(x for row, x in places.values() if row == 1)
-        assert min(b - a for a, b in zip(beside, beside[1:], strict=False)) * room >= min(44, room / 4)

@@ -179,17 +179,6 @@ def weights_of(record: Why) -> Any:
     return attnscope.heatmap(loaded("llama"), TEXT).maps[0].weights[1, 4, record.score["query"]]
 
 
-def test_a_run_leaves_the_model_as_it_was() -> None:
-    source = random_model("gpt2")
-    model = attnscope.load(source)
-    batch = Batch(torch.tensor([[5, 9, 3]]))
-    with torch.no_grad():
-        before = model.run(batch, attend)
-        attnscope.why(model, TEXT, 1, 0, QUERY)
-        torch.testing.assert_close(model.run(batch, attend), before, rtol=0, atol=0)
-    assert all(parameter.grad is None for parameter in source.parameters())
-
-
 def test_the_command_prints_and_draws_the_parts(run: Run, tmp_path: Path) -> None:
     write_tiny(tmp_path / "tiny")
     told = ("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2", "-q")

@@ -15,7 +15,7 @@ def weights(*, order: WeightsOptions, model: Chosen, drawing: Drawing, files: Fi
     - `attnscope weights --pick L3H1,L0H2`
     - `attnscope weights -m ./SmolLM2-135M -o out`
     """
-    from attnscope.studies.weights.study import weights as study
+    from attnscope.studies.weights import weights as study
 
     output = files.plan("weights", **drawing.changes())
     loaded = model.load_with_head()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -128,8 +128,8 @@ class Leaves:
             weights = self._watch(call, attention_weights(call))
             value = select_heads(call, range(call.n_heads)).value
             return (weights @ value.to(weights.dtype)).to(call.value.dtype)
-        watched = self._watch(call, getattr(call, self._by))
-        return attend(replace(call, **{self._by: watched}))
+        watched: dict[str, Any] = {self._by: self._watch(call, getattr(call, self._by))}
+        return attend(replace(call, **watched))
 
     def _watch(self, call: AttentionCall, tensor: Tensor) -> Tensor:
         # What depends on earlier layers is part of the graph already.

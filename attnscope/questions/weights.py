@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import UsageError, amount
 from attnscope.options import heads_from, option, options, seed_option
-from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Link, Note, Ranking, Report, Words
+from attnscope.report.blocks import Block, Graph, HeadMap, Link, Note, Ranking, Report, Words
 from attnscope.report.numbers import fixed, percent
 from attnscope.report.wording import model_of
 from attnscope.results.result import Result
@@ -32,9 +31,6 @@ _MOST = 8
 _MOST_LINKS = 8
 """Pairs in the graph, for each of queries, keys and values."""
 
-_MOST_CELLS = 16
-"""Pairs whose heads are in a matrix."""
-
 _ROUNDING = 1e-6
 """Shares that differ by less are the same."""
 
@@ -52,6 +48,13 @@ def _score(name: str, meaning: str) -> tuple[Column, ...]:
     )
 
 
+N_DRAWS = 39
+"""Random heads that scores are compared with; one more lies outside all of them in 5% of cases."""
+
+SCORE_PARTS = ("", "_random", "_least", "_most")
+"""How the columns of a score end: its value, and the mean, the least and the largest of random heads."""
+
+
 @options
 class WeightsOptions:
     """What is asked of the weights."""
@@ -59,19 +62,7 @@ class WeightsOptions:
     pick: tuple[tuple[int, int], ...] | None = option(
         "Print everything about these heads, such as L3H1,L5H11.", default=None, read=heads_from, panel="Heads"
     )
-    frequencies: Path | None = option(
-        "A file of word counts (word, tab, count): also say what heads write for the most common tokens.", default=None
-    )
-    directions: int = option("How many singular directions to show per head.", default=2, least=0, python_only=True)
     seed: int = seed_option("the random heads that scores are compared with")
-    tokens: int = option("Tokens at each end of a direction.", default=5, least=1, python_only=True)
-    draws: int = option(
-        "Random heads that scores are compared with; one more than 39 lies outside all of them in 5% of cases.",
-        default=39,
-        least=19,
-        python_only=True,
-    )
-    answers: int = option("How many of the commonest tokens.", default=10, least=1, python_only=True)
 
 
 class HeadWeights(Result):
@@ -100,11 +91,6 @@ class HeadWeights(Result):
             share("share", "of the squared norm of the head's matrix"),
             text("source", "tokens at one end of a singular direction: what is read, or a query"),
             text("target", "tokens at its other end: those that rise by it, or keys that are sought"),
-        ),
-        "answers": (
-            count("head", "the head", refers_to="heads"),
-            text("token", "what the head attends to alone"),
-            text("written", "the tokens that rise by it, most first"),
         ),
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
@@ -136,14 +122,6 @@ class HeadWeights(Result):
         excess: Floats = self["composition"] - self.expected
         return excess
 
-    @property
-    def deviations(self) -> Floats:
-        """How many standard deviations the squared share is above its mean, (Q K V, sender, receiver)."""
-        squared: Floats = self["composition"].astype(np.float64) ** 2
-        with np.errstate(divide="ignore", invalid="ignore"):
-            deviations: Floats = (squared * self.options["dimension"] - 1) / np.sqrt(self._composed.variation)
-        return deviations
-
     def strongest(self, by: str, most: int = 10) -> list[tuple[int, int]]:
         """Return the pairs (sender, receiver) that compose most by "Q", "K" or "V", above random directions."""
         excess = self.excess[COMPOSITIONS.index(by)]
@@ -174,16 +152,17 @@ class HeadWeights(Result):
         """Return one row per head, with the strongest sender by queries, keys and values at its end."""
         header, *rows = self.table("heads").rows()
         yield (*header, *(f"{by}_{what}" for by in COMPOSITIONS for what in ("from", "share", "expected")))
-        excess, expected, names = self.excess, self.expected, self.head_names
+        names = self.head_names
+        # The strongest sender of each head, (Q K V, receiver).
+        excess = np.nan_to_num(self.excess, nan=-np.inf)
+        senders = excess.argmax(1)
+        is_known = np.isfinite(excess.max(1))
         for receiver, row in enumerate(rows):
             strongest: list[Any] = []
-            for number_of, column in enumerate(excess[:, :, receiver]):
-                if not np.isfinite(column).any():
-                    strongest += ["", np.nan, np.nan]
-                    continue
-                sender = int(np.nan_to_num(column, nan=-np.inf).argmax())
-                place = number_of, sender, receiver
-                strongest += [names[sender], float(self["composition"][place]), float(expected[place])]
+            for by, sender in enumerate(senders[:, receiver].tolist()):
+                place = by, sender, receiver
+                known = [names[sender], float(self["composition"][place]), float(self.expected[place])]
+                strongest += known if is_known[by, receiver] else ["", np.nan, np.nan]
             yield (*row, *strongest)
 
     def report(self, **shown: Any) -> Report:
@@ -312,7 +291,7 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
     ]
     order = np.argsort(-np.where(is_known, copying, 0), kind="stable")
     n_outside = int(weights.is_outside("copying").sum())
-    by_chance = 2 / (weights.options["n_draws"] + 1) * len(heads)
+    by_chance = 2 / (N_DRAWS + 1) * len(heads)
     counted = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {by_chance:.0f}"
     for title, rows in (
         ("copy what they attend to", [row for row in order if copying[row] >= 0]),
@@ -347,33 +326,13 @@ def _starred(weights: HeadWeights, name: str, row: int) -> str:
 
 
 def _figures(weights: HeadWeights) -> Iterator[Block]:
-    """Draw maps of scores, matrices of pairs, and the strongest pairs as a graph."""
-    heads, excess, names = weights.table("heads"), weights.excess, weights.head_names
+    """Draw maps of scores, and the strongest pairs as a graph."""
+    heads, names = weights.table("heads"), weights.head_names
     columns = [name for name in ("copying", "matching", "previous") if np.isfinite(heads[name]).any()]
     for name in columns or ["copying"]:
         yield HeadMap(printed="never", figure="weights-heads", heads=heads, column=name)
-    shown = [by for row, by in enumerate(COMPOSITIONS) if np.isfinite(excess[row]).any()]
-    for by in shown:
-        pairs = weights.strongest(by, _MOST_CELLS)
-        row = COMPOSITIONS.index(by)
-        above = [pair for pair in pairs if excess[(row, *pair)] > 0] or pairs
-        senders = sorted({sender for sender, _ in above})
-        receivers = sorted({receiver for _, receiver in above})
-        yield Grid(
-            printed="never",
-            figure=f"weights-composition-{by}",
-            title=f"composition by {by}, above chance",
-            values=np.maximum(excess[row][np.ix_(senders, receivers)].T.astype(np.float64), 0),
-            rows=[names[receiver] for receiver in receivers],
-            columns=[names[sender] for sender in senders],
-            notes=[
-                "rows: the heads that read · columns: the earlier heads that they read from · 0: not above chance · "
-                "grey: not in a later layer"
-            ],
-        )
     links = []
-    for by in shown:
-        row = COMPOSITIONS.index(by)
+    for row, by in enumerate(COMPOSITIONS):
         for sender, receiver in weights.strongest(by, _MOST_LINKS):
             part = float(weights["composition"][row, sender, receiver])
             if part > 0:
@@ -425,18 +384,6 @@ def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
                 order=order,
                 most=len(order),
             )
-    answers = weights.table("answers")
-    order = np.flatnonzero(answers["head"] == row).tolist()
-    if order:
-        yield Ranking(
-            heading="what it writes for common tokens",
-            what="attended to",
-            names=answers["token"].tolist(),
-            table=answers,
-            columns=[Words("rise most", answers["written"].tolist(), wraps=True)],
-            order=order,
-            most=len(order),
-        )
     yield from _links_of(weights, row)
 
 
@@ -486,5 +433,5 @@ def _guide(weights: HeadWeights) -> Iterator[str]:
     if not _likeness(weights) or weights.options.get("picked"):
         yield (
             "copying: 1 = what is attended to is written, −1 = it is taken away; * = beyond all of "
-            f"{weights.options['n_draws']} random heads with the same singular values"
+            f"{N_DRAWS} random heads with the same singular values"
         )

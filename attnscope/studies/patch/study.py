@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
+from attnscope.core.attention.probes import Place
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.interventions import By
 from attnscope.core.pairs import pair_means, shares_of_total, weakest_total
@@ -131,7 +132,7 @@ class _Study:
         if paths is not None:
             tables["paths"] = paths
         rows = [row for row, unit in enumerate(self._units) for _ in unit.heads]
-        arrays = {"by_pair": self._effects[self._sound].T[rows].astype(np.float32)}
+        arrays: dict[str, NDArray[Any]] = {"by_pair": self._effects[self._sound].T[rows].astype(np.float32)}
         if self._n_positions:
             labels = self._read[int(self._sound[0])].clean.labels
             tables["positions"] = Table.of_arrays(Patching.TABLES["positions"], token=labels)
@@ -247,7 +248,7 @@ class _Study:
 
     def _readers_among(self, senders: Sequence[Unit]) -> dict[Unit, list[tuple[Unit, By]]]:
         """Return what reads each head, through query, key and value, among the same heads of later layers."""
-        unit_of = {}
+        unit_of: dict[tuple[By, Place, int], Unit] = {}
         for by, units in self._readers.items():
             unit_of |= {(by, unit.place, head): unit for unit in units for head in unit.heads}
         readers: dict[Unit, list[tuple[Unit, By]]] = {}

@@ -32,7 +32,7 @@ from attnscope.studies.heads.roles import RULES
 from attnscope.studies.heads.study import heads, probe_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
 from attnscope.studies.training.options import EXPLAINED, TrainingOptions
-from attnscope.studies.weights.study import composition
+from attnscope.studies.weights import composition
 
 MOST_PAIRS, STRONGEST_PAIRS = 64, 8
 """Up to so many pairs of heads are followed all; of more, so many with the most composition at each checkpoint."""
@@ -113,23 +113,24 @@ def stages_of(
             raise UsageError("a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}")
         return [Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)], []
     patterns = [models] if isinstance(models, str | os.PathLike) else list(models)
-    names = sorted(dict.fromkeys(name for pattern in patterns for name in _expand(os.fspath(pattern))), key=_natural)
+    names: set[str] = set()
+    for pattern in patterns:
+        names |= {*_expand(os.fspath(pattern))}
     if not names:
         raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
-    steps = {name: step for name in names if (step := step_of(name)) is not None}
-    if not steps:
-        return [Stage(name, number, name) for number, name in enumerate(names)], []
-    stages: list[Stage] = []
-    skipped: list[dict[str, Any]] = []
-    taken: dict[int, str] = {}
-    for name in names:
-        if name not in steps:
+    steps = {name: step_of(name) for name in sorted(names)}
+    if all(step is None for step in steps.values()):
+        return [Stage(name, number, name) for number, name in enumerate(steps)], []
+    stages: dict[int, Stage] = {}
+    skipped = []
+    for name, step in steps.items():
+        if step is None:
             skipped.append(_problem(name, "its name has no step; from Python, checkpoints are given by step"))
-        elif (earlier := taken.setdefault(steps[name], name)) != name:
-            skipped.append(_problem(name, f"its step {steps[name]} is that of {earlier}"))
+        elif step in stages:
+            skipped.append(_problem(name, f"its step {step} is that of {stages[step].name}"))
         else:
-            stages.append(Stage(name, steps[name], name))
-    return sorted(stages, key=lambda stage: stage.step), skipped
+            stages[step] = Stage(name, step, name)
+    return [stages[step] for step in sorted(stages)], skipped
 
 
 def _name(spec: Spec) -> str:
@@ -146,12 +147,6 @@ def _expand(name: str) -> list[str]:
     if not folders:
         raise UsageError(f"no folder matches {name}", "quote patterns, such as 'run/checkpoint-*'")
     return folders
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """A key by which 2 comes before 10."""
-    parts = [part.lstrip("0") if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
-    return [(len(part) if at % 2 else -1, part) for at, part in enumerate(parts) if part or at % 2]
 
 
 _NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", re.IGNORECASE | re.ASCII)
@@ -171,7 +166,9 @@ def step_of(name: str) -> int | None:
     is_there = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
     last = revision if has_revision and not is_there else folder.name
     numbers = _NAMED_STEP.findall(last) or re.findall(r"\d+", last, re.ASCII)
-    step = int(numbers[-1]) if numbers and len(numbers[-1]) < 1000 else MOST_STEPS + 1
+    if not numbers or len(numbers[-1]) > len(str(MOST_STEPS)):
+        return None
+    step = int(numbers[-1])
     return step if step <= MOST_STEPS else None
 
 
@@ -197,7 +194,8 @@ class Growing:
     """
 
     def __init__(self, options: TrainingOptions, texts: Texts | None) -> None:
-        self._options, self._texts = options, texts
+        self._options = options
+        self._texts = texts
         self._done: list[_Measured] = []
         self._predicted: str | None = None
         self._error: Exception | None = None
@@ -284,24 +282,24 @@ class Growing:
         """
         composed = [done.composed for done in self._done if done.composed is not None]
         rows: list[dict[str, Any]] = []
-        followed: list[Floats] = []
+        followed = [np.zeros((0, 2, len(self._done)))]
         for by in dict.fromkeys(self._options.composition):
             number = COMPOSITIONS.index(by)
-            shares = np.stack([each.share[number] for each in composed]).astype(np.float64)
-            expected = np.stack([each.expected[number] for each in composed])
-            excess = np.where(np.isfinite(shares - expected), shares - expected, -np.inf)
-            pairs = np.argwhere(np.isfinite(excess.max(0)))
-            if len(pairs) > MOST_PAIRS:
-                strongest = [
-                    pairs[np.argsort(-of_checkpoint[tuple(pairs.T)], kind="stable")[:STRONGEST_PAIRS]]
-                    for of_checkpoint in excess
-                ]
-                pairs = np.unique(np.concatenate(strongest), axis=0)
-            for sender, receiver in pairs.tolist():
+            shares = np.array([each.share[number] for each in composed], np.float64)  # (checkpoint, sender, receiver)
+            expected = np.array([each.expected[number] for each in composed])
+            excess = np.nan_to_num(shares - expected, nan=-np.inf)
+            is_followed = np.isfinite(excess).any(0)
+            if is_followed.sum() > MOST_PAIRS:
+                # The largest of each checkpoint.
+                least = np.sort(excess.reshape(len(excess), -1))[:, -STRONGEST_PAIRS, None, None]
+                is_followed = (excess >= least).any(0)
+            senders, receivers = is_followed.nonzero()
+            for sender, receiver in zip(senders.tolist(), receivers.tolist(), strict=True):
                 rows.append({"by": by, "sender": sender, "receiver": receiver})
-                followed.append(np.stack([shares[:, sender, receiver], expected[:, sender, receiver]]))
-        both = np.array(followed).reshape(len(followed), 2, len(self._done))
-        return rows, both[:, 0], both[:, 1]
+            both = np.stack([shares, expected])[:, :, senders, receivers]  # (2, checkpoint, pair)
+            followed.append(both.transpose(2, 0, 1))
+        values = np.concatenate(followed)
+        return rows, values[:, 0], values[:, 1]
 
     def _load(self, spec: Spec) -> Model:
         if not isinstance(spec, str | os.PathLike):
@@ -372,9 +370,6 @@ def _parts(heads: Table, name: str) -> NDArray[np.float64]:
 
 
 def _common_name(names: Sequence[str], alone: str) -> str:
-    """What a training is called: the folder that all folders are in, or the model of all revisions."""
-    if len(names) < 2:
-        return alone
-    common = os.path.commonprefix(list(names))
-    where = common.partition("@")[0] if "@" in common else str(Path(common).parent if common[-1:] != "/" else common)
-    return where.rstrip("/") if "@" in common else Path(where).name or alone
+    """Return what a training is called: the folder that all folders are in, or the model of all revisions."""
+    wholes = {name.partition("@")[0] if "@" in name else Path(name).parent.name for name in names}
+    return wholes.pop() or alone if len(wholes) == 1 and len(names) > 1 else alone

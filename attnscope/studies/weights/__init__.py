@@ -1,1 +1,0 @@
-"""What the weights of heads say without any text."""
