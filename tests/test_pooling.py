@@ -97,21 +97,6 @@ def test_links_are_far_and_each_is_there_once() -> None:
         assert all(q - k > 8 and k > 0 for q, k in places)
 
 
-def test_rows_of_a_mean_map_sum_to_one() -> None:
-    call = make_call(seed=1, n_queries=53, n_keys=53, is_causal=True)
-    cells = pooling.pool_attention(call, Grid(7, 7)).cells
-    assert torch.allclose(cells.sum(-1), torch.ones(cells.shape[:3]), atol=1e-5)
-
-
-def test_a_query_that_may_attend_to_nothing_does_not_count() -> None:
-    call = make_call(seed=1, n_queries=4, n_keys=4)
-    mask = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    mask[:, :, 1] = False
-    found = pooling.pool_attention(dataclasses.replace(call, mask=mask), Grid(2, 2))
-    assert torch.allclose(found.cells.sum(-1), torch.ones(found.cells.shape[:3]), atol=1e-6)
-    assert bool((found.entropy_nats[:, :, 1] == 0).all())
-
-
 @given(data=st.data(), call=calls(), window=st.none() | st.integers(1, 6))
 def test_a_part_is_that_part_of_the_whole(
     data: st.DataObject, call: attention.AttentionCall, window: int | None

@@ -17,9 +17,8 @@ from attnscope.core.attention.pooling import Grid, part_of_weights, pool_attenti
 from attnscope.core.attention.probes import Gate
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
-from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
 from attnscope.core.measures import HeadMeasures, measures_of_weights
-from attnscope.core.relations import Links, links_of_weights
+from attnscope.core.relations import Links
 from tests.core_helpers import make_call
 from tests.measure_helpers import make_facts
 from tests.test_relations_core import facts_of
@@ -130,21 +129,3 @@ def test_every_measure_is_float32(dtype: torch.dtype) -> None:
             assert (ours[row] / size[row]).max() <= 4 * FLOAT32, name
             assert ours[row].max() <= 2 * theirs[row].max() + FLOAT32, name
     assert theirs.max() > 0
-
-
-@LOW
-def test_links_are_float32(dtype: torch.dtype) -> None:
-    call = low_call(dtype)
-    links = facts_of([list(range(N))] * 2, [(t, [q], [q // 2], 0) for t in range(2) for q in range(4, N)])
-    probe = Links(links)
-    probe(call)
-    oracle = links_of_weights(attention_weights(exact(call)), links)
-    assert off(probe.sums[call.kind][call.layer][..., 1], oracle[..., 1]) <= 2 * N * FLOAT32
-
-
-@LOW
-def test_distances_between_heads_take_weights_of_any_precision(dtype: torch.dtype) -> None:
-    weights = attention_weights(low_call(dtype))[0]
-    for sums in (hellinger_sums, jensen_shannon_sums):
-        assert sums(weights).sums.dtype == torch.float64
-        assert off(sums(weights).sums, sums(weights.double()).sums) <= 1e-12

@@ -147,14 +147,6 @@ def test_blocks_cover_every_query_once_and_skip_hidden_keys() -> None:
     assert short[0].may is None
 
 
-def test_units_are_not_cut_across() -> None:
-    call = make_call(n_queries=97, n_keys=97)
-    parts = blocks(call, elements=10**9, unit=20)
-    edges = [(part.texts.start, part.queries.start, part.queries.stop) for part in parts]
-    assert edges == [(text, start, min(start + 20, 97)) for text in (0, 1) for start in range(0, 97, 20)]
-    assert len(blocks(call, elements=10**9, unit=97)) == len(blocks(call, elements=10**9)) == 1
-
-
 BY_KEY = torch.arange(2049) % 5 > 0
 
 
