@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,7 +87,12 @@ def record_from_arrays(
     )
     # What made it is not known.
     note = "The weights were computed elsewhere: attnscope has checked their form, not how they came about."
-    run = {"model": model, "source": "arrays", "engine": "elsewhere", "dtype": str(np.asarray(weights).dtype)}
+    run: dict[str, Any] = {
+        "model": model,
+        "source": "arrays",
+        "engine": "elsewhere",
+        "dtype": str(np.asarray(weights).dtype),
+    }
     run |= dict.fromkeys(("sha256", "architecture", "device"), "")
     run |= {"checked": None, "seed": None, "versions": {"attnscope": VERSION}, "notes": [note]}
     record = Heatmap(queries.text, (attention,), run)

@@ -15,7 +15,6 @@ from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.record import Record
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
-from attnscope.results.tokens import Tokens
 
 LEAST_LEFT = 0.01
 """What must be left of a row without special tokens for it to be shown."""
@@ -398,11 +397,12 @@ def _with_all_rows(attention: AttentionMap, maps: Sequence[AttentionMap]) -> Att
     if attention.part is None:
         return attention
     first, left, n_queries, n_keys = attention.part
-    queries: Tokens | None = attention.keys
+    queries = attention.keys
     if attention.kind == "cross":
-        queries = next((m.keys for m in maps if m.kind != "cross" and len(m.keys) == n_queries), None)
-        if queries is None:
+        others = [m.keys for m in maps if m.kind != "cross" and len(m.keys) == n_queries]
+        if not others:
             return replace(attention, part=None)
+        queries = others[0]
     rows = slice(first, first + len(attention.queries))
     if left or len(attention.keys) != n_keys or queries.labels[rows] != attention.queries.labels:
         raise AttnscopeError("a part of a map with some of its keys alone has no page", "leave out --cols")

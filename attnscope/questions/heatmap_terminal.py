@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,13 +91,13 @@ def _maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
             yield links_table(record, attention)
 
 
-def _kind_heading(record: MapsResult[HeadMaps], attention: HeadMaps) -> list[RenderableType]:
+def _kind_heading(record: MapsResult[Any], attention: HeadMaps) -> list[RenderableType]:
     is_one = len(record.maps) == 1 or not record.chosen(attention)
     return [] if is_one else [heading(f"{attention.kind} attention")]
 
 
 def _layers(
-    record: MapsResult[HeadMaps],
+    record: MapsResult[Any],
     attention: HeadMaps,
     console: Console,
     values_of: Callable[[int, int], NDArray[np.float32]],

@@ -165,10 +165,10 @@ class HeadMaps:
         numbers = tuple(dict.fromkeys(heads["head"].tolist()))
         names = tuple(heads["name"][: len(numbers)].tolist())
         queries, keys = (tokens_of(tables[side], *texts[i]) for i, side in enumerate(("queries", "keys")))
-        part = tuple(row.pop(name) for name in _PART)
+        part: Any = tuple(row.pop(name) for name in _PART)
         is_part = part[0] >= 0
         # Arrays come along the rows of heads, (head, ...), and become (layer, head, ...).
-        laid = {}
+        laid: dict[str, Any] = {}
         for name in cls.ARRAYS:
             values = arrays[name].astype(np.float32 if arrays[name].dtype.kind == "f" else np.int32, copy=False)
             laid[name] = values.reshape(len(layers), len(numbers), *values.shape[1:])
@@ -178,7 +178,7 @@ class HeadMaps:
             heads=numbers,
             queries=queries,
             keys=keys if row["kind"] == "cross" or is_part else queries,
-            part=part if is_part else None,  # type: ignore[arg-type]  # four numbers
+            part=part if is_part else None,
             head_names=names if any(names) else (),
             **laid,
         )

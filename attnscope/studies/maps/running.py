@@ -337,7 +337,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
         kind = cast("Kind", m.kind)
         by_layer = probe.maps.get(kind, {})
         layers = _layers_found(m, by_layer)
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name in PooledMap.ARRAYS:
             numbers = [getattr(by_layer[layer], name)[0].numpy() for layer in layers]
             arrays[name] = _lay_heads(m, layers, numbers, probe.heads, model.info)
