@@ -82,7 +82,7 @@ def test_heads_have_their_table_and_scatter(show: Show) -> None:
 
 COMMANDS = {
     "relations": ["relations", "sample_texts/dependencies.conllu"],
-    "ablation": ["ablate", "Time flies.", "--importance"],
+    "ablation": ["ablate", "Time flies."],
     "compare": ["compare", "--file", "sample_texts/sentences.txt"],
 }
 
