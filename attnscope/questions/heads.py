@@ -297,10 +297,10 @@ def heads_table(
 def _answer(result: Heads) -> list[str]:
     """Say how many heads do what, each counted once, by its first role."""
     heads = result.table("heads")
-    n_heads = amount(len(heads), "head")
+    all_heads = amount(len(heads), "head")
     model = model_of(result.run)
     if of_senses(result):
-        return [f"{model}: what its {n_heads} measure on {corpus_line(result)}"]
+        return [f"{model}: what its {all_heads} measure on {corpus_line(result)}"]
     first_roles = [role.partition("+")[0] for role in heads["role"].tolist()]
     counts = Counter(filter(None, first_roles))
     words_of = {words: sum(counts.pop(name, 0) for name in names) for words, names in FAMILIES.items()}
@@ -311,11 +311,11 @@ def _answer(result: Heads) -> list[str]:
         counted.append((n_none, "have no role"))
     parts: list[str] = []
     for n, words in counted:
-        out_of = "" if parts else f" of {n_heads}"
+        out_of = "" if parts else f" of {all_heads}"
         verb, _, rest = words.partition(" ")
         singular = "has" if verb == "have" else f"{verb}s"
         parts.append(f"{n}{out_of} {singular if n == 1 else verb} {rest}")
-    answer = [f"{model}: {', '.join(parts) or f'none of its {n_heads} has a role'}"]
+    answer = [f"{model}: {', '.join(parts) or f'none of its {all_heads} has a role'}"]
     evidence = evidence_line(result)
     if not parts and evidence:
         answer = []  # it says why there is none
@@ -460,7 +460,7 @@ def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
         yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
     defined = [name for name in result.measure_names if np.isfinite(heads[name]).any()]
     for name in defined:
-        title = f"{len(defined)} measures of its heads" if len(defined) > 1 else ""
+        title = f"{amount(len(defined), 'measure')} of its heads" if len(defined) > 1 else ""
         yield HeadMap(printed="never", figure="measures", title=title, heads=heads, column=name)
     for name in large:
         if name in defined:
