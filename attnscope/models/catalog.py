@@ -158,14 +158,14 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         hint = "give the folder that holds config.json and the weights"
         raise AttnscopeError(f"{spec} is a file, not a model", hint)
     repo_id, revision = _split_hub_id(spec)
-    folder = cached_folder(repo_id, allow_pickle, revision)
-    if folder is None:
+    snapshot = cached_folder(repo_id, allow_pickle, revision)
+    if snapshot is None:
         close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
             # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
-        folder = _download(repo_id, revision, allow_pickle, trust_remote_code)
-    return Source(spec, spec, folder, repo_id, origin=_name_snapshot(repo_id, folder))
+        snapshot = _download(repo_id, revision, allow_pickle, trust_remote_code)
+    return Source(spec, spec, snapshot, repo_id, origin=_name_snapshot(repo_id, snapshot))
 
 
 def find_config(spec: str) -> Source:

@@ -255,9 +255,9 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
             return auto
     # A classifier that reads texts alone: of pictures and sounds the base model is shown.
     if not config.is_encoder_decoder and not is_gguf:
-        for mapping, auto in CLASSIFIERS:
-            if mapping.get(config.model_type) in names:
-                return auto
+        for classes, classifier in CLASSIFIERS:
+            if classes.get(config.model_type) in names:
+                return classifier
     for name in config.architectures or ():
         kind = getattr(transformers, name, None)
         # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
