@@ -282,7 +282,8 @@ class ImageProcessorReader(CrossAttentionReader):
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         with as_failure(f"the image processor of {self._name}"), silence():
-            features: dict[str, Any] = self._images(images=list(images), return_tensors="pt")
+            images_processor: Any = self._images
+            features: dict[str, Any] = images_processor(images=list(images), return_tensors="pt")
         return {name: value for name, value in features.items() if name in ("pixel_values", "pixel_mask")}
 
 
@@ -343,7 +344,8 @@ class EncoderDecoderReader(CaptionReader):
     @classmethod
     def stands_alone(cls, base: PreTrainedModel) -> bool:
         """Return whether its encoder is shown on a picture without words."""
-        return not merges_patches(base.encoder)
+        encoder: Any = base.encoder
+        return not merges_patches(encoder)
 
     @classmethod
     def notes_on(cls, base: PreTrainedModel) -> list[str]:

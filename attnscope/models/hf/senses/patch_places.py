@@ -216,7 +216,7 @@ def _height_width(size: Any) -> tuple[int, int]:
 
 def join_tiles(tiles: Tensor, down: int, across: int) -> Tensor:
     """Join tiles (tile, ..., height, width), row by row, to one (..., down * height, across * width)."""
-    rows = [torch.cat(list(row), -1) for row in tiles[: down * across].split(across)]
+    rows = [torch.cat(list(row), -1) for row in torch.split(tiles[: down * across], across)]
     return torch.cat(rows, -2)
 
 

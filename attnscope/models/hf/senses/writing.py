@@ -152,7 +152,7 @@ class HuggingFaceWriter:
 
     def _end_ids(self) -> set[int]:
         """Return the numbers of the tokens that end a text."""
-        ends = set(self._ends)
+        ends: set[Any] = set(self._ends)
         for config in (getattr(self._model, "generation_config", None), self._base.config.get_text_config()):
             number = getattr(config, "eos_token_id", None)
             ends.update(number if isinstance(number, list | tuple) else [number])
