@@ -24,9 +24,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from attnscope.core.exact.intervals import mean_interval, predicted_interval
 from numpy.typing import NDArray
 
+from attnscope.core.intervals import mean_interval, predicted_interval
 from attnscope.core.sums import RunningSums
 from attnscope.questions.head_lines import EVEN, UNSURE
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, measure_intervals
@@ -69,29 +69,25 @@ def collect(spec: str, texts: Sequence[str], queries: int) -> dict[str, Any]:
 
 def measures_of(model: Any, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Return `sum`, `count` and `uniform_sum`, (text, layer, head, measure), `weights`, (text,), and `names`."""
-    from attnscope.studies.measuring import block_sums
-    from attnscope.studies.measuring.tally import OF_TEXTS, weigh_units
-
     import attnscope
+    from attnscope.core.catalogue import measure_names
+    from attnscope.studies.heads import measuring
+    from attnscope.studies.heads.measuring import weigh_units
 
     weights: list[Floats] = []
     batches: list[Mapping[str, Floats]] = []
-    names: dict[str, None] = {}
 
-    def keep(names_of_batch: Sequence[str], of_batch: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
-        names.update(dict.fromkeys(names_of_batch))
+    def keep(of_batch: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
         weights.append(of_batch)
-        batches.append(weigh_units(names_of_batch, of_batch, sums))
+        batches.append(weigh_units(of_batch, sums))
         return dict(batches[-1])
 
-    with patch.object(block_sums, "weigh_units", keep):
+    with patch.object(measuring, "weigh_units", keep):
         attnscope.heads(model, list(texts))
-    known = [column for column, name in enumerate(names) if name not in OF_TEXTS]
-    numbers: dict[str, NDArray[Any]] = {
-        name: np.concatenate([sums[name] for sums in batches])[..., known] for name in ("sum", "count", "uniform_sum")
-    }
+    parts = ("sum", "count", "uniform_sum")
+    numbers: dict[str, NDArray[Any]] = {name: np.concatenate([sums[name] for sums in batches]) for name in parts}
     numbers["weights"] = np.concatenate(weights)
-    numbers["names"] = np.array(list(names))[known]
+    numbers["names"] = np.array(measure_names())
     return numbers
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights, select_part
+from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attention_weights, select_part
 from attnscope.core.attention.tiles import attend_lean
 
 
@@ -63,6 +63,16 @@ class RowSamples:
         with torch.no_grad():
             self.read(call)
             return attend_lean(call)
+
+    def beside(self, probe: Probe) -> Probe:
+        """Return a probe that does what another does, and reads the rows too."""
+
+        def read_and_probe(call: AttentionCall) -> Tensor:
+            with torch.no_grad():
+                self.read(call)
+            return probe(call)
+
+        return read_and_probe
 
     def read(self, call: AttentionCall) -> None:
         """Read the rows of an attention, beside a probe that computes it.

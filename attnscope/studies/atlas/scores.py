@@ -6,7 +6,7 @@ the least hashes among those with the least of its parts. Ties go to the lesser 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attnscope.corpus import Block, Chunk, CorpusText
 from attnscope.studies.atlas.options import CONTENT
 from attnscope.studies.describe.rows import lot_of
-from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
+from attnscope.studies.heads.measuring import BatchResult, HeadMeasurer, HeadSums
 
 if TYPE_CHECKING:
     from attnscope.core.catalogue import Measured
@@ -176,11 +176,13 @@ class AtlasMeasurer(HeadMeasurer):
         """Return sums of nothing yet."""
         return ScoredSums(_block={text.index: text for text in block.texts})
 
-    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, Measured]]) -> None:
+    def add(self, part: HeadSums, batch: Sequence[Chunk], result: BatchResult) -> None:
         """Add a batch, and the score of each text by each head; but not of texts that are left out."""
         assert isinstance(part, ScoredSums)
         super().add(part, batch, result)
-        layers = [(kind, layer, sums) for kind, of_kind in result.items() for layer, sums in sorted(of_kind.items())]
+        layers = [
+            (kind, layer, sums) for kind, of_kind in result.sums.items() for layer, sums in sorted(of_kind.items())
+        ]
         part._heads = tuple((kind, layer, head) for kind, layer, sums in layers for head in range(sums.sum.shape[2]))
         scores = np.concatenate([score(sums, self._rank, len(batch)) for *_, sums in layers], 1).astype(np.float32)
         for values, chunk in zip(scores, batch, strict=True):

@@ -10,7 +10,7 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,13 @@ from attnscope.studies.run import Measurer, Part
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnscope.core.attention.row_samples import SampledRows
     from attnscope.core.catalogue import Measured
     from attnscope.core.facts import TextFacts
 
 Floats = NDArray[np.float64]
+ChunkKey = tuple[int, int]
+"""The index of a text, and the number of its chunk."""
 
 PAIR_MEASURES = ("same_token", "induction")
 """Measures of links between two tokens of the text, which a head of a fixed offset may hit by chance."""
@@ -103,9 +106,11 @@ class HeadSums(Part):
 
     Attributes:
         tallies: The sums by kind of attention; of nothing where no text is whole.
+        rows: The rows that were to be kept, by text and chunk, then by kind of attention.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
+    rows: dict[ChunkKey, dict[str, SampledRows]] = field(default_factory=dict)
     _hits: dict[str, list[tuple[Floats, Floats]]] = field(default_factory=dict)
     _n_done: dict[int, int] = field(default_factory=dict)
 
@@ -255,10 +260,22 @@ class Frequencies:
         return np.where(is_known, self.table[np.where(is_known, ids, 0)], self.unseen)
 
 
+class BatchResult(NamedTuple):
+    """What a batch came to.
+
+    Attributes:
+        sums: Kind of attention -> layer -> the measures, in the order of the batch.
+        rows: The rows that are kept, by text and chunk, then by kind.
+    """
+
+    sums: Mapping[str, Mapping[int, Measured]]
+    rows: Mapping[ChunkKey, dict[str, SampledRows]]
+
+
 class HeadMeasurer(Measurer[HeadSums]):
     """Measure the heads of a model on blocks of texts.
 
-    `chunk` and `stride` are those of `HeadsOptions`.
+    `chunk` and `stride` are those of `HeadsOptions`. `sampled` are queries whose rows are kept, by text and chunk.
 
     Raises:
         AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
@@ -271,6 +288,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         special: frozenset[int],
         chunk: int | None = None,
         stride: int | None = None,
+        sampled: Mapping[ChunkKey, NDArray[np.int64]] | None = None,
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
         from attnscope.models.inside.projections import HiddenNorms
@@ -280,6 +298,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         self._frequencies = frequencies
         self._special = special
         self._cut = {"chunk": chunk, "stride": stride}
+        self._sampled = sampled or {}
         self._dense = model.info.path == "eager"
         self._device = "cpu" if self._dense else model.info.device
         self._start = decoder_start(model)
@@ -302,20 +321,22 @@ class HeadMeasurer(Measurer[HeadSums]):
         )
         return batches[::-1]
 
-    def add(self, part: HeadSums, batch: Sequence[Chunk], result: Mapping[str, Mapping[int, Measured]]) -> None:
-        """Add the measures of a batch."""
-        part.add(batch, result, [self._pair_hits(chunk) for chunk in batch])
+    def add(self, part: HeadSums, batch: Sequence[Chunk], result: BatchResult) -> None:
+        """Add the measures of a batch, and the rows of its texts that are whole."""
+        part.add(batch, result.sums, [self._pair_hits(chunk) for chunk in batch])
+        part.rows |= {key: rows for key, rows in result.rows.items() if key[0] not in part.broken}
 
     def finish(self, part: HeadSums) -> HeadSums:
         """Return the sums over the whole texts of a block."""
         part.finish()
         return part
 
-    def measure(self, batch: Sequence[Chunk]) -> Mapping[str, Mapping[int, Measured]]:
-        """Return the measures of a batch: kind -> layer -> sums, in the order of the batch."""
+    def measure(self, batch: Sequence[Chunk]) -> BatchResult:
+        """Return the measures of a batch, and the rows that are to be kept of it."""
         import torch
 
         from attnscope.core.attention.probes import Weights
+        from attnscope.core.attention.row_samples import RowSamples, RowsWanted
         from attnscope.core.measures import HeadMeasures, measures_of_weights
 
         tokens = [part.tokens for part in batch]
@@ -327,19 +348,33 @@ class HeadMeasurer(Measurer[HeadSums]):
             targets = [target_of(self._start, text) for text in tokens]
             written = self._facts(targets, [_after_start(text) for text in repeated])
         inputs = batch_of(tokens, targets).to(self._model.info.device)
+        queries = [self._sampled.get((chunk.text, chunk.number)) for chunk in batch]
+        wanted = [
+            None if rows is None else RowsWanted(rows, n) for rows, n in zip(queries, map(len, batch), strict=True)
+        ]
+        reader = RowSamples(dict.fromkeys(self._model.info.kinds, wanted))
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
             if not self._dense:
                 probe = HeadMeasures(read, written, buffers=self._buffers, norms=self._norms.of)
                 with self._norms.watch():
-                    self._model.run(inputs, probe)
-                return {str(kind): by_layer for kind, by_layer in probe.sums.items()}
-            weights_probe = Weights()
-            self._model.run(inputs, weights_probe)
-            texts = {"encoder": (read, None), "decoder": (written or read, None), "cross": (read, written)}
-            return {
-                str(kind): {layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()}
-                for kind, by_layer in weights_probe.maps.items()
-            }
+                    self._model.run(inputs, reader.beside(probe))
+                sums = {str(kind): by_layer for kind, by_layer in probe.sums.items()}
+            else:
+                weights_probe = Weights()
+                self._model.run(inputs, weights_probe)
+                reader.keep_all(weights_probe.maps)
+                texts = {"encoder": (read, None), "decoder": (written or read, None), "cross": (read, written)}
+                sums = {
+                    str(kind): {
+                        layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()
+                    }
+                    for kind, by_layer in weights_probe.maps.items()
+                }
+        kept: dict[ChunkKey, dict[str, SampledRows]] = {}
+        for row, chunk in enumerate(batch):
+            if wanted[row] is not None:
+                kept[chunk.text, chunk.number] = {str(kind): rows[row] for kind, rows in reader.rows.items()}
+        return BatchResult(sums, kept)
 
     def _pair_hits(self, part: Chunk) -> Mapping[str, tuple[Floats, Floats]]:
         """Return the hits of `pair_hits` for each kind of attention; across two texts no offset means anything."""

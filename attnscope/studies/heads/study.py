@@ -210,7 +210,10 @@ def study_heads(
     """
     thresholds = _require_measurable(model, options)
     special = special_ids(model)
-    drawing = Drawing(options.describe.seed) if options.describe is not None else None
+    how = options.describe
+    if how is not None:
+        how = replace(how, chunk=options.chunk, stride=options.stride)
+    drawing = Drawing(how.seed) if how is not None else None
     counts, n_copies = _count_corpus(model, texts, special, report, drawing)
     frequencies = Frequencies.of_counts(counts)
     chosen = _describe(options, thresholds)
@@ -220,7 +223,12 @@ def study_heads(
     make = partial(
         _make_measurer, measurer, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride
     )
-    measurers = [make, partial(make, seed=options.seed)] if options.control else [make]
+    # Descriptions need some rows of some texts: they are read as these are measured.
+    sample = drawing.sample(model, how) if drawing is not None and how is not None else []
+    sampled = {(unit.chunk.text, unit.chunk.number): unit.queries for unit in sample}
+    measurers = [partial(make, sampled=sampled)]
+    if options.control:
+        measurers.append(partial(make, seed=options.seed))
     runs: list[Run[HeadSums]] = []
     for number, make_measurer in enumerate(measurers):
         step = scale_report(report, number, len(measurers))
@@ -260,14 +268,11 @@ def study_heads(
         tables=tables,
     )
     steps: list[tuple[str, Callable[[Heads], Heads]]] = []
-    if options.describe is not None and drawing is not None:
-        how = replace(options.describe, chunk=options.chunk, stride=options.stride)
-        steps.append((
-            "describing the heads",
-            lambda result: add_descriptions(
-                result, describe_sample(model, drawing.sample(model, how), frequencies, how)
-            ),
-        ))  # fmt: skip
+    if how is not None:
+        for unit in sample:
+            unit.rows = done.rows.get((unit.chunk.text, unit.chunk.number), {})
+        describe = partial(describe_sample, model, sample, frequencies, how)
+        steps.append(("describing the heads", lambda result: add_descriptions(result, describe())))
     return add_steps(findings, steps), done
 
 
