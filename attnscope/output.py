@@ -53,6 +53,7 @@ class Output:
         options: How it is shown: some of those that its kind has a use for.
         stem: How files of data are called, without their endings; None = as their kind says.
         named: Whether the formats were asked for by name.
+        answers: Whether maps are answered in few lines, with the address of the first figure, above the files.
         whole: The record that some heads were picked from, among which they are ranked.
     """
 
@@ -65,6 +66,7 @@ class Output:
     options: Mapping[str, Any] = field(default_factory=dict)
     stem: str | None = None
     named: bool = True
+    answers: bool = False
     whole: Record | None = None
 
     def style(self, record: Record) -> Any:
@@ -106,9 +108,9 @@ class Output:
             return
         from attnscope.report.plain_text import open_console, print_record
 
-        options = {**self.options, "drawn": self.drawn, "among": self.whole}
+        options = {**self.options, "drawn": self.drawn, "among": self.whole, "answered": self.answers}
         print_record(record, open_console(), **{name: options.get(name) for name in self.kind.shown_with})
-        print_paths(written)
+        print_paths(written, has_address=self.answers and not self.drawn)
 
 
 def plan(
@@ -141,7 +143,9 @@ def plan(
     output = _plan(about, out, formats, known, about.usual, options, has_folder=has_folder)
     if output.drawn and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
-    return replace(output, json=json, quiet=quiet)
+    # Data alone, or with --quiet, is for programs: stdout has its files and nothing else.
+    is_drawn = any(name in (*FIGURE_FORMATS, *about.pages) for name in output.formats)
+    return replace(output, json=json, quiet=quiet, answers=has_folder and is_drawn and not quiet)
 
 
 def show(
@@ -293,15 +297,17 @@ def say(notes: Iterable[str], quiet: bool) -> None:
         print(f"note: {one_line(note)}", file=sys.stderr)
 
 
-def print_paths(paths: Iterable[str | Path]) -> None:
+def print_paths(paths: Sequence[str | Path], *, has_address: bool = False) -> None:
     """Print the files that were written, one per line: as they are for programs, and as is safe on a terminal.
 
-    On a terminal a page also has its address, which a browser opens.
+    On a terminal a page also has its address, which a browser opens; with `has_address` the first file has, above all.
     """
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if has_address and paths:
+        print(f"open {Path(paths[0]).resolve().as_uri()}")
     for path in paths:
         print(safe(str(path)) if is_terminal else path)
-        if is_terminal and str(path).endswith(".html"):
+        if is_terminal and not has_address and str(path).endswith(".html"):
             print(f"open {Path(path).resolve().as_uri()}")
 
 
@@ -314,9 +320,16 @@ def print_json(document: str | Mapping[str, Any]) -> None:
         sys.stdout.buffer.write(_OBEYED.sub(lambda match: dumps(match[0])[1:-1], text).encode() + b"\n")
 
 
-def print_document(document: Callable[[], Mapping[str, Any]], paths: Sequence[Path], json: bool) -> None:
-    """Print files, one per line; or with `json` the document of what is no record, with the files in it."""
+def print_document(
+    document: Callable[[], Mapping[str, Any]], paths: Sequence[Path], json: bool, answer: str = ""
+) -> None:
+    """Print files, one per line, below an answer and the first one's address; with `json` the document and the files.
+
+    The document is that of what is no record.
+    """
     if json:
         print_json({**document(), "files": [str(path) for path in paths]})
-    else:
-        print_paths(paths)
+        return
+    if answer:
+        print(safe(answer))
+    print_paths(paths, has_address=bool(answer))

@@ -52,14 +52,15 @@ def test_options_that_are_named_twice_are_the_same_everywhere() -> None:
 def test_the_first_command_of_a_new_user(run: Run, tmp_path: Path) -> None:
     result = run("heatmap", TIRED)
     assert (result.status, result.err) == (0, "")
-    paths = [Path(line) for line in result.out.splitlines()]
+    answer, paths = result.out.splitlines()[:7], [Path(line) for line in result.out.splitlines()[7:]]
+    assert answer[1] == "L0H2  ' → didn  1.00" and answer[-1].startswith("open file://")
     assert [path.name for path in paths] == [
         "overview.png", *(f"L{layer:02d}.png" for layer in range(6)), "heatmap.npz",
     ]  # fmt: skip
     (folder,) = {path.parent for path in paths}
     assert re.fullmatch(r"attnscope-out/minilm-the-animal-didnt-cross-the-street-[0-9a-f]{8}", str(folder))
     assert files(tmp_path / folder) == sorted(path.name for path in paths)
-    assert run("heatmap", TIRED, "-L", "0", "-f", "npz").out != result.out.splitlines()[0]
+    assert run("heatmap", TIRED, "-L", "0", "-f", "npz").out != str(paths[0])
 
 
 def test_the_same_text_model_and_options_have_the_same_folder(run: Run) -> None:

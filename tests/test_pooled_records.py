@@ -15,7 +15,8 @@ from attnscope import load_record
 from attnscope.drawing.cells import log_share
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import AttentionMap
-from attnscope.questions.heatmap_terminal import show, strongest_links
+from attnscope.questions.heatmap_terminal import show
+from attnscope.questions.links import strongest_links
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
 from tests.record_helpers import RUN, map_of, page_of, record_of, require_lossless, shares, stems, tokens_of
 

@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from attnscope.questions.heatmap import Heatmap
-from attnscope.questions.heatmap_terminal import show, sink_share, strongest_links
+from attnscope.questions.heatmap_terminal import show
+from attnscope.questions.links import sink_share, strongest_links
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
 ESC = "\x1b"

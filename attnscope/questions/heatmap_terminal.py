@@ -19,13 +19,14 @@ from attnscope.errors import amount
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
 from attnscope.questions.heatmap_senses import over_patches, query_of, row_of, share_of, weights_of, words_of
 from attnscope.questions.heatmap_sheets import Pair
+from attnscope.questions.links import FAINT, LEAST_LINK, find_links, sink_share, strongest_links
 from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN, Sound
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
 from attnscope.report.numbers import percent, weight
-from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
+from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe, spell_out
 from attnscope.report.table import TextColumn, TextTable
-from attnscope.report.wording import change_notes
+from attnscope.report.wording import change_notes, hidden_tokens
 from attnscope.results.tokens import Tokens
 
 _SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
@@ -34,7 +35,6 @@ _MOST_LARGE = 4
 _MOST_QUERY_HEADS = 24
 _LABEL_CELLS = 14
 _LEAST_SHOWN = 0.05
-_LEAST_LINK = 0.005
 _MOST_ORIGINS = 3
 _LINKS_OF_MANY = 2
 _HEAD = TextColumn("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
@@ -43,7 +43,13 @@ Titled = Sequence[tuple[str, NDArray[np.float32]]]
 
 
 def show(
-    record: Heatmap | PooledHeatmap, console: Console, *, drawn: bool = True, query: str | None = None
+    record: Heatmap | PooledHeatmap,
+    console: Console,
+    *,
+    drawn: bool = True,
+    query: str | None = None,
+    answered: bool = False,
+    scale: str | None = None,
 ) -> RenderableType | None:
     """Return a record's maps, and what one query attends to.
 
@@ -57,7 +63,11 @@ def show(
         drawn: Whether maps are shown. Without them and without a query nothing is; a query alone has its table, but
             of a picture and of pooled maps it has the maps too.
         query: Whose attention is shown.
+        answered: Whether in place of maps and tables the strongest links are shown, in at most six lines.
+        scale: Of the figures: what their darkest colour means.
     """
+    if answered and not drawn:
+        return _answer(record, console, query, scale or record.usual_scale)
     if not drawn and query is None:
         return None
     if isinstance(record, PooledHeatmap):
@@ -71,6 +81,28 @@ def show(
     if not drawn or (tables and n_heads > _MOST_QUERY_HEADS):  # hundreds of lines of maps would hide them
         return Group(*tables)
     return Group(*_maps(record, console), *tables, *_word_times(record.sound))
+
+
+def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None, scale: str) -> Text:
+    """Return the strongest links of different heads, one line each; if they are faint, the option that helps."""
+    left_out = hidden_tokens(record.maps[0].kind)
+    if query is None or not any(attention.queries.find(query) for attention in record.maps):
+        title = f"strongest links, without {left_out} (query → key weight)"
+    else:
+        title = f"where {query} looks most, beside {left_out} (query → key weight)"
+    links = find_links(record, query)
+    is_faint = scale == "fixed" and (not links or links[0].weight < FAINT)
+    lines = []
+    for link in links[: 4 if is_faint else 5]:
+        number = f"  {weight(link.weight)}"
+        words = safe(f"{link.head}  {link.query} → {link.key}")
+        lines.append(cut(words, max(8, min(console.width, 80) - len(number))) + number)
+    if is_faint:
+        lines.append(f"none is above {FAINT:g}: --scale head shades each head by its own largest weight")
+    text = Text(cut(safe(title), 80), style="bold")
+    for line in lines:
+        text.append(f"\n{spell_out(line, console)}", style="not bold")
+    return text
 
 
 # Maps of text -------------------------------------------------------------------------------------------------------
@@ -146,34 +178,6 @@ def _most_telling(record: Heatmap, attention: AttentionMap, token: int) -> Seque
     return [heads[place] for place in sorted(order.tolist())]
 
 
-def strongest_links(
-    record: Heatmap, attention: AttentionMap, pair: Pair, most: int = 3
-) -> list[tuple[int, int, float]]:
-    """Return the largest weights of a head between tokens of the text: (query, key, weight), largest first.
-
-    Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
-    itself.
-    """
-    weights = attention.of(*pair).astype(np.float64)
-    queries, keys = record.sinks(attention)
-    weights[queries] = 0
-    weights[:, keys] = 0
-    if attention.kind != "cross":
-        first_query, first_key = attention.first
-        rows, columns = np.indices(weights.shape)
-        weights[rows + first_query == columns + first_key] = 0
-    order = np.argsort(-weights, axis=None, kind="stable")[:most]
-    links = [(*divmod(int(cell), weights.shape[1]), float(weights.flat[cell])) for cell in order]
-    return [link for link in links if link[2] >= _LEAST_LINK]
-
-
-def sink_share(record: Heatmap, attention: AttentionMap, pair: Pair) -> float:
-    """Return the share of a head's attention that sinks get, averaged over the queries that attend to anything."""
-    weights = attention.of(*pair).astype(np.float64)
-    rows = weights.sum(1) > 0
-    return float(weights[rows][:, record.sinks(attention)[1]].sum(1).mean()) if rows.any() else 0.0
-
-
 def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
     """Return a row a head: how much of its attention sinks get, and its strongest links between the others."""
     has_sinks = bool(record.sinks(attention)[1].any())
@@ -201,7 +205,7 @@ def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> 
     """Return a row a head: the five keys that one query attends to most."""
 
     def keys(pair: Pair) -> Text:
-        return _name_largest(attention.of(*pair)[token], attention.keys, 5, _LEAST_LINK, "   ")
+        return _name_largest(attention.of(*pair)[token], attention.keys, 5, LEAST_LINK, "   ")
 
     return TextTable([_HEAD, TextColumn("keys, largest weight first", keys, wraps=True)], heads)
 
@@ -443,7 +447,7 @@ def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None
 def _origins(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str, int, int]]) -> Group:
     """Draw a table of tokens after layers, with the largest shares of mean attention and of rollout."""
     attention = rollout.maps[0]
-    least = _LEAST_LINK if rollout.picture is None else 0.0
+    least = LEAST_LINK if rollout.picture is None else 0.0
 
     def name_origins(head: int) -> Callable[[tuple[str, int, int]], Text]:
         return lambda row: _name_largest(attention.of(row[1], head)[row[2]], attention.keys, _MOST_ORIGINS, least, "  ")

@@ -24,8 +24,8 @@ LOSSLESS = "npz"
 SIZES = ("width", "dpi", "font_size", "title", "font")
 """Options of how any figure is drawn."""
 
-KNOWN = ("drawn", "among")
-"""What `show` is told that is no option: whether maps are drawn, and the result that heads were picked from."""
+KNOWN = ("drawn", "among", "answered")
+"""What `show` is told that is no option: if maps are drawn, what heads were picked from, and if it only answers."""
 
 WHICH = ("pick", "layers", "heads")
 """Options that say which heads of a result are shown."""
@@ -149,12 +149,13 @@ _ALL = (
     Kind(
         "heatmap", "record of attention", "questions.heatmap:Heatmap", **_MAPS,
         glance="questions.heatmap_figures:glance", query="questions.heatmap_figures:require_query", page=PAGE,
-        shown_with=("drawn", "query"), drawn_with=("query",),
+        shown_with=("drawn", "query", "answered", "scale"), drawn_with=("query",),
         others=(*WHICH, *_MAP_STYLE, "words", "hide_special"),
     ),
     Kind(
         "pooled", "record of pooled attention", "questions.pooled:PooledHeatmap", command="heatmap", **_MAPS,
-        glance="questions.heatmap_figures:glance", page=PAGE, shown_with=("drawn",), others=(*WHICH, *_MAP_STYLE),
+        glance="questions.heatmap_figures:glance", page=PAGE,
+        shown_with=("drawn", "answered", "scale"), others=(*WHICH, *_MAP_STYLE),
     ),
     Kind(
         "rollout", "record of rollout", "questions.heatmap:Rollout", draw="questions.heatmap_figures:pages",

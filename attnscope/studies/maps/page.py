@@ -23,7 +23,9 @@ from attnscope.questions.arrays import load_arrays
 from attnscope.questions.atlas import Atlas
 from attnscope.questions.heads import Heads
 from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.links import find_links
 from attnscope.questions.maps import choose_heads
+from attnscope.report.numbers import weight
 from attnscope.results.file_sets import require_writable
 from attnscope.results.kinds import KINDS, file_of
 from attnscope.results.reading import schema_of
@@ -58,6 +60,13 @@ class WrittenPage:
     def notes(self) -> tuple[str, ...]:
         """What its reader must know, each sentence once."""
         return tuple(dict.fromkeys(note for record in self.records for note in record.run.get("notes", ())))
+
+    @property
+    def answer(self) -> str:
+        """The strongest link of the first text, in a line of at most 80 characters; empty if it has none."""
+        for link in find_links(self.records[0], most=1):
+            return f"strongest link: {link.head}  {link.query[:24]} → {link.key[:24]}  {weight(link.weight)}"
+        return ""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -1,0 +1,98 @@
+"""The strongest links of a result of maps: which query attends most to which key, outside sinks. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.maps import HeadMaps
+from attnscope.questions.pooled import PooledHeatmap
+from attnscope.results.tokens import Tokens
+
+LEAST_LINK = 0.005
+"""Smaller weights are no links."""
+
+FAINT = 0.2
+"""If no link is stronger, maps on a scale up to 1 are pale."""
+
+
+class HeadLink(NamedTuple):
+    """The strongest link of a head, with its tokens by their labels."""
+
+    head: str
+    query: str
+    key: str
+    weight: float
+
+
+def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: int = 5) -> list[HeadLink]:
+    """Return the strongest links of different heads, largest weight first.
+
+    Args:
+        record: Exact maps, or pooled ones, which have links between far tokens alone.
+        query: Only links from these tokens; what names none counts as all.
+        most: How many heads, at most.
+    """
+    found: list[HeadLink] = []
+    for attention in record.maps:
+        kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+        for pair in record.chosen(attention):
+            if isinstance(attention, AttentionMap) and isinstance(record, Heatmap):
+                rows = attention.queries.find(query) if query is not None else ()
+                links = strongest_links(record, attention, pair, 1, rows)
+            else:
+                links = [(link.query, link.key, link.weight) for link in attention.links(*pair)[:1]]
+            for row, column, weight in links:
+                labels = attention.queries.labels[row], attention.keys.labels[column]
+                found.append(HeadLink(kind + attention.name_of(*pair), *labels, weight))
+    return sorted(found, key=lambda link: -link.weight)[:most]
+
+
+def strongest_links(
+    record: Heatmap, attention: AttentionMap, pair: tuple[int, int], most: int = 3, rows: Sequence[int] = ()
+) -> list[tuple[int, int, float]]:
+    """Return the largest weights of a head between tokens of the text: (query, key, weight), largest first.
+
+    Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
+    itself. If rows are given, only links from these queries count, whatever they are.
+    """
+    weights = attention.of(*pair).astype(np.float64)
+    queries, keys = record.sinks(attention)
+    if rows:
+        queries = ~np.isin(np.arange(len(queries)), rows)
+    weights[queries] = 0
+    weights[:, keys] = 0
+    weights[same_tokens(attention)] = 0
+    order = np.argsort(-weights, axis=None, kind="stable")[:most]
+    links = [(*divmod(int(cell), weights.shape[1]), float(weights.flat[cell])) for cell in order]
+    return [link for link in links if link[2] >= LEAST_LINK]
+
+
+def same_tokens(attention: HeadMaps) -> NDArray[np.bool_]:
+    """Return where query and key are the same token, (query, key)."""
+    n_queries, n_keys = len(attention.queries), len(attention.keys)
+    if attention.kind == "cross":
+        return np.zeros((n_queries, n_keys), bool)
+    if attention.part is None and n_queries != n_keys:  # some rows were kept that have no column
+        queries, keys = _places(attention.queries)[:, None], _places(attention.keys)[None]
+        same: NDArray[np.bool_] = (queries == keys).all(-1) & (queries >= 0).all(-1)
+        return same
+    first_query, first_key = attention.first
+    rows, columns = np.indices((n_queries, n_keys))
+    return np.asarray(rows + first_query == columns + first_key)
+
+
+def _places(tokens: Tokens) -> NDArray[np.int32]:
+    """Return where tokens stand: the segment, the first character and the one after the last, (token, 3)."""
+    return np.column_stack([tokens.segments, tokens.offsets]).astype(np.int32)
+
+
+def sink_share(record: Heatmap, attention: AttentionMap, pair: tuple[int, int]) -> float:
+    """Return the share of a head's attention that sinks get, averaged over the queries that attend to anything."""
+    weights = attention.of(*pair).astype(np.float64)
+    rows = weights.sum(1) > 0
+    return float(weights[rows][:, record.sinks(attention)[1]].sum(1).mean()) if rows.any() else 0.0
