@@ -86,6 +86,10 @@ class Tokens:
         "Merge word pieces: sum over keys, mean over queries. Of a recording: also say when each word is spoken.",
         default=False,
     )
+    mean: str | None = option(
+        "Show the mean over the chosen heads of each layer, over layers for each head, or over all of them.",
+        default=None, choices=("heads", "layers", "all"), panel="Heads",
+    )  # fmt: skip
     hide_special: bool = option(
         "Leave out special tokens, and in decoders the first token; renormalise each row.",
         default=False,

@@ -187,6 +187,8 @@ def numbers_from(listed: str) -> tuple[int, ...]:
     """Numbers in a list such as `0,3-5`."""
     numbers: list[int] = []
     for part in _parts(listed, "layer or head", "layers and heads are chosen like this: 0,3-5"):
+        if part == "mean":
+            raise UsageError("mean is no number", "--mean heads, --mean layers or --mean all shows means")
         if not _NUMBERS.fullmatch(part):
             raise UsageError(f"{part!r} is not a number or a range", "layers and heads are chosen like this: 0,3-5")
         first, _, last = part.partition("-")

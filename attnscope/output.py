@@ -35,8 +35,12 @@ TEXT = "text"
 """The format that is drawn in the terminal."""
 
 _STYLE = ("scale", "cmap", *SIZES)
-_CHANGES = {"hide_special": "hide_special", "words": "merge_words"}
-"""Options of `show` that change a record, and its methods that do."""
+_CHANGES: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
+    "hide_special": lambda record, _, chosen: record.hide_special(keep=chosen.get("query")),
+    "words": lambda record, _, chosen: record.merge_words(),
+    "mean": lambda record, over, chosen: record.average(over),
+}
+"""Options of `show` that change a record: how, by the value of the option and all that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +178,10 @@ def show(
     # The heads and changes that are asked for.
     chosen = dict(output.options)
     shown = choose_heads(record, *(chosen.pop(name, None) for name in WHICH))
-    for change, method in _CHANGES.items():
-        if chosen.pop(change, False) and change not in shown.changes:
-            shown = getattr(shown, method)()
+    for name, change in _CHANGES.items():
+        value = chosen.pop(name, None)
+        if value and name not in shown.changes:
+            shown = change(shown, value, chosen)
     if chosen.get("query") is not None:
         kind.view("query")(shown, chosen["query"])
     output = replace(output, json=json, quiet=quiet, options=chosen, whole=record, named=True)

@@ -2,17 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from attnscope.questions.heatmap import Heatmap, divide_by_rest
+from attnscope.questions.heatmap_figures import plates_of
 from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import find_links
 from attnscope.report.plain_text import open_console
 from attnscope.results.record import load_record as load
-from tests.cli_helpers import TIRED, elsewhere, loaded_once
+from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import Run
-from tests.record_helpers import map_of, record_of, tokens_of
+from tests.record_helpers import map_of, record_of, simple, stems, tokens_of
 
 __all__ = ["elsewhere", "loaded_once"]
 
@@ -45,3 +48,62 @@ def test_a_nearly_uniform_model_is_told_how_to_see_more() -> None:
     np.savez("flat.npz", weights=flat, tokens=np.array([f"t{place}" for place in range(8)]))
     lines = str(show(load("flat.npz"), open_console(), drawn=False, answered=True)).splitlines()
     assert lines[-1] == "none is above 0.2: --scale head shades each head by its own largest weight"
+
+
+@pytest.mark.parametrize("pick", [None, ((0, 2), (1, 0), (1, 1))], ids=["all", "picked"])
+@pytest.mark.parametrize(("over", "axis"), [("heads", 1), ("layers", 0), ("all", (0, 1))])
+def test_means_over_heads_and_layers_are_those_of_numpy(
+    over: str, axis: int, pick: tuple[tuple[int, int], ...]
+) -> None:
+    record = simple(5, layers=2, heads=3, seed=4)
+    weights = record.weights.astype(np.float64)
+    if pick:
+        record = record.only(pick)
+        chosen = np.full(weights.shape[:2], np.nan)
+        chosen[tuple(zip(*pick, strict=True))] = 1
+        weights *= chosen[..., None, None]
+    mean = record.average(over)
+    np.testing.assert_allclose(mean.weights, np.nanmean(weights, axis=axis, keepdims=True), atol=1e-7)
+    assert mean.averaged == mean.changes[-1] and mean.average("all") is mean
+    assert stems(mean) == ["mean"] and mean.averaged in next(iter(plates_of(mean))).title
+    mean.save("mean.npz")
+    again = load("mean.npz")
+    assert isinstance(again, Heatmap) and again.maps[0].head_names == mean.maps[0].head_names
+    named = [[row[1], row[2]] for row in again.rows()][1]
+    assert named == {"heads": [0, "mean of heads"], "layers": ["mean", "H0"]}.get(
+        over, ["mean", f"mean of {3 if pick else 6} heads"]
+    )
+
+
+def test_a_mean_of_heads_goes_through_every_command(run: Run) -> None:
+    text = ("heatmap", "The cat sat", "-L", "0-1", "-f", "npz,csv,png")
+    run(*text, "-o", "whole")
+    assert run(*text, "--mean", "heads", "-o", "mean").out.splitlines()[-3:-2] == ["mean/mean.png"]
+    expected = load("whole")["weights"].reshape(2, 12, 5, 5).mean(1, dtype=np.float64)
+    np.testing.assert_allclose(load("mean")["weights"], expected, atol=1e-7)
+    run("show", "whole", "--mean", "heads", "-o", "again", "-f", "npz")
+    np.testing.assert_array_equal(load("again")["weights"], load("mean")["weights"])
+    assert "mean of heads" in run("page", "The cat sat", "--mean", "heads", "-o", "page.html").out
+    assert '"means":{"0.0":"L0 mean of heads"' in Path("page.html").read_text("utf-8")
+    Path("texts.txt").write_text("The cat sat\n", "utf-8")
+    run("batch", "texts.txt", "-o", "many", "-f", "npz", "-L", "0-1", "--mean", "heads", "-q")
+    np.testing.assert_allclose(load(next(Path("many").glob("*/heatmap.npz")))["weights"], expected, atol=1e-6)
+    for option in ("-H", "-L"):
+        require_one_line(run(*text, option, "mean"), "mean is no number", 2)
+
+
+def test_a_special_query_keeps_its_row_where_special_tokens_are_hidden(run: Run) -> None:
+    run("heatmap", "The cat sat", "-L", "0", "--query", "[CLS]", "--hide-special", "-o", "out", "-f", "npz,png")
+    record, whole = load("out"), load_whole(run)
+    assert isinstance(record, Heatmap)
+    assert record.maps[0].queries.labels == ("[CLS]", *record.tokens) == ("[CLS]", "the", "cat", "sat")
+    rows = whole[:, :4, 1:4].astype(np.float64)
+    np.testing.assert_allclose(record["weights"], divide_by_rest(rows), atol=1e-6)
+    assert Path("out/query-000.png").is_file() and find_links(record)[0].query != "[CLS]"
+    assert find_links(record, "[CLS]")[0].query == "[CLS]"
+
+
+def load_whole(run: Run) -> Any:
+    """The weights of the same text with all tokens."""
+    run("heatmap", "The cat sat", "-L", "0", "-o", "whole", "-f", "npz")
+    return load("whole")["weights"]

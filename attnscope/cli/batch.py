@@ -71,6 +71,7 @@ def batch(
         query=tokens.query,
         words=tokens.words,
         hide_special=tokens.hide_special,
+        mean=tokens.mean,
         chat=wanted.chat,
         generate=wanted.generate,
         workers=running.workers,

@@ -88,6 +88,8 @@ def page_of(
         "roles": None if named is None else named.roles,
         "start": dict(start or {}),
     }
+    if texts and (first := texts[0].record).averaged:
+        manifest["means"] = {f"{layer}.{head}": m.name_of(layer, head) for m in first.maps for layer, head in m.pairs}
     manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
     if texts and heads is None:
         manifest["start"] = _first_view(texts[0].record, has_photos=has_photos) | manifest["start"]

@@ -169,6 +169,7 @@ def _describe_map(
         thumbnails = len(blocks)
         blocks.append(pack_thumbnails(rows_shown))
     has_own_keys = attention.kind == "cross" or attention.part is not None or before > 0
+    has_own_keys |= len(attention.queries) != len(attention.keys)
     return {
         "kind": attention.kind,
         "heads": [list(head) for head in heads],

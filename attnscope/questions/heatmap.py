@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
-from attnscope.questions.maps import MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze
+from attnscope.errors import AttnscopeError, amount
+from attnscope.questions.maps import MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
 from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.record import Record
 from attnscope.results.result import Result
@@ -18,6 +18,14 @@ from attnscope.results.table import Array, Table, count, number, text
 
 LEAST_LEFT = 0.01
 """What must be left of a row without special tokens for it to be shown."""
+
+_MEAN = "mean of "
+"""A change that begins so says what was averaged."""
+
+_NAMED = 6
+"""So many heads of a mean are named one by one."""
+
+_AXES: dict[str, tuple[int, ...]] = {"heads": (1,), "layers": (0,), "all": (0, 1)}
 
 _MOST = 1.1
 """More than this a row cannot sum to, however it was rounded."""
@@ -65,7 +73,8 @@ class Heatmap(MapsResult[AttentionMap]):
     """What every chosen head of a model attends to on one text; see `MapsResult` for text, maps, run and picked.
 
     Attributes:
-        changes: What was done to the weights after the model gave them, in order: "hide_special", "words".
+        changes: What was done to the weights after the model gave them, in order: "hide_special", "words", and
+            "mean of …", what was averaged.
         picture: Of a vision model: what it saw; the tokens are its patches. None = there is none.
         sound: Of a speech model: what it heard; the keys are frames in time. None = there is none.
         pictures: Of a model that reads pictures among words: what it saw; their `cells` are places among the keys. Of
@@ -123,12 +132,15 @@ class Heatmap(MapsResult[AttentionMap]):
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
         return attention.queries.sinks("" if first_query else kind), attention.keys.sinks("" if first_key else kind)
 
-    def hide_special(self) -> Heatmap:
+    def hide_special(self, *, keep: str | None = None) -> Heatmap:
         """Return the same without the special tokens: each row that stays is divided by what is left of it.
 
         Of a decoder the first token goes too, see `Tokens.sinks`. A row of which less than 1% is left becomes zeros:
         dividing would make a strong link of next to nothing. A record without such tokens, or with hidden ones, stays
         as it is.
+
+        Args:
+            keep: Tokens whose rows stay, though their columns go.
 
         Raises:
             AttnscopeError: It is a part of a map, its word pieces are merged, or nothing would be left.
@@ -142,6 +154,8 @@ class Heatmap(MapsResult[AttentionMap]):
         maps = []
         for attention in self.maps:
             rows, columns = (~side for side in self.sinks(attention))
+            if keep is not None:
+                rows[list(attention.queries.find(keep))] = True
             if not rows.any() or not columns.any():
                 raise AttnscopeError("nothing is left when special tokens are hidden", "the text has no other tokens")
             shares = divide_by_rest(attention.weights[:, :, rows][:, :, :, columns]).astype(np.float32)
@@ -180,6 +194,39 @@ class Heatmap(MapsResult[AttentionMap]):
             whole = (maps[1].part[0], 0, maps[1].part[2], len(maps[0].keys))  # its queries are these
             maps[0] = replace(maps[0], part=whole)
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
+
+    @property
+    def averaged(self) -> str:
+        """What its maps are the mean of, such as "mean of 72 heads"; empty = they are those of heads."""
+        return next((change for change in self.changes if change.startswith(_MEAN)), "")
+
+    def average(self, over: str) -> Heatmap:
+        """Return the same with means of the heads that are shown, in place of heads.
+
+        Args:
+            over: "heads" of each layer, "layers" for each head, or "all" of both.
+
+        Raises:
+            AttnscopeError: There is no such mean.
+        """
+        if over not in _AXES:
+            raise AttnscopeError(f"there is no mean over {over!r}", f"choose from {', '.join(_AXES)}")
+        if self.averaged:
+            return self
+        shown = [(attention, self.chosen(attention)) for attention in self.maps]
+        maps = tuple(_average(attention, heads, over) for attention, heads in shown if heads)
+        # What the mean is of, in words.
+        attention, heads = shown[0] if shown[0][1] else shown[-1]
+        names = ", ".join(attention.name_of(*pair) for pair in heads)
+        is_named = self.picked is not None and len(heads) <= _NAMED
+        said = f"{_MEAN}{names if is_named else amount(len(heads), 'head')}"
+        if over != "all":
+            layers, numbers = (spans(sorted({*side})) for side in zip(*heads, strict=True))
+            said = (
+                f"{_MEAN}heads {numbers} in each layer" if over == "heads" else f"{_MEAN}layers {layers} for each head"
+            )
+            said += f" ({names})" if is_named else ""
+        return replace(self, maps=maps, picked=None, changes=(*self.changes, said))
 
     def with_pictures_as_one(self) -> Heatmap:
         """Return the same with each photo as one key, that gets what all its patches get: a map of words is left.
@@ -239,10 +286,19 @@ class Heatmap(MapsResult[AttentionMap]):
         for attention in self.maps:
             first_query, first_key = attention.first
             for layer, head in self.chosen(attention):
+                layer_name = "mean" if self.averaged and attention.n_layers == 1 else layer
                 name = attention.head_name(head) if attention.head_names else head
                 for (query, key), weight in np.ndenumerate(attention.of(layer, head)):
                     tokens = attention.queries.labels[query], attention.keys.labels[key]
-                    yield attention.kind, layer, name, first_query + query, first_key + key, *tokens, float(str(weight))
+                    yield (
+                        attention.kind,
+                        layer_name,
+                        name,
+                        first_query + query,
+                        first_key + key,
+                        *tokens,
+                        float(str(weight)),
+                    )
 
     def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the words of a recording, what was seen and heard, and what describes it."""
@@ -374,6 +430,31 @@ class Rollout(Heatmap):
             head_names=("mean attention", "rollout"),
         )
         return cls(record.text, (maps,), record.run, picture=record.picture, residual=residual)
+
+
+def _average(attention: AttentionMap, heads: Sequence[tuple[int, int]], over: str) -> AttentionMap:
+    """Return a map of means of some heads, (layer, head, query, key) with 1 in place of what is averaged over."""
+    is_shown = np.zeros(attention.weights.shape[:2], bool)
+    for pair in heads:
+        is_shown[attention.place(*pair)] = True
+    rows, columns = np.flatnonzero(is_shown.any(1)), np.flatnonzero(is_shown.any(0))
+    block, counted = attention.weights[np.ix_(rows, columns)], is_shown[np.ix_(rows, columns)][..., None, None]
+    means = np.mean(block, axis=_AXES[over], dtype=np.float64, where=counted, keepdims=True)
+    # What the layers and the heads are called now.
+    names = tuple(attention.head_name(attention.heads[column]) for column in columns)
+    if over != "layers":
+        names = (f"{_MEAN}{amount(len(heads), 'head')}",) if over == "all" else (f"{_MEAN}heads",)
+    has_layers = over == "heads"
+    return replace(
+        attention,
+        weights=means.astype(np.float32),
+        layers=tuple(attention.layers[row] for row in rows) if has_layers else (0,),
+        heads=tuple(range(len(names))),
+        n_layers=attention.n_layers if has_layers else 1,
+        n_heads=len(names),
+        n_kv_heads=len(names),
+        head_names=names,
+    )
 
 
 def _merge_weights(weights: NDArray[Any], rows: Sequence[int], columns: Sequence[int]) -> NDArray[np.float32]:

@@ -113,7 +113,9 @@ def picture_plates(record: Heatmap, style: Style, query: str | None = None) -> I
     if isinstance(record, Rollout):
         notes.append(record.method)
     mark = MEAN if token < 0 else attention.queries.labels[token].replace(",", "-")
-    for sheet in sheets_of_heads(record.chosen(attention), picked=record.picked is not None, after=f"-{mark}"):
+    for sheet in sheets_of_heads(
+        record.chosen(attention), picked=record.picked is not None, after=f"-{mark}", mean=record.averaged
+    ):
         values = [over_patches(record, pair, token) for pair in sheet.heads]
         elsewhere = [row_of(attention, pair, token)[attention.keys.special].sum() for pair in sheet.heads]
         facts = [[f"{share:.2f} off the picture"] if special else [] for share in elsewhere]
@@ -325,7 +327,7 @@ def sound_plates(record: Heatmap, style: Style, query: str | None = None) -> Ite
     tokens = replace(axis_of(queries), seams=())
     loud = sound.envelope / (float(sound.envelope.max()) or 1.0)
     boxes = [(_frame(sound, w.start), w.tokens[0] - 1, _frame(sound, w.end), w.tokens[1] - 1) for w in sound.words]
-    for sheet in sheets_of_heads(record.chosen(attention), picked=record.picked is not None):
+    for sheet in sheets_of_heads(record.chosen(attention), picked=record.picked is not None, mean=record.averaged):
         subject = "when each token listens (cross-attention)" if is_across else "what each moment attends to"
         shares = [share_after_sound(record, pair) for pair in sheet.heads]
         values = [attention.of(*pair)[:n_rows] for pair in sheet.heads]

@@ -102,7 +102,7 @@ def _show(page: MapsPage, plate: Plate, style: Style) -> None:
 
 
 def sheets_of_heads(
-    heads: Sequence[Pair], *, picked: bool, apart: bool = False, before: str = "", after: str = ""
+    heads: Sequence[Pair], *, picked: bool, apart: bool = False, before: str = "", after: str = "", mean: str = ""
 ) -> list[Sheet]:
     """List the figures of some heads: an overview of several layers and one a layer; of picked ones, or of one, one.
 
@@ -112,7 +112,10 @@ def sheets_of_heads(
         apart: Whether each of those that were picked has a figure of its own.
         before: Begins their file names.
         after: Ends their file names.
+        mean: What the maps are means of, in words: they make one figure. Empty = they are those of heads.
     """
+    if mean:
+        return [Sheet(f"{before}mean{after}", "single" if len(heads) == 1 else "grid", tuple(heads), mean)]
     layers = sorted({layer for layer, _ in heads})
     if picked or len(heads) == 1:
         groups = [[pair] for pair in heads] if apart else [heads]

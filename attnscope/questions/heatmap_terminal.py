@@ -37,7 +37,6 @@ _LABEL_CELLS = 14
 _LEAST_SHOWN = 0.05
 _MOST_ORIGINS = 3
 _LINKS_OF_MANY = 2
-_HEAD = TextColumn("head", lambda pair: f"L{pair[0]}H{pair[1]}", style="bold")
 
 Titled = Sequence[tuple[str, NDArray[np.float32]]]
 
@@ -89,7 +88,7 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
     if query is None or not any(attention.queries.find(query) for attention in record.maps):
         title = f"strongest links, without {left_out} (query → key weight)"
     else:
-        title = f"where {query} looks most, beside {left_out} (query → key weight)"
+        title = f"where {query} looks most, beside {left_out}"
     links = find_links(record, query)
     is_faint = scale == "fixed" and (not links or links[0].weight < FAINT)
     lines = []
@@ -123,6 +122,10 @@ def _maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
             yield links_table(record, attention)
 
 
+def _head_column(attention: HeadMaps) -> TextColumn:
+    return TextColumn("head", lambda pair: attention.name_of(*pair), style="bold")
+
+
 def _kind_heading(record: MapsResult[Any], attention: HeadMaps) -> list[RenderableType]:
     is_one = len(record.maps) == 1 or not record.chosen(attention)
     return [] if is_one else [heading(f"{attention.kind} attention")]
@@ -139,6 +142,9 @@ def _layers(
     """Yield the maps of all heads in small, layer by layer."""
     yield from _kind_heading(record, attention)
     heads = record.chosen(attention)
+    if attention.head_names:
+        yield side_by_side([(attention.name_of(*pair), values_of(*pair)) for pair in heads], console, what)
+        return
     for layer in sorted({layer for layer, _ in heads}):
         titled = [(title_of(*pair), values_of(*pair)) for pair in heads if pair[0] == layer]
         yield heading(f"layer {layer}")
@@ -194,7 +200,7 @@ def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
 
     name = "on first" if has_sinks and not attention.keys.special.any() else "on special"
     columns = [
-        _HEAD,
+        _head_column(attention),
         TextColumn(name, share, right=True, drop=1),
         TextColumn("strongest links between other tokens (query → key weight)", links, wraps=True, least=16),
     ]
@@ -207,7 +213,7 @@ def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> 
     def keys(pair: Pair) -> Text:
         return _name_largest(attention.of(*pair)[token], attention.keys, 5, LEAST_LINK, "   ")
 
-    return TextTable([_HEAD, TextColumn("keys, largest weight first", keys, wraps=True)], heads)
+    return TextTable([_head_column(attention), TextColumn("keys, largest weight first", keys, wraps=True)], heads)
 
 
 def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: float, gap: str) -> Text:
@@ -228,7 +234,7 @@ def _large(attention: AttentionMap, pair: Pair, console: Console) -> RenderableT
     pool = -(-weights.shape[1] // max(1, (console.width - width - 6) // 2))
     pooled = max_pool(weights, pool, (1,))
     more = f" (a column shows the largest of {pool} keys)" if pool > 1 else ""
-    lines = Text().append(f"\nL{pair[0]}H{pair[1]}", style="bold")
+    lines = Text().append(f"\n{attention.name_of(*pair)}", style="bold")
     lines.append(f"  rows: queries, columns: keys by number{more}\n")
     # A column is two characters wide.
     numbers = "".join(f"{column * pool:<10}" for column in range(0, pooled.shape[1], 5))
@@ -402,7 +408,7 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
         return _pooled_links(attention, pair, with_text=len(heads) <= _MOST_LARGE)
 
     columns = [
-        _HEAD,
+        _head_column(attention),
         TextColumn("e^entropy", entropy, right=True, drop=2),
         TextColumn("most received", received, wraps=True, least=20, drop=1),
         TextColumn(f"strongest links{attention.far} (query → key weight)", links, wraps=True, least=16),

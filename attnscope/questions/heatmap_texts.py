@@ -73,7 +73,7 @@ def text_plates(record: Heatmap, style: Style, query: str | None = None, *, befo
             continue
         mark = f"{before}{attention.kind}-" if len(record.maps) > 1 else before
         tokens = () if query is None else attention.queries.find(query)
-        for sheet in sheets_of_heads(heads, picked=record.picked is not None, before=mark):
+        for sheet in sheets_of_heads(heads, picked=record.picked is not None, before=mark, mean=record.averaged):
             yield _map_plate(record, attention, sheet, style, () if sheet.form == "overview" else tokens)
         for token in tokens:
             yield _query_plate(record, attention, f"{mark}query-{token:03d}", token, style)

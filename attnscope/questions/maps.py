@@ -97,7 +97,9 @@ class HeadMaps:
 
     def name_of(self, layer: int, head: int) -> str:
         """Return what a head of a layer is called, such as L3H1."""
-        return f"L{layer} {self.head_name(head)}" if self.head_names else f"L{layer}H{head}"
+        if not self.head_names:
+            return f"L{layer}H{head}"
+        return self.head_name(head) if self.n_layers == 1 else f"L{layer} {self.head_name(head)}"
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -177,7 +179,7 @@ class HeadMaps:
             layers=layers,
             heads=numbers,
             queries=queries,
-            keys=keys if row["kind"] == "cross" or is_part else queries,
+            keys=keys if row["kind"] == "cross" or is_part or keys.labels != queries.labels else queries,
             part=part if is_part else None,
             head_names=names if any(names) else (),
             **laid,

@@ -118,4 +118,4 @@ def change_notes(record: Heatmap, kind: str) -> list[str]:
         "(a row with less than 1% left is empty)",
         "words": "word pieces are merged: weights summed over keys, averaged over queries",
     }
-    return [notes[change] for change in record.changes]
+    return [notes.get(change, f"the maps are the {change}") for change in record.changes]

@@ -150,7 +150,7 @@ _ALL = (
         "heatmap", "record of attention", "questions.heatmap:Heatmap", **_MAPS,
         glance="questions.heatmap_figures:glance", query="questions.heatmap_figures:require_query", page=PAGE,
         shown_with=("drawn", "query", "answered", "scale"), drawn_with=("query",),
-        others=(*WHICH, *_MAP_STYLE, "words", "hide_special"),
+        others=(*WHICH, *_MAP_STYLE, "words", "hide_special", "mean"),
     ),
     Kind(
         "pooled", "record of pooled attention", "questions.pooled:PooledHeatmap", command="heatmap", **_MAPS,

@@ -268,6 +268,7 @@ export function nameOf(spec) {
   if (spec === "mean") return "mean of all heads";
   if (spec.startsWith("mean")) return `mean of layer ${spec.slice(4)}`;
   if (spec.startsWith("full")) return `full-width head of layer ${spec.slice(4)}`;
+  if (manifest.means?.[spec]) return manifest.means[spec];
   const [layer, head] = spec.split(".");
   return `L${layer}H${head}`;
 }

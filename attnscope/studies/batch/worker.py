@@ -44,6 +44,7 @@ class BatchOptions:
         query: A token whose attention is drawn as bars too, in the texts that have it.
         words: Whether word pieces are merged.
         hide_special: Whether special tokens are hidden.
+        mean: Over what heads are averaged: "heads", "layers" or "all"; None = they are not.
         chat: Whether each text is put into the model's chat template.
         generate: How many tokens a decoder writes after each text.
         workers: How many processes draw, each with a model of its own; None = one a core, as memory allows.
@@ -64,6 +65,7 @@ class BatchOptions:
     query: str | None = None
     words: bool = False
     hide_special: bool = False
+    mean: str | None = None
     chat: bool = False
     generate: int = 0
     workers: int | None = None
@@ -80,7 +82,8 @@ class BatchOptions:
     def map_options(self) -> MapOptions:
         """What is asked of the maps of each text."""
         choice = Choice(self.layers, self.heads, self.pick)
-        return MapOptions(choice=choice, query=self.query, words=self.words, hide_special=self.hide_special)
+        tokens = {name: getattr(self, name) for name in ("query", "words", "hide_special", "mean")}
+        return MapOptions(choice=choice, **tokens)
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ class Drawer:
         options, formats = self.options.map_options(), self.options.formats
         reading = self._read(task)
         record = run_model(model, outline(model.info, reading, heads), reading)
-        record = apply_changes(record, hide_special=options.hide_special, words=options.words)
+        record = apply_changes(record, hide_special=options.hide_special, words=options.words, query=options.query)
+        record = record.average(options.mean) if options.mean else record
         notes = list(record.run["notes"])
         query = options.query
         if query is not None and not any(m.queries.find(query) for m in record.maps):

@@ -59,6 +59,7 @@ class MapOptions(Tokens):
     def exact_only(self) -> str:
         """The first of the options that only exact maps have; empty = none is given."""
         named = {"--words": self.words, "--hide-special": self.hide_special, "--query": self.query}
+        named["--mean"] = self.mean
         named["part (--rows, --cols)"] = bool(self.cut)
         return next((name for name, value in named.items() if value), "")
 

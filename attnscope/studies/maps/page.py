@@ -126,7 +126,9 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]
                 f"`attnscope show {path} -f html -o FOLDER` makes the page of it",
             )
         choice = order.choice
-        maps.append(choose_heads(load_arrays(path) or Heatmap.load(path), choice.pick, choice.layers, choice.heads))
+        record = load_arrays(path) or Heatmap.load(path)
+        record = choose_heads(record, choice.pick, choice.layers, choice.heads)
+        maps.append(record.average(order.tokens.mean) if order.tokens.mean else record)
     # Refuse what cannot be one page.
     if len(named) > 1:
         raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
@@ -150,7 +152,8 @@ def _read_texts(
     model = loading.load_to_look(spec, texts) if is_short else loading.load(spec)
     n_tokens = 0
     for number, (prompt, share) in enumerate(chain(first, prompts), 1):
-        page_texts.append(page_text(model, prompt, order.choice, page_texts))
+        shown = page_text(model, prompt, order.choice, page_texts)
+        page_texts.append(PageText(shown.record.average(over)) if (over := order.tokens.mean) else shown)
         n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
         if report is not None:
             report(Progress(number, n_tokens, share))

@@ -58,9 +58,11 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
         if cells:
             return pool_maps(model, reading, chosen, cells, options.pool)
     record = run_model(model, outline(model.info, reading, chosen, options.cut), reading)
-    record = apply_changes(record, hide_special=options.hide_special, words=options.words)
+    record = apply_changes(record, hide_special=options.hide_special, words=options.words, query=options.query)
     if options.times:
         record = time_words(record, followed)
+    if options.mean:
+        record = record.average(options.mean)
     require_query(record, options.query)
     return record
 
@@ -288,7 +290,9 @@ def _read(model: Model, given: Given, choice: Choice) -> tuple[Model, Reading, C
     return model, reading, chosen
 
 
-def apply_changes(record: Heatmap, *, hide_special: bool = False, words: bool = False) -> Heatmap:
-    """Return the record with special tokens hidden, then word pieces merged, as asked for."""
-    record = record.hide_special() if hide_special else record
+def apply_changes(
+    record: Heatmap, *, hide_special: bool = False, words: bool = False, query: str | None = None
+) -> Heatmap:
+    """Return the record with special tokens hidden, but for the rows of a query, then word pieces merged, as asked."""
+    record = record.hide_special(keep=query) if hide_special else record
     return record.merge_words() if words else record
