@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from attnscope import plugins
 from attnscope.cli.build import Command, Group, command
 from attnscope.errors import AttnscopeError, UsageError, is_out_of_memory, one_line
 from attnscope.host import is_interrupted, tame_matplotlib
@@ -60,6 +61,9 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
                 made.add_typer(learn, name="learn", rich_help_panel=panel, context_settings=_USUAL)
             else:
                 _add(made, getattr(module, name), panel)
+    for name, function in plugins.commands().items():
+        if name in names or names == NAMES:
+            _add(made, function, "Added by other packages")
     return made
 
 
@@ -149,7 +153,8 @@ def _run() -> int:
     """Parses and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
-    names = sys.argv[1:2] if sys.argv[1:2] and sys.argv[1] in NAMES else NAMES
+    known = (*NAMES, *plugins.commands())
+    names = tuple(sys.argv[1:2]) if sys.argv[1:2] and sys.argv[1] in known else NAMES
     try:
         return build_app(names)(standalone_mode=False) or 0
     except typer.Abort as error:  # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope import plugins
+
 Sums = NDArray[np.float64]
 
 
@@ -275,8 +277,8 @@ _TEXT_MEASURES = (
     ),
 )
 
-MEASURES: dict[str, Measure] = {measure.name: measure for measure in _TEXT_MEASURES}
-"""The measures of texts by name."""
+MEASURES: dict[str, Measure] = {measure.name: measure for measure in (*_TEXT_MEASURES, *plugins.measures())}
+"""The measures of texts by name, then those that plugins add."""
 
 _DOSOVITSKIY = "Dosovitskiy et al. 2021, appendix D.7 (there in pixels)"
 

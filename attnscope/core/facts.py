@@ -1,8 +1,8 @@
 """Facts of texts that measures need; the catalogue has the source of each measure (et al. or ours)."""
 
 import functools
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -29,6 +29,7 @@ class TextFacts:
         embeddings: Each token's static embedding (the input layer's row), of length 1; the same for the same token.
         rarest: The text's rarest tokens: one, or several that are equally rare.
         context: Tokens that are there for others to attend to: as queries they count nothing.
+        added: Sets of tokens that plugins define, by name.
         n_columns: How many patches a row of a picture has; the patches are the last tokens. None for texts.
 
     Raises:
@@ -47,6 +48,7 @@ class TextFacts:
     rarest: Bool[Tensor, "batch token"] | None = None
     context: Bool[Tensor, "batch token"] | None = None
     n_columns: int | None = None
+    added: Mapping[str, Bool[Tensor, "batch token"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, tensor in self._tensors().items():
@@ -76,11 +78,13 @@ class TextFacts:
         """Return the same facts on a device, because layers may lie on several."""
         if self.real.device == device:
             return self
-        return replace(self, **{name: move(tensor, device) for name, tensor in self._tensors().items()})
+        moved = {name: move(tensor, device) for name, tensor in self._tensors().items()}
+        return replace(self, added={name: move(tensor, device) for name, tensor in self.added.items()}, **moved)
 
     def part(self, texts: slice) -> "TextFacts":
         """Return the facts of some of the texts."""
-        return replace(self, **{name: tensor[texts] for name, tensor in self._tensors().items()})
+        part = {name: tensor[texts] for name, tensor in self._tensors().items()}
+        return replace(self, added={name: tensor[texts] for name, tensor in self.added.items()}, **part)
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -112,7 +116,7 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
     """
     real = keys.real
     sets: dict[str, Tensor | None] = {"resting": keys.resting, "first": keys.first, "special": keys.special}
-    sets |= {"cls": keys.cls, "sep": keys.sep, "punctuation": keys.punctuation}
+    sets |= {"cls": keys.cls, "sep": keys.sep, "punctuation": keys.punctuation, **keys.added}
     facts = {fact: (members & real).to(dtype) for fact, members in sets.items() if members is not None}
     if keys.log_frequency is not None:
         facts["rarity"] = torch.where(real, -keys.log_frequency, 0.0).to(dtype)

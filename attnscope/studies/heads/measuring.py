@@ -19,6 +19,7 @@ from attnscope.core.catalogue import unit_queries
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
 from attnscope.models.model import Model
+from attnscope.plugins import token_sets
 from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import batch_of, pad_rows
@@ -421,6 +422,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             embeddings=None if embeddings is None else embeddings.to(self._device),
             rarest=tensor(rarest),
             context=tensor(pad_rows(repeated)) if any(map(np.any, repeated)) else None,
+            added={name: tensor(pad_rows([holds(text) for text in tokens])) for name, holds in token_sets().items()},
         )
 
 
