@@ -97,6 +97,33 @@ class Tokens:
 
 
 @options
+class Between:
+    """From which part of a text to which other one attention is added up."""
+
+    PANEL: ClassVar[str] = "Heads"
+
+    from_part: str | None = option(
+        "Instead: what these queries give to the keys of --to, one number per head. A word, a phrase, places such as "
+        "@3 or @3-5, or A or B of a pair.",
+        "--from", default=None,
+    )  # fmt: skip
+    to_part: str | None = option("The keys of --from, in the same form.", "--to", default=None)
+
+    def require(self) -> None:
+        """Refuse one without the other."""
+        if (self.from_part is None) != (self.to_part is None):
+            raise UsageError("attention goes from one part to another", "give both --from and --to")
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Both, empty where none is asked for."""
+        return self.from_part or "", self.to_part or ""
+
+    def __bool__(self) -> bool:
+        return self.from_part is not None
+
+
+@options
 class Cut:
     """Which part of a map is asked for."""
 

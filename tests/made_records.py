@@ -24,6 +24,7 @@ MADE: dict[str, list[str]] = {
     "atlas.npz": ["atlas", "--file", "texts.txt", "-f", "npz,json", "--examples", "2"],
     "rollout.npz": ["heatmap", "--rollout", "the cat", "-f", "npz,json"],
     "heatmap.npz": ["heatmap", "the cat", "-f", "npz,json"],
+    "shares.npz": ["heatmap", "the cat", "--from", "cat", "--to", "the", "-f", "npz,json"],
     "weights.npz": ["weights", "-f", "npz,json"],
     "why.npz": ["why", "the cat", "--pick", "L1H1", "--query", "cat", "-f", "npz,json"],
     "pooled.npz": ["heatmap", "the cat and the dog", "--pool", "8", "-f", "npz"],

@@ -1,16 +1,20 @@
 """What `heatmap`, `page` and `batch` answer of attention, beside figures: strongest links, means, words by words."""
 
+import csv
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import attnscope
 from attnscope.questions.heatmap import Heatmap, divide_by_rest
 from attnscope.questions.heatmap_figures import plates_of
 from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import find_links
+from attnscope.questions.shares import find_shares
 from attnscope.report.plain_text import open_console
 from attnscope.results.record import load_record as load
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
@@ -107,3 +111,42 @@ def load_whole(run: Run) -> Any:
     """The weights of the same text with all tokens."""
     run("heatmap", "The cat sat", "-L", "0", "-o", "whole", "-f", "npz")
     return load("whole")["weights"]
+
+
+PARTS = {
+    "the animal": (1, 2), "was too": (11, 12), "@3-5": (3, 4, 5), "@2": (2,), "it": (10,), "it,street": (8, 10),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "target"), [*pairwise(PARTS)])
+def test_what_one_part_of_a_text_gives_another_is_what_numpy_sums(source: str, target: str) -> None:
+    record = attnscope.heatmap(attnscope.load("minilm"), TIRED, layers=[3, 4])
+    shares = find_shares(record, source, target).table("heads")
+    block = record.weights.astype(np.float64)[:, :, PARTS[source]][..., PARTS[target]]
+    np.testing.assert_allclose(shares["share"], block.sum(-1).mean(-1).ravel(), atol=1e-12)
+    assert shares["layer"].tolist() == [3] * 12 + [4] * 12
+
+
+def test_a_pair_has_parts_a_and_b() -> None:
+    record = attnscope.heatmap(attnscope.load("minilm"), "It is late.", pair="It is noon, a day.")
+    segments, special = record.maps[0].keys.segments, record.maps[0].keys.special
+    block = record.weights.astype(np.float64)[:, :, (segments == 0) & ~special][..., (segments == 1) & ~special]
+    shares = find_shares(record, "A", "B").table("heads")["share"]
+    np.testing.assert_allclose(shares, block.sum(-1).mean(-1).ravel(), atol=1e-12)
+
+
+def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batch(run: Run) -> None:
+    result = run("heatmap", TIRED, "--from", "it", "--to", "the animal", "-o", "out", "-f", "csv,png")
+    assert result.out.startswith("from “it” to “the animal”: L3H1 gives most: 0.")
+    assert result.out.splitlines()[-2:] == ["out/shares.csv", "out/shares.png"]
+    Path("texts.txt").write_text(f"{TIRED}\nNo such words.\nIt saw the animal.\n", "utf-8")
+    batch = ("batch", "texts.txt", "-L", "3", "--from", "it", "--to", "the animal", "-o", "many", "-q")
+    assert run(*batch, "-f", "npz").status == 0 and run(*batch, "-f", "npz").status == 0
+    rows = [*csv.DictReader(Path("many/shares.csv").read_text("utf-8").splitlines())]
+    assert [(row["index"], row["head"]) for row in rows] == [(text, str(head)) for text in "02" for head in range(12)]
+    alone = [*csv.DictReader(Path("out/shares.csv").read_text("utf-8").splitlines())]
+    assert [float(row["share"]) for row in rows[:12]] == pytest.approx(
+        [float(r["share"]) for r in alone[36:48]], abs=1e-6
+    )
+    require_one_line(run("heatmap", TIRED, "--from", "it", "--to", "the dog"), "no token is 'the dog'")
+    require_one_line(run("heatmap", TIRED, "--from", "it"), "attention goes from one part to another", 2)

@@ -24,7 +24,7 @@ FILES = {
     "heads": "heads.npz", "compare": "compare.npz", "relations": "relations.npz", "ablate": "ablation.npz",
     "trace": "trace.npz", "split": "split.npz", "cost": "cost.npz", "rollout": "rollout.npz",
     "heatmap": "heatmap.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "weights": "weights.npz",
-    "training": "training.npz", "why": "why.npz", "patch": "patching.npz",
+    "training": "training.npz", "why": "why.npz", "shares": "shares.npz", "patch": "patching.npz",
 }  # fmt: skip
 FORMATS = ("npz", "json", "csv", "py", "text", *FIGURE_FORMATS, "nonsense")
 OPTIONS = {

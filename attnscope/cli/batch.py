@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.choice import Choice, Tokens
+from attnscope.choice import Between, Choice, Tokens
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, MapDrawing, Printing
 from attnscope.errors import AttnscopeError, amount, one_line
@@ -44,6 +44,7 @@ def batch(
     wanted: BatchWanted,
     which: Choice,
     tokens: Tokens,
+    between: Between,
     model: Chosen,
     running: SharedWork,
     drawing: MapDrawing,
@@ -72,6 +73,7 @@ def batch(
         words=tokens.words,
         hide_special=tokens.hide_special,
         mean=tokens.mean,
+        between=between,
         chat=wanted.chat,
         generate=wanted.generate,
         workers=running.workers,

@@ -64,6 +64,7 @@ def heatmap(
 
     - `attnscope heatmap "The animal didn't cross the street because it was too tired."`
     - `attnscope heatmap "It was too tired." --pick L3H1 --query it -f png,pdf,npz -o out`
+    - `attnscope heatmap "The animal was tired." --from "was tired" --to "the animal"`
     - `attnscope heatmap --file text.txt -L 0-2 --words --hide-special`
     - `attnscope heatmap --image photo.jpg -m ./dinov2-small --query 3,5`
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it." --words`
@@ -75,6 +76,12 @@ def heatmap(
         output = files.plan("rollout", query=maps.query, **drawing.changes())
         return _roll_out(output, source, maps, model)
     maps = source.ask(maps)
+    if maps.between:
+        from attnscope.questions.shares import find_shares
+
+        output = files.plan("shares", **drawing.changes())
+        record = study(model.model, _read_input(source, reading), maps, model.loading)
+        return output.deliver(find_shares(record, *maps.between.parts))  # type: ignore[arg-type]  # exact maps
     output = files.plan("heatmap", has_folder=True, query=maps.query, **drawing.changes())
     what = _read_input(source, reading)
     record = study(model.model, what, maps, model.loading)

@@ -163,6 +163,7 @@ _ALL = (
         query="questions.heatmap_figures:require_query", shown_with=("query",), drawn_with=("query",),
         others=_MAP_STYLE,
     ),
+    Kind("shares", "result on two parts", "questions.shares:Shares", command="heatmap"),
     Kind(
         "heads", "record of heads", "questions.heads:Heads", page=PAGE,
         shown_with=("measures", "sort", "every", "among"), drawn_with=("measures",), others=WHICH,

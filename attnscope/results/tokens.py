@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,8 @@ TOKENS = (
 """The columns of a table of tokens."""
 
 UNKNOWN_WORD = -2
+
+_PLACES = re.compile(r"@([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +93,9 @@ class Tokens:
     def find(self, wanted: str) -> tuple[int, ...]:
         """Places of the tokens that a user means by `wanted`.
 
-        `@9` is the token at place 9. Anything else is a whole word (all its pieces), else a label as it is, else a
-        label without the mark of a word piece or a space; then the same without regard to case. What none of these is
-        may be a list of them, such as `it,cat` or `@3,@7`.
+        `@9` is the token at place 9, `@3-5` those from 3 to 5. Anything else is a whole word (all its pieces), else a
+        label as it is, else a label without the mark of a word piece or a space; then the same without regard to case;
+        else a phrase, wherever it stands in the text. What none of these is may be a list, such as `it,cat` or `@3,@7`.
 
         Returns:
             The places, in order; empty if there is none, or none for one of a list.
@@ -101,6 +104,12 @@ class Tokens:
             return places
         parts = [self.find_one(part.strip()) for part in wanted.split(",")]
         return tuple(sorted({*itertools.chain(*parts)})) if all(parts) else ()
+
+    def find_part(self, wanted: str) -> tuple[int, ...]:
+        """As `find`; of a pair `A` and `B` are all tokens of the first and the second text but the special ones."""
+        if self.pair is None or wanted not in ("A", "B"):
+            return self.find(wanted)
+        return tuple(np.flatnonzero((self.segments == (wanted == "B")) & ~self.special).tolist())
 
     def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
         """What to raise where `find` finds nothing: says which of a list is missing, and which tokens there are.
@@ -135,9 +144,9 @@ class Tokens:
 
     def find_one(self, wanted: str) -> tuple[int, ...]:
         """As `find`, but for lists."""
-        if wanted.startswith("@") and wanted[1:].isdecimal():
-            place = int(wanted[1:])
-            return (place,) if place < len(self) else ()
+        if match := _PLACES.fullmatch(wanted):
+            first, last = int(match[1]), int(match[2] or match[1])
+            return tuple(range(first, last + 1)) if first <= last < len(self) else ()
         groups = self.word_groups()
         spelled = [""] * len(self)
         for group in groups if self.words is not None else ():
@@ -148,7 +157,20 @@ class Tokens:
             for names in (spelled, self.labels, [_bare(label) for label in self.labels]):
                 if places := tuple(i for i, name in enumerate(names) if name and fold(name) == fold(wanted)):
                     return places
-        return ()
+        return self._find_phrase(wanted.split())
+
+    def _find_phrase(self, words: Sequence[str]) -> tuple[int, ...]:
+        """Return the tokens of several words that stand one after the other, in any case of letters."""
+        if len(words) < 2:
+            return ()
+        phrase = r"\s+".join(map(re.escape, words))
+        pattern = re.compile(rf"(?<!\w){phrase}(?!\w)", re.IGNORECASE)
+        starts, stops = self.offsets.T
+        is_found = np.zeros(len(self), bool)
+        for segment, text in enumerate((self.text, self.pair or "")):
+            for match in pattern.finditer(text):
+                is_found |= (self.segments == segment) & (starts < match.end()) & (stops > match.start())
+        return tuple(np.flatnonzero(is_found & (starts >= 0)).tolist())
 
     def word_groups(self) -> list[list[int]]:
         """Tokens grouped by word, in order; a token that is part of no word is a group by itself."""

@@ -9,6 +9,7 @@ drawn in another way than they say.
 from __future__ import annotations
 
 import contextlib
+import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,12 +18,16 @@ from attnscope.errors import AttnscopeError
 from attnscope.questions.batch import Batch, DrawnText
 from attnscope.results.file_sets import OwnFiles, remove_unfinished, replace_together
 from attnscope.results.kinds import KINDS
-from attnscope.results.storage import is_plain_file, write_whole
+from attnscope.results.storage import csv_text, is_plain_file, write_whole
 from attnscope.text import slug
 
 MANIFEST, INDEX, ENTRY = "manifest.jsonl", "index.html", "entry.json"
 
-_SUMMARIES = OwnFiles(frozenset({MANIFEST, INDEX}))
+SHARES = "shares.csv"
+"""What heads give from one part of a text to another: of each text in its folder, and of all above."""
+
+_SUMMARIES = OwnFiles(frozenset({MANIFEST, INDEX, SHARES}))
+_PLACE = ("index", "source", "line")
 
 _TEXT_FOLDER = re.compile(r"\d{5,}-[a-z0-9-]+")
 
@@ -95,7 +100,7 @@ class BatchFolder:
 
     def require_ours(self) -> None:
         """Refuses a folder where a manifest or an index that no batch wrote has the name of one of ours."""
-        for name, is_ours in ((MANIFEST, _is_manifest), (INDEX, _is_index)):
+        for name, is_ours in ((MANIFEST, _is_manifest), (INDEX, _is_index), (SHARES, _is_shares)):
             path = self.path / name
             if is_plain_file(path) and not is_ours(path):
                 raise AttnscopeError(
@@ -118,9 +123,18 @@ class BatchFolder:
                 (self.path / name).unlink(missing_ok=True)
 
     def publish(self, batch: Batch, index: str) -> list[Path]:
-        """Writes the index and the manifest, and returns their paths."""
+        """Writes the index and the manifest, and the shares of all texts if they have any; returns the first two."""
+        shares: list[tuple[str, ...]] = [_PLACE]
+        for drawn in batch.drawn:
+            if SHARES in drawn.files:
+                with (self.path / drawn.folder / SHARES).open(encoding="utf-8", newline="") as file:
+                    header, *rows = csv.reader(file)
+                shares[0] = (*_PLACE, *header)
+                shares += [(str(drawn.index), drawn.source, str(drawn.line), *row) for row in rows]
         with replace_together(self.path, _SUMMARIES) as staged:
             write_whole(staged / INDEX, index.encode("utf-8", "backslashreplace"))
+            if len(shares) > 1:
+                write_whole(staged / SHARES, csv_text(shares).encode("utf-8", "backslashreplace"))
             # File names that are no text hold lone surrogates; this writes them as JSON's own \udc80.
             write_whole(staged / MANIFEST, batch.manifest().encode("utf-8", "backslashreplace"))
         return [self.path / INDEX, self.path / MANIFEST]
@@ -139,7 +153,7 @@ def require_own(folder: Path) -> None:
 
 def own_files() -> OwnFiles:
     """Return the files of a text in its folder: a record of attention, figures, and the entry that lists them."""
-    return OwnFiles(KINDS["heatmap"].named_files | {ENTRY}, has_figures=True, index=ENTRY, listed=_files_of)
+    return OwnFiles(KINDS["heatmap"].named_files | {ENTRY, SHARES}, has_figures=True, index=ENTRY, listed=_files_of)
 
 
 def _files_of(folder: Path) -> list[str]:
@@ -169,6 +183,12 @@ def _is_index(path: Path) -> bool:
     """Whether a file is empty or bears the link to the manifest that every index has near its beginning."""
     begin = _begin(path, 65_536)
     return not begin or b"<a href=manifest.jsonl>manifest.jsonl</a>" in begin
+
+
+def _is_shares(path: Path) -> bool:
+    """Whether a file is empty or begins with the columns of ours."""
+    begin = _begin(path, 99)
+    return not begin or begin.startswith(",".join(_PLACE).encode())
 
 
 def _begin(path: Path, most: int) -> bytes:

@@ -216,6 +216,8 @@ def _describe_options(source: models.Source, options: BatchOptions) -> dict[str,
         "--format": ",".join(options.formats),
         **{f"--{f.name.replace('_', '-')}": getattr(options.style, f.name) for f in fields(options.style)},
         **{f"--{name.replace('_', '-')}": getattr(options, name) for name in _SHOWN},
+        "--from": options.between.from_part,
+        "--to": options.between.to_part,
         **{f"--{f.name.replace('_', '-')}": getattr(loading, f.name) for f in fields(loading) if f.name in _RUN},
     }
     return {name: _as_text(value) for name, value in options_given.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnscope import models
-from attnscope.choice import Choice, Chosen
+from attnscope.choice import Between, Choice, Chosen
 from attnscope.corpus import tokens_of_ids
 from attnscope.drawing.files import write_pages
 from attnscope.drawing.style import Style
@@ -18,10 +18,11 @@ from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.questions.batch import DrawnText
 from attnscope.questions.heatmap_figures import pages
+from attnscope.questions.shares import find_shares
 from attnscope.results.file_sets import replace_together
 from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.storage import write_whole
-from attnscope.studies.batch.folder import ENTRY, own_files, require_own
+from attnscope.studies.batch.folder import ENTRY, SHARES, own_files, require_own
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
 from attnscope.studies.inputs.texts import special_ids
@@ -45,6 +46,8 @@ class BatchOptions:
         words: Whether word pieces are merged.
         hide_special: Whether special tokens are hidden.
         mean: Over what heads are averaged: "heads", "layers" or "all"; None = they are not.
+        between: From which part of each text to which other one attention is added up, in shares.csv; of texts that
+            have both.
         chat: Whether each text is put into the model's chat template.
         generate: How many tokens a decoder writes after each text.
         workers: How many processes draw, each with a model of its own; None = one a core, as memory allows.
@@ -66,6 +69,7 @@ class BatchOptions:
     words: bool = False
     hide_special: bool = False
     mean: str | None = None
+    between: Between = Between()
     chat: bool = False
     generate: int = 0
     workers: int | None = None
@@ -83,7 +87,7 @@ class BatchOptions:
         """What is asked of the maps of each text."""
         choice = Choice(self.layers, self.heads, self.pick)
         tokens = {name: getattr(self, name) for name in ("query", "words", "hide_special", "mean")}
-        return MapOptions(choice=choice, **tokens)
+        return MapOptions(choice=choice, between=self.between, **tokens)
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,13 @@ class Drawer:
         record = apply_changes(record, hide_special=options.hide_special, words=options.words, query=options.query)
         record = record.average(options.mean) if options.mean else record
         notes = list(record.run["notes"])
+        shares = []
+        if self.options.between:
+            try:
+                found = find_shares(record, *options.between.parts)
+                shares = [found.save(folder / SHARES)]
+            except AttnscopeError as error:
+                notes.append(f"{error} here")
         query = options.query
         if query is not None and not any(m.queries.find(query) for m in record.maps):
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
@@ -170,6 +181,7 @@ class Drawer:
         # Compressing beside drawing would take the cores of other workers.
         paths = write_pages(pages(record, self.options.style, query), folder, figures, threads=0)
         paths += write(record, folder, [name for name in formats if name not in figures])
+        paths += shares
         entry = DrawnText(
             index=task.index,
             source=task.source,

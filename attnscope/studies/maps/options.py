@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.choice import Choice, Cut, Tokens
+from attnscope.choice import Between, Choice, Cut, Tokens
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options, refuse_beside
 from attnscope.studies.inputs.options import ReadingOptions, TextFiles, refuse_file_names
@@ -35,6 +35,7 @@ class MapOptions(Tokens):
 
     choice: Choice = group(Choice)
     cut: Cut = group(Cut)
+    between: Between = group(Between)
     pooled: int | None = option(
         "Pool a long text to at most this many rows and columns, 8 to 1024; 0 = never; None = 256 for more than 400 "
         "tokens.",
@@ -52,6 +53,8 @@ class MapOptions(Tokens):
     def require(self) -> None:
         """Refuse what pooled maps do not have."""
         require_cells(self.pooled or MOST_CELLS, self.pool)
+        if self.between and (self.mean or self.query is not None):
+            raise UsageError("--from and --to have no --mean and no --query", "leave out one of them")
         if self.pooled and self.exact_only:
             raise UsageError(f"pooled maps have no {self.exact_only}", "leave out one of them")
 
@@ -59,7 +62,7 @@ class MapOptions(Tokens):
     def exact_only(self) -> str:
         """The first of the options that only exact maps have; empty = none is given."""
         named = {"--words": self.words, "--hide-special": self.hide_special, "--query": self.query}
-        named["--mean"] = self.mean
+        named |= {"--mean": self.mean, "--from": self.between}
         named["part (--rows, --cols)"] = bool(self.cut)
         return next((name for name, value in named.items() if value), "")
 

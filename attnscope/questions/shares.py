@@ -1,0 +1,86 @@
+"""How much of its attention does each head give from one part of a text to another? NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.report.blocks import Block, HeadMap, Ranking, Report
+from attnscope.report.numbers import weight
+from attnscope.report.wording import change_notes, printable, run_notes
+from attnscope.results.result import Result
+from attnscope.results.table import HEADS, Table, share
+
+_SHARE = share("share", "what the queries of a part give to the keys of another: sum over keys, mean over queries")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shares(Result):
+    """What each head gives from one part of a text to another.
+
+    Attributes:
+        tables: `heads`, a row for each head.
+    """
+
+    SCHEMA: ClassVar[str] = "attnscope.shares/1"
+    TABLES: ClassVar[Any] = {"heads": (*HEADS, _SHARE)}
+
+    def report(self) -> Report:
+        """Return what is said of it."""
+        heads, options = self.table("heads"), {name: printable(value) for name, value in self.options.items()}
+        order = np.argsort(-heads["share"], kind="stable").tolist()
+        most = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
+        return Report(
+            model=str(self.run.get("model", "model")),
+            answer=[f"from “{options['from']}” to “{options['to']}”: {most}"],
+            blocks=[*_blocks(self, order)],
+            guide=["share: attention weights summed over keys (--to), averaged over queries (--from)"],
+            source=f"“{options['text']}”",
+            subtitle=f"“{options['text']}”",
+            notes=[*self.options["changes"], *run_notes(self.run)],
+        )
+
+
+def _blocks(shares: Shares, order: Sequence[int]) -> Iterator[Block]:
+    heads = shares.table("heads")
+    yield Ranking(what="head", names=shares.head_names, table=heads, columns=["share"], order=order, most=8)
+    title = f"from “{shares.options['from']}” to “{shares.options['to']}”"
+    yield HeadMap(heading="every head", figure="shares", title=title, heads=heads, column="share")
+
+
+def find_shares(record: Heatmap, source: str, target: str) -> Shares:
+    """Return what each head gives from the queries that `source` names to the keys that `target` names.
+
+    Kinds of attention that lack one of these parts are left out.
+
+    Raises:
+        AttnscopeError: No kind has both.
+    """
+    rows: list[tuple[str, int, int, float]] = []  # as the columns of its table
+    for attention in record.maps:
+        queries, keys = attention.queries.find_part(source), attention.keys.find_part(target)
+        if queries and keys:
+            rows += [
+                (attention.kind, *pair, _share(attention, pair, queries, keys)) for pair in record.chosen(attention)
+            ]
+    if not rows:
+        sides = [(source, [m.queries for m in record.maps]), (target, [m.keys for m in record.maps])]
+        lacking = [side for side in sides if not any(tokens.find_part(side[0]) for tokens in side[1])]
+        named, (first, *others) = (lacking or sides)[0]
+        raise first.refuse(named, *others)
+    columns = Shares.TABLES["heads"]
+    values = zip((column.name for column in columns), zip(*rows, strict=True), strict=True)
+    table = Table.of_arrays(columns, **dict(values))
+    options = {"from": source, "to": target, "text": record.text, "changes": change_notes(record, record.maps[0].kind)}
+    corpus = {"n_texts": 1, "n_tokens": len(record.maps[0].keys)}
+    return Shares(record.run, corpus, options, {"heads": table})
+
+
+def _share(attention: AttentionMap, pair: tuple[int, int], queries: Sequence[int], keys: Sequence[int]) -> float:
+    """Return a head's weights from some queries to some keys: summed over keys, averaged over queries."""
+    block = attention.of(*pair)[np.ix_(queries, keys)]
+    return float(block.sum(1, dtype=np.float64).mean())
