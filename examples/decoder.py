@@ -235,7 +235,7 @@ class DecoderModel(LayeredModel):
     def __init__(self, info: ModelInfo, network: Decoder) -> None:
         tokenizer = FastTokenizer(words_apart(network.words), "words")
         layers = list(network.layers)
-        super().__init__(info, tokenizer, [network], layers, "attention.out_proj.weight", len(network.words))
+        super().__init__(info, tokenizer, [network], layers, len(network.words))
         self.network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:

@@ -71,5 +71,5 @@ def planted_model(n_heads: int = 2, *, writes: bool = True) -> Model:
 
 def planted_findings() -> Heads:
     """What is found of it, and without its head."""
-    options = attnscope.NeedleOptions(lengths=(48, 96), n=15, ablate=True)
+    options = attnscope.NeedleOptions(lengths=(48, 96), n=15)
     return attnscope.retrieval_heads(planted_model(), options=options)

@@ -177,9 +177,7 @@ def rewritten(name: str, folder: Path, change: Callable[[dict[str, Any]], None])
 
 def test_needles_with_hostile_names_are_drawn_as_svg_that_can_be_read(tmp_path: Path) -> None:
     found = attnscope.load_record(RECORDS / "needles.npz")
-    without = found["without"]
-    named = Table(without.columns, {**without.values, "what": np.full(len(without), CONTROLS)})
-    changed = replace(found, tables={**found.tables, "without": named}, run={**found.run, "model": CONTROLS})
+    changed = replace(found, run={**found.run, "model": CONTROLS})
     paths = changed.draw(tmp_path / "out", ["svg", "png"])
     assert len(paths) > 1
     for path in paths:

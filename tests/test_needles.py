@@ -1,6 +1,5 @@
 """Needles in haystacks: which heads copy from far back, by the definition, on models whose heads are known."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,10 @@ from attnscope import NeedleOptions, retrieval_heads
 from attnscope.core.attention import tiles
 from attnscope.core.attention.probes import Gate, Strongest, Weights
 from attnscope.core.attention.tiles import attend_lean
-from attnscope.core.sums import RunningSums
 from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model
 from attnscope.questions.heads import Heads
-from attnscope.studies.heads.needles import _share_of_tokens
 from attnscope.studies.inputs.options import LoadOptions
 from examples.decoder import decoder, wrap
 from tests.conftest import Run
@@ -171,39 +168,6 @@ def test_scores_are_told_by_depth(found: Heads) -> None:
     assert found.options["n_answer"] == 5 and found.corpus["n_texts"] == 30
 
 
-def test_without_it_nothing_is_found_and_without_others_all(found: Heads) -> None:
-    without = found["without"]
-    assert without["what"].tolist() == ["retrieval", "random"] and without["heads"].tolist() == ["L1H0", ""]
-    assert without["n_heads"].tolist() == [1, 1]
-    (lost, others), (change, no_change) = without.interval("copied"), without.interval("change")
-    assert lost[0] < 0.1 and change[0] > 0.9 and change[1] > 0.5
-    assert others[0] == 1 and no_change[0] == 0
-    # Chosen on the others.
-    assert without["n_needles"].tolist() == [14, 14] and without.part("copied", "count").tolist() == [70, 70]
-    # Fourteen alike of fourteen, with needles as the units (Clopper and Pearson).
-    least = 0.025 ** (1 / 14)
-    assert others[1] == pytest.approx(least)
-    assert no_change[1:].tolist() == pytest.approx([least - 1, 1 - least])
-
-
-@pytest.mark.parametrize("n", [7, 20])
-@pytest.mark.parametrize("share", [0.05, 0.6, 0.9, 0.97])
-def test_intervals_hold_where_needles_are_copied_whole_or_not_at_all(n: int, share: float) -> None:
-    """Every outcome with its probability: no simulation."""
-    held = 0.0
-    for hits in range(n + 1):
-        found = _share_of_tokens(sums_of([8.0] * hits + [0.0] * (n - hits)))
-        held += (found.low <= share <= found.high) * math.comb(n, hits) * share**hits * (1 - share) ** (n - hits)
-    assert held >= 0.94
-
-
-def sums_of(values: list[float]) -> RunningSums:
-    """Needles of eight tokens each."""
-    sums = RunningSums()
-    sums.add(np.array(values), 8.0)
-    return sums
-
-
 def test_a_head_that_looks_without_being_heeded_retrieves_nothing() -> None:
     """Attention is half of the definition: the token must be written too."""
     found = retrieval_heads(planted_model(writes=False), options=SMALL)
@@ -215,9 +179,8 @@ def test_a_head_that_looks_without_being_heeded_retrieves_nothing() -> None:
 def test_random_models_have_no_such_heads() -> None:
     for seed in range(5):
         network = decoder(40, n_layers=2, n_heads=4, d_model=32, seed=seed)
-        found = retrieval_heads(wrap(network), options=replace(SMALL, n=10, ablate=True))
+        found = retrieval_heads(wrap(network), options=replace(SMALL, n=10))
         assert not any(head.roles for head in heads_in(found))
-        assert not len(found["without"])
         (note,) = found.run["notes"][-1:]
         assert "copies too little" in note
 
@@ -271,13 +234,9 @@ def test_an_interruption_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) ->
 
         return report
 
-    found = retrieval_heads(planted_model(), options=replace(SMALL, ablate=True), report=stop_after(2))
+    found = retrieval_heads(planted_model(), options=SMALL, report=stop_after(2))
     assert (found.corpus["n_texts"], found.corpus["complete"]) == (10, False)
-    assert not len(found["without"]) and len(found["roles"])
-    seen.clear()
-    late = retrieval_heads(planted_model(), options=replace(SMALL, ablate=True), report=stop_after(4))
-    assert (late.corpus["n_texts"], late.corpus["complete"]) == (15, False)
-    assert [share for _, share, _ in seen] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6])
+    assert len(found["roles"]) and [share for _, share, _ in seen] == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,11 +251,10 @@ def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch: pytes
         return found
 
     monkeypatch.setattr(model, "outputs", broken)
-    found = retrieval_heads(model, options=replace(SMALL, ablate=True))
+    found = retrieval_heads(model, options=SMALL)
     assert found.corpus["n_texts"] == 14 and found["written"]["copied"][0] == 1
     (problem,) = found.corpus["problems"]
     assert problem["source"] == "needle 2" and "NaN" in problem["reason"]
-    assert found["without"].part("copied", "count")[0] == 6 * 5  # seven were not chosen on, of which one is lost
 
 
 # The command line --------------------------------------------------------------------------------------------------
@@ -310,15 +268,15 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("planted")
 def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
-    command = ["heads", "--probe", "needle", "-m", "planted", "--lengths", "48", "--needles", "15", "--causal"]
+    command = ["heads", "--probe", "needle", "-m", "planted", "--lengths", "48", "--needles", "15"]
     status, out, err = run(*command, "--measures", "decoy")
     assert status == 0, err
-    assert "retrieval" in out and "1 retrieval head " in out and "1 random head" in out
+    assert "retrieval" in out and "L1H0" in out
     assert "15 needles" in out
     status, out, err = run(*command, "-f", "npz,csv,json,png", "-o", tmp_path / "out")
     assert status == 0, err
     loaded = attnscope.load_record(tmp_path / "out" / "heads.npz")
-    assert loaded["without"]["heads"][0] == "L1H0"
+    assert loaded["roles"]["role"].tolist() == ["retrieval"]
     lines = (tmp_path / "out" / "heads.csv").read_text().splitlines()
     assert "retrieval,retrieval_low" in lines[0] and len(lines) == 5
     status, shown, err = run("show", tmp_path / "out" / "heads.npz", "--pick", "L1H0")
@@ -329,8 +287,7 @@ def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
     ("more", "said"),
     [
         (["--probe", "needle", "--chunk", "5"], "--chunk cannot be given beside --probe needle"),
-        (["--probe", "needle", "--workers", "2"], "--workers cannot be given beside --probe needle"),
-        (["--probe", "needle", "--pick", "L0H0"], "--pick cannot be given beside --probe needle"),
+        (["--probe", "needle", "--causal"], "--causal cannot be given beside --probe needle"),
         (["--probe", "repeat", "--lengths", "48"], "are of --probe needle"),
         (["--probe", "needle", "--lengths", "1k"], "'1k' in --lengths"),
         (["--probe", "needle", "--threshold", "induction=.3"], "there is no role 'induction'"),

@@ -18,7 +18,7 @@ def heads(
 
     - `attnscope heads --file sample_texts/alice.txt -o out`
     - `attnscope heads --file 'corpus/*.txt.gz' --workers 8 --sort explained`
-    - `attnscope heads --probe needle --file book.txt --lengths 2048 --causal -m ./smollm2`
+    - `attnscope heads --probe needle --file book.txt --lengths 2048 -m ./smollm2`
     - `attnscope heads --image 'photos/*.jpg' -m ./dinov2-small -o out`
     - `attnscope heads --audio 'talks/*.wav' -m ./whisper-tiny -o out`
     """

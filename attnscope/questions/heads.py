@@ -97,7 +97,7 @@ class Heads(Result):
     count (queries of texts of one length that say as much), what changes without it (`--causal`), and what it does in a
     line. `roles` is the evidence for roles. `terms`, `pairs`, `failures` and `expected` are what the lines are made of
     and where they fail. `control` has the heads of the same architecture with random weights. Of needles in haystacks,
-    `written` says how much the model finds, and `without` how much it finds without some heads.
+    `written` says how much the model finds.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.heads/2"
@@ -151,14 +151,6 @@ class Heads(Result):
             count("length", "length of the texts in tokens; 0 = of all lengths and depths"),
             share("depth", "around which share of the haystack the needle stands"),
             share("copied", "share of the needles' tokens that the model writes"),
-        ),
-        "without": (
-            text("what", "retrieval: heads that have the role on half of the needles; random: others, drawn for each"),
-            count("n_heads", "how many heads were taken out of each needle's run"),
-            text("heads", "their names; empty = they were drawn"),
-            share("copied", "share of the needles' tokens that is still written"),
-            numbers("change", "how much less that is than by the whole model, needle by needle"),
-            count("n_needles", "on how many needles"),
         ),
     }
 

@@ -1,9 +1,8 @@
-"""Needles in haystacks: what is said of how much a model finds in long texts, whole and without some heads."""
+"""Needles in haystacks: what is said of how much a model finds in long texts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,13 +15,18 @@ from attnscope.results.table import Table
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 """Of the heads of retrieval whose scores by depth are drawn."""
 
+_NOTES = (
+    "a token counts as written where it is the model's first choice after the right ones before it",
+    "intervals: 95% over needles",
+)
+
 ALL = 0
 """The length that stands for texts of all lengths and depths."""
 
 
 def needle_blocks(result: Result) -> Iterator[Block]:
-    """Show the share of needle tokens that is written, by length and depth, and what is left of it without heads."""
-    written, without = result.table("written"), result.table("without")
+    """Show the share of needle tokens that is written, by length and depth."""
+    written = result.table("written")
     if not len(written):
         return
     cells = written.select(written["length"] != ALL)
@@ -40,35 +44,10 @@ def needle_blocks(result: Result) -> Iterator[Block]:
         columns=columns,
         order=range(len(lengths)),
         most=len(lengths),
-        notes=_notes(without),
+        notes=_NOTES,
     )
-    if len(without):
-        yield _removed(written.select(written["length"] == ALL), without)
     if len(depths) > 1:
         yield _curves(result, cells, depths)
-
-
-def _removed(whole: Table, without: Table) -> Ranking:
-    """Show what is written by the whole model and without heads."""
-    columns = {
-        "copied": replace(without.columns["copied"], label="written"),
-        "change": replace(without.columns["change"], label="less than whole"),
-    }
-    values = {}
-    for part in ("", "_low", "_high"):
-        values[f"copied{part}"] = np.concatenate([whole[f"copied{part}"], without[f"copied{part}"]])
-        values[f"change{part}"] = np.concatenate([[np.nan], without[f"change{part}"]])
-    counted = zip(without["what"].tolist(), without["n_heads"].tolist(), strict=True)
-    names = ["nothing", *(amount(n, f"{what} head") for what, n in counted)]
-    return Ranking(
-        heading="the same without heads (outputs zero), which half of the needles chose, on the other half",
-        what="taken out",
-        names=names,
-        table=Table(columns, values),
-        columns=["copied", "change"],
-        order=range(len(names)),
-        most=len(names),
-    )
 
 
 def _curves(result: Result, cells: Table, depths: list[float]) -> Curves:
@@ -98,18 +77,6 @@ def _curves(result: Result, cells: Table, depths: list[float]) -> Curves:
         notes=[
             "black: what the model writes; colours: what it writes while that head's largest weight is on the same "
             "token",
-            *_notes(result.table("without")),
+            *_NOTES,
         ],
     )
-
-
-def _notes(without: Table) -> list[str]:
-    """Return what the tables of a probe mean: one sentence each."""
-    notes = ["a token counts as written where it is the model's first choice after the right ones before it"]
-    if len(without):
-        notes.append("random heads: from the same layers as far as these have others, drawn anew for each needle")
-        notes.append(
-            f"heads were taken out on {amount(int(without['n_needles'].max()), 'needle')}, and chosen on the others "
-            "alone: so they may be fewer than have the role by all needles"
-        )
-    return [*notes, "intervals: 95% over needles"]

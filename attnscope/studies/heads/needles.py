@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import DEPTH_TOKENS, Corpus, CorpusText, Hay, Needle, depth_range, needle_probe, word_ids
+from attnscope.corpus import Corpus, CorpusText, Hay, Needle, needle_probe, word_ids
 from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.info import require_length
@@ -23,25 +23,13 @@ from attnscope.questions.heads import ROLES, Heads, heads_table
 from attnscope.questions.needles import ALL
 from attnscope.report.wording import NEEDLES
 from attnscope.results.table import Column, Estimate, Table
-from attnscope.studies.failures import add_steps
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import (
-    Progress,
-    Report,
-    Texts,
-    problems_of,
-    scale_report,
-    sources_of,
-    special_ids,
-    texts_of,
-)
+from attnscope.studies.inputs.texts import Progress, Report, Texts, problems_of, sources_of, special_ids, texts_of
 from attnscope.studies.run import Room
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from attnscope.core.attention.probes import Place
 
 PASS_TOKENS = 8192
@@ -49,9 +37,6 @@ PASS_TOKENS = 8192
 
 _TEXT_TIMES = 8
 """At most this many times the longest haystack is read of a corpus."""
-
-Places = Sequence[tuple[int, int]]
-"""(layer, head) of each."""
 
 
 @with_plain_torch
@@ -61,7 +46,7 @@ def retrieval_heads(
     options: NeedleOptions | None = None,
     report: Report | None = None,
 ) -> Heads:
-    """Finds the heads that a model copies with from far back in a text.
+    """Find the heads that a model copies with from far back in a text.
 
         found = attnscope.retrieval_heads(model, attnscope.Corpus("book.txt", split="file"))
         found["heads"].grid("retrieval", "decoder")  # (layer, head): the share of needle tokens that it copied
@@ -81,11 +66,12 @@ def retrieval_heads(
     Args:
         model: A decoder that writes, see `attnscope.load`.
         corpus: Texts to hide needles in, one after the other; None = random tokens of the model's vocabulary.
-        options: What is hidden, and where; whether heads are taken out.
+        options: What is hidden, and where.
         report: Called after each pass.
 
     Returns:
-        The findings: `corpus["of"]` is "needles", and each text is a needle.
+        The findings: `corpus["of"]` is "needles", and each text is a needle. After an interruption they cover the
+        needles that were done.
 
     Raises:
         AttnscopeError: The model does not write, the vocabulary is not known, or a text has no room.
@@ -104,21 +90,60 @@ def retrieval_heads(
     for length in options.lengths:
         require_length(model.info, length)
     texts = None if corpus is None else texts_of(corpus)
-    study = _Study(model, _make_hay(model, texts, options), options)
-    n_passes = 1 + options.ablate
-    findings = study.run(texts, scale_report(report, 0, n_passes))
-    step = scale_report(report, 1, n_passes)
-    steps = [("--causal", lambda record: study.take_heads_out(record, step))] if options.ablate else []
-    return add_steps(findings, steps)
+    hay = _make_hay(model, texts, options)
+    # What the first needle of each length refuses is refused before the model runs.
+    first = [next(_needles(hay, options, length)) for length in options.lengths]
+    n_answer = len(first[0].places)
+
+    # Read all needles, as many at once as a pass takes.
+    run = _Run(model)
+    n_all = len(options.lengths) * options.n
+    complete = True
+    try:
+        for batch in _batches(hay, options):
+            run.read(batch)
+            if report is not None:
+                report(Progress(run.n_read, run.n_tokens, run.n_read / n_all))
+    except KeyboardInterrupt:
+        if not run.seen:
+            raise
+        complete = False
+    reason = f"{model.info.name} computes NaN or infinity on it"
+    if not run.seen:
+        raise AttnscopeError(f"no needle is left of {run.n_read}: {reason}", "try float32")
+
+    # Conclude from what was seen of the needles.
+    problems = [] if texts is None else problems_of(texts)
+    problems += [{"source": f"needle {number}", "line": None, "reason": reason} for number in run.broken]
+    tables = _judge(run, options)
+    tables["written"] = _written_table(run.seen)
+    return Heads(
+        run=run_of(model.info, _notes(run, options, tables["written"])) | {"seed": options.seed},
+        corpus={
+            "of": NEEDLES,
+            "sources": ["random tokens"] if texts is None else sources_of(texts),
+            "n_texts": len(run.seen),
+            "n_tokens": run.n_tokens,
+            "sha256": run.digest.hexdigest(),
+            "problems": problems,
+            "complete": complete,
+        },
+        options=_describe(options, n_answer, is_random=hay.encode is None),
+        tables=tables,
+    )
+
+
+# Needles
 
 
 def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
-    """What needles are hidden in.
+    """Return what needles are hidden in.
 
     Raises:
-        AttnscopeError: The vocabulary is not known, or there is no text.
+        AttnscopeError: The vocabulary is not known.
     """
-    tokenizer, special = model.tokenizer, special_ids(model)
+    tokenizer = model.tokenizer
+    special = special_ids(model)
     ordinary = np.array(tokenizer.ordinary_ids(), np.int64)
     if not len(ordinary):
         raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "needles are made of its tokens")
@@ -141,6 +166,18 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
     return Hay(word_ids(ordinary, tokenizer.spell), stack, encode, ends, before)
 
 
+def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:
+    return needle_probe(hay, options.n, options.depths, length, options.seed, answer=options.answer)
+
+
+def _batches(hay: Hay, options: NeedleOptions) -> Iterator[Sequence[Needle]]:
+    """Yield all needles, those of one length together."""
+    for length in options.lengths:
+        needles = _needles(hay, options, length)
+        while batch := tuple(islice(needles, max(1, PASS_TOKENS // length))):
+            yield batch
+
+
 # What is seen of needles
 
 
@@ -160,128 +197,64 @@ class _Seen:
 
     @property
     def by_chance(self) -> float:
-        """How many tokens a head copies that looks at one of the keys up to its query at random."""
+        """Return how many tokens a head copies that looks at one of the keys up to its query at random."""
         n = len(self.written)
         return float((self.written / (len(self.needle) - n + np.arange(n))).sum())
 
 
-@dataclass(frozen=True, eq=False)
-class _Numbered:
-    """A needle with its number among all."""
-
-    number: int
-    needle: Needle
-
-    def __len__(self) -> int:
-        return len(self.needle)
-
-
-class _Study:
-    """Needles, and the model that is to find them.
+class _Run:
+    """A model that reads needles, and what is seen of them.
 
     Attributes:
-        seen: What the model does on each needle, in their order; None = it computes NaN or infinity on it.
+        seen: What the model does on each needle, without those on which it computes NaN or infinity.
+        broken: The numbers of these, from 1.
         places: Kind of attention and layer of each row of `_Seen.copied`.
         n_heads: How many heads each of these layers has.
     """
 
-    def __init__(self, model: Model, hay: Hay, options: NeedleOptions) -> None:
-        self.model, self.hay, self.options = model, hay, options
-        self.room = Room()
-        self.n_all = len(options.lengths) * options.n
-        self.seen: list[_Seen | None] = []
+    def __init__(self, model: Model) -> None:
+        self.seen: list[_Seen] = []
+        self.broken: list[int] = []
+        self.n_read = 0
+        self.n_tokens = 0
+        self.digest = hashlib.sha256()
         self.places: list[Place] = []
         self.n_heads: list[int] = []
-        # What the first needle refuses is refused before the model runs.
-        first = [next(self._needles(length)) for length in options.lengths]
-        self.n_answer = len(first[0].places)
-        self._crowded = [len(needle) for needle in first if self._overlap(needle.room)]
+        self._model = model
+        self._room = Room()
 
-    def _needles(self, length: int) -> Iterator[Needle]:
-        options = self.options
-        return needle_probe(self.hay, options.n, options.depths, length, options.seed, answer=options.answer)
+    def read(self, batch: Sequence[Needle]) -> None:
+        """Add needles of one length."""
+        for part, seen in self._room.each(batch, self._look):
+            with delay_interrupts():
+                for needle, of_needle in zip(part, seen, strict=True):
+                    self.n_read += 1
+                    self.digest.update(needle.ids.astype("<i8").tobytes())
+                    if of_needle is None:
+                        self.broken.append(self.n_read)
+                    else:
+                        self.seen.append(of_needle)
+                        self.n_tokens += len(needle)
 
-    def _overlap(self, room: int) -> bool:
-        ranges = [depth_range(depth, room) for depth in sorted(self.options.depths)]
-        return any(following <= last for (_, last), (following, _) in pairwise(ranges))
+    def _look(self, needles: Sequence[Needle]) -> list[_Seen | None]:
+        """Return what the model and its heads do on needles; None where it computes NaN or infinity."""
+        import torch
 
-    def _batches(self) -> Iterator[Sequence[_Numbered]]:
-        """Yield all needles, as many at once as a pass takes."""
-        number = 0
-        for length in self.options.lengths:
-            needles = self._needles(length)
-            while batch := tuple(islice(needles, max(1, PASS_TOKENS // length))):
-                yield [_Numbered(number + row, needle) for row, needle in enumerate(batch)]
-                number += len(batch)
-
-    def run(self, texts: Texts | None, report: Report | None) -> Heads:
-        """Return the scores of all heads; an interruption ends it, and what was done counts.
-
-        `texts` are what haystacks are made of.
-        """
-        digest, complete = hashlib.sha256(), True
-        n_tokens = 0
-        try:
-            for batch in self._batches():
-                for part, seen in self.room.each(batch, self._look):
-                    with delay_interrupts():
-                        self.seen += seen
-                        for each in part:
-                            digest.update(each.needle.ids.astype("<i8").tobytes())
-                        n_tokens += sum(len(one.needle) for one in seen if one is not None)
-                if report is not None:
-                    report(Progress(len(self.seen), n_tokens, len(self.seen) / self.n_all))
-        except KeyboardInterrupt:
-            if not any(self.seen):
-                raise
-            complete = False
-        reason = f"{self.model.info.name} computes NaN or infinity on it"
-        broken = [number for number, one in enumerate(self.seen, 1) if one is None]
-        problems = [{"source": f"needle {number}", "line": None, "reason": reason} for number in broken]
-        done = [one for one in self.seen if one is not None]
-        if not done:
-            raise AttnscopeError(f"no needle is left of {len(problems)}: {reason}", "try float32")
-        corpus = {
-            "of": NEEDLES,
-            "sources": ["random tokens"] if texts is None else sources_of(texts),
-            "n_texts": len(done),
-            "n_tokens": n_tokens,
-            "sha256": digest.hexdigest(),
-            "problems": [*([] if texts is None else problems_of(texts)), *problems],
-            "complete": complete,
-        }
-        tables = {**self._judge(done), "written": _written_table(done)}
-        notes = self._notes(len(done), float(tables["written"]["copied"][0]))
-        run = run_of(self.model.info, notes) | {"seed": self.options.seed}
-        return Heads(run, corpus, self._describe(), tables)
-
-    def _notes(self, n: int, copied: float) -> list[str]:
-        notes = []
-        if self._crowded:
-            notes.append(
-                f"Texts of {', '.join(f'{length:,}' for length in self._crowded)} tokens are too short to tell depths "
-                f"apart: needles of one depth are spread over {DEPTH_TOKENS} tokens, or all there are."
-            )
-        if n < FEWEST_TEXTS:
-            notes.append(
-                f"{amount(n, 'needle is', 'needles are')} few: with fewer than {FEWEST_TEXTS} every role is "
-                "tentative, and intervals are wide; --needles 20 or more tell heads apart."
-            )
-        if copied < self.options.threshold:
-            notes.append(
-                f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be "
-                "one of retrieval, and no roles are given."
-            )
-        return notes
-
-    def _look(self, batch: Sequence[_Numbered]) -> list[_Seen | None]:
-        """Return what the model and its heads do on needles of one length."""
         from attnscope.core.attention.probes import Strongest
 
-        needles = [each.needle for each in batch]
+        # Which tokens of the answers are written, (needle, token).
         n = len(needles[0]) - 1
-        probe = Strongest(slice(n - self.n_answer, n), kinds=("decoder",))
-        written, is_finite = self._write(needles, probe)
+        right = np.stack([needle.answer for needle in needles])
+        n_answer = right.shape[1]
+        probe = Strongest(slice(n - n_answer, n), kinds=("decoder",))
+        ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
+        with torch.no_grad():
+            logits = self._model.outputs(Batch(ids), probe, last=n_answer).logits
+        assert logits is not None  # it has a loss
+        written = logits.argmax(-1).cpu().numpy() == right
+        is_finite = logits.isfinite().all(-1).all(-1).cpu().numpy()
+
+        # Where the heads look as these are written.
         keys = {(kind, layer): best.numpy() for kind, layers in probe.maps.items() for layer, best in layers.items()}
         self.places = sorted(keys)
         self.n_heads = [keys[place].shape[1] for place in self.places]
@@ -295,163 +268,71 @@ class _Study:
             _Seen(needle, written[row], copied[row]) if is_finite[row] else None for row, needle in enumerate(needles)
         ]
 
-    def _write(self, needles: Sequence[Needle], probe: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which tokens of the answers are written, (needle, token); and where all scores are numbers."""
-        import torch
 
-        ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
-        with torch.no_grad():
-            logits = self.model.outputs(Batch(ids), probe, last=self.n_answer).logits
-        assert logits is not None  # it has a loss
-        right = np.stack([needle.answer for needle in needles])
-        return logits.argmax(-1).cpu().numpy() == right, logits.isfinite().all(-1).all(-1).cpu().numpy()
+# Conclusions
 
-    def _judge(self, done: Sequence[_Seen]) -> dict[str, Table]:
-        """Return the tables of heads with their scores, and of the roles of those that pass the test."""
-        names = self.options.measure_names
 
-        # What each measure adds up, (needle, layer, head, measure): it counts the needles of its depth.
-        counts = np.zeros((len(done), len(names)))
-        for row, one in enumerate(done):
-            mine = ("retrieval", "decoy", f"retrieval_at_{write_percent(one.needle.depth)}")
-            counts[row, np.isin(names, mine)] = self.n_answer
-        copied = np.stack([one.copied for one in done])
-        source = (np.array(names) == "decoy").astype(np.int64)
-        weights = (counts > 0)[:, None, None]
-        every = np.broadcast_to(counts[:, None, None], (*copied.shape[:3], len(names)))
-        chance = np.array([one.by_chance for one in done])[:, None, None, None]
-        sums, uniform = RunningSums(every.shape[1:]), RunningSums(every.shape[1:])
-        sums.add(copied[..., source] * weights, every)
-        uniform.add(np.broadcast_to(chance * weights, every.shape), every)
+def _judge(run: _Run, options: NeedleOptions) -> dict[str, Table]:
+    """Return the tables of heads with their scores, and of the roles of those that pass the test."""
+    names = options.measure_names
 
-        # The test, (layer, head).
-        values, even = sums.ratio(), uniform.ratio()
-        low, high = sums.share_interval(hits=True, dependence=1)
-        threshold = self.options.threshold
-        baseline = np.fmax(values[..., 1], even[..., 0])
-        limit = np.fmax(threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
-        texts = sums.effective_texts()[..., 0]
-        p = sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
-        p = np.where(texts < LEAST_TEXTS, np.nan, p)
-        q = benjamini_hochberg(p.ravel()).reshape(p.shape)
+    # What each measure adds up, (needle, layer, head, measure): it counts the needles of its depth.
+    counts = np.zeros((len(run.seen), len(names)))
+    for row, one in enumerate(run.seen):
+        its_measures = ("retrieval", "decoy", f"retrieval_at_{write_percent(one.needle.depth)}")
+        counts[row, np.isin(names, its_measures)] = len(one.written)
+    copied = np.stack([one.copied for one in run.seen])
+    source = (np.array(names) == "decoy").astype(np.int64)
+    weights = (counts > 0)[:, None, None]
+    every = np.broadcast_to(counts[:, None, None], (*copied.shape[:3], len(names)))
+    chance = np.array([one.by_chance for one in run.seen])[:, None, None, None]
+    sums = RunningSums(every.shape[1:])
+    sums.add(copied[..., source] * weights, every)
+    uniform = RunningSums(every.shape[1:])
+    uniform.add(np.broadcast_to(chance * weights, every.shape), every)
 
-        # A row per head; layers may have different numbers of them.
-        rows = np.nonzero(np.arange(p.shape[1]) < np.array(self.n_heads)[:, None])
-        has_role = (q <= LEVEL)[rows]
-        kinds, layers = zip(*(self.places[row] for row in rows[0]), strict=True)
-        parts = {"value": values, "low": low, "high": high, "baseline": even, "count": sums.total("c")}
-        heads = heads_table(
-            (kinds, layers, rows[1]),
-            [Column(name, _describe_measure(name), "share", (0, 1)) for name in names],
-            roles=np.where(has_role, RETRIEVAL, "").tolist(),
-            resting=np.full(len(kinds), np.nan),
-            **{part: array[rows] for part, array in parts.items()},
-        )
-        roles = []
-        for head, at in enumerate(zip(*rows, strict=True)):
-            if has_role[head]:
-                score = Estimate(values[*at, 0], low[*at, 0], high[*at, 0], baseline[at])
-                evidence = {"value": score, "threshold": threshold, "p": p[at], "q": q[at]}
-                evidence |= {"effective_texts": texts[at], "tentative": min(texts[at], len(done)) < FEWEST_TEXTS}
-                roles.append({"head": head, "role": RETRIEVAL, "measure": "retrieval", **evidence})
-        return {"heads": heads, "roles": Table.of(ROLES, roles)}
+    # The test, (layer, head).
+    values = sums.ratio()
+    even = uniform.ratio()
+    low, high = sums.share_interval(hits=True, dependence=1)
+    baseline = np.fmax(values[..., 1], even[..., 0])
+    limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
+    texts = sums.effective_texts()[..., 0]
+    p = sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
+    p = np.where(texts < LEAST_TEXTS, np.nan, p)
+    q = benjamini_hochberg(p.ravel()).reshape(p.shape)
 
-    # Heads taken out
-
-    def take_heads_out(self, result: Heads, report: Report | None) -> Heads:
-        """Add what is still written without the retrieval heads, and without others.
-
-        The heads are chosen on one half of the needles and taken out on the other: on needles on which they were chosen
-        for having copied, what is lost without them would be too much.
-        """
-        half = [one for number, one in enumerate(self.seen) if one is not None and self._chooses(number)]
-        chosen = _with_role(self._judge(half)["heads"]) if half else []
-        with_role = _with_role(result.table("heads"))
-        if not chosen:
-            if not with_role:
-                return result
-            note = "Half of the needles are too few to choose heads on: none was taken out."
-            return replace(result, run={**result.run, "notes": [*result.run["notes"], note]})
-        others = [head for head in _places_of(result.table("heads")) if head not in {*chosen, *with_role}]
-        sums = {what: (RunningSums(), RunningSums()) for what in ("retrieval", "random")}
-        n_tokens = n_cut = 0
-        for batch in self._batches():
-            cut = [each for each in batch if self.seen[each.number] is not None and not self._chooses(each.number)]
-            for part in self.room.each(cut, lambda part: self._cut(part, chosen, others)) if cut else ():
-                for (still, change), (before, after) in zip(sums.values(), part[1], strict=True):
-                    counts = np.full(len(part[0]), float(self.n_answer))
-                    still.add(after, counts)
-                    change.add((counts + before - after) / 2, counts)  # from 0, all more, to 1, all less
-            n_cut += len(cut)
-            n_tokens += sum(map(len, cut))
-            if report is not None and cut:
-                number = batch[-1].number + 1
-                report(Progress(number, n_tokens, number / self.n_all, "taking heads out"))
-        if not n_cut:
-            return result
-        taken = {"retrieval": chosen, "random": draw_others(chosen, others, self.options.seed, 0)}
-        rows = [
-            {
-                "what": what,
-                "n_heads": len(taken[what]),
-                "heads": ", ".join(f"L{layer}H{head}" for layer, head in chosen) if what == "retrieval" else "",
-                "copied": _share_of_tokens(still),
-                "change": _change_of_share(change),
-                "n_needles": n_cut,
-            }
-            for what, (still, change) in sums.items()
-        ]
-        return replace(result, tables={**result.tables, "without": Table.of(Heads.TABLES["without"], rows)})
-
-    def _chooses(self, number: int) -> bool:
-        """Return whether heads are chosen on a needle, by its number; else they are taken out on it."""
-        turn, depth = divmod(number % self.options.n, len(self.options.depths))
-        return (turn + depth) % 2 == 0  # of each depth every other one
-
-    def _cut(
-        self, batch: Sequence[_Numbered], chosen: Places, others: Places
-    ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return how many tokens are written by the whole model and without some heads, (needle,) each.
-
-        First without the chosen heads, then without as many others, which are drawn anew for each needle.
-        """
-        import torch
-
-        from attnscope.core.attention.probes import Gate
-        from attnscope.core.attention.tiles import attend_lean
-
-        needles = [each.needle for each in batch]
-        whole = [self.seen[each.number] for each in batch]
-        before = np.array([one.written.sum() for one in whole if one is not None])
-        drawn = [draw_others(chosen, others, self.options.seed, each.number + 1) for each in batch]
-        counts = []
-        for sets in ([chosen] * len(batch), drawn):
-            factors: dict[Place, Tensor] = {}  # 1, and 0 for the heads that are taken out of each needle's run
-            for row, heads in enumerate(sets):
-                for layer, head in heads:
-                    n_heads = self.n_heads[self.places.index(("decoder", layer))]
-                    factors.setdefault(("decoder", layer), torch.ones(len(batch), n_heads))[row, head] = 0
-            after = self._write(needles, Gate(factors, compute=attend_lean))[0].sum(1)
-            counts.append((before, after))
-        return counts
-
-    def _describe(self) -> dict[str, Any]:
-        options = self.options
-        what = "attends to the token in the needle that the model writes (Wu 2024)"
-        return {
-            "probe": "needle",
-            "level": LEVEL,
-            "fewest_texts": FEWEST_TEXTS,
-            "least_texts": LEAST_TEXTS,
-            "margin": MARGIN,
-            "lengths": list(options.lengths),
-            "depths": list(options.depths),
-            "n_needles": options.n,
-            "n_answer": self.n_answer,
-            "needle": "random tokens" if self.hay.encode is None else "a sentence of random words",
-            "roles": {RETRIEVAL: {"what": what, "measure": "retrieval", "threshold": options.threshold}},
-            "measures": list(options.measure_names),
-        }
+    # A row per head; layers may have different numbers of them.
+    rows = np.nonzero(np.arange(p.shape[1]) < np.array(run.n_heads)[:, None])
+    has_role = (q <= LEVEL)[rows]
+    kinds, layers = zip(*(run.places[row] for row in rows[0]), strict=True)
+    parts = {"value": values, "low": low, "high": high, "baseline": even, "count": sums.total("c")}
+    heads = heads_table(
+        (kinds, layers, rows[1]),
+        [Column(name, _describe_measure(name), "share", (0, 1)) for name in names],
+        roles=np.where(has_role, RETRIEVAL, "").tolist(),
+        resting=np.full(len(kinds), np.nan),
+        **{part: array[rows] for part, array in parts.items()},
+    )
+    chosen = tuple(axis[has_role] for axis in rows)
+    score = {part: array[..., 0][chosen] for part, array in (("value_low", low), ("value_high", high))}
+    n = len(chosen[0])
+    roles = Table.of_arrays(
+        ROLES,
+        head=np.flatnonzero(has_role),
+        role=[RETRIEVAL] * n,
+        measure=["retrieval"] * n,
+        value=values[..., 0][chosen],
+        value_baseline=baseline[chosen],
+        threshold=np.full(n, options.threshold),
+        p=p[chosen],
+        q=q[chosen],
+        tentative=np.minimum(texts[chosen], len(run.seen)) < FEWEST_TEXTS,
+        active_share=np.full(n, np.nan),
+        effective_texts=texts[chosen],
+        **score,
+    )
+    return {"heads": heads, "roles": roles}
 
 
 def _written_table(done: Sequence[_Seen]) -> Table:
@@ -466,48 +347,47 @@ def _written_table(done: Sequence[_Seen]) -> Table:
 
 
 def _share_written(some: Sequence[_Seen]) -> Estimate:
+    """Return a share of tokens; needles are the units, as one may be copied as a whole or not at all."""
     sums = RunningSums()
     sums.add(np.array([float(one.written.sum()) for one in some]), np.array([float(len(one.written)) for one in some]))
-    return _share_of_tokens(sums)
-
-
-def _share_of_tokens(sums: RunningSums) -> Estimate:
-    """Return a share of tokens; needles are the units, as one may be copied as a whole or not at all."""
     low, high = sums.share_interval(hits=True, dependence=1)
     return Estimate(float(sums.ratio()), float(low), float(high), count=float(sums.total("c")))
 
 
-def _change_of_share(sums: RunningSums) -> Estimate:
-    """Return a difference of two shares of the same needles, from sums of (1 + difference) / 2, a share itself."""
-    value, low, high = (2 * float(share) - 1 for share in (sums.ratio(), *sums.share_interval(dependence=1)))
-    return Estimate(value, low, high, count=float(sums.total("c")))
+def _notes(run: _Run, options: NeedleOptions, written: Table) -> list[str]:
+    notes = []
+    n = len(run.seen)
+    if n < FEWEST_TEXTS:
+        notes.append(
+            f"{amount(n, 'needle is', 'needles are')} few: with fewer than {FEWEST_TEXTS} every role is "
+            "tentative, and intervals are wide; --needles 20 or more tell heads apart."
+        )
+    copied = float(written["copied"][0])
+    if copied < options.threshold:
+        notes.append(
+            f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be "
+            "one of retrieval, and no roles are given."
+        )
+    return notes
 
 
-def _places_of(heads: Table) -> list[tuple[int, int]]:
-    """Return (layer, head) of each head."""
-    return list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
-
-
-def _with_role(heads: Table) -> list[tuple[int, int]]:
-    """Return (layer, head) of the heads that have a role."""
-    return _places_of(heads.select(heads["role"] != ""))
-
-
-def draw_others(chosen: Places, others: Places, seed: int, number: int) -> list[tuple[int, int]]:
-    """As many heads as were chosen, at random from others: from the same layers where these have enough.
-
-    Each `number` is another draw.
-    """
-    chance = np.random.PCG64(np.random.SeedSequence([seed, number, 1]))
-    order = chance.random_raw(max(1, len(others))).argsort(kind="stable").tolist()
-    left = [others[at] for at in order if at < len(others)]
-    of_same_layers: list[tuple[int, int]] = []
-    for layer, _ in chosen:
-        head = next((head for head in left if head[0] == layer), None)
-        if head is not None:
-            left.remove(head)
-            of_same_layers.append(head)
-    return [*of_same_layers, *left[: len(chosen) - len(of_same_layers)]]
+def _describe(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict[str, Any]:
+    """Return what was chosen, and what names mean."""
+    what = "attends to the token in the needle that the model writes (Wu 2024)"
+    return {
+        "probe": "needle",
+        "level": LEVEL,
+        "fewest_texts": FEWEST_TEXTS,
+        "least_texts": LEAST_TEXTS,
+        "margin": MARGIN,
+        "lengths": list(options.lengths),
+        "depths": list(options.depths),
+        "n_needles": options.n,
+        "n_answer": n_answer,
+        "needle": "random tokens" if is_random else "a sentence of random words",
+        "roles": {RETRIEVAL: {"what": what, "measure": "retrieval", "threshold": options.threshold}},
+        "measures": list(options.measure_names),
+    }
 
 
 def _describe_measure(name: str) -> str:

@@ -138,11 +138,7 @@ class NeedleOptions:
     threshold: float = option(
         "The score from which a head is one of retrieval, above 0 and at most 1.", default=THRESHOLD, python_only=True
     )
-    ablate: bool = option(
-        "Take the heads that are found on one half of the needles out on the other, and as many others.",
-        default=False, python_only=True,
-    )  # fmt: skip
-    seed: int = seed_option("needles, haystacks and the heads that are drawn", python_only=True)
+    seed: int = seed_option("needles and haystacks", python_only=True)
 
     def require(self) -> None:
         """Refuses lengths and depths that mean nothing."""

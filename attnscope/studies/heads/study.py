@@ -148,12 +148,12 @@ def study(
     if order.probe == "needle":
         refuse_beside(
             "--probe needle",
-            replace(options, thresholds={}, causal=False, describe=HeadsOptions().describe),
+            replace(options, thresholds={}, describe=HeadsOptions().describe),
             workers=workers,
             pick=options.describe and options.describe.heads,
         )
         threshold = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})[RETRIEVAL]
-        needles = replace(order.needles, threshold=threshold, ablate=options.causal)
+        needles = replace(order.needles, threshold=threshold)
         require_measures(order.measures, needles.measure_names)
         haystacks = texts.corpus() if texts.is_given else None
         return retrieval_heads(loading.load(spec), haystacks, needles, report)
