@@ -1,6 +1,6 @@
 """Relations of a treebank on minilm: which heads express them, and what that costs beside the plain forward.
 
-Prints a table of the relations that a head expresses, for docs/relations.md. Time: all relations of all texts (tokens,
+Prints a table of the relations that a head expresses, for docs/evidence.md. Time: all relations of all texts (tokens,
 alignment, forward with the probe, sums, evidence), over the plain scaled-dot-product forward over the very same
 batches, round by round. The last line is JSON.
 

@@ -1,10 +1,8 @@
 """The pages that the program itself is the source of: `python -m docs.generate` writes them anew.
 
-`tables.md` has the tables of each result, `measures.md` is the catalogue of measures and the rules of roles,
-`commands.md` is what `--help` says, and
-`architectures.md` is what `python -m tests.hf_tally --json docs/architectures.json` found; `known-answers.md` is what
-`python -m benchmarks.known` found. A test fails where a page is
-not what this would write.
+`tables.md` has the tables of each result. `measures.md` is the catalogue of measures, the rules of roles and the
+glossary. `architectures.md` is what `python -m tests.hf_tally --json docs/architectures.json` found, and
+`known-answers.md` what `python -m benchmarks.known` found. A test fails if a page is not what this would write.
 """
 
 import importlib
@@ -13,7 +11,6 @@ import json
 import math
 import os
 import pkgutil
-import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +23,6 @@ if TYPE_CHECKING:
     from attnscope.core.catalogue import Measure
 
 FOLDER = Path(__file__).resolve().parent
-WIDTH = 100
-"""Columns of the terminal in which `--help` is shown, whatever the terminal here."""
-
 _MADE = "<!-- Made by `python -m docs.generate`; do not edit. -->"
 
 _ABOUT_MEASURES = """
@@ -153,6 +147,22 @@ def _range(low: float, high: float) -> str:
     return f"{low:g} or more" if math.isinf(high) else f"{low:g} to {high:g}"
 
 
+def _about_others() -> list[str]:
+    """Return the measures of pictures and recordings, as a table."""
+    from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES
+
+    about = (
+        "`heads --image` and `heads --audio` have measures of their own. In pictures q runs over the patches, and a_q "
+        "is the sum of A_qk over patches k. In recordings a_q is the sum over frames k with sound, and t_q the mean "
+        "time of these frames, weighted by A_qk. There are no roles."
+    )
+    rows = ["| of | measure | a large value says: the head | definition | unit |", "|---|---|---|---|---|"]
+    for name, catalogue in (("pictures", PICTURE_MEASURES), ("recordings", SOUND_MEASURES)):
+        for one in catalogue.values():
+            rows.append(f"| {name} | `{one.name}` | {one.what} | {one.formula} ({one.source}) | {one.unit} |")
+    return ["## Pictures and recordings", about, "\n".join(rows)]
+
+
 def _about(measure: "Measure") -> list[str]:
     """A measure of a catalogue, as paragraphs."""
     from attnscope.core.catalogue import Pairs
@@ -223,186 +233,92 @@ def measures_page() -> str:
             )
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
         rows.append(f"| `{name}` | {rule.what} | {measures} | {rule.threshold:g} | {'; '.join(besides)} |")
-    parts += [f"## The {len(roles.RULES)} roles", about.strip(), "\n".join(rows), _REFERENCES.strip()]
-    return "\n\n".join(parts) + "\n"
-
-
-def help_of(command: str | None = None) -> str:
-    """What `attnscope COMMAND --help` prints on a terminal of WIDTH columns, without colours."""
-    from typer.testing import CliRunner
-
-    from attnscope.cli import build_app
-
-    asked = ["--help"] if command is None else [*command.split(), "--help"]
-    terminal = {"COLUMNS": str(WIDTH), "TERM": "dumb", "NO_COLOR": "1", "FORCE_COLOR": None, "TERMINAL_WIDTH": None}
-    shown = CliRunner().invoke(build_app(), asked, prog_name="attnscope", env=terminal)
-    if shown.exit_code:
-        raise RuntimeError(f"attnscope {' '.join(asked)} failed: {shown.output}")
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.stdout)
-    return "\n".join(line.rstrip() for line in plain.strip("\n").splitlines()).strip("\n")
-
-
-def commands_page() -> str:
-    """`--help` of every command, as a page."""
-    from attnscope.cli import commands
-
-    parts = ["# Commands", _MADE, f"What `--help` says, on a terminal of {WIDTH} columns.", "## attnscope"]
-    parts.append(f"```text\n{help_of()}\n```")
-    for name in commands():
-        parts += [f"## {name}", f"```text\n{help_of(name)}\n```"]
+    parts += [f"## The {len(roles.RULES)} roles", about.strip(), "\n".join(rows)]
+    parts += [*_about_others(), (FOLDER / "glossary.txt").read_text("utf-8").strip(), _REFERENCES.strip()]
     return "\n\n".join(parts) + "\n"
 
 
 _ABOUT_TYPES = """
 Can attnscope show your type of model? We tried {n} of the {known} model types that AutoModel of transformers
-{version} knows:
+{version} knows. {exact} are shown exactly, and none wrongly. Search this page for the `model_type` in your
+`config.json`.
 
-- {exact} types are shown exactly.
-- {n_short} of these are exact on shorter texts only: {short}. On {long:,} tokens, attnscope refuses them and says why.
-- {n_beside} more need a picture beside the text: {beside}. Pass one with `--image`.
-- No type is shown wrongly. The others are refused with a message, have no attention, or cannot be built small.
+`python -m tests.hf_tally --json docs/architectures.json` found this. It built each type with strong random weights, from
+a configuration shrunk to two or three layers, four heads and windows of four tokens. It compared each model with a copy
+that uses transformers' own eager attention, on texts of 7, 37 and {long:,} tokens, alone and padded together. Models
+that read no text got random pictures or sound.
 
-`python -m tests.hf_tally --json docs/architectures.json` made this page. It built each type with strong random weights,
-from a configuration shrunk to a few dozen thousand weights: two or three layers, four heads, windows of four tokens. It
-compared each model with a second copy of itself that uses transformers' own eager attention. The texts had 7, 37 and
-{long:,} tokens. They were run alone, and the short ones also padded together. Models that read no text, and towers for
-pictures, got random pictures or sound.
-
-*Exact* means that the hidden states (relative to the largest) and every weight of every layer and head are within
-{allowed:g}. With these weights scores reach a hundred, so that is rounding. If a model gives out no eager weights, only
-its hidden states are compared. Models with trained weights must meet a tighter bound when they are loaded.
+*Exact* means that the hidden states (relative to the largest) and every weight are within {allowed:g}. With these
+weights scores reach a hundred, so that is rounding. If a model gives out no eager weights, only its hidden states are
+compared.
 
 A type in the list does not vouch for each of its checkpoints. When you load a model, attnscope compares that very model
 ([models](models.md)).
 """
 
-
-def kind_of(verdict: dict[str, Any]) -> str:
-    """The row of the table that a verdict of tests.hf_tally is counted in."""
-    if verdict["verdict"] == "refused" and " does not run on " in verdict["why"]:
-        return _DOES_NOT_RUN
-    if verdict["verdict"] == "refused" and " beside a picture " in verdict["why"]:
-        return _BESIDE
-    if verdict["verdict"] != "exact":
-        return _ROWS[verdict["verdict"]]
-    if "text" not in verdict["reads"]:
-        return f"exact on {verdict['reads']} (they read no text)"
-    return "exact at all three lengths" if not verdict["why"] else _SHORT
-
-
-def _listed(types: dict[str, dict[str, Any]], row: str) -> str:
-    """The types that are counted in a row of the table."""
-    return ", ".join(name for name, verdict in types.items() if kind_of(verdict) == row)
-
-
-_SHORT = "exact on shorter texts, longer ones refused"
-_DOES_NOT_RUN = "do not run on one text, picture or sound alone, as tiny as they are, and are refused in one line"
-_BESIDE = "read words beside a picture alone: shown with one, see below"
-_ROWS = {
-    "refused": "refused, in one line",
-    "no attention": "have no attention, and are said to have none",
-    "unbuilt": "cannot be built or run tiny, or take more than two minutes",
-    "wrong": "shown wrongly",
-}
+_REASONS = (
+    ("beside a picture", "read words beside a picture alone: pass one with `--image`"),
+    ("does not run on", "refused: its own code does not run on the inputs that attnscope makes up"),
+    ("cannot make up", "refused: attnscope cannot make up its inputs"),
+    ("decoder that reads no text", "refused: its decoder reads no text"),
+    ("returns no hidden states", "refused: it gives out no hidden states"),
+    ("holds no hidden states", "refused: it gives out no hidden states"),
+    ("attention interface", "refused: its attention bypasses transformers' interface, and its output does not show it"),
+    ("cannot be shown truly", "refused: an attention of another kind"),
+    ("ImportError", "not built: it needs a library that was not installed"),
+    ("not tiny", "not built: it cannot be shrunk"),
+    ("takes more than", "not built: it takes more than two minutes or too much memory"),
+    ("ends its process", "not built: it takes more than two minutes or too much memory"),
+    ("does not build", "not built from its default configuration, shrunk"),
+)
+"""What the reason of a refusal contains, and how the page sums it up; the first that fits counts."""
 
 
-_OWN_INPUTS = """attnscope refuses these types, because it cannot make up what they read or tell their attentions apart.
-They run when you [make their inputs](own-inputs.md). Each has a tiny random model among the tests. Its weights equal
-its own eager attention within 2e-6 where it gives out weights."""
+def _group_of(verdict: dict[str, Any]) -> str:
+    """Return the row of the table that a verdict of tests.hf_tally is listed in."""
+    if verdict["verdict"] == "exact":
+        if "text" not in verdict["reads"]:
+            return f"exact on {verdict['reads']}"
+        if verdict["why"]:
+            return "exact on shorter texts, longer ones refused"
+        road = "through the seam" if verdict["road"] == "seam" else "by its own eager attention"
+        return f"exact on text, {road}"
+    if verdict["verdict"] == "no attention":
+        return "no attention"
+    if verdict["verdict"] == "wrong":
+        return "shown wrongly"
+    return next((reason for sign, reason in _REASONS if sign in verdict["why"]), "refused: other reasons")
+
+
+_OWN_INPUTS = """attnscope cannot make up what these types read, or tell their attentions apart. They run when you
+[make their inputs](models.md#your-own-inputs): {types}. Each has a tiny random model among the tests."""
 
 
 def architectures_page() -> str:
-    """What became of every model type of transformers, as a page."""
-    from tests.input_cases import CASES
-
-    found = json.loads((FOLDER / "architectures.json").read_text("utf-8"))
-    types: dict[str, dict[str, Any]] = found["types"]
-    rows = {
-        "exact at all three lengths": 0,
-        _SHORT: 0,
-    }
-    types = {name: types[name] for name in sorted(types)}
-    rows |= {f"exact on {what} (they read no text)": 0 for what in ("pictures", "sound")} | dict.fromkeys(
-        _ROWS.values(), 0
-    )
-    for verdict in types.values():
-        rows[kind_of(verdict)] = rows.get(kind_of(verdict), 0) + 1
-    about = _ABOUT_TYPES.format(
-        n=len(types),
-        known=found["known"],
-        version=found["transformers"],
-        long=found["long"],
-        allowed=found["allowed"],
-        exact=sum(n for row, n in rows.items() if row.startswith("exact")),
-        n_short=rows[_SHORT],
-        short=_listed(types, _SHORT),
-        n_beside=rows[_BESIDE],
-        beside=_listed(types, _BESIDE),
-    )
-    parts = ["# Model types of transformers", _MADE, about.strip()]
-    parts.append(
-        "\n".join(
-            [
-                "| result | model types |",
-                "|---|---:|",
-                *(f"| {r} | {n} |" for r, n in rows.items()),
-            ]
-        )
-    )
-    for title, road in (
-        ("Exact, through the seam", "seam"),
-        ("Exact, by their own eager attention", "eager"),
-    ):
-        names = [name for name, one in types.items() if (one["verdict"], one["road"]) == ("exact", road)]
-        parts += [
-            f"## {title}",
-            textwrap.fill(", ".join(names), 116, break_on_hyphens=False, break_long_words=False),
-        ]
-    parts += [
-        "## Without attention",
-        ", ".join(n for n, one in types.items() if one["verdict"] == "no attention"),
-    ]
-    parts += ["## With pictures", _with_pictures()]
-    for title, chosen in (
-        (
-            "Exact on shorter texts only",
-            lambda one: one["verdict"] == "exact" and one["why"],
-        ),
-        ("Shown wrongly", lambda one: one["verdict"] == "wrong"),
-        ("Refused", lambda one: kind_of(one) == _ROWS["refused"]),
-        ("Not run", lambda one: kind_of(one) == _DOES_NOT_RUN),
-        ("Not built", lambda one: one["verdict"] == "unbuilt"),
-    ):
-        held = {name: one["why"] for name, one in types.items() if chosen(one)}
-        if held:
-            reasons = {
-                name: " ".join(why.split()).replace("|", "/")[:240].replace("[", "\\[") for name, why in held.items()
-            }
-            told = (f"| {name} | {why} |" for name, why in reasons.items())
-            parts += [
-                f"## {title}",
-                "\n".join(["| model type | why |", "|---|---|", *told]),
-            ]
-    parts += [f"## With your own inputs\n\n{_OWN_INPUTS}", textwrap.fill(", ".join(sorted(CASES)), 116)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _with_pictures() -> str:
-    """Which types are shown on pictures and words, from the tables that place their patches."""
+    """Return what became of every model type of transformers, as a page."""
     from attnscope.models.hf.senses.cross_readers import CROSS_READERS
     from attnscope.models.hf.senses.patch_places import FAMILIES
+    from tests.input_cases import CASES
 
-    among = ", ".join(sorted(FAMILIES))
-    told = (
-        "`--image` with a text. Each type but vipllava has a tiny random model among the tests: its weights are those "
-        "of eager attention, and a changed spot of a photo changes the patch where it lies "
-        "([pictures and sound](pictures-and-sound.md))."
-    )
-    rows = [
-        "| what looks | model types |", "|---|---|", f"| words, at patches among the tokens | {among} |",
-        f"| words, or learned queries, by cross-attention | {', '.join(sorted(CROSS_READERS))} |",
+    tally = json.loads((FOLDER / "architectures.json").read_text("utf-8"))
+    groups: dict[str, list[str]] = {}
+    for name in sorted(tally["types"]):
+        groups.setdefault(_group_of(tally["types"][name]), []).append(name)
+    exact = sum(len(names) for group, names in groups.items() if group.startswith("exact"))
+    numbers = {key: tally[key] for key in ("known", "long", "allowed")}
+    about = _ABOUT_TYPES.format(n=len(tally["types"]), version=tally["transformers"], exact=exact, **numbers)
+    rows = ["| result | number | model types |", "|---|---:|---|"]
+    rows += [f"| {group} | {len(groups[group])} | {', '.join(groups[group])} |" for group in sorted(groups)]
+    parts = [
+        "# Model types of transformers", _MADE, about.strip(), "\n".join(rows),
+        "## With pictures",
+        "`--image` with a text shows where words look in a picture ([pictures and sound](pictures-and-sound.md)). "
+        f"Words attend to patches among the tokens in {', '.join(sorted(FAMILIES))}. Words or learned queries attend "
+        f"to a picture by cross-attention in {', '.join(sorted(CROSS_READERS))}.",
+        "## With your own inputs",
+        _OWN_INPUTS.format(types=", ".join(sorted(CASES))),
     ]  # fmt: skip
-    return told + "\n\n" + "\n".join(rows)
+    return "\n\n".join(parts) + "\n"
 
 
 def known_answers_page() -> str:
@@ -412,47 +328,62 @@ def known_answers_page() -> str:
     return render(json.loads((FOLDER / "known-answers.json").read_text("utf-8")))
 
 
+_ABOUT_TABLES = """
+Each question declares the tables and arrays of its result. Files, the terminal, figures and pages read them
+([file formats](formats.md)). A number may come with its 95% interval in `NAME_low` and `NAME_high`, its value under uniform
+attention in `NAME_baseline`, and its number of queries or texts in `NAME_count`. Tables and arrays of one kind of
+attention, one text or one measure have it after a colon. Below, units stand in brackets, and the axes of an array
+before its meaning.
+"""
+
+
 def tables_page() -> str:
     """Return the tables and arrays of each question's result, by their declarations."""
-    sections = [
-        "# What results hold",
-        "<!-- written by docs/generate.py -->",
-        "Each question declares the tables and arrays of its result. Files, the terminal, figures and pages read these "
-        "columns: see [file formats](formats.md). A measured number may have its 95% interval in `NAME_low` and "
-        "`NAME_high`, its value under uniform attention in `NAME_baseline`, and over how many queries or texts it is "
-        "in `NAME_count`. Tables and arrays of one kind of attention, one text or one measure have it after a colon.",
-    ]
+    sections = ["# What results hold", _MADE, _ABOUT_TABLES.strip()]
+    first: dict[tuple[str, str], str] = {}
     for module in pkgutil.iter_modules(questions.__path__, "attnscope.questions."):
         for result in vars(importlib.import_module(module.name)).values():
             is_own = isinstance(result, type) and issubclass(result, Result) and result.__module__ == module.name
             if is_own:
-                sections += _describe_result(result)
+                sections += _describe_result(result, first)
     return "\n\n".join(sections) + "\n"
 
 
-def _describe_result(result: "type[Result]") -> list[str]:
-    """Return the section of a result."""
+def _describe_result(result: "type[Result]", first: dict[tuple[str, str], str]) -> list[str]:
+    """Return the section of a result; `first` has the table in which each column was described, and grows."""
     name = result.SCHEMA.partition("/")[0].removeprefix("attnscope.")
-    parts = [f"## {name}", f"Schema `{result.SCHEMA}`. {inspect.cleandoc(result.__doc__ or '')}"]
+    lines: list[str] = []
     for table, columns in result.TABLES.items():
-        rows = [f"| `{table}` | type, unit | what |", "|---|---|---|"]
+        lines.append(table)
+        again: dict[str, list[str]] = {}
         for column in columns:
-            unit = ", ".join(filter(None, (column.kind, column.unit)))
-            rows.append(f"| `{column.name}` | {unit} | {column.meaning or column.title} |")
-        parts.append("\n".join(rows))
+            meaning = column.meaning or column.title
+            origin = first.setdefault((column.name, meaning), f"{name} {table}")
+            if origin == f"{name} {table}":
+                lines += _entry(column.name, meaning, column.unit)
+            else:
+                again.setdefault(origin, []).append(column.name)
+        for origin, names in again.items():
+            lines += _entry(", ".join(names), f"see {origin}", "")
     if result.ARRAYS:
-        rows = ["| array | axes, unit | what |", "|---|---|---|"]
-        for array in result.ARRAYS:
-            unit = ", ".join(filter(None, (" × ".join(array.axes), array.unit)))
-            rows.append(f"| `{array.name}` | {unit} | {array.meaning or array.title} |")
-        parts.append("\n".join(rows))
-    return parts
+        lines.append("arrays")
+    for array in result.ARRAYS:
+        axes = "×".join(array.axes)
+        lines += _entry(array.name, ": ".join(filter(None, (axes, array.meaning or array.title))), array.unit)
+    about = inspect.cleandoc(result.__doc__ or "").partition("\n\n")[0]
+    body = "\n".join(lines)
+    return [f"## {name}", f"`{result.SCHEMA}`: {about}"] + ([f"```text\n{body}\n```"] if lines else [])
+
+
+def _entry(name: str, meaning: str, unit: str) -> list[str]:
+    """Return the lines of a column or an array: its name, then its meaning, wrapped."""
+    told = f"  {name:20} {meaning}" + (f" [{unit}]" if unit else "")
+    return textwrap.wrap(told, 110, subsequent_indent=" " * 23, break_long_words=False, drop_whitespace=True)
 
 
 PAGES: dict[str, Callable[[], str]] = {
     "tables.md": tables_page,
     "measures.md": measures_page,
-    "commands.md": commands_page,
     "architectures.md": architectures_page,
     "known-answers.md": known_answers_page,
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LISTS = {"docs/commands.md", "docs/formats.md", "docs/architectures.md"}
+LISTS = {"docs/formats.md", "docs/architectures.md"}
 LONG = 30
 """A sentence with more words than this is long."""
 

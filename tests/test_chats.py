@@ -189,7 +189,7 @@ def test_malformed_conversations_point_to_their_format(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"messages"\n[1\n')
     with pytest.raises(AttnscopeError, match="no text is left") as error:
         [*attnscope.Corpus([tmp_path / "c.jsonl"])]
-    assert "docs/chats.md" in error.value.hint
+    assert "docs/heads.md" in error.value.hint
 
 
 def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:

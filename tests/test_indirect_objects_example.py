@@ -1,7 +1,7 @@
 """What is known of minimal decoders for indirect objects holds of those that examples/indirect_objects.py trains.
 
 One layer: a contrastive head beside an additive one. Two layers: layer 0 acts through the queries of layer 1 (Adhikari
-2025). Not all seeds learn the task, nor all those that do by these heads: the counts are in docs/evidence/patching.md.
+2025). Not all seeds learn the task, nor all those that do by these heads: the counts are in docs/evidence.md.
 """
 
 from collections import Counter

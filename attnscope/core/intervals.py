@@ -31,7 +31,7 @@ RARELY = 0.1
 """The same of an end that assumes the worst of unseen texts in every respect.
 
 That is in their number, their weight and their value at once. With END, such ends are twice as far away as real texts
-need (docs/evidence/intervals.md); with RARELY they hold in 90% of samples even if the worst is true."""
+need (docs/evidence.md); with RARELY they hold in 90% of samples even if the worst is true."""
 
 DEPENDENCE = 0.3
 """The intraclass correlation of the queries of a text that is assumed of what was never seen; see `share_interval`."""
@@ -136,7 +136,7 @@ def share_interval(
        is the end of Clopper & Pearson (1934). N is from `independent_units`.
 
     Simulated, 95% intervals of 10 to 100 texts with graded values hold shares of 0.01 to 0.99 in 94% of samples or
-    more. Texts that are all or nothing are harder: 74% at worst (docs/evidence/intervals.md).
+    more. Texts that are all or nothing are harder: 74% at worst (docs/evidence.md).
 
     `hits`, `unseen`, `dependence` and `units` are broadcast to the shape of the sample.
 

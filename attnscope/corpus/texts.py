@@ -234,7 +234,7 @@ class Corpus:
         if all(problem.reason.startswith(("no column ", "no field ")) for problem in self.problems):
             return "say with --field which of them holds the text"
         if any(self._format_of(problem.source) == "jsonl" and problem.line for problem in self.problems):
-            return "each line is one object of JSON with a text, or with messages: docs/chats.md"
+            return "each line is one object of JSON with a text, or with messages: docs/heads.md"
         return "name files that hold text"
 
     def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...] | TextPair | Chat]]":

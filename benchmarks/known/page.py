@@ -168,17 +168,21 @@ def _render_causes(causes: Mapping[str, Any]) -> str:
     )
 
 
+MOST_WRONG = 5
+"""Wrong lines that the page quotes."""
+
+
 def _render_wrong(wrong: Mapping[str, Any]) -> str:
     said = (
         f"The lines of {wrong['n_missed']} heads begin with a wrong rule, although attnscope has a name for the right "
         f"one. The lines of {wrong['n_false']} other heads, whose rules it has no name for, neither say so nor predict "
-        f"their attention. The table lists {len(wrong['examples'])} of the {wrong['n_missed'] + wrong['n_false']}. "
+        f"their attention. The table lists {MOST_WRONG} of the {wrong['n_missed'] + wrong['n_false']}. "
         "In its first column, *grown* means trained here. In its last column, *! other half:* introduces the first "
         "term of the description that is fitted on the other half of the texts."
     )
     rows = ["| model | head | what it does | what attnscope says |", "|---|---|---|---|"]
     rows += [
         f"| {one['model']} | {one['head']} | {one['rule']} | {one['line'].replace('|', '¦')} |"
-        for one in wrong["examples"]
+        for one in wrong["examples"][:MOST_WRONG]
     ]
     return said + "\n\n" + "\n".join(rows)

@@ -33,7 +33,7 @@ SCORES: dict[str, str] = {
     "only a sink",
     "right_or_silent": "as *silent*, or the words of the tool predict the attention (explained is 0.9 or more)",
     "explained": "1 - KL(attention || prediction) / KL(attention || even) on held-out texts "
-    "([descriptions](descriptions.md))",
+    "([descriptions](heads.md#one-line-per-head))",
     "iou": "intersection over union of two sets of keys: those that hold 90% of a row, and those that the tool "
     "expects to hold it (Hayes et al. 2026, arXiv 2606.19317; the share is ours)",
     "auc": "the area under the ROC curve if the tool's predicted weight separates the head's 40 strongest pairs "
