@@ -200,11 +200,8 @@ def measures_page() -> str:
         "- `similar_token` is compared with attention that is uniform over the same keys and has the same mass. So a "
         "learned sink makes it neither larger nor smaller.\n"
         "- Tokens that are equally rare share what `rarest_token` counts.\n"
-        "- The tokens of `outlier_token` are found anew in each text and layer, because such norms come and go from "
-        "layer to layer. In SmolLM2-135M (30 layers), some occurrences of `the` have such norms from layer 3 "
-        "to layer 11. `_active` measures "
-        "leave out only special tokens and the first, which are the same in every layer. The measure is undefined in "
-        "cross attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen."
+        "- The tokens of `outlier_token` are found anew in each text and layer. The measure is undefined in cross "
+        "attention, in texts without such a token, and if the hidden states that a layer reads cannot be seen."
     )
     about_values = _ABOUT_VALUES.strip().replace("RHO", f"{DEPENDENCE:g}")
     parts.append(about_values.replace("SIMILAR", f"{measure_intervals.SIMILAR:g}"))
@@ -332,8 +329,8 @@ _ABOUT_TABLES = """
 Each question declares the tables and arrays of its result. Files, the terminal, figures and pages read them
 ([file formats](formats.md)). A number may come with its 95% interval in `NAME_low` and `NAME_high`, its value under uniform
 attention in `NAME_baseline`, and its number of queries or texts in `NAME_count`. Tables and arrays of one kind of
-attention, one text or one measure have it after a colon. Below, units stand in brackets, and the axes of an array
-before its meaning.
+attention, one text or one measure have it after a colon. Each table `heads` begins with `kind`, `layer` and `head`. Below,
+units stand in brackets, and the axes of an array before its meaning.
 """
 
 
@@ -361,7 +358,7 @@ def _describe_result(result: "type[Result]", first: dict[tuple[str, str], str]) 
             origin = first.setdefault((column.name, meaning), f"{name} {table}")
             if origin == f"{name} {table}":
                 lines += _entry(column.name, meaning, column.unit)
-            else:
+            elif origin != "ablate heads":
                 again.setdefault(origin, []).append(column.name)
         for origin, names in again.items():
             lines += _entry(", ".join(names), f"see {origin}", "")
