@@ -240,8 +240,8 @@ Can attnscope show your type of model? We tried {n} of the {known} model types t
 {version} knows. {exact} are shown exactly, and none wrongly. Search this page for the `model_type` in your
 `config.json`.
 
-`python -m tests.hf_tally --json docs/architectures.json` found this. It built each type with strong random weights, from
-a configuration shrunk to two or three layers, four heads and windows of four tokens. It compared each model with a copy
+`python -m tests.hf_tally --json docs/architectures.json` found this. It built each type with strong random weights,
+from a configuration shrunk to two or three layers, four heads and windows of four tokens. It compared each model with a copy
 that uses transformers' own eager attention, on texts of 7, 37 and {long:,} tokens, alone and padded together. Models
 that read no text got random pictures or sound.
 
@@ -327,10 +327,10 @@ def known_answers_page() -> str:
 
 _ABOUT_TABLES = """
 Each question declares the tables and arrays of its result. Files, the terminal, figures and pages read them
-([file formats](formats.md)). A number may come with its 95% interval in `NAME_low` and `NAME_high`, its value under uniform
-attention in `NAME_baseline`, and its number of queries or texts in `NAME_count`. Tables and arrays of one kind of
-attention, one text or one measure have it after a colon. Each table `heads` begins with `kind`, `layer` and `head`. Below,
-units stand in brackets, and the axes of an array before its meaning.
+([file formats](formats.md)). A number may come with its 95% interval in `NAME_low` and `NAME_high`, its value under
+uniform attention in `NAME_baseline`, and its number of queries or texts in `NAME_count`. Tables and arrays of one kind of
+attention, one text or one measure have it after a colon. Each table `heads` begins with `kind`, `layer` and `head`.
+Below, units stand in brackets, and the axes of an array before its meaning.
 """
 
 

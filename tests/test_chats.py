@@ -104,7 +104,7 @@ def test_heads_are_studied_on_conversations_as_on_their_texts(llama: HuggingFace
     path = write(tmp_path / "ids.jsonl", [{"input_ids": numbers} for numbers in ids])
     like = attnscope.heads(llama, attnscope.Corpus([path]))
     assert found.corpus["n_texts"] == 5
-    for name in ("previous", "entropy", "sink"):
+    for name in ("previous_token", "entropy_nats", "resting"):
         np.testing.assert_array_equal(found["heads"].grid(name, "decoder"), like["heads"].grid(name, "decoder"))
 
 

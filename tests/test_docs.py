@@ -91,7 +91,8 @@ PARAGRAPHS = 12
 LONG = [
     ROOT / "docs" / f"{name}.md"
     for name in (
-        "ablate", "atlas", "compare", "formats", "heads", "heatmaps", "models", "pages", "recipes", "relations", "training",
+        "ablate", "atlas", "compare", "formats", "heads", "heatmaps", "models", "pages", "recipes", "relations",
+        "training",
     )
 ]  # fmt: skip
 """Pages whose commands take most of the time of all; `pytest -m slow` runs them."""
