@@ -241,9 +241,9 @@ Can attnscope show your type of model? We tried {n} of the {known} model types t
 `config.json`.
 
 `python -m tests.hf_tally --json docs/architectures.json` found this. It built each type with strong random weights,
-from a configuration shrunk to two or three layers, four heads and windows of four tokens. It compared each model with a copy
-that uses transformers' own eager attention, on texts of 7, 37 and {long:,} tokens, alone and padded together. Models
-that read no text got random pictures or sound.
+from a configuration shrunk to two or three layers, four heads and windows of four tokens. It compared each model with
+a copy that uses transformers' own eager attention, on texts of 7, 37 and {long:,} tokens, alone and padded together.
+Models that read no text got random pictures or sound.
 
 *Exact* means that the hidden states (relative to the largest) and every weight are within {allowed:g}. With these
 weights scores reach a hundred, so that is rounding. If a model gives out no eager weights, only its hidden states are
@@ -326,9 +326,9 @@ def known_answers_page() -> str:
 
 
 _ABOUT_TABLES = """
-Each question declares the tables and arrays of its result. Files, the terminal, figures and pages read them
-([file formats](formats.md)). A number may come with its 95% interval in `NAME_low` and `NAME_high`, its value under
-uniform attention in `NAME_baseline`, and its number of queries or texts in `NAME_count`. Tables and arrays of one kind of
+Each question declares the tables and arrays of its result. Files, the terminal, figures and pages read them ([file
+formats](formats.md)). A number may come with its 95% interval in `NAME_low` and `NAME_high`, its value under uniform
+attention in `NAME_baseline`, and its number of queries or texts in `NAME_count`. Tables and arrays of one kind of
 attention, one text or one measure have it after a colon. Each table `heads` begins with `kind`, `layer` and `head`.
 Below, units stand in brackets, and the axes of an array before its meaning.
 """
