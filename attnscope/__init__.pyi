@@ -35,7 +35,12 @@ from attnscope.studies.heads.options import (
     NeedleOptions as NeedleOptions,
 )
 from attnscope.studies.heads.study import heads as heads
-from attnscope.studies.maps.derived import rollout as rollout
+from attnscope.studies.maps.derived import (
+    relevance as relevance,
+)
+from attnscope.studies.maps.derived import (
+    rollout as rollout,
+)
 from attnscope.studies.maps.page import page as page
 from attnscope.studies.maps.study import (
     heatmap as heatmap,

@@ -37,6 +37,10 @@ class Seen(OneText):
     rollout: bool = option(
         "Attention rollout instead: how much of each input token reaches a position.", default=False, panel="Heads"
     )
+    relevance: str | None = option(
+        "Relevance for this prediction instead, by gradients: the next or masked token, or a class by label or number.",
+        default=None, metavar="TARGET", panel="Heads",
+    )  # fmt: skip
     pool: tuple[str, ...] = option(
         "Pool a long text to at most this many rows and columns, 8 to 1024; 0: never; 512,max: to the largest weight "
         "instead of the mean.  [default: 256 for more than 400 tokens]",
@@ -72,7 +76,7 @@ def heatmap(
     from attnscope.output import HOME
     from attnscope.studies.maps.study import home_of, study
 
-    if source.rollout:
+    if source.rollout or source.relevance is not None:
         output = files.plan("rollout", query=maps.query, **drawing.changes())
         return _roll_out(output, source, maps, model)
     maps = source.ask(maps)
@@ -90,20 +94,28 @@ def heatmap(
 
 
 def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> None:
-    """Estimate how much of each input token reaches a position, by attention alone (Abnar & Zuidema 2020)."""
+    """Follow tokens through the layers: by attention alone (Abnar & Zuidema 2020), or with gradients."""
     from attnscope.senses.photos import read_photo
     from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.maps.derived import picture_rollout
+    from attnscope.studies.maps.derived import picture_rollout, relevance
     from attnscope.studies.maps.derived import rollout as study
 
-    refuse_beside("--rollout", dataclasses.replace(maps, query=None), audio=source.audio)
+    target = source.relevance
+    name = "--rollout" if target is None else "--relevance"
+    both = source.rollout and target is not None
+    refuse_beside(name, dataclasses.replace(maps, query=None), audio=source.audio, rollout=both)
     if source.image:
         refuse_beside("--image", OneText(source.text, source.file))
         if len(source.image) > 1:
-            raise UsageError("rollout follows one picture", "give one --image")
+            raise UsageError("one picture is followed through the layers", "give one --image")
         photo = read_photo(source.image[0])  # before the model takes its time
-        return output.deliver(picture_rollout(model.load(), photo))
+        loaded = model.load_with_head()
+        return output.deliver(
+            picture_rollout(loaded, photo) if target is None else relevance(loaded, target, image=photo)
+        )
     text = source.read()
+    if target is not None:
+        return output.deliver(relevance(model.load_with_head(), target, text, query=maps.query))
     loaded = model.loading.load_to_look(model.model, [Prompt(text)])
     return output.deliver(study(loaded, text, query=maps.query))
 

@@ -334,6 +334,7 @@ class Model:
         texts: The texts that it came with; it knows no others. Empty = it reads any.
         resumes: Whether `rerun` need not compute earlier layers again.
         run_inputs: As `run`, of whatever the model's forward takes, by name: `SensoryInput.inputs`.
+        outputs_of_inputs: As `outputs`, of the same.
         head_slices: Returns the numbers of its weights in its files that are these heads' alone.
         look: Returns what the heads of some layers attend to on a text, where torch has no part in it; `run` is
             refused then.
@@ -344,6 +345,7 @@ class Model:
     texts: "tuple[str, ...]" = ()
     resumes: Any = False
     run_inputs: "Callable[[Mapping[str, Any], Probe], Tensor] | None" = None
+    outputs_of_inputs: "Callable[[Mapping[str, Any], Probe], Outputs] | None" = None
     head_slices: "Callable[[Mapping[Place, Sequence[int]]], list[Slice]] | None" = None
     look: "Callable[[Tokens, Collection[int]], Maps] | None" = None
     _layers: "Sequence[nn.Module]" = ()

@@ -383,8 +383,13 @@ class Rollout(Heatmap):
     The two stand in the place of heads. Of mean attention columns are the keys of the layer, of rollout they are the
     input tokens: how much of each is in each place after the layer.
 
+    With a target it is relevance for that (Chefer et al. 2021), beside the gradient × attention of each layer: of both
+    each row is divided by its sum.
+
     Attributes:
         residual: The share of the identity in each layer, for the residual connection.
+        target: The next or masked token, or the class, whose score is explained; empty = it is rollout.
+        answer_token: The token whose row says what matters for the target; -1 = it is rollout.
     """
 
     FIELDS: ClassVar[tuple[str, ...]] = ("changes", "residual")
@@ -393,6 +398,8 @@ class Rollout(Heatmap):
     _repr_png_ = None  # type: ignore[assignment]
 
     residual: float = 0.5
+    target: str = ""
+    answer_token: int = -1
 
     @property
     def mean(self) -> NDArray[np.float32]:
@@ -412,14 +419,42 @@ class Rollout(Heatmap):
     @property
     def method(self) -> str:
         """How it was computed, in a sentence."""
+        if self.target:
+            return (
+                f"relevance for “{self.target}”: gradient × attention through all layers, in shares of each row "
+                "(Chefer et al. 2021)"
+            )
         return (
             f"rollout: the identity has {self.residual:g} of each layer, for the residual connection "
             "(Abnar & Zuidema 2020)"
         )
 
+    def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
+        """Return what `Heatmap` does, and the target."""
+        tables, arrays, options = super().more_parts()
+        return tables, arrays, {**options, "target": self.target, "answer_token": self.answer_token}
+
     @classmethod
-    def of_layers(cls, record: Heatmap, mean: NDArray[Any], rolled: NDArray[Any], residual: float) -> Rollout:
+    def read_more(cls, stored: Result) -> dict[str, Any]:
+        """Return what `Heatmap` does, and the target."""
+        target = {
+            "target": str(stored.options.get("target", "")),
+            "answer_token": int(stored.options.get("answer_token", -1)),
+        }
+        return {**super().read_more(stored), **target}
+
+    @classmethod
+    def of_layers(
+        cls,
+        record: Heatmap,
+        mean: NDArray[Any],
+        rolled: NDArray[Any],
+        residual: float,
+        target: str = "",
+        answer_token: int = -1,
+    ) -> Rollout:
         """Return the rollout of all layers of a record, (layer, query, key), beside the mean over heads."""
+        names = ("gradient × attention", "relevance") if target else ("mean attention", "rollout")
         maps = replace(
             record.maps[0],
             kind=ROLLOUT,
@@ -427,9 +462,17 @@ class Rollout(Heatmap):
             n_heads=2,
             n_kv_heads=2,
             weights=np.stack([mean, rolled], 1).astype(np.float32),
-            head_names=("mean attention", "rollout"),
+            head_names=names,
         )
-        return cls(record.text, (maps,), record.run, picture=record.picture, residual=residual)
+        return cls(
+            record.text,
+            (maps,),
+            record.run,
+            picture=record.picture,
+            residual=residual,
+            target=target,
+            answer_token=answer_token,
+        )
 
 
 def _average(attention: AttentionMap, heads: Sequence[tuple[int, int]], over: str) -> AttentionMap:

@@ -123,7 +123,7 @@ def picture_plates(record: Heatmap, style: Style, query: str | None = None) -> I
         if attention.kind == ROLLOUT:
             part = f"over {amount(len(attention.layers), 'layer')}"
             part = part if sheet.form == "overview" else f"up to layer {sheet.heads[0][0]}"
-            subject = f"rollout {part}: where {name} came from"
+            subject = f"{attention.head_name(1)} {part}: where {name} came from"
         title = f"{model_name(record)} · {subject}"
         figure = _picture_figure(
             record,

@@ -436,6 +436,8 @@ def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None
     attention = rollout.maps[0]
     labels, layers = attention.queries.labels, attention.layers
     is_mean = rollout.picture is not None and (query is None or query.casefold() == MEAN)
+    if query is None and rollout.target:
+        query = f"@{rollout.answer_token}"
     if query is None and not is_mean:
         title = f"where each token came from, after layer {layers[-1]}"
         return _origins(rollout, title, "token", [(label, layers[-1], n) for n, label in enumerate(labels)])
@@ -446,6 +448,8 @@ def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None
     groups = []
     for token in tokens:
         title = f"where “{safe(labels[token])}” (token {token}) came from"
+        if rollout.target:
+            title = f"what matters for “{safe(rollout.target)}”, as of “{safe(labels[token])}” (token {token})"
         groups.append(_origins(rollout, title, "layer", [(f"L{layer}", layer, token) for layer in layers]))
     return Group(*groups)
 

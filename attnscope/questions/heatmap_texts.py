@@ -83,7 +83,7 @@ def _map_plate(record: Heatmap, attention: AttentionMap, sheet: Sheet, style: St
     is_overview = sheet.form == "overview"
     subject = sheet.subject
     if attention.kind == ROLLOUT:
-        over_all = f"rollout over {amount(len(attention.layers), 'layer')}"
+        over_all = f"{attention.head_name(1)} over {amount(len(attention.layers), 'layer')}"
         subject = over_all if is_overview else f"{subject}: attention, and where it came from"
     titles = sheet.titles(attention)
     if not is_overview:

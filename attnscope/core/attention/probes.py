@@ -5,6 +5,7 @@ once for each attention of a forward pass. Ours, unless a class names its source
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar, get_args
 
 import numpy as np
@@ -144,6 +145,19 @@ class Weights(OfChosen[Tensor]):
         if self._wants(kind, layer, weights.shape[1]):
             chosen = weights if self.heads is None else weights[:, list(self.heads)]
             self.maps.setdefault(kind, {})[layer] = chosen.detach().to("cpu", torch.float32)
+
+
+class GradedWeights(OfChosen[Tensor]):
+    """Keeps dense weights within the graph of the output, so that a score has derivatives with respect to them.
+
+    Attributes:
+        maps: Kind -> layer -> weights of all heads, (batch, head, query, key), on the model's device, with gradient.
+    """
+
+    def _read(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        # Without gradient in the model, the graph begins with the queries of its first attention.
+        query = call.query if call.query.requires_grad else call.query.detach().requires_grad_()
+        return attend_with_weights(replace(call, query=query))
 
 
 class Part(OfChosen[Tensor]):

@@ -1,4 +1,4 @@
-"""Attention rollout: how much of the input tokens is at a token's position after several layers.
+"""Attention rollout, and relevance: how much of the input tokens is at a token's position after several layers.
 
 It follows Abnar & Zuidema 2020, Quantifying Attention Flow in Transformers (sections 2 and 3). A layer adds the output
 of its heads to what was there before (the residual connection), so its attention is mixed with the identity. It looks
@@ -30,9 +30,13 @@ def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> NDArra
         raise ValueError(f"attention among tokens is (layer, token, token), not {weights.shape}")
     if not 0 <= residual <= 1:
         raise ValueError(f"the residual connection's share is from 0 to 1, not {residual}")
-    both = (1 - residual) * weights.astype(np.float64) + residual * np.eye(n)
-    total = both.sum(-1, keepdims=True)
-    shares: NDArray[np.float64] = np.divide(both, total, out=np.zeros_like(both), where=total > 0)
+    return row_shares((1 - residual) * weights.astype(np.float64) + residual * np.eye(n))
+
+
+def row_shares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows (..., key), each divided by its sum; rows of zeros stay zeros."""
+    total = rows.sum(-1, keepdims=True)
+    shares: NDArray[np.float64] = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
     return shares
 
 
@@ -49,3 +53,34 @@ def rollout(layers: NDArray[np.float64]) -> NDArray[np.float64]:
     for layer in range(1, len(layers)):
         rolled[layer] = layers[layer] @ rolled[layer - 1]
     return rolled
+
+
+def head_relevance(weights: NDArray[np.floating], gradients: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Mean over heads of max(∇A ⊙ A, 0): what a layer's attention adds to a score (Chefer et al. 2021, equation 5).
+
+    Args:
+        weights: A, (head, query, key).
+        gradients: ∇A, the derivatives of the score with respect to these weights.
+
+    Returns:
+        (query, key), float64.
+    """
+    products = gradients.astype(np.float64) * weights.astype(np.float64)
+    mean: NDArray[np.float64] = np.maximum(products, 0).mean(0)
+    return mean
+
+
+def relevance(layers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Relevance up to each layer, R ← R + Ā R from R = I on (Chefer et al. 2021, equation 6).
+
+    Args:
+        layers: Ā as `head_relevance` gives it, (layer, query, key), from the first layer of the model on.
+
+    Returns:
+        (layer, query, input token), float64.
+
+    Source:
+        Chefer, Gur & Wolf 2021, Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder
+        Transformers, section 3.1.
+    """
+    return rollout(np.eye(layers.shape[-1]) + layers)

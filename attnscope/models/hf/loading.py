@@ -236,6 +236,7 @@ def _read_model(
 CLASSIFIERS = (
     (modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
     (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForTokenClassification),
+    (modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForImageClassification),
 )
 
 
@@ -253,7 +254,7 @@ def _auto_class(config: Any, *, is_gguf: bool) -> Any:
         # GGUF files name no class; they hold language models.
         if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):
             return auto
-    # A classifier that reads texts alone: of pictures and sounds the base model is shown.
+    # A classifier of texts or pictures: of sounds the base model is shown.
     if not config.is_encoder_decoder and not is_gguf:
         for classes, classifier in CLASSIFIERS:
             if classes.get(config.model_type) in names:

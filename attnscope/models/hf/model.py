@@ -205,13 +205,18 @@ class HuggingFaceModel(Model):
 
         At the last so many tokens alone, masks are by key alone where texts are long.
         """
-        return self._outputs(batch, probe, logits, last, {})
+        return self.outputs_of_inputs(self.text_inputs(batch), probe, logits, last)
 
-    def _outputs(
-        self, batch: Batch, probe: Probe, logits: bool, last: int | None, skipped: Mapping[nn.Module, int]
+    def outputs_of_inputs(
+        self,
+        inputs: Mapping[str, Any],
+        probe: Probe,
+        logits: bool = True,
+        last: int | None = None,
+        skipped: Mapping[nn.Module, int] | None = None,
     ) -> Outputs:
         """Do as `outputs`; modules do not make the first calls that are skipped, as that part is not computed."""
-        inputs = self._forward_inputs(self.text_inputs(batch))
+        inputs = self._forward_inputs(inputs)
         self.require_seam("its heads cannot be changed")
         plan = self.survey.plan
         with in_one_line(self.info.name, "does not run on this input"):
@@ -226,7 +231,8 @@ class HuggingFaceModel(Model):
 
     def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module], last: int | None = None) -> Rerun:
         def forward(again: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
-            return self._outputs(again, probe, logits, last, skipped_calls(self.survey.plan, block_of, first))
+            skipped = skipped_calls(self.survey.plan, block_of, first)
+            return self.outputs_of_inputs(self.text_inputs(again), probe, logits, last, skipped)
 
         return Rerun(forward, batch, blocks)
 
@@ -412,6 +418,7 @@ _LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
     ("causal", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),  # of text alone: the language model's head
     ("target", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
     ("class", modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    ("class", modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
     ("token_class", modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
 )
 

@@ -18,8 +18,11 @@ from attnscope.questions.heatmap import Heatmap, Rollout
 from attnscope.questions.places import SpokenWord
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import read_photo
-from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
+from attnscope.studies.inputs.reading import Given, Prompt, Reading, batch_of, encode_within, read, reader_of
 from attnscope.studies.maps.running import outline, run_model
+
+_MOST_GRADED = 1024
+"""Tokens of a text whose weights are all kept with their gradients."""
 
 
 @with_plain_torch
@@ -65,6 +68,70 @@ def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollo
     return _roll_out(_whole_maps(model, read_photo(image)), residual)
 
 
+@with_plain_torch
+def relevance(
+    model: Model, target: str, text: str | None = None, *, image: Any = None, query: str | None = None
+) -> Rollout:
+    """Compute which tokens or patches matter for a prediction, by attention and its gradients (Chefer et al. 2021).
+
+    In each layer, the mean over heads of gradient × attention, negative ones as 0; and through the layers
+    R ← R + Ā R. The row of the token that the prediction is read from says what matters for it.
+
+    Args:
+        model: A loaded model with a head: a decoder, a masked language model, or a classifier of texts or pictures.
+        target: The next or the masked token, or a class by its label or number.
+        text: What to run it on.
+        image: Instead of a text, a photo for a classifier of pictures.
+        query: A token, a word, or a place such as `@3`, which must be in the text.
+
+    Raises:
+        AttnscopeError: The model predicts no such thing, or the text is too long.
+    """
+    import torch
+
+    from attnscope.core.attention.probes import GradedWeights
+    from attnscope.studies.patch.pairs import read_target
+
+    if (text is None) == (image is None):
+        raise UsageError("relevance is of a text or an image", "give one of them")
+    given = read_photo(image) if text is None else Prompt(text)
+    model = reader_of(model, given)
+    reading = read(model, given)
+    if len(reading.tokens) > _MOST_GRADED:
+        raise AttnscopeError(
+            f"{len(reading.tokens)} tokens are too many for gradients of all weights", f"give at most {_MOST_GRADED}"
+        )
+    position, number = read_target(model, reading.text, reading.tokens, target)
+    record = outline(model.info, reading, Choice().within(model.info))
+    probe = GradedWeights()
+    with torch.enable_grad():
+        if reading.inputs is not None and model.outputs_of_inputs is not None:
+            outputs = model.outputs_of_inputs(reading.inputs, probe)
+        else:
+            outputs = model.outputs(batch_of(reading, model.info.device), probe)
+    assert outputs.logits is not None  # it has a head
+    layers = [weights for _, weights in sorted(next(iter(probe.maps.values())).items())]
+    _require_all_layers(model, record.maps[0].n_layers, len(layers))
+    gradients = torch.autograd.grad(outputs.logits[0, position, number].float(), layers)
+    # (head, query, key) of each layer, then (layer, query, key).
+    means = np.stack(
+        [
+            core.head_relevance(weights[0].detach().cpu().numpy(), gradient[0].cpu().numpy())
+            for weights, gradient in zip(layers, gradients, strict=True)
+        ]
+    )
+    added = core.relevance(means) - np.eye(means.shape[-1])
+    # The token whose row the head reads.
+    answer_token = position
+    if model.labels and "decoder" in model.info.kinds:
+        answer_token = len(reading.tokens) - 1
+    maps = (replace(record.maps[0], layers=tuple(range(len(layers)))),)
+    record = replace(record, maps=maps)
+    if query is not None and not reading.tokens.find(query):
+        raise reading.tokens.refuse(query)
+    return Rollout.of_layers(record, core.row_shares(means), core.row_shares(added), 0.0, target, answer_token)
+
+
 def _require_share(residual: float) -> None:
     if not 0 <= residual <= 1:
         raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
@@ -96,13 +163,16 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
         reading = read(model, given)
         record = outline(model.info, reading, Choice().within(model.info))
     record = run_model(model, record, reading)
-    attention = record.maps[0]
-    if len(attention.layers) < attention.n_layers:
-        raise AttnscopeError(
-            f"only {len(attention.layers)} of the {attention.n_layers} layers of {model.info.name} have attention",
-            "rollout follows tokens through attention alone, so it would tell nothing of the others",
-        )
+    _require_all_layers(model, record.maps[0].n_layers, len(record.maps[0].layers))
     return record
+
+
+def _require_all_layers(model: Model, n_layers: int, n_found: int) -> None:
+    if n_found < n_layers:
+        raise AttnscopeError(
+            f"only {n_found} of the {n_layers} layers of {model.info.name} have attention",
+            "tokens are followed through attention alone, which would tell nothing of the others",
+        )
 
 
 # Word times

@@ -61,11 +61,7 @@ def read_pairs(model: Model, pairs: Iterable[Pair], answer: str | None = None) -
     Raises:
         AttnscopeError: The model predicts nothing that can be compared.
     """
-    if model.loss not in ("causal", "masked", "class", "token_class"):
-        raise AttnscopeError(
-            f"{model.info.name} predicts neither the next token, nor a masked one, nor classes: it has no answers",
-            "choose a decoder, a classifier, or an encoder with its head; attnscope ablate compares hidden states",
-        )
+    _require_answers(model)
     reader = _Reader(model, answer)
     read: list[ReadPair] = []
     problems: list[Problem] = []
@@ -81,6 +77,40 @@ def read_pairs(model: Model, pairs: Iterable[Pair], answer: str | None = None) -
         except (_BadPairError, AttnscopeError) as error:
             problems.append(Problem(pair.source, pair.line, str(getattr(error, "message", error))))
     return read, problems
+
+
+def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[int, int]:
+    """Return which token's logits hold a target, and its number among them.
+
+    Args:
+        model: A model with a head.
+        text: The text; "" for a picture.
+        tokens: What the model reads of it.
+        target: A class by label or number, else what continues the text or stands for its mask.
+
+    Raises:
+        AttnscopeError: The model predicts no such thing, or there is no such target.
+    """
+    _require_answers(model)
+    if model.loss == "token_class":
+        raise AttnscopeError(f"{model.info.name} gives each token a class", "name a model with one class per text")
+    if model.labels:
+        is_number = target.isdecimal() and target not in model.labels and int(target) < len(model.labels)
+        return 0, int(target) if is_number else model.label_number(target)
+    reader = _Reader(model, None)
+    try:
+        position = reader.predicting(tokens)
+        return position, reader.token(target, text, tokens, position)
+    except _BadPairError as error:
+        raise AttnscopeError(f"the text cannot be asked for {target!r}: {error}") from error
+
+
+def _require_answers(model: Model) -> None:
+    if model.loss not in ("causal", "masked", "class", "token_class"):
+        raise AttnscopeError(
+            f"{model.info.name} predicts neither the next token, nor a masked one, nor classes: it has no answers",
+            "choose a decoder, a classifier, or an encoder with its head; attnscope ablate compares hidden states",
+        )
 
 
 class _Reader:
@@ -128,12 +158,12 @@ class _Reader:
             return 0
         if self._model.loss == "token_class":
             return int((clean.ids != corrupt.ids).argmax())
-        position = self._predicting(clean)
-        if self._predicting(corrupt) != position:
+        position = self.predicting(clean)
+        if self.predicting(corrupt) != position:
             raise _BadPairError("the answer is not at the same token of both texts")
         return position
 
-    def _predicting(self, tokens: Tokens) -> int:
+    def predicting(self, tokens: Tokens) -> int:
         """Return the last token of a text, or its mask."""
         if self._model.loss == "causal":
             return int(np.flatnonzero(~tokens.special)[-1])
@@ -156,12 +186,12 @@ class _Reader:
             if labels:
                 numbers = [self._model.label_number(str(answer)) for answer in answers]
             else:
-                numbers = [self._token(answer, pair.clean, clean, position) for answer in answers]
+                numbers = [self.token(answer, pair.clean, clean, position) for answer in answers]
                 self._require_known(numbers)
             sides.append(tuple(dict.fromkeys(numbers)))
         return sides[0], sides[1]
 
-    def _token(self, answer: str | int, text: str, tokens: Tokens, position: int) -> int:
+    def token(self, answer: str | int, text: str, tokens: Tokens, position: int) -> int:
         """Return the token that continues the clean text, or that stands for its mask."""
         if isinstance(answer, int):
             return answer
