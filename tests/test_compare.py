@@ -193,7 +193,7 @@ class TestAllHeads:
     def test_the_model_can_be_studied_further(self, tiny) -> None:
         compare(tiny, TEXTS)
         compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
-        assert len(attnscope.heads(tiny, TEXTS).heads) == 6
+        assert len(attnscope.heads(tiny, TEXTS).table("heads")) == 6
 
     def test_one_head_is_a_record_too(self, tiny) -> None:
         found = compare(tiny, TEXTS, CompareOptions(choice=Choice(layers=(0,), heads=(1,))))

@@ -47,7 +47,7 @@ STUDIES: Mapping[str, Callable[[Any, Path], Any]] = {
     "weights": lambda model, _: attnscope.weights(model),
     "heads": lambda model, _: attnscope.heads(model, TEXTS),
     "ablate": lambda model, _: attnscope.ablate(model, TEXTS),
-    "importance": lambda model, _: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=True)),
+    "importance": lambda model, _: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=bool(model.loss))),
     "compare": lambda model, _: attnscope.compare(model, TEXTS),
     "compare texts": lambda model, _: attnscope.compare_texts(model, TEXTS[0], TEXTS[0].replace("mat", "dog")),
     "relations": lambda model, folder: attnscope.relations(model, str(folder / "links.conllu")),

@@ -388,7 +388,8 @@ class Columns:
         self.keys = [family for family in self.families if isinstance(family, Keys)]
         self.pairs = [family for family in self.families if isinstance(family, Pairs)]
         self.rows = [family.statistic for family in self.families if isinstance(family, Row)]
-        self.is_set = [family.is_set for family in (*self.keys, *self.pairs)]
+        masses: list[Keys | Pairs] = [*self.keys, *self.pairs]
+        self.is_set = [family.is_set for family in masses]
         self.is_beyond = [family.beyond_uniform for family in self.pairs]
         self.facts = [family.fact for family in self.pairs if not family.offsets]
         self.offsets = sorted({offset for family in self.pairs for offset in family.offsets})

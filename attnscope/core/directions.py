@@ -281,7 +281,8 @@ class _Fit:
         if not gates or not len(candidates):
             return pairs
         inside = part.gates[gates]
-        weighed = inside @ self._row_weights.astype(np.float64)
+        row_weights: Floats = self._row_weights.astype(np.float64)
+        weighed = inside.astype(np.float64) @ row_weights
         on = self._sums_of_gates(self._weighted, inside, candidates)
         expected = self._sums_of_gates(self._errors()[1], inside, candidates)
         for number, head in enumerate(self._heads):

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -78,12 +79,12 @@ class TextFacts:
         """Return the same facts on a device, because layers may lie on several."""
         if self.real.device == device:
             return self
-        moved = {name: move(tensor, device) for name, tensor in self._tensors().items()}
+        moved: dict[str, Any] = {name: move(tensor, device) for name, tensor in self._tensors().items()}
         return replace(self, added={name: move(tensor, device) for name, tensor in self.added.items()}, **moved)
 
     def part(self, texts: slice) -> "TextFacts":
         """Return the facts of some of the texts."""
-        part = {name: tensor[texts] for name, tensor in self._tensors().items()}
+        part: dict[str, Any] = {name: tensor[texts] for name, tensor in self._tensors().items()}
         return replace(self, added={name: tensor[texts] for name, tensor in self.added.items()}, **part)
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -486,14 +486,17 @@ class _Layer:
         for part in (self._sum, self._count + texts.count, self._uniform + texts.uniform):
             chosen = part[columns.views, :, :, columns.numbers]
             arrays.append(chosen.cpu().double().numpy())
-        return Measured(*arrays, names=columns.names)
+        total, count, uniform = arrays
+        return Measured(total, count, uniform, columns.names)
 
 
 def _entropies_of(weights: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
     """Return the entropy of each row of weights, in nats."""
-    return torch.special.entr(weights).sum(-1)
+    entropies: Tensor = torch.special.entr(weights).sum(-1)
+    return entropies
 
 
 def _over_queries(shares: Float[Tensor, "... #h q"], rows: Float[Tensor, "... #h q c"]) -> Float[Tensor, "... h c"]:
     """Return the sums over queries of shares times rows."""
-    return (shares[..., None, :] @ rows).squeeze(-2)
+    sums: Tensor = (shares[..., None, :] @ rows).squeeze(-2)
+    return sums

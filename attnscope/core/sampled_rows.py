@@ -272,7 +272,8 @@ class Rows:
         of_pairs = column.products[1]
         keys = self.features[column.feature] if column.keys is None else column.keys[self.key_types]
         if column.is_of_keys:
-            return of_pairs[0][keys]
+            of_keys: Levels = of_pairs[0][keys]
+            return of_keys
         if column.queries is not None:
             of_rows = column.queries[self.query_types]
         else:
@@ -332,7 +333,7 @@ class Rows:
         return float(self.by_entry(feature, head) @ self.weighted(self.counts, head))
 
     def weighted(self, unscaled: NDArray[np.floating], head: int) -> Floats:
-        """Scale each row of p, (entry,), known up to a factor, to a sum of what the row counts for a head."""
+        """Scale each row of p, (entry,), known up to a factor, so that it sums to what the row counts for a head."""
         scaled: Floats = unscaled * self.spread(self.weights[head] / np.maximum(self.sums(unscaled), 1e-30))
         return scaled
 
@@ -368,7 +369,8 @@ class Rows:
     def table(self, terms: tuple[int, ...], head: int) -> Table:
         """Count how often each combination of some terms' levels occurs in each row; the last tables are kept."""
         is_shared = max(terms, default=-1) < self.n_shared
-        return self._tables(terms, -1 if is_shared else head)
+        table: Table = self._tables(terms, -1 if is_shared else head)
+        return table
 
     def _count(self, terms: tuple[int, ...], head: int) -> Table:
         """Count the combinations: those of all but the last term, each with the last one's levels."""

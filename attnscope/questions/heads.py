@@ -258,7 +258,7 @@ class Heads(Result):
 
 
 def heads_table(
-    places: Sequence[Sequence[Any]],
+    places: Sequence[Any],
     columns: Sequence[Column],
     *,
     roles: Sequence[str],

@@ -482,7 +482,7 @@ def _average(attention: AttentionMap, heads: Sequence[tuple[int, int]], over: st
         is_shown[attention.place(*pair)] = True
     rows, columns = np.flatnonzero(is_shown.any(1)), np.flatnonzero(is_shown.any(0))
     block, counted = attention.weights[np.ix_(rows, columns)], is_shown[np.ix_(rows, columns)][..., None, None]
-    means = np.mean(block, axis=_AXES[over], dtype=np.float64, where=counted, keepdims=True)
+    means = np.asarray(np.mean(block, axis=_AXES[over], dtype=np.float64, where=counted, keepdims=True))
     # What the layers and the heads are called now.
     names = tuple(attention.head_name(attention.heads[column]) for column in columns)
     if over != "layers":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +38,11 @@ def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: 
         most: How many heads, at most.
     """
     found: list[HeadLink] = []
+    attention: Any  # a map of the record's own kind
     for attention in record.maps:
         kind = f"{attention.kind} " if len(record.maps) > 1 else ""
         for pair in record.chosen(attention):
-            if isinstance(attention, AttentionMap) and isinstance(record, Heatmap):
+            if isinstance(record, Heatmap):
                 rows = attention.queries.find(query) if query is not None else ()
                 links = strongest_links(record, attention, pair, 1, rows)
             else:

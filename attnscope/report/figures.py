@@ -142,7 +142,9 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
         page.number_cells(list(cells.values()), [small_number(value) for value in numbers.values()], size)
     bar_y = top + n_rows * _ROW_PX + 26
     ticks = {tick: small_number(tick) for tick in (*([lowest] if lowest else []), 0.0, largest)}
-    page.draw_scale((left, bar_y, min(300, room), 12), colors, (lowest, largest), ticks=ticks)
+    half_tick = lettering.width_px(ticks[largest], paper.letters(layout.CAPTION_PX)) / 2
+    bar_width = min(300.0, room - half_tick)
+    page.draw_scale((left, bar_y, bar_width, 12), colors, (lowest, largest), ticks=ticks)
     page.finish(bar_y + 50, [*block.notes, *report.footer])
     return page
 

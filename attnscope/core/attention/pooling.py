@@ -177,7 +177,8 @@ class _Reader:
     def _cut(self, rows: Tensor, keys: slice) -> Tensor:
         """Return rows over some keys cut into cells, (…, column, key), with zeros for keys beyond them."""
         cell = self._grid.key_cell
-        return F.pad(rows, (keys.start % cell, -keys.stop % cell)).unflatten(-1, (-1, cell))
+        padded = F.pad(rows, (keys.start % cell, -keys.stop % cell))
+        return padded.view(*padded.shape[:-1], -1, cell)
 
     def _add_links(self, block: Block, weights: Tensor) -> None:
         """Merge the tile's largest far weights into the largest so far; unwanted weights become 0."""

@@ -52,11 +52,11 @@ class RowSamples:
         rows: Kind -> the rows of each text of the batch.
     """
 
-    def __init__(self, wanted: Mapping[Kind, Sequence[RowsWanted | None]]) -> None:
+    def __init__(self, wanted: Mapping[str, Sequence[RowsWanted | None]]) -> None:
         self._wanted = wanted
-        self.rows: dict[Kind, list[SampledRows]] = {
-            kind: [SampledRows() for _ in texts] for kind, texts in wanted.items()
-        }
+        self.rows: dict[str, list[SampledRows]] = {}
+        for kind, texts in wanted.items():
+            self.rows[kind] = [SampledRows() for _ in texts]
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention without gradient, and read its rows; shape and dtype: see `Probe`."""
@@ -65,7 +65,7 @@ class RowSamples:
             return attend_lean(call)
 
     def beside(self, probe: Probe) -> Probe:
-        """Return a probe that does what another does, and reads the rows too."""
+        """Return a probe that does what another does, and reads the rows too; shape and dtype: see `Probe`."""
 
         def read_and_probe(call: AttentionCall) -> Tensor:
             with torch.no_grad():
@@ -92,7 +92,7 @@ class RowSamples:
                     queries = torch.from_numpy(wanted.queries)
                     self._read(kind, layer, text, *rows_of_weights(weights, kind, text, queries, wanted.n_keys))
 
-    def _texts(self, kind: Kind) -> list[tuple[int, RowsWanted]]:
+    def _texts(self, kind: str) -> list[tuple[int, RowsWanted]]:
         return [(text, wanted) for text, wanted in enumerate(self._wanted.get(kind, ())) if wanted is not None]
 
     def _read(

@@ -266,10 +266,9 @@ class Cutting(OfRows[TextPart]):
             read = self._reader.read(batch)
             rerun = self._model.rerun(read.batch, logits=bool(len(read.rows)))
             # Padding is no hidden state, and what is computed there need not be a number.
-            logs = {
-                kind: {layer: fine.float().log() for layer, fine in by_layer.items()}
-                for kind, by_layer in rerun.are_numbers.items()
-            }
+            logs: dict[str, dict[int, Tensor]] = {}
+            for kind, by_layer in rerun.are_numbers.items():
+                logs[kind] = {layer: fine.float().log() for layer, fine in by_layer.items()}
             whole = _Whole(rerun.whole, read)
             numbers = np.zeros((1 + len(self._cuts), len(batch), len(QUANTITIES)))
             numbers[0] = whole.sums()
@@ -308,7 +307,7 @@ class Cutting(OfRows[TextPart]):
 
     def _broken_place(self, numbers: Floats) -> BrokenPlace | None:
         """Return where NaN or infinity is computed on a text, by the model or without some heads; None = nowhere."""
-        is_finite = np.isfinite(numbers).all(-1)
+        is_finite = np.asarray(np.isfinite(numbers).all(-1))
         if is_finite.all():
             return None
         if not is_finite[0]:

@@ -253,7 +253,7 @@ def add_descriptions(result: Heads, described: Descriptions) -> Heads:
     found = [lines.get(place) for place in places]
     rows = [_columns(line) for line in found]
     columns = {column.name: column for column in DESCRIPTION}
-    values = Table.of(DESCRIPTION, rows).values
+    values = dict(Table.of(DESCRIPTION, rows).values)
     names = [*(column.name for column in HEADS), ROLE.name]
     all_columns = {name: heads.columns[name] for name in names} | columns | dict(heads.columns)
     all_values = {name: heads.values[name] for name in names} | values | dict(heads.values)
