@@ -90,6 +90,11 @@ class Tokens:
         "Show the mean over the chosen heads of each layer, over layers for each head, or over all of them.",
         default=None, choices=("heads", "layers", "all"), panel="Heads",
     )  # fmt: skip
+    without_sinks: bool = option(
+        "Give nothing to special tokens, and in decoders to the first token; renormalise each row over the other keys.",
+        default=False,
+        rare=True,
+    )
     hide_special: bool = option(
         "Leave out special tokens, and in decoders the first token; renormalise each row.",
         default=False,
@@ -105,9 +110,9 @@ class Between:
     from_part: str | None = option(
         "Instead: what these queries give to the keys of --to, one number per head. A word, a phrase, places such as "
         "@3 or @3-5, or A or B of a pair.",
-        "--from", default=None,
+        "--from", default=None, rare=True,
     )  # fmt: skip
-    to_part: str | None = option("The keys of --from, in the same form.", "--to", default=None)
+    to_part: str | None = option("The keys of --from, in the same form.", "--to", default=None, rare=True)
 
     def require(self) -> None:
         """Refuse one without the other."""
@@ -137,6 +142,10 @@ class Cut:
         "Only these keys, without pooling, such as 0:64.",
         default=None, read=partial(read_span, option="--cols"), rare=True,
     )  # fmt: skip
+
+    top: int = option(
+        "Write only this many of each query's largest weights to CSV and JSON; 0 = all.", default=0, least=0, rare=True
+    )
 
     def require(self) -> None:
         """Refuses a part with no token."""

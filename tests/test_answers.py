@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.questions.heatmap import Heatmap, divide_by_rest
+from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import plates_of
 from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import find_links
+from attnscope.questions.map_changes import divide_by_rest
 from attnscope.questions.shares import find_shares
 from attnscope.report.plain_text import open_console
 from attnscope.results.record import load_record as load
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import Run
-from tests.record_helpers import map_of, record_of, simple, stems, tokens_of
+from tests.record_helpers import map_of, page_of, record_of, simple, stems, tokens_of
 
 __all__ = ["elsewhere", "loaded_once"]
 
@@ -150,3 +151,38 @@ def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batc
     )
     require_one_line(run("heatmap", TIRED, "--from", "it", "--to", "the dog"), "no token is 'the dog'")
     require_one_line(run("heatmap", TIRED, "--from", "it"), "attention goes from one part to another", 2)
+
+
+def test_a_table_of_the_largest_weights_of_each_query(run: Run) -> None:
+    run("heatmap", TIRED, "--pick", "L3H1", "--top", "3", "-o", "out", "-f", "csv,json,npz")
+    weights = load("out").of(3, 1)  # type: ignore[attr-defined]
+    rows = [*csv.DictReader(Path("out/heatmap.csv").read_text("utf-8").splitlines())]
+    expected = np.sort(weights, axis=1)[:, :-4:-1]
+    np.testing.assert_array_equal(np.array([row["weight"] for row in rows], np.float32).reshape(-1, 3), expected)
+    assert all(weights[int(row["query"]), int(row["key"])] == np.float32(row["weight"]) for row in rows)
+    document = json.loads(Path("out/heatmap.json").read_text("utf-8"))
+    assert "weights" not in document and len(document["links"]) == len(rows) == 48
+
+
+def test_without_sinks_rows_are_divided_by_what_other_keys_get(run: Run) -> None:
+    run("heatmap", TIRED, "-L", "3", "--without-sinks", "-o", "out", "-f", "npz")
+    run("heatmap", TIRED, "-L", "3", "-o", "whole", "-f", "npz")
+    weights = load("whole")["weights"].astype(np.float64)
+    weights[..., [0, -1]] = 0
+    np.testing.assert_allclose(load("out")["weights"], divide_by_rest(weights), atol=1e-6)
+    record = load("out")
+    assert isinstance(record, Heatmap) and record.changes == ("without_sinks",)
+    assert "special tokens get nothing" in str(next(iter(plates_of(record))).figure.notes)
+    run("show", "whole", "--without-sinks", "-o", "again", "-f", "npz")
+    np.testing.assert_array_equal(load("again")["weights"], record["weights"])
+
+
+@pytest.mark.parametrize("scale", ["fixed", "head", "figure"])
+def test_colours_are_logarithmic_beside_any_scale_and_the_bar_says_so(scale: str) -> None:
+    record = simple(12, layers=1, heads=1)
+    page = page_of(record, "L00H00", scale=scale, colours="log")
+    top = 1.0 if scale == "fixed" else float(record.weights.max())
+    expected = 1 + np.log10(np.maximum(record.weights[0, 0], top * 1e-4) / top) / 4
+    np.testing.assert_allclose(page.maps[0].get_array(), expected, atol=1e-5)
+    assert page.content.meaning.endswith("(logarithmic)")
+    assert page._ticks[0].get_text() == f"{(1.0 if scale == 'head' else top) * 1e-4:g}"

@@ -72,6 +72,7 @@ def batch(
         query=tokens.query,
         words=tokens.words,
         hide_special=tokens.hide_special,
+        without_sinks=tokens.without_sinks,
         mean=tokens.mean,
         between=between,
         chat=wanted.chat,

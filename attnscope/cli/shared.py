@@ -108,6 +108,10 @@ class MapDrawing(Drawing):
         "[default: fixed; head for pictures and sound, figure for --rollout]",
         default=None, rare=True,
     )  # fmt: skip
+    colours: str | None = option(
+        "How weights become colours: linear, or log, over four powers of ten, with a logarithmic bar.",
+        default=None, rare=True, choices=("linear", "log"),
+    )  # fmt: skip
     cmap: str | None = option(
         "A matplotlib colormap, such as viridis or Greys.  [default: Blues]", default=None, rare=True
     )

@@ -37,7 +37,7 @@ def show(*, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawi
     if files.every and "every" in loaded.record_kind().options:
         how["every"] = True
     how |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
-    how["mean"] = tokens.mean
+    how |= {"without_sinks": tokens.without_sinks or None, "mean": tokens.mean}
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):

@@ -409,6 +409,7 @@ class MapsPage(Page):
         limits: Sequence[tuple[float, float]],
         bar: tuple[float, float],
         ticks: dict[float, str],
+        numbers: Values | None = None,
     ) -> None:
         """Put values on the page.
 
@@ -418,6 +419,7 @@ class MapsPage(Page):
             limits: The values of the first and last colour of each map.
             bar: The ends of the colour bar.
             ticks: Its numbers, and how they are written.
+            numbers: What is written in the cells of the first map; None = its values.
         """
         room = self.width_px - 2 * layout.MARGIN_PX
         self._title.set_text(self.lettering.fit(title, self.title_px(self.zoom) * 1.1, room))
@@ -436,9 +438,10 @@ class MapsPage(Page):
             half = self.lettering.width_px(written, layout.CAPTION_PX * self.zoom) / 2
             text.set_x(max(half + self.paper.crop_px, x + width * (tick - bar[0]) / ((bar[1] - bar[0]) or 1.0)))
         # The numbers in cells.
-        for text, weight in zip(self._numbers, shown[0].ravel() if self._numbers else (), strict=True):
-            low, high = limits[0]
-            share = min(1.0, max(0.0, (float(weight) - low) / ((high - low) or 1.0)))
+        weights = shown[0] if numbers is None else self._fit(numbers, 0)
+        low, high = limits[0]
+        for text, weight, value in zip(self._numbers, weights.ravel(), shown[0].ravel(), strict=False):
+            share = min(1.0, max(0.0, (float(value) - low) / ((high - low) or 1.0)))
             text.set_text(f"{weight:.2f}" if weight >= _LEAST_NUMBER else "")
             text.set_color("white" if self._dark[round(share * 255)] else INK)
 

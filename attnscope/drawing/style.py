@@ -29,6 +29,7 @@ class Style:
 
     scale: Scale = "fixed"
     cmap: str = DEFAULT_CMAP
+    colours: str = "linear"
     width: float | str | None = None
     dpi: int | None = None
     font_size: float | None = None
@@ -39,6 +40,8 @@ class Style:
     def __post_init__(self) -> None:
         if self.scale not in SCALES:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+        if self.colours not in ("linear", "log"):
+            raise UsageError(f"there are no colours {self.colours!r}", "choose linear or log")
         if self.cmap != DEFAULT_CMAP:  # which needs no drawing library to be known
             import matplotlib as mpl
 

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.questions.heatmap import LEAST_LEFT, AttentionMap, Heatmap
+from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.map_changes import LEAST_LEFT
 from attnscope.questions.places import Picture
 from attnscope.report.wording import printable
 from attnscope.results.storage import finite, plain

@@ -10,22 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount
+from attnscope.questions.map_changes import AXES, MEAN_OF, average, divide_by_rest, largest_of_rows, merge_weights
 from attnscope.questions.maps import MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
 from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.record import Record
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 
-LEAST_LEFT = 0.01
-"""What must be left of a row without special tokens for it to be shown."""
-
-_MEAN = "mean of "
-"""A change that begins so says what was averaged."""
-
 _NAMED = 6
 """So many heads of a mean are named one by one."""
-
-_AXES: dict[str, tuple[int, ...]] = {"heads": (1,), "layers": (0,), "all": (0, 1)}
 
 _MOST = 1.1
 """More than this a row cannot sum to, however it was rounded."""
@@ -79,6 +72,7 @@ class Heatmap(MapsResult[AttentionMap]):
         sound: Of a speech model: what it heard; the keys are frames in time. None = there is none.
         pictures: Of a model that reads pictures among words: what it saw; their `cells` are places among the keys. Of
             one photo there may be several: all of it in detail, and all of it small.
+        top: How many of each query's largest weights CSV and JSON have; 0 = all. It is not saved.
     """
 
     SCHEMA: ClassVar[str] = StoredHeatmap.SCHEMA
@@ -90,6 +84,7 @@ class Heatmap(MapsResult[AttentionMap]):
     picture: Picture | None = None
     sound: Sound | None = None
     pictures: tuple[Picture, ...] = ()
+    top: int = 0
 
     @property
     def weights(self) -> NDArray[np.float32]:
@@ -131,6 +126,24 @@ class Heatmap(MapsResult[AttentionMap]):
         first_query, first_key = attention.first
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
         return attention.queries.sinks("" if first_query else kind), attention.keys.sinks("" if first_key else kind)
+
+    def without_sinks(self) -> Heatmap:
+        """Return the same where sinks get nothing: each row is divided by what other keys get, as by `hide_special`.
+
+        Rows and columns stay. A record without sinks, or whose special tokens are hidden, stays as it is.
+
+        Raises:
+            AttnscopeError: It is a part of a map, or its word pieces are merged.
+        """
+        if {"hide_special", "without_sinks"} & {*self.changes} or not any(self.sinks(m)[1].any() for m in self.maps):
+            return self
+        if "words" in self.changes or self.pictures or any(m.part is not None for m in self.maps):
+            raise AttnscopeError("sinks are left out of whole maps of tokens, not of a part or of words")
+        maps = []
+        for attention in self.maps:
+            others = np.where(self.sinks(attention)[1], 0, attention.weights)
+            maps.append(replace(attention, weights=divide_by_rest(others).astype(np.float32)))
+        return replace(self, maps=tuple(maps), changes=(*self.changes, "without_sinks"))
 
     def hide_special(self, *, keep: str | None = None) -> Heatmap:
         """Return the same without the special tokens: each row that stays is divided by what is left of it.
@@ -188,7 +201,7 @@ class Heatmap(MapsResult[AttentionMap]):
                 # Of all keys: words before the pictures may have been merged.
                 part = (int(word_of[part[0]]), 0, len(columns), len(columns))
             queries, keys = attention.queries.merge(rows), attention.keys.merge(columns)
-            weights = _merge_weights(attention.weights, [g[0] for g in rows], [g[0] for g in columns])
+            weights = merge_weights(attention.weights, [g[0] for g in rows], [g[0] for g in columns])
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys, part=part))
         if len(maps) > 1 and maps[0].kind == "cross" and maps[0].part is not None and maps[1].part is not None:
             whole = (maps[1].part[0], 0, maps[1].part[2], len(maps[0].keys))  # its queries are these
@@ -198,7 +211,7 @@ class Heatmap(MapsResult[AttentionMap]):
     @property
     def averaged(self) -> str:
         """What its maps are the mean of, such as "mean of 72 heads"; empty = they are those of heads."""
-        return next((change for change in self.changes if change.startswith(_MEAN)), "")
+        return next((change for change in self.changes if change.startswith(MEAN_OF)), "")
 
     def average(self, over: str) -> Heatmap:
         """Return the same with means of the heads that are shown, in place of heads.
@@ -209,21 +222,23 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: There is no such mean.
         """
-        if over not in _AXES:
-            raise AttnscopeError(f"there is no mean over {over!r}", f"choose from {', '.join(_AXES)}")
+        if over not in AXES:
+            raise AttnscopeError(f"there is no mean over {over!r}", f"choose from {', '.join(AXES)}")
         if self.averaged:
             return self
         shown = [(attention, self.chosen(attention)) for attention in self.maps]
-        maps = tuple(_average(attention, heads, over) for attention, heads in shown if heads)
+        maps = tuple(average(attention, heads, over) for attention, heads in shown if heads)
         # What the mean is of, in words.
         attention, heads = shown[0] if shown[0][1] else shown[-1]
         names = ", ".join(attention.name_of(*pair) for pair in heads)
         is_named = self.picked is not None and len(heads) <= _NAMED
-        said = f"{_MEAN}{names if is_named else amount(len(heads), 'head')}"
+        said = f"{MEAN_OF}{names if is_named else amount(len(heads), 'head')}"
         if over != "all":
             layers, numbers = (spans(sorted({*side})) for side in zip(*heads, strict=True))
             said = (
-                f"{_MEAN}heads {numbers} in each layer" if over == "heads" else f"{_MEAN}layers {layers} for each head"
+                f"{MEAN_OF}heads {numbers} in each layer"
+                if over == "heads"
+                else f"{MEAN_OF}layers {layers} for each head"
             )
             said += f" ({names})" if is_named else ""
         return replace(self, maps=maps, picked=None, changes=(*self.changes, said))
@@ -288,7 +303,9 @@ class Heatmap(MapsResult[AttentionMap]):
             for layer, head in self.chosen(attention):
                 layer_name = "mean" if self.averaged and attention.n_layers == 1 else layer
                 name = attention.head_name(head) if attention.head_names else head
-                for (query, key), weight in np.ndenumerate(attention.of(layer, head)):
+                weights = attention.of(layer, head)
+                for query, key in largest_of_rows(weights, self.top):
+                    weight = weights[query, key]
                     tokens = attention.queries.labels[query], attention.keys.labels[key]
                     yield (
                         attention.kind,
@@ -299,6 +316,14 @@ class Heatmap(MapsResult[AttentionMap]):
                         *tokens,
                         float(str(weight)),
                     )
+
+    def to_json(self, *, ascii_only: bool = False, without: str = "", **more: Any) -> str:
+        """Return one JSON document; with `top` the largest weights are rows in `links`, and the others are left out."""
+        if not self.top:
+            return super().to_json(ascii_only=ascii_only, without=without, **more)
+        header, *rows = self.rows()
+        links = [dict(zip(header, row, strict=True)) for row in rows]
+        return super().to_json(ascii_only=ascii_only, without="weights", links=links, **more)
 
     def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the words of a recording, what was seen and heard, and what describes it."""
@@ -475,44 +500,6 @@ class Rollout(Heatmap):
         )
 
 
-def _average(attention: AttentionMap, heads: Sequence[tuple[int, int]], over: str) -> AttentionMap:
-    """Return a map of means of some heads, (layer, head, query, key) with 1 in place of what is averaged over."""
-    is_shown = np.zeros(attention.weights.shape[:2], bool)
-    for pair in heads:
-        is_shown[attention.place(*pair)] = True
-    rows, columns = np.flatnonzero(is_shown.any(1)), np.flatnonzero(is_shown.any(0))
-    block, counted = attention.weights[np.ix_(rows, columns)], is_shown[np.ix_(rows, columns)][..., None, None]
-    means = np.asarray(np.mean(block, axis=_AXES[over], dtype=np.float64, where=counted, keepdims=True))
-    # What the layers and the heads are called now.
-    names = tuple(attention.head_name(attention.heads[column]) for column in columns)
-    if over != "layers":
-        names = (f"{_MEAN}{amount(len(heads), 'head')}",) if over == "all" else (f"{_MEAN}heads",)
-    has_layers = over == "heads"
-    return replace(
-        attention,
-        weights=means.astype(np.float32),
-        layers=tuple(attention.layers[row] for row in rows) if has_layers else (0,),
-        heads=tuple(range(len(names))),
-        n_layers=attention.n_layers if has_layers else 1,
-        n_heads=len(names),
-        n_kv_heads=len(names),
-        head_names=names,
-    )
-
-
-def _merge_weights(weights: NDArray[Any], rows: Sequence[int], columns: Sequence[int]) -> NDArray[np.float32]:
-    """Return weights, (layer, head, query, key), of groups of tokens: summed over keys, averaged over queries.
-
-    Groups are given by their first places.
-    """
-    # (layer, head, query, word), then (layer, head, word, word).
-    summed = np.add.reduceat(weights.astype(np.float64), columns, axis=3)
-    # A piece whose row is empty says nothing of its word.
-    filled = np.add.reduceat(summed.any(-1), rows, axis=2, dtype=np.int64)
-    means = np.add.reduceat(summed, rows, axis=2) / np.maximum(filled, 1)[..., None]
-    return np.asarray(means, np.float32)
-
-
 def _with_all_rows(attention: AttentionMap, maps: Sequence[AttentionMap]) -> AttentionMap:
     """Return a part with empty rows for the queries that it lacks: a word has the same row in all maps.
 
@@ -533,15 +520,3 @@ def _with_all_rows(attention: AttentionMap, maps: Sequence[AttentionMap]) -> Att
     weights = np.zeros((*attention.weights.shape[:2], len(queries), len(attention.keys)), np.float32)
     weights[:, :, rows] = attention.weights
     return replace(attention, weights=weights, queries=queries, part=None)
-
-
-def divide_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Return what is left of rows without some of their keys, (..., key), each divided by its sum.
-
-    A row of which less than 1% is left becomes zeros; NaN stays.
-    """
-    exact = weights.astype(np.float64)
-    total = exact.sum(-1, keepdims=True)
-    nothing = np.where(np.isnan(exact), np.nan, 0.0)
-    shares: NDArray[np.float64] = np.divide(exact, total, out=nothing, where=total >= LEAST_LEFT)
-    return shares

@@ -106,6 +106,9 @@ def picture_plates(record: Heatmap, style: Style, query: str | None = None) -> I
         boxes = ((column, row, column + 1, row + 1),)
         notes.append("framed: the query")
     special = [attention.keys.labels[key] for key in np.flatnonzero(attention.keys.special)]
+    if "without_sinks" in record.changes:
+        notes.append(f"{', '.join(special)} get nothing: each row is divided by what patches get")
+        special = []
     if special:
         notes.append(f"what goes to {', '.join(special)} has no place in the picture")
     if "hide_special" in record.changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -79,6 +79,9 @@ def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, Ma
     """
     page: MapsPage | None = None
     for plate in plates:
+        if style.colours == "log" and not plate.is_logarithmic:
+            figure = replace(plate.figure, meaning=f"{plate.figure.meaning} (logarithmic)")
+            plate = replace(plate, figure=figure, is_logarithmic=True)
         if page is None or page.content != plate.figure:
             page = MapsPage(plate.figure, style.paper)
         _show(page, plate, style)
@@ -94,8 +97,8 @@ def _show(page: MapsPage, plate: Plate, style: Style) -> None:
     end = tops[0] if style.scale == "figure" or plate.top else 1.0
     if plate.is_logarithmic:
         ticks = {float(step): f"{end * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
-        values = [log_share(cells, top) for cells, top in zip(values, tops, strict=True)]
-        page.show(plate.title, values, [(0.0, 1.0)] * len(values), (0.0, DECADES), ticks)
+        shares = [log_share(cells, top) for cells, top in zip(values, tops, strict=True)]
+        page.show(plate.title, shares, [(0.0, 1.0)] * len(values), (0.0, DECADES), ticks, values[0])
         return
     ticks = {tick: f"{tick:g}" for tick in layout.nice_ticks(end)}
     page.show(plate.title, values, [(0.0, top) for top in tops], (0.0, end), ticks)

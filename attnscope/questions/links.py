@@ -37,7 +37,7 @@ def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: 
         query: Only links from these tokens; what names none counts as all.
         most: How many heads, at most.
     """
-    found: list[HeadLink] = []
+    strongest: list[HeadLink] = []
     attention: Any  # a map of the record's own kind
     for attention in record.maps:
         kind = f"{attention.kind} " if len(record.maps) > 1 else ""
@@ -49,8 +49,8 @@ def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: 
                 links = [(link.query, link.key, link.weight) for link in attention.links(*pair)[:1]]
             for row, column, weight in links:
                 labels = attention.queries.labels[row], attention.keys.labels[column]
-                found.append(HeadLink(kind + attention.name_of(*pair), *labels, weight))
-    return sorted(found, key=lambda link: -link.weight)[:most]
+                strongest.append(HeadLink(kind + attention.name_of(*pair), *labels, weight))
+    return sorted(strongest, key=lambda link: -link.weight)[:most]
 
 
 def strongest_links(

@@ -365,8 +365,10 @@ class MapsResult(Record, Generic[M]):
             attention.keys.require_whole()
         self.require_whole()
 
-    def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
+    def to_json(self, *, ascii_only: bool = False, without: str = "", **more: Any) -> str:
         """Return one JSON document: the schema, the run, `more`, tables as lists of rows, arrays as nested lists.
+
+        The array called `without` is left out, of every kind of attention.
 
         Numbers have as many digits as float32 needs to be read back unchanged; NaN becomes null.
         """
@@ -375,6 +377,8 @@ class MapsResult(Record, Generic[M]):
         tables = {name: list(_dicts(table)) for name, table in self._stored.tables.items()}
         members = [json.dumps(plain({**head, **more, **tables}, finite), ensure_ascii=ascii_only)[:-1]]
         for name, array in self._stored.grids.items():
+            if name.partition(":")[0] == without:
+                continue
             listed = json_array(array) if array.dtype == np.float32 else json.dumps(array.tolist())
             members.append(f'"{name}": {listed}')
         return ", ".join(members) + "}"

@@ -116,6 +116,8 @@ def change_notes(record: Heatmap, kind: str) -> list[str]:
     notes = {
         "hide_special": f"{hidden_tokens(kind)} are hidden; each row is divided by what is left of it "
         "(a row with less than 1% left is empty)",
+        "without_sinks": f"{hidden_tokens(kind)} get nothing: each row is divided by what other keys get "
+        "(a row with less than 1% left is empty)",
         "words": "word pieces are merged: weights summed over keys, averaged over queries",
     }
     return [notes.get(change, f"the maps are the {change}") for change in record.changes]

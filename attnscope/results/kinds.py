@@ -143,14 +143,14 @@ _MAPS: dict[str, Any] = {
     "draw": "questions.heatmap_figures:pages",
     "usual": ("png", "npz"),
 }
-_MAP_STYLE = ("scale", "cmap")
+_MAP_STYLE = ("scale", "cmap", "colours")
 
 _ALL = (
     Kind(
         "heatmap", "record of attention", "questions.heatmap:Heatmap", **_MAPS,
         glance="questions.heatmap_figures:glance", query="questions.heatmap_figures:require_query", page=PAGE,
         shown_with=("drawn", "query", "answered", "scale"), drawn_with=("query",),
-        others=(*WHICH, *_MAP_STYLE, "words", "hide_special", "mean"),
+        others=(*WHICH, *_MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
     ),
     Kind(
         "pooled", "record of pooled attention", "questions.pooled:PooledHeatmap", command="heatmap", **_MAPS,

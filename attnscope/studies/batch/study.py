@@ -223,7 +223,7 @@ def _describe_options(source: models.Source, options: BatchOptions) -> dict[str,
     return {name: _as_text(value) for name, value in options_given.items()}
 
 
-_SHOWN = ("query", "words", "hide_special", "mean", "chat", "generate")
+_SHOWN = ("query", "words", "hide_special", "without_sinks", "mean", "chat", "generate")
 _RUN = ("engine", "device", "dtype", "device_map", "adapter")
 
 

@@ -45,6 +45,7 @@ class BatchOptions:
         query: A token whose attention is drawn as bars too, in the texts that have it.
         words: Whether word pieces are merged.
         hide_special: Whether special tokens are hidden.
+        without_sinks: Whether sinks get nothing.
         mean: Over what heads are averaged: "heads", "layers" or "all"; None = they are not.
         between: From which part of each text to which other one attention is added up, in shares.csv; of texts that
             have both.
@@ -68,6 +69,7 @@ class BatchOptions:
     query: str | None = None
     words: bool = False
     hide_special: bool = False
+    without_sinks: bool = False
     mean: str | None = None
     between: Between = Between()
     chat: bool = False
@@ -86,7 +88,7 @@ class BatchOptions:
     def map_options(self) -> MapOptions:
         """What is asked of the maps of each text."""
         choice = Choice(self.layers, self.heads, self.pick)
-        tokens = {name: getattr(self, name) for name in ("query", "words", "hide_special", "mean")}
+        tokens = {name: getattr(self, name) for name in ("query", "words", "hide_special", "without_sinks", "mean")}
         return MapOptions(choice=choice, between=self.between, **tokens)
 
 
@@ -163,14 +165,13 @@ class Drawer:
         options, formats = self.options.map_options(), self.options.formats
         reading = self._read(task)
         record = run_model(model, outline(model.info, reading, heads), reading)
-        record = apply_changes(record, hide_special=options.hide_special, words=options.words, query=options.query)
+        record = apply_changes(record, options)
         record = record.average(options.mean) if options.mean else record
         notes = list(record.run["notes"])
         shares = []
         if self.options.between:
             try:
-                found = find_shares(record, *options.between.parts)
-                shares = [found.save(folder / SHARES)]
+                shares = [find_shares(record, *options.between.parts).save(folder / SHARES)]
             except AttnscopeError as error:
                 notes.append(f"{error} here")
         query = options.query

@@ -24,7 +24,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.host import physical_bytes
 from attnscope.models.model import Batch, Model
 from attnscope.questions.distances import WITHOUT_SPECIAL
-from attnscope.questions.heatmap import divide_by_rest
+from attnscope.questions.map_changes import divide_by_rest
 from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import Place
 from attnscope.studies.inputs.texts import batch_of, special_ids

@@ -18,7 +18,8 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.distances import MEASURES
-from attnscope.questions.heatmap import Heatmap, divide_by_rest
+from attnscope.questions.heatmap import Heatmap
+from attnscope.questions.map_changes import divide_by_rest
 from attnscope.results.table import Table, number
 from attnscope.results.tokens import Tokens, tokens_table
 from attnscope.studies.compare.options import require_measures
@@ -27,7 +28,6 @@ from attnscope.studies.compare.study import heads_table, require_one_kind
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.maps.running import outline, run_model
-from attnscope.studies.maps.study import apply_changes
 
 Floats = NDArray[np.float64]
 
@@ -128,7 +128,7 @@ def compare_texts(
     records: list[Heatmap] = []
     for reading in readings:
         record = run_model(model, outline(model.info, reading, everything), reading)
-        records.append(apply_changes(record, hide_special=hide_special))
+        records.append(record.hide_special() if hide_special else record)
     first, second = (record.maps[0] for record in records)
     heads = tuple((layer, head) for layer in first.layers for head in first.heads if first.exists(layer, head))
     weights, others = (np.stack([each.of(*head) for head in heads]) for each in (first, second))

@@ -61,7 +61,8 @@ class MapOptions(Tokens):
     @property
     def exact_only(self) -> str:
         """The first of the options that only exact maps have; empty = none is given."""
-        named = {"--words": self.words, "--hide-special": self.hide_special, "--query": self.query}
+        named: dict[str, object] = {"--words": self.words, "--hide-special": self.hide_special, "--query": self.query}
+        named |= {"--without-sinks": self.without_sinks, "--top": self.cut.top}
         named |= {"--mean": self.mean, "--from": self.between}
         named["part (--rows, --cols)"] = bool(self.cut)
         return next((name for name, value in named.items() if value), "")

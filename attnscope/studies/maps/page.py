@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.choice import Choice
+from attnscope.choice import Choice, Tokens
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
@@ -128,7 +128,7 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]
         choice = order.choice
         record = load_arrays(path) or Heatmap.load(path)
         record = choose_heads(record, choice.pick, choice.layers, choice.heads)
-        maps.append(record.average(order.tokens.mean) if order.tokens.mean else record)
+        maps.append(_change(record, order.tokens))
     # Refuse what cannot be one page.
     if len(named) > 1:
         raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
@@ -153,10 +153,17 @@ def _read_texts(
     n_tokens = 0
     for number, (prompt, share) in enumerate(chain(first, prompts), 1):
         shown = page_text(model, prompt, order.choice, page_texts)
-        page_texts.append(PageText(shown.record.average(over)) if (over := order.tokens.mean) else shown)
+        changed = _change(shown.record, order.tokens)
+        page_texts.append(shown if changed is shown.record else PageText(changed))
         n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
         if report is not None:
             report(Progress(number, n_tokens, share))
+
+
+def _change(record: Heatmap, tokens: Tokens) -> Heatmap:
+    """Return a record without sinks, and with means of heads, if that is asked for."""
+    record = record.without_sinks() if tokens.without_sinks else record
+    return record.average(tokens.mean) if tokens.mean else record
 
 
 def _prompts(order: PageOrder) -> Iterator[tuple[Given, float | None]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from attnscope.choice import Choice, Chosen, Cut, Span, choice_from, span_from
+from attnscope.choice import Choice, Chosen, Cut, Span, Tokens, choice_from, span_from
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.drawing.style import Style
 from attnscope.models.model import Model
@@ -58,7 +58,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
         if cells:
             return pool_maps(model, reading, chosen, cells, options.pool)
     record = run_model(model, outline(model.info, reading, chosen, options.cut), reading)
-    record = apply_changes(record, hide_special=options.hide_special, words=options.words, query=options.query)
+    record = apply_changes(replace(record, top=options.cut.top), options)
     if options.times:
         record = time_words(record, followed)
     if options.mean:
@@ -70,6 +70,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
 def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
     """Return the name of the record's own folder: `<model>-<slug of the text>-<8 hex of text, model and options>`."""
     marks: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
+    marks |= {"colours": style.colours} if style.colours != Style.colours else {}
     marks |= {name: getattr(style, name) for name in SIZES if getattr(style, name) != getattr(Style, name)}
     if isinstance(record, PooledHeatmap):
         marks["cells"] = list(record.maps[0].cells.shape[2:])
@@ -124,7 +125,7 @@ def heatmap(
     record = _record_of(
         model, Prompt(text, **prompt), choice_from(layers, heads, pick), Cut(span_from(rows), span_from(cols))
     )
-    return apply_changes(record, hide_special=hide_special, words=words)
+    return apply_changes(record, Tokens(hide_special=hide_special, words=words))
 
 
 @with_plain_torch
@@ -182,7 +183,7 @@ def picture_heatmap(
         images = image if isinstance(image, list | tuple) else [image]
         to_read = View(tuple(read_photo(photo) for photo in images), "" if text is None else text, generate)
     record = _record_of(model, to_read, choice_from(layers, heads, pick))
-    return apply_changes(record, hide_special=hide_special)
+    return apply_changes(record, Tokens(hide_special=hide_special))
 
 
 @with_plain_torch
@@ -290,9 +291,8 @@ def _read(model: Model, given: Given, choice: Choice) -> tuple[Model, Reading, C
     return model, reading, chosen
 
 
-def apply_changes(
-    record: Heatmap, *, hide_special: bool = False, words: bool = False, query: str | None = None
-) -> Heatmap:
-    """Return the record with special tokens hidden, but for the rows of a query, then word pieces merged, as asked."""
-    record = record.hide_special(keep=query) if hide_special else record
-    return record.merge_words() if words else record
+def apply_changes(record: Heatmap, tokens: Tokens) -> Heatmap:
+    """Return the record with special tokens hidden, but for the rows of a query, without sinks, and word by word."""
+    record = record.hide_special(keep=tokens.query) if tokens.hide_special else record
+    record = record.without_sinks() if tokens.without_sinks else record
+    return record.merge_words() if tokens.words else record
