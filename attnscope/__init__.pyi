@@ -21,6 +21,7 @@ from attnscope.studies.batch.worker import BatchOptions as BatchOptions
 from attnscope.studies.compare.options import CompareOptions as CompareOptions
 from attnscope.studies.compare.study import compare as compare
 from attnscope.studies.compare.study import compare_models as compare_models
+from attnscope.studies.compare.study import without_heads as without_heads
 from attnscope.studies.compare.texts import compare_heads as compare_heads
 from attnscope.studies.compare.texts import compare_texts as compare_texts
 from attnscope.studies.cost import cost as cost

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.choice import Choice
+from attnscope.choice import Choice, heads_from
 from attnscope.errors import UsageError
 from attnscope.options import group, option, options, read_names
 from attnscope.questions.distances import MEASURES
@@ -66,6 +66,10 @@ class CompareOrder(CompareOptions):
         "A second model or checkpoint.",
         "--with-model", default=None, complete="models", panel="Model",
     )  # fmt: skip
+    ablated: tuple[tuple[int, int], ...] | None = option(
+        "The same model without these heads, such as L3H1,L4H2: which later heads change most?",
+        default=None, read=heads_from,
+    )  # fmt: skip
     query: str | None = option(
         "With --with: rank heads at this token, a word, or a place such as @3.",
         default=None, panel="Drawing",
@@ -79,6 +83,7 @@ class CompareOrder(CompareOptions):
         choice, picked = self.choice, self.choice.pick is not None
         refuse_file_names(self.other_text, hint="give the text itself")
         names = {"--pick": picked, "--with": self.other_text is not None, "--with-model": self.other_model is not None}
+        names["--ablated"] = self.ablated is not None
         comparisons = [name for name, is_given in names.items() if is_given]
         if len(comparisons) > 1:
             raise UsageError(f"{' and '.join(comparisons)} are different comparisons", "give one of them")

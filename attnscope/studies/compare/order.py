@@ -10,7 +10,7 @@ from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.heads import Heads
 from attnscope.studies.compare.options import CompareOrder
-from attnscope.studies.compare.study import compare, compare_models
+from attnscope.studies.compare.study import compare, compare_models, without_heads
 from attnscope.studies.compare.texts import compare_heads, compare_texts
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.texts import Report
@@ -60,6 +60,11 @@ def _comparison(
             return compare_models(model, loading.load(second), corpus, order, report=report, workers=pair)
 
         return compare_two
+    if order.ablated is not None:
+        if workers is not None:
+            raise UsageError("workers have no heads taken out", "leave out --workers, --executor and --threads")
+        heads = order.ablated
+        return lambda model, _: compare_models(model, without_heads(model, heads), corpus, order, report=report)
     roles = None if order.heads_record is None else Heads.load(order.heads_record)
 
     def compare_one(model: Model, _: LoadOptions) -> Comparison:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from attnscope.choice import Choice
+from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.core.distance import best_matching
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import BLOCK, Corpus, CorpusText
 from attnscope.errors import AttnscopeError, amount
-from attnscope.models.model import Model
+from attnscope.models.model import Batch, Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.heads import Heads
 from attnscope.results.table import HEADS, Table, text
@@ -129,6 +134,34 @@ def compare_models(
     }
     tables = {"heads": ours, "other_heads": theirs}
     return Comparison(_run_of((model, other), going), corpus_facts, said, tables, arrays)
+
+
+def without_heads(model: Model, heads: Sequence[tuple[int, int]]) -> Model:
+    """Return the same model with the output of some heads, (layer, head), set to 0: to be compared with it.
+
+    Raises:
+        AttnscopeError: There is no such head, or the model's attention does not pass the seam.
+    """
+    require_one_kind(model)
+    Choice(pick=tuple(heads)).within(model.info)
+    if model.info.path != "seam":
+        raise AttnscopeError(
+            f"{model.info.name} does not pass its attention through the seam: no head can be taken out"
+        )
+    other = copy(model)
+
+    def run_without(batch: Batch, probe: Probe) -> Tensor:
+        def attend_without(call: AttentionCall) -> Tensor:
+            output = probe(call).clone()
+            output[:, [head for layer, head in heads if layer == call.layer]] = 0
+            return output
+
+        return model.run(batch, attend_without)
+
+    other.run = run_without  # type: ignore[method-assign]
+    names = ", ".join(f"L{layer}H{head}" for layer, head in heads)
+    other.info = replace(model.info, name=f"{model.info.name} without {names}")
+    return other
 
 
 def heads_table(model: Model, heads: Sequence[tuple[int, int]]) -> Table:

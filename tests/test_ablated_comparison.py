@@ -1,0 +1,49 @@
+"""A model compared with itself without some heads: what later heads do after an ablation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+
+import attnscope
+from tests.conftest import Run, write_tiny
+
+TEXT = "the cat sat on a mat."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("bert"), num_hidden_layers=3)
+
+
+def test_which_later_maps_change_when_a_head_is_taken_out_is_what_eager_attention_says(folder: Path) -> None:
+    model = attnscope.load(folder, engine="hf")
+    record = attnscope.compare_models(model, attnscope.without_heads(model, [(0, 2), (1, 0)]), TEXT)
+    eager = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    inputs = transformers.AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt")
+    whole = eager(**inputs, output_attentions=True).attentions
+    for layer, head in ((0, 2), (1, 0)):
+
+        def take_out(module: object, values: tuple, head: int = head) -> tuple:  # type: ignore[type-arg]
+            values[0][..., 5 * head : 5 * head + 5] = 0
+            return values
+
+        eager.encoder.layer[layer].attention.output.dense.register_forward_pre_hook(take_out)
+    rest = eager(**inputs, output_attentions=True).attentions
+    # (layer, head, query, key), then the root of the mean squared Hellinger distance of each head.
+    first, second = (np.concatenate([w.detach().double().numpy() for w in maps]) for maps in (whole, rest))
+    expected = np.sqrt((1 - np.sqrt(first * second).sum(-1)).mean(-1).clip(0)).ravel()
+    np.testing.assert_allclose(np.diag(record.distance("hellinger")), expected, atol=1e-3)
+    np.testing.assert_allclose(np.diag(record.distance("hellinger"))[3:], expected[3:], atol=1e-5)
+    assert expected[3:].min() > 1e-3 and record.options["other_run"]["model"].endswith(" without L0H2, L1H0")
+
+
+def test_what_later_heads_do_after_an_ablation_on_the_command_line(run: Run, folder: Path) -> None:
+    done = run("compare", TEXT, "-m", str(folder), "--ablated", "L0H2", "--measures", "hellinger", "-q")
+    assert done.status == 0 and "without L0H2" in done.out
+    assert "differs most from the head of its number" in done.out
+    done = run("compare", TEXT, "-m", str(folder), "--ablated", "L9H9")
+    assert done.status == 1 and "no layer 9" in done.err
+    done = run("compare", TEXT, "--ablated", "L0H2", "--with", "the dog")
+    assert done.status == 2 and "different comparisons" in done.err
