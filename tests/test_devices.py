@@ -61,9 +61,7 @@ STUDIES: dict[str, Callable[[Any], Any]] = {
     "pooled": lambda model: attnscope.pooled_heatmap(model, TEXTS[1], cells=8),
     "pooled-max": lambda model: attnscope.pooled_heatmap(model, TEXTS[1], cells=8, pool="max"),
     "heads": lambda model: attnscope.heads(model, TEXTS),
-    "compare": lambda model: attnscope.compare(
-        model, TEXTS, attnscope.CompareOptions(measures=("hellinger", "jensen_shannon"))
-    ),
+    "compare": lambda model: attnscope.compare(model, TEXTS, attnscope.CompareOptions("jensen_shannon")),
     "compare-heads": lambda model: attnscope.compare_heads(model, TEXTS[0], [(0, 0), (0, 1)]),
     "compare-texts": lambda model: attnscope.compare_texts(model, TEXTS[0], "The dog sat on the mat."),
     "relations": lambda model: attnscope.relations(model, "sample_texts/dependencies.conllu"),

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnscope.cli import commands
 from attnscope.errors import MOST_QUOTED, MOST_SAID, one_line
-from attnscope.studies.compare.options import require_measures
 from tests.conftest import Run
 from tests.processes import LIMIT_S
 
@@ -52,9 +50,3 @@ def test_with_stderr_closed_nothing_of_an_error_goes_to_stdout(tmp_path: Path) -
     ran = ["sh", "-c", call, sys.executable, "show", "none.npz"]
     done = subprocess.run(ran, stdout=subprocess.PIPE, cwd=tmp_path, timeout=LIMIT_S)
     assert (done.returncode, done.stdout) == (1, b"")
-
-
-def test_the_measures_of_a_comparison_that_help_names_are_taken() -> None:
-    (named,) = (one.help for one in commands()["compare"].params if one.name == "measures")
-    assert "or hellinger,jensen-shannon" in named
-    require_measures(["hellinger", "jensen_shannon"])

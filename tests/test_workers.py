@@ -205,7 +205,7 @@ def test_links_are_those_of_one_process(own: Model, folder: Path, tmp_path: Path
 @pytest.mark.usefixtures("here")
 def test_comparisons_are_those_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.compare.study.BLOCK", 8)
-    texts, options = Corpus(ROOT / "sample_texts" / "sentences.txt"), CompareOptions(("hellinger", "jensen_shannon"))
+    texts, options = Corpus(ROOT / "sample_texts" / "sentences.txt"), CompareOptions("jensen_shannon")
     shared, alone = compare(own, texts, options, workers=TWO), compare(own, texts, options)
     assert shared.as_json() == alone.as_json() and alone.corpus["n_texts"] > 16
     both = compare_models(own, own, texts, options, workers=(TWO, TWO))

@@ -34,7 +34,7 @@ def compare(
             "one TEXT is compared, with a second one by --with" if len(more) == 1 else "several texts come from a file",
             _minimal_pair(texts.text or "", more[0]) if len(more) == 1 else "attnscope compare --file texts.txt",
         )
-    from attnscope.studies.compare.order import study
+    from attnscope.studies.compare.study import study
 
     output = files.plan("compare", **drawing.changes())
     shared = running.share(model.model, model.loading)

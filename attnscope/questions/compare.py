@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount
 from attnscope.questions import compare_texts
-from attnscope.questions.compare_figures import HeadPlane, Matrix
 from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL, distance_line, guide, texts_line, three_decimals
-from attnscope.report.blocks import Block, Curves, Grid, HeadMap, Ranking, Report, Series, Special, Words
+from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Words
 from attnscope.report.numbers import fixed, interval
-from attnscope.report.wording import corpus_notes, label, model_of, printable
+from attnscope.report.wording import corpus_notes, model_of
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
 from attnscope.results.tokens import TOKENS
@@ -105,11 +104,6 @@ class Comparison(Result):
         return value, low, high
 
     @property
-    def hides_special(self) -> bool:
-        """Whether special tokens are left out of the first distance."""
-        return self.distance_names[0].endswith(WITHOUT_SPECIAL)
-
-    @property
     def other_head_names(self) -> list[str]:
         """What the heads are called that the columns of distances are of."""
         return self.table("other_heads").head_names() if self.compared == "models" else self.head_names
@@ -151,26 +145,25 @@ class Comparison(Result):
         super().require_whole()
         if self.compared not in _REPORTS:
             raise ValueError(f"it compares {self.compared[:40]!r}")
-        n_rows = len(self.table("heads"))
-        n_columns = len(self.table("other_heads")) if self.compared == "models" else n_rows
-        for name in self.distance_names if self.compared != "texts" else ():
-            if name.removesuffix(WITHOUT_SPECIAL) not in MEASURES:
-                raise ValueError(f"it has a distance {name[:40]!r}")
-            for part in ("", "_low", "_high", "_count"):
-                if self.grids[f"distance{part}:{name}"].shape != (n_rows, n_columns):
-                    raise ValueError("its distances do not fit its heads")
-            for end in (f"distance_low:{name}", f"distance_high:{name}"):
-                if np.any(self.grids[end] < -1e-6):
-                    raise ValueError(f"a number of {end} is not between 0 and 1")
-            counts = self.grids[f"distance_count:{name}"]
-            if not np.all(counts >= 0) or np.any(np.isinf(counts)):
-                raise ValueError("texts of its distances are not counted")
         if self.compared in ("picked", "texts"):
             compare_texts.require_texts(self)
+        for name in self.distance_names:
+            if name.removesuffix(WITHOUT_SPECIAL) not in MEASURES:
+                raise ValueError(f"it has a distance {name[:40]!r}")
+            if self.compared == "texts":
+                continue
+            shape = len(self.head_names), len(self.other_head_names)
+            for part in ("", "_low", "_high", "_count"):
+                values = self.grids[f"distance{part}:{name}"]
+                if values.shape != shape:
+                    raise ValueError("its distances do not fit its heads")
+                if np.any(values < -1e-6) or np.any(np.isinf(values)):
+                    raise ValueError(f"a number of distance{part} is out of range")
 
     def report(self) -> Report:
         """Return what is said of it."""
-        return _REPORTS[self.compared](self)
+        report: Report = _REPORTS[self.compared](self)
+        return report
 
 
 # All heads of a model, and those of two
@@ -179,31 +172,54 @@ class Comparison(Result):
 def _heads_report(comparison: Comparison) -> Report:
     """Return which heads are alike, which are alone, and how layers follow each other."""
     name = comparison.distance_names[0]
-    alike, alone = _most_alike(comparison), _most_alone(comparison)
-    answer = [f"{model_of(comparison.run)}: {amount(len(comparison.head_names), 'head')} compared"]
+    names = comparison.head_names
+    alike = _most_alike(comparison)
+    alone = _most_alone(comparison)
+    answer = [f"{model_of(comparison.run)}: {amount(len(names), 'head')} compared"]
     if alike:
-        answer.append(f"most alike are {_pair_text(comparison, alike[0])}")
+        a, b = alike[0]
+        answer.append(f"most alike are {names[a]} and {names[b]}: {_distance(comparison, a, b)}")
     if alone:
         a, b = alone[0]
-        away = f"{_name(comparison, b)}, is {_distance(comparison, a, b)} away"
-        answer.append(f"most alone is {_name(comparison, a)}: its nearest, {away}")
+        answer.append(f"most alone is {names[a]}: its nearest, {names[b]}, is {_distance(comparison, a, b)} away")
+
+    # All distances in the order of the clusters, and those of layers.
+    order = comparison.grids[f"order:{name}"]
+    ordered = [names[head] for head in order]
+    layers = [f"L{layer}" for layer in comparison.table("layers")["layer"].tolist()]
     blocks: list[Block] = [
-        _ranked_pairs(comparison, alike, "most alike, by " + distance_line(name)),
-        _ranked_pairs(comparison, alone, "most alone: the head nearest to them is far", joint="; nearest "),
-        *_layer_blocks(comparison),
-        Special(printed="never", figure="matrix", view=Matrix(comparison)),
-        Special(printed="never", figure="map", view=HeadPlane(comparison)),
+        _ranked_pairs(comparison, alike, "most alike, by " + distance_line(name), " and "),
+        _ranked_pairs(comparison, alone, "most alone: the head nearest to them is far", "; nearest "),
+        Grid(
+            heading="layers: the distance between all their heads",
+            printed="with --all",
+            figure="layer-by-layer",
+            title="distances between the heads of two layers",
+            values=comparison.grids[f"layer_distance:{name}"],
+            rows=layers,
+            columns=layers,
+            most=len(layers),
+            notes=["on the diagonal: between the heads within a layer"],
+        ),
+        Grid(
+            printed="never",
+            figure="matrix",
+            title="distances between heads",
+            values=comparison.distance()[np.ix_(order, order)],
+            rows=ordered,
+            columns=ordered,
+            drawn_whole=True,
+            notes=["heads in the order of their clusters (average linkage); light: alike"],
+        ),
     ]
-    roles = comparison.options.get("roles_source")
     return Report(
         model=model_of(comparison.run),
         answer=answer,
-        blocks=blocks,
+        blocks=blocks if alike else blocks[:2],
         guide=guide(comparison),
         source=texts_line(comparison),
         subtitle=f"{distance_line(name)} · {texts_line(comparison)}",
         problems=corpus_notes(comparison),
-        notes=[f"roles: {printable(roles)}"] if roles else [],
     )
 
 
@@ -211,27 +227,31 @@ def _models_report(comparison: Comparison) -> Report:
     """Return which heads differ most from those of the same number, and how heads are matched."""
     name = comparison.distance_names[0]
     models = model_of(comparison.run), model_of(comparison.options["other_run"])
-    distances, match = comparison.distance(), comparison.grids[f"match:{name}"]
-    same = comparison.same_heads()
-    apart = np.full(len(comparison.head_names), np.nan)
-    apart[same[:, 0]] = distances[same[:, 0], same[:, 1]]
+    distances = comparison.distance()
+    match = comparison.grids[f"match:{name}"]
+
+    # The distance of each head to the one of its number, with its interval.
+    ours, theirs = comparison.same_heads().T
+    apart = np.full((3, len(match)), np.nan)
+    for row, part in enumerate(("", "_low", "_high")):
+        apart[row, ours] = comparison.grids[f"distance{part}:{name}"][ours, theirs]
     column = number("distance", "distance to the head of the same number in the other model")
-    parts = {}
-    for part in ("low", "high"):
-        parts[part] = np.full(len(apart), np.nan)
-        parts[part][same[:, 0]] = comparison.grids[f"distance_{part}:{name}"][same[:, 0], same[:, 1]]
-    heads = comparison.table("heads").with_column(column, apart, **parts)
-    moved = comparison.moved()
+    heads = comparison.table("heads").with_column(column, apart[0], low=apart[1], high=apart[2])
+    known = np.flatnonzero(np.isfinite(apart[0]))
+    order = known[np.argsort(-apart[0, known], kind="stable")].tolist()
+
+    # The head that each one is matched with.
     matches = [
         f"{comparison.other_head_names[other]} {fixed(distances[row, other], 3)}" if other >= 0 else ""
         for row, other in enumerate(match.tolist())
     ]
-    order = [int(row) for row in np.argsort(-np.nan_to_num(apart, nan=-1.0), kind="stable") if np.isfinite(apart[row])]
-    n_matched = amount(int((match >= 0).sum()), "head")
-    answer = [f"{models[0]} and {models[1]}: {moved.sum()} of {n_matched} match one of another number"]
+    n_moved = int(comparison.moved().sum())
+    n_matched = int((match >= 0).sum())
+    moved = f"{n_moved} of {amount(n_matched, 'head')} match one of another number"
+    answer = [f"{models[0]} and {models[1]}: {moved}"]
     if order:
         first = comparison.head_names[order[0]]
-        answer.append(f"{first} differs most from the head of its number: {fixed(apart[order[0]], 3)}")
+        answer.append(f"{first} differs most from the head of its number: {fixed(apart[0, order[0]], 3)}")
     return Report(
         model=f"{models[0]} and {models[1]}",
         answer=answer,
@@ -244,7 +264,20 @@ def _models_report(comparison: Comparison) -> Report:
                 columns=["distance", Words("best match", matches)],
                 order=order,
             ),
-            Special(printed="never", figure="matrix", view=Matrix(comparison)),
+            Grid(
+                printed="never",
+                figure="matrix",
+                title="distances between their heads",
+                values=distances,
+                rows=comparison.head_names,
+                columns=comparison.other_head_names,
+                framed=match[:, None] == np.arange(distances.shape[1]),
+                drawn_whole=True,
+                notes=[
+                    "rows: heads of the first model · columns: heads of the second · light: alike",
+                    f"framed: the one-to-one matching with the least sum of distances; {moved}",
+                ],
+            ),
             HeadMap(
                 printed="with --all",
                 heading="distance to the head of the same number",
@@ -252,7 +285,6 @@ def _models_report(comparison: Comparison) -> Report:
                 title="distance to the head of the same number",
                 heads=heads,
                 column="distance",
-                notes=["matched with a head of another number: " + (_names(comparison, moved) or "none")],
             ),
         ],
         guide=[*guide(comparison), "best match: one to one, with the least sum of distances"],
@@ -262,18 +294,13 @@ def _models_report(comparison: Comparison) -> Report:
     )
 
 
-def _names(comparison: Comparison, chosen: NDArray[np.bool_]) -> str:
-    """Return the names of chosen heads, the first twenty of them."""
-    names = [name for name, is_chosen in zip(comparison.head_names, chosen.tolist(), strict=True) if is_chosen]
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-
-
 def _most_alike(comparison: Comparison) -> list[tuple[int, int]]:
     """Return the pairs of heads with the least distance."""
     rows, columns = np.triu_indices(len(comparison.head_names), 1)
     distances = comparison.distance()[rows, columns]
-    order = [pair for pair in np.argsort(distances, kind="stable")[:_MOST_PAIRS] if np.isfinite(distances[pair])]
-    return [(int(rows[pair]), int(columns[pair])) for pair in order]
+    order = np.argsort(distances, kind="stable")[:_MOST_PAIRS]
+    order = order[np.isfinite(distances[order])]
+    return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))
 
 
 def _most_alone(comparison: Comparison) -> list[tuple[int, int]]:
@@ -282,17 +309,14 @@ def _most_alone(comparison: Comparison) -> list[tuple[int, int]]:
     np.fill_diagonal(distances, np.nan)
     known = np.flatnonzero(np.isfinite(distances).any(1)).tolist()
     nearest = [(head, int(np.nanargmin(distances[head]))) for head in known]
-    return sorted(nearest, key=lambda pair: (-distances[pair], pair[0]))
+    return sorted(nearest, key=lambda pair: -distances[pair])
 
 
-def _ranked_pairs(
-    comparison: Comparison, pairs: Sequence[tuple[int, int]], heading: str, joint: str = " and "
-) -> Ranking:
-    """Return pairs of heads with their distances by every measure."""
+def _ranked_pairs(comparison: Comparison, pairs: Sequence[tuple[int, int]], heading: str, joint: str) -> Ranking:
+    """Return pairs of heads with their distances."""
     columns = []
     values = {}
-    rows = np.array([a for a, _ in pairs], np.int64)
-    others = np.array([b for _, b in pairs], np.int64)
+    rows, others = np.array(pairs, np.int64).reshape(-1, 2).T
     for name in comparison.distance_names:
         short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
         columns.append(number(name, "distance of two heads", short=short))
@@ -302,56 +326,11 @@ def _ranked_pairs(
         heading=heading,
         what="heads",
         noun="pair",
-        names=[f"{_name(comparison, a)}{joint}{_name(comparison, b)}" for a, b in pairs],
+        names=[f"{comparison.head_names[a]}{joint}{comparison.head_names[b]}" for a, b in pairs],
         table=Table.of_arrays(columns, **values),
         columns=comparison.distance_names,
         order=range(len(pairs)),
     )
-
-
-def _layer_blocks(comparison: Comparison) -> Iterator[Block]:
-    """Return how far the heads of each layer are from those of each other layer, and of the next."""
-    name = comparison.distance_names[0]
-    layers = [f"L{layer}" for layer in comparison.table("layers")["layer"].tolist()]
-    between = comparison.interval(f"layer_distance:{name}")
-    if len(layers) > 2:
-        steps = np.stack([np.diagonal(between[..., part], 1) for part in range(3)], -1)
-        yield Curves(
-            heading="each layer to the next: the distance between all their heads",
-            printed="with --all",
-            figure="layers",
-            title="each layer to the next",
-            y="distance",
-            across="layer",
-            x=list(range(len(steps))),
-            series=[Series("", np.where(np.isfinite(steps), steps, steps[:, :1]))],
-            notes=["band: 95% interval over texts"] if np.isfinite(steps[:, 1]).any() else [],
-        )
-    if not np.isfinite(between).any():
-        return
-    yield Grid(
-        heading="layers: the distance between all their heads",
-        printed="with --all",
-        figure="layer-by-layer",
-        title="distances between the heads of two layers",
-        values=between[..., 0],
-        rows=layers,
-        columns=layers,
-        most=len(layers),
-        notes=["on the diagonal: between the heads within a layer"],
-    )
-
-
-def _pair_text(comparison: Comparison, pair: tuple[int, int]) -> str:
-    a, b = pair
-    return f"{_name(comparison, a)} and {_name(comparison, b)}: {_distance(comparison, a, b)}"
-
-
-def _name(comparison: Comparison, row: int) -> str:
-    """Return what a head is called, with its role where that is known."""
-    heads = comparison.table("heads")
-    role = heads["role"][row] if "role" in heads else ""
-    return comparison.head_names[row] + (f" ({label(role)})" if role else "")
 
 
 def _distance(comparison: Comparison, a: int, b: int) -> str:

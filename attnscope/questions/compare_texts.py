@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from attnscope.drawing import layout
+from attnscope.drawing.lettering import Lettering
+from attnscope.drawing.map_figure import MapsFigure
+from attnscope.drawing.maps import MapsPage
+from attnscope.drawing.page import Page
 from attnscope.errors import amount
-from attnscope.questions.compare_figures import Panel, Panels, RowPair, Rows
 from attnscope.questions.distances import distance_line, guide, three_decimals
-from attnscope.report.blocks import Block, Grid, HeadMap, Note, Ranking, Report, Special, Words
-from attnscope.report.numbers import fixed
+from attnscope.questions.heatmap_sheets import axis_of
+from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Special, Words
+from attnscope.report.numbers import digits, fixed
 from attnscope.report.wording import corpus_notes, model_of, printable
 from attnscope.results.table import Floats
-from attnscope.results.tokens import tokens_of
+from attnscope.results.tokens import Tokens, tokens_of
 
 if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
-    from attnscope.results.tokens import Tokens
 
 FIRST, SECOND = "first", "second"
 _SHOWN_MAPS = 3
 """Heads whose change is drawn as maps."""
 _SHOWN_ROWS = 6
 """Heads whose rows are drawn key by key."""
+_MOST_KEYS = 24
+"""Keys of a row that are drawn, those with the largest weights."""
 _AXES = "rows: queries (attend) · columns: keys (are attended to)"
 
 
@@ -44,13 +51,8 @@ def require_texts(comparison: Comparison) -> None:
     """
     for side in (FIRST, SECOND) if comparison.compared == "texts" else (FIRST,):
         tokens(comparison, side)
-        weights = comparison.grids[f"weights:{side}"]
-        if np.nansum(weights, -1).max(initial=0.0) > 1.1:
+        if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > 1.1:
             raise ValueError("its weights sum to more than 1 in a row")
-    if comparison.compared == "texts":
-        for name in comparison.distance_names:
-            if np.any(comparison.grids[f"divergence:{name}"] < 0):
-                raise ValueError("a divergence is less than 0")
 
 
 # Heads side by side on one text
@@ -58,65 +60,52 @@ def require_texts(comparison: Comparison) -> None:
 
 def picked_report(comparison: Comparison) -> Report:
     """Return how far the picked heads are apart on a text, their mean, and the single head that they would make."""
-    names, distances = comparison.head_names, comparison.distance()
-    name = comparison.distance_names[0]
+    names = comparison.head_names
+    distances = comparison.distance()
+    name = distance_line(comparison.distance_names[0])
     listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    rows, columns = np.triu_indices(len(names), 1)
+    apart = distances[rows, columns]
+    pairs = [f"{names[a]} and {names[b]}" for a, b in zip(rows, columns, strict=True)]
     answer = [f"{listed} side by side on “{printable(comparison.corpus['text'], 160)}”"]
     if len(names) == 2:
-        told = [
-            f"{distance_line(each)} {fixed(comparison.distance(each)[0, 1], 3)}" for each in comparison.distance_names
-        ]
-        answer.append("; ".join(told))
-    else:
-        rows, columns = np.triu_indices(len(names), 1)
-        nearest, farthest = (int(find(distances[rows, columns])) for find in (np.nanargmin, np.nanargmax))
-        answer.append(
-            f"{names[rows[nearest]]} and {names[columns[nearest]]} are nearest "
-            f"({fixed(distances[rows[nearest], columns[nearest]], 3)}), {names[rows[farthest]]} and "
-            f"{names[columns[farthest]]} farthest ({fixed(distances[rows[farthest], columns[farthest]], 3)})"
-        )
-    if "single:first" in comparison.grids:
-        moved = f"{_moved_by_single(comparison):.0%} of a row's weight"
-        answer.append(f"the single head moves {moved} away from the mean of the heads")
+        answer.append(f"{name} {fixed(apart[0], 3)}")
+    elif np.isfinite(apart).any():
+        near, far = int(np.nanargmin(apart)), int(np.nanargmax(apart))
+        nearest = f"{pairs[near]} are nearest ({fixed(apart[near], 3)})"
+        answer.append(f"{nearest}, {pairs[far]} farthest ({fixed(apart[far], 3)})")
+
+    # The heads and what is made of them, side by side; and how they differ.
+    text = tokens(comparison, FIRST)
+    mean = comparison.grids["mean:first"]
+    maps = dict(zip(names, comparison.grids["weights:first"], strict=True))
+    made = {"single head": comparison.grids["single:first"]} if "single:first" in comparison.grids else {}
+    differences = {f"{name} − mean": _difference(values, mean) for name, values in {**maps, **made}.items()}
+    if len(names) == 2:
+        first, second = names
+        differences = {f"{first} − {second}": _difference(maps[first], maps[second])}
+        differences |= {f"{name} − mean": _difference(values, mean) for name, values in made.items()}
+    if made:
+        gap = np.abs(_difference(made["single head"].astype(np.float64), mean)).sum(-1) / 2
+        moved = float(np.nanmean(gap)) if np.isfinite(gap).any() else 0.0
+        answer.append(f"the single head moves {moved:.0%} of a row's weight away from the mean of the heads")
+    shown = [Panel(name, values, text, text) for name, values in {**maps, "mean": mean, **made}.items()]
+    differing = [Panel(name, values, text, text) for name, values in differences.items()]
+    meaning = "difference of attention weights"
+    how_they_differ = Panels(f"{listed}: differences", differing, [_AXES], meaning)
+    side_by_side = Panels(f"{listed} side by side", shown, [_AXES])
     return Report(
         model=model_of(comparison.run),
         answer=answer,
-        blocks=list(_picked_blocks(comparison, name)),
+        blocks=[
+            Grid(heading=name, values=distances, rows=names, columns=names, most=len(names)),
+            Special(printed="never", figure="picked", view=side_by_side),
+            Special(printed="never", figure="differences", view=how_they_differ),
+        ],
         guide=[*guide(comparison), printable(comparison.options["single_note"], 400)],
         subtitle=f"“{' '.join(str(comparison.corpus['text']).split())}”",
         problems=corpus_notes(comparison),
     )
-
-
-def _picked_blocks(comparison: Comparison, name: str) -> Iterator[Block]:
-    names = comparison.head_names
-    yield Grid(
-        heading=distance_line(name),
-        values=comparison.distance(),
-        rows=names,
-        columns=names,
-        most=len(names),
-    )
-    text = tokens(comparison, FIRST)
-    weights, mean = comparison.grids["weights:first"], comparison.grids["mean:first"]
-    panels = [Panel(name, values, text, text) for name, values in zip(names, weights, strict=True)]
-    panels.append(Panel("mean", mean, text, text))
-    single = comparison.grids.get("single:first")
-    if single is not None:
-        panels.append(Panel("single head", single, text, text))
-    listed = ", ".join(names[:6])
-    yield Special(printed="never", figure="picked", view=Panels(f"{listed} side by side", panels, [_AXES]))
-    if len(names) == 2:
-        differences = [Panel(f"{names[0]} − {names[1]}", _difference(weights[0], weights[1]), text, text)]
-    else:
-        differences = [
-            Panel(f"{name} − mean", _difference(values, mean), text, text)
-            for name, values in zip(names, weights, strict=True)
-        ]
-    if single is not None:
-        differences.append(Panel("single head − mean", _difference(single, mean), text, text))
-    view = Panels(f"{listed}: differences", differences, [_AXES], "difference of attention weights")
-    yield Special(printed="never", figure="differences", view=view)
 
 
 def _difference(first: Floats, second: Floats) -> Floats:
@@ -125,188 +114,133 @@ def _difference(first: Floats, second: Floats) -> Floats:
     return np.where(is_there, first - second, np.nan)
 
 
-def _moved_by_single(comparison: Comparison) -> float:
-    """Return the mean share of a row that the single head puts elsewhere than the mean of the heads."""
-    difference = _difference(comparison.grids["single:first"], comparison.grids["mean:first"])
-    gap = np.abs(difference.astype(np.float64)).sum(-1) / 2
-    return float(np.nanmean(gap)) if np.isfinite(gap).any() else 0.0
-
-
 # Two texts
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """What rows of two texts attend to, in the order of the first; what the second has alone follows its neighbour.
+
+    Attributes:
+        names: What the keys are called.
+        first: The token of each in the first text; -1 = it is in the second alone.
+        second: The same of the second text.
+    """
+
+    names: list[str]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Keys:
+        """Return the keys of two texts."""
+        aligned = comparison.table("aligned")
+        labels = [comparison.table(f"tokens:{side}")["token"].tolist() for side in (FIRST, SECOND)]
+        ours, theirs = aligned[FIRST], aligned[SECOND]
+        alone = [np.setdiff1d(np.arange(len(labels[side])), (ours, theirs)[side]) for side in (0, 1)]
+        # Tokens of the second text alone stand behind the last aligned one before them.
+        before = [ours[theirs < token].max(initial=-1) + 0.5 for token in alone[1].tolist()]
+        order = np.argsort([*ours, *alone[0], *before], kind="stable")
+        first = np.concatenate([ours, alone[0], np.full(len(alone[1]), -1)])[order]
+        second = np.concatenate([theirs, np.full(len(alone[0]), -1), alone[1]])[order]
+        names = [
+            _key_name(labels[0][a] if a >= 0 else "", labels[1][b] if b >= 0 else "")
+            for a, b in zip(first.tolist(), second.tolist(), strict=True)
+        ]
+        return cls(names, first, second)
+
+    def weights(self, comparison: Comparison, head: int, pair: int) -> Floats:
+        """Return a row of both texts, (2, key), of an aligned query; a key that is not in a text weighs 0 there."""
+        aligned = comparison.table("aligned")
+        rows = []
+        for side, places in ((FIRST, self.first), (SECOND, self.second)):
+            row = comparison.grids[f"weights:{side}"][head, aligned[side][pair]]
+            rows.append(np.where(places >= 0, row[places], 0.0))
+        return np.stack(rows)
+
+    def largest_change(self, comparison: Comparison, head: int, pair: int) -> str:
+        """Say which key's weight changes most in a row, and from what to what; of a key that a text lacks, a dash."""
+        before, after = self.weights(comparison, head, pair)
+        key = int(np.abs(after - before).argmax())
+        written = ["–" if places[key] < 0 else f"{weight:.2f}" for places, weight in (
+            (self.first, before[key]), (self.second, after[key]),
+        )]  # fmt: skip
+        return f"{self.names[key]} {written[0]} → {written[1]}"
+
+
+def _key_name(ours: str, theirs: str) -> str:
+    """Return what a key of two texts is called: its label, or both where they differ."""
+    return printable("/".join(dict.fromkeys(label for label in (ours, theirs) if label)))
 
 
 def texts_report(comparison: Comparison) -> Report:
     """Return the heads whose rows change most from one text to the other, and at which key."""
     name = comparison.distance_names[0]
-    heads, order = comparison.table("heads"), ranked(comparison)
-    query = comparison.options.get("query")
-    at_query = f"{name}_at_query" if comparison.table("aligned")["asked"].any() else ""
-    column = at_query or f"{name}_overall"
-    where = f"at “{printable(query, 40)}”" if at_query else "overall"
-    answer = [f"{_both_texts(comparison)}"]
+    heads, names = comparison.table("heads"), comparison.head_names
+    aligned = comparison.table("aligned")
+    has_query = bool(aligned["asked"].any())
+    overall = f"{name}_overall"
+    column = f"{name}_at_query" if has_query else overall
+    where = f"at “{printable(comparison.options.get('query'), 40)}”" if has_query else "overall"
+    order = ranked(comparison)
+
+    # What changes most in each head, and how much heads change.
+    keys = Keys.of(comparison)
+    labels = comparison.table("tokens:first")["token"]
+    queries, changes = [""] * len(names), [""] * len(names)
+    for head in order:
+        pair = _most_changed_pair(comparison, head)
+        queries[head] = printable(labels[aligned[FIRST][pair]])
+        changes[head] = keys.largest_change(comparison, head, pair)
+    texts = [" ".join(str(comparison.corpus[name]).split()) for name in ("text", "other_text")]
+    both_texts = f"“{texts[0]}”  →  “{texts[1]}”"
+    answer = [both_texts]
+    known = heads[column][order]
     if order:
-        answer.insert(0, _most_changed(comparison, order[0], column, where))
-    changes = heads[column][np.isfinite(heads[column])]
-    if len(changes) > 1:
-        middle, nearly_all = (three_decimals(float(value)) for value in np.quantile(changes, (0.5, 0.9)))
-        answer.append(f"{amount(len(changes), 'head')} {where}: median {middle}, nine in ten at most {nearly_all}")
+        first = order[0]
+        answer.insert(0, f"{names[first]} changes most {where} ({three_decimals(known[0])}): {changes[first]}")
+    if len(order) > 1:
+        middle, nearly_all = (three_decimals(float(value)) for value in np.quantile(known, (0.5, 0.9)))
+        answer.append(f"{amount(len(order), 'head')} {where}: median {middle}, nine in ten at most {nearly_all}")
+
+    columns = [*dict.fromkeys([column, overall])]
+    blocks: list[Block] = [
+        Ranking(
+            heading=f"the heads whose rows change most {where}, by {distance_line(name)}",
+            what="head",
+            names=names,
+            table=heads,
+            columns=[*columns, Words("query", queries), Words("the key that changes most", changes, wraps=True)],
+            order=order,
+        )
+    ]
+    for each in columns:
+        figure = "change" if each == column else "change-overall"
+        blocks.append(HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=each))
+    if order:
+        blocks += _map_figures(comparison, order)
+    blocks += [_rows_figure(comparison, keys, pair) for pair in np.flatnonzero(aligned["asked"]).tolist()]
+    legend = [*guide(comparison), "overall: the root mean square over the tokens that both texts share"]
+    if min(keys.first.min(initial=0), keys.second.min(initial=0)) < 0:
+        legend.append("–: the other text has no token for this one")
     return Report(
         model=model_of(comparison.run),
         answer=answer,
-        blocks=list(_texts_blocks(comparison, order, column, where)),
-        guide=[
-            *guide(comparison),
-            "overall: the root mean square over the tokens that both texts share",
-            *(["–: the other text has no token for this one"] if any(map(len, unmatched(comparison))) else []),
-        ],
-        subtitle=_both_texts(comparison),
+        blocks=blocks,
+        guide=legend,
+        subtitle=both_texts,
         problems=corpus_notes(comparison),
     )
 
 
 def ranked(comparison: Comparison) -> list[int]:
     """Return the heads by how much they change, most first: at the query if there is one, else overall."""
-    heads, name = comparison.table("heads"), comparison.distance_names[0]
-    has_query = comparison.table("aligned")["asked"].any()
-    change = heads[f"{name}_at_query" if has_query else f"{name}_overall"]
+    where = "at_query" if comparison.table("aligned")["asked"].any() else "overall"
+    change = comparison.table("heads")[f"{comparison.distance_names[0]}_{where}"]
     return [int(head) for head in np.argsort(-change, kind="stable") if math.isfinite(change[head])]
 
 
-def unmatched(comparison: Comparison) -> tuple[list[int], list[int]]:
-    """Return the tokens that the other text has nothing for, in the first and in the second text."""
-    aligned = comparison.table("aligned")
-    alone = []
-    for side in (FIRST, SECOND):
-        matched = {*aligned[side].tolist()}
-        alone.append([token for token in range(len(comparison.table(f"tokens:{side}"))) if token not in matched])
-    return alone[0], alone[1]
-
-
-def _most_changed(comparison: Comparison, head: int, column: str, where: str) -> str:
-    """Say which head changes most, and at which key."""
-    key, before, after = largest_change(comparison, head, _pair_of(comparison, head))
-    change = three_decimals(comparison.table("heads")[column][head])
-    return f"{comparison.head_names[head]} changes most {where} ({change}): {key} {_weight(before)} → {_weight(after)}"
-
-
-def _texts_blocks(comparison: Comparison, order: list[int], column: str, where: str) -> Iterator[Block]:
-    heads, names = comparison.table("heads"), comparison.head_names
-    name = comparison.distance_names[0]
-    overall = f"{name}_overall"
-    queries, keys = [""] * len(names), [""] * len(names)
-    labels = comparison.table("tokens:first")["token"]
-    for head in order:
-        pair = _pair_of(comparison, head)
-        key, before, after = largest_change(comparison, head, pair)
-        queries[head] = printable(labels[comparison.table("aligned")["first"][pair]])
-        keys[head] = f"{key} {_weight(before)} → {_weight(after)}"
-    columns = [*dict.fromkeys([column, overall])]
-    yield Ranking(
-        heading=f"the heads whose rows change most {where}, by {distance_line(name)}",
-        what="head",
-        names=names,
-        table=heads,
-        columns=[*columns, Words("query", queries), Words("the key that changes most", keys, wraps=True)],
-        order=order,
-    )
-    yield Note(heading="what differs", printed="with --all", lines=list(_changed_tokens(comparison)))
-    for each in columns:
-        figure = "change" if each == column else "change-overall"
-        yield HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=each)
-    yield from _map_figures(comparison, order)
-    for pair in np.flatnonzero(comparison.table("aligned")["asked"]).tolist():
-        yield _rows_figure(comparison, pair)
-
-
-def _map_figures(comparison: Comparison, order: list[int]) -> Iterator[Block]:
-    """Draw the heads that change most: their differences on tokens of both texts, and the first of them on each."""
-    aligned = comparison.table("aligned")
-    if not order or not len(aligned):
-        return
-    names = comparison.head_names
-    first, second = tokens(comparison, FIRST), tokens(comparison, SECOND)
-    rows = {side: aligned[side] for side in (FIRST, SECOND)}
-    marked = np.flatnonzero(~aligned["equal"] | aligned["asked"]).tolist()
-    both = _joined(comparison)
-    panels = []
-    for head in order[:_SHOWN_MAPS]:
-        ours, theirs = (
-            comparison.grids[f"weights:{side}"][head][np.ix_(rows[side], rows[side])] for side in (FIRST, SECOND)
-        )
-        panels.append(Panel(f"{names[head]}: second − first", theirs - ours, both, both, marked))
-    notes = [_AXES, "tokens that both texts have a place for"]
-    meaning = "attention weight in the second text − in the first"
-    view = Panels("what changes: the heads that change most", panels, notes, meaning)
-    yield Special(printed="never", figure="differences", view=view)
-    head, name = order[0], names[order[0]]
-    panels = []
-    for side, text in ((FIRST, first), (SECOND, second)):
-        weights = comparison.grids[f"weights:{side}"][head]
-        panels.append(Panel(f"{name}: {side} text", weights, text, text, rows[side][marked].tolist()))
-    yield Special(printed="never", figure="maps", view=Panels(f"what changes: {name}", panels, [_AXES]))
-
-
-def _joined(comparison: Comparison) -> Tokens:
-    """Return the aligned tokens; replaced ones with both labels."""
-    aligned = comparison.table("aligned")
-    first, second = tokens(comparison, FIRST), tokens(comparison, SECOND)
-    pairs = zip(aligned[FIRST].tolist(), aligned[SECOND].tolist(), strict=True)
-    labels = tuple(key_name(first.labels[a], second.labels[b]) for a, b in pairs)
-    return replace(first.take(aligned[FIRST]), labels=labels)
-
-
-def _rows_figure(comparison: Comparison, pair: int) -> Block:
-    """Draw the keys that one query attends to in both texts, in the heads that change most there."""
-    name = comparison.distance_names[0]
-    divergences = np.nan_to_num(comparison.grids[f"divergence:{name}"][:, pair], nan=-1.0)
-    order = [int(head) for head in np.argsort(-divergences, kind="stable") if divergences[head] >= 0][:_SHOWN_ROWS]
-    keys, before, after = _rows_of(comparison, pair, order)
-    titles = [f"{comparison.head_names[head]} · {three_decimals(math.sqrt(divergences[head]))}" for head in order]
-    query = int(comparison.table("aligned")[FIRST][pair])
-    label = comparison.table("tokens:first")["token"][query]
-    rows = [RowPair(title, before[row], after[row]) for row, title in enumerate(titles)]
-    notes = [
-        "bars: the share of the query's attention that a key gets; a full panel is 1",
-        f"heads: those whose row changes most here, by {distance_line(name)}",
-    ]
-    view = Rows(f"what “{printable(label, 40)}” attends to", rows, keys, notes)
-    return Special(printed="never", figure=f"query-{query:03d}", view=view)
-
-
-def _rows_of(comparison: Comparison, pair: int, heads: list[int]) -> tuple[list[str], Floats, Floats]:
-    """Return the keys of a query, and their weights in the first and in the second text, (head, key).
-
-    Keys stand in the order of the first text. What stands in the second alone comes after the token before it there,
-    and weighs 0 in the first.
-    """
-    aligned = comparison.table("aligned")
-    labels = {side: comparison.table(f"tokens:{side}")["token"].tolist() for side in (FIRST, SECOND)}
-    alone = unmatched(comparison)
-    ours = comparison.grids["weights:first"][heads, aligned[FIRST][pair]]
-    theirs = comparison.grids["weights:second"][heads, aligned[SECOND][pair]]
-    keys, places, before, after = [], [], [], []
-    nothing = np.zeros(len(heads))
-    for a, b in zip(aligned[FIRST].tolist(), aligned[SECOND].tolist(), strict=True):
-        keys.append(key_name(labels[FIRST][a], labels[SECOND][b]))
-        places.append(float(a))
-        before.append(ours[:, a])
-        after.append(theirs[:, b])
-    for a in alone[0]:
-        keys.append(printable(labels[FIRST][a]))
-        places.append(float(a))
-        before.append(ours[:, a])
-        after.append(nothing)
-    for b in alone[1]:
-        earlier = aligned[FIRST][aligned[SECOND] < b]
-        keys.append(printable(labels[SECOND][b]))
-        places.append(float(earlier.max(initial=-1)) + 0.5 + b * 1e-6)
-        before.append(nothing)
-        after.append(theirs[:, b])
-    order = np.argsort(places, kind="stable")
-    return [keys[key] for key in order], np.stack(before, 1)[:, order], np.stack(after, 1)[:, order]
-
-
-def _pair_of(comparison: Comparison, head: int) -> int:
+def _most_changed_pair(comparison: Comparison, head: int) -> int:
     """Return the aligned token at which a head changes most: among those that the query names, or the equal ones."""
     aligned = comparison.table("aligned")
     pairs = np.flatnonzero(aligned["asked"] if aligned["asked"].any() else aligned["equal"])
@@ -314,58 +248,127 @@ def _pair_of(comparison: Comparison, head: int) -> int:
     return int(pairs[np.nan_to_num(values, nan=-1.0).argmax()])
 
 
-def largest_change(comparison: Comparison, head: int, pair: int) -> tuple[str, float | None, float | None]:
-    """Return the key whose weight changes most in a row: its label, its weight in the first and in the second text.
+def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block]:
+    """Draw the heads that change most: their differences on tokens of both texts, and the first of them on each."""
+    aligned = comparison.table("aligned")
+    names = comparison.head_names
+    texts = {side: tokens(comparison, side) for side in (FIRST, SECOND)}
+    weights = {side: comparison.grids[f"weights:{side}"] for side in (FIRST, SECOND)}
+    marked = np.flatnonzero(~aligned["equal"] | aligned["asked"])
 
-    A key that one text lacks weighs 0 there, and is given as None.
+    # Aligned tokens; replaced ones with both labels.
+    pairs = zip(aligned[FIRST].tolist(), aligned[SECOND].tolist(), strict=True)
+    labels = tuple(_key_name(texts[FIRST].labels[a], texts[SECOND].labels[b]) for a, b in pairs)
+    both = replace(texts[FIRST].take(aligned[FIRST]), labels=labels)
+    panels = []
+    for head in order[:_SHOWN_MAPS]:
+        ours, theirs = (weights[side][head][np.ix_(aligned[side], aligned[side])] for side in (FIRST, SECOND))
+        panels.append(Panel(f"{names[head]}: second − first", theirs - ours, both, both, marked.tolist()))
+    notes = [_AXES, "tokens that both texts have a place for"]
+    meaning = "attention weight in the second text − in the first"
+    view = Panels("what changes: the heads that change most", panels, notes, meaning)
+    yield Special(printed="never", figure="differences", view=view)
+    head = order[0]
+    panels = [
+        Panel(f"{names[head]}: {side} text", weights[side][head], text, text, aligned[side][marked].tolist())
+        for side, text in texts.items()
+    ]
+    yield Special(printed="never", figure="maps", view=Panels(f"what changes: {names[head]}", panels, [_AXES]))
 
-    Args:
-        comparison: A comparison of two texts.
-        head: The head's row.
-        pair: The aligned query.
+
+def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
+    """Return the keys that one query attends to in both texts, in the heads that change most there."""
+    name = comparison.distance_names[0]
+    divergences = np.nan_to_num(comparison.grids[f"divergence:{name}"][:, pair], nan=-1.0)
+    order = [head for head in np.argsort(-divergences, kind="stable").tolist() if divergences[head] >= 0]
+    rows = [keys.weights(comparison, head, pair) for head in order[:_SHOWN_ROWS]]
+    weights = np.concatenate(rows)
+    shown = np.sort(np.argsort(-weights.max(0), kind="stable")[:_MOST_KEYS])
+    titles = []
+    for head in order[:_SHOWN_ROWS]:
+        change = three_decimals(math.sqrt(divergences[head]))
+        titles += [f"{comparison.head_names[head]} · {change}: first text", "second text"]
+    query = int(comparison.table("aligned")[FIRST][pair])
+    label = comparison.table("tokens:first")["token"][query]
+    notes = [f"heads: those whose row changes most here, by {distance_line(name)}"]
+    if len(shown) < len(keys.names):
+        notes.append(f"the {amount(len(shown), 'key')} with the largest weights")
+    return Grid(
+        printed="never",
+        figure=f"query-{query:03d}",
+        title=f"what “{printable(label, 40)}” attends to",
+        values=weights[:, shown],
+        rows=titles,
+        columns=[keys.names[key] for key in shown.tolist()],
+        notes=notes,
+    )
+
+
+# Maps side by side
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """A map with its title: weights, (query, key), the tokens at its sides, and those that are always named."""
+
+    title: str
+    values: NDArray[Any]
+    queries: Tokens
+    keys: Tokens
+    marked: Sequence[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Panels:
+    """Maps side by side in the same colours: weights on a scale from 0 to 1, or differences on one with a sign.
+
+    Attributes:
+        title: The title of the figure, after the model.
+        panels: The maps.
+        notes: What must be known to read them.
+        difference: What a difference is; empty = the maps hold weights.
     """
-    aligned = comparison.table("aligned")
-    labels = {side: comparison.table(f"tokens:{side}")["token"].tolist() for side in (FIRST, SECOND)}
-    ours = comparison.grids["weights:first"][head, aligned[FIRST][pair]].tolist()
-    theirs = comparison.grids["weights:second"][head, aligned[SECOND][pair]].tolist()
-    alone = unmatched(comparison)
-    keys: list[tuple[str, float | None, float | None]] = []
-    for a, b in zip(aligned[FIRST].tolist(), aligned[SECOND].tolist(), strict=True):
-        keys.append((key_name(labels[FIRST][a], labels[SECOND][b]), ours[a], theirs[b]))
-    keys += [(printable(labels[FIRST][a]), ours[a], None) for a in alone[0]]
-    keys += [(printable(labels[SECOND][b]), None, theirs[b]) for b in alone[1]]
-    return max(keys, key=lambda key: abs((key[1] or 0.0) - (key[2] or 0.0)))
+
+    title: str
+    panels: Sequence[Panel]
+    notes: Sequence[str]
+    difference: str = ""
+
+    def show(self, console: Any, *, every: bool) -> Sequence[Any]:
+        """Return nothing: the terminal has nothing of it."""
+        return []
+
+    def draw(self, report: Report, lettering: Lettering) -> Page:
+        """Return the page."""
+        low, high = 0.0, 1.0
+        if self.difference:
+            largest = [float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in self.panels]
+            high = max(largest) or 1.0
+            low = -high
+        axes = [(axis_of(panel.queries, panel.marked), axis_of(panel.keys, panel.marked)) for panel in self.panels]
+        figure = MapsFigure(
+            subtitle=report.subtitle,
+            notes=(*self.notes, *report.footer),
+            axes=tuple(dict.fromkeys(axes)) if len({*axes}) == 1 else tuple(axes),
+            titles=tuple(panel.title for panel in self.panels),
+            meaning=self.difference or "attention weight: the share of a query's attention that a key gets",
+            cmap="RdBu_r" if self.difference else "Blues",
+            lettered=(report.model, self.title),
+        )
+        page = MapsPage(figure, lettering.paper)
+        values = [_pool_signed(panel.values.astype(np.float32), page.pool) for panel in self.panels]
+        ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)}
+        page.show(f"{report.model} · {self.title}", values, [(low, high)] * len(values), (low, high), ticks)
+        return page
 
 
-def _weight(weight: float | None) -> str:
-    """Return a weight; of a key that is not there, a dash."""
-    return "–" if weight is None else f"{weight:.2f}"
-
-
-def _changed_tokens(comparison: Comparison) -> Iterator[str]:
-    """Return the differences of the texts, stretch by stretch: what goes, and what comes."""
-    aligned = comparison.table("aligned")
-    labels = {side: comparison.table(f"tokens:{side}")["token"].tolist() for side in (FIRST, SECOND)}
-    equal = aligned.select(aligned["equal"])
-    ends = [*zip(equal[FIRST].tolist(), equal[SECOND].tolist(), strict=True)]
-    ends.append((len(labels[FIRST]), len(labels[SECOND])))
-    before = (-1, -1)
-    for end in ends:
-        ours = " ".join(labels[FIRST][before[0] + 1 : end[0]])
-        theirs = " ".join(labels[SECOND][before[1] + 1 : end[1]])
-        if ours or theirs:
-            yield "  ".join(
-                part for part in (ours and f"−{printable(ours)}", theirs and f"+{printable(theirs)}") if part
-            )
-        before = end
-
-
-def _both_texts(comparison: Comparison) -> str:
-    """Return the two texts on one line."""
-    texts = [" ".join(str(comparison.corpus[name]).split()) for name in ("text", "other_text")]
-    return f"“{texts[0]}”  →  “{texts[1]}”"
-
-
-def key_name(ours: str, theirs: str) -> str:
-    """Return what a key of two texts is called: its label, or both where they differ."""
-    return printable(ours if ours == theirs else f"{ours}/{theirs}")
+def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
+    """Return the value of the largest size in each block of pool x pool, with its sign."""
+    if pool == 1:
+        return values
+    for axis in (0, 1):
+        starts = np.arange(0, values.shape[axis], pool)
+        highest = np.maximum.reduceat(values, starts, axis=axis)
+        lowest = np.minimum.reduceat(values, starts, axis=axis)
+        values = np.where(highest >= -lowest, highest, lowest)
+    return values

@@ -1,4 +1,4 @@
-"""What is said of distances between heads, whatever is compared. Plain values."""
+"""Names of the distances between heads, and what is said of them. Plain values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEANINGS = {
     "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two rows, 0 to 0.83 (√ln 2)",
 }
 WITHOUT_SPECIAL = "_without_special"
-"""How the name of a table of distances ends that leaves special tokens out."""
+"""How the name of a distance ends that leaves special tokens out."""
 
 
 def three_decimals(value: float) -> str:
@@ -38,7 +38,7 @@ def guide(comparison: Comparison) -> list[str]:
     """Return the meaning of the first distance, and the rows that it leaves out."""
     name = comparison.distance_names[0]
     lines = [MEANINGS[name.removesuffix(WITHOUT_SPECIAL)]]
-    if comparison.compared in ("heads", "models") and np.isfinite(comparison.grids[f"distance_low:{name}"]).any():
+    if np.isfinite(comparison.grids.get(f"distance_low:{name}", np.nan)).any():
         lines.append("in brackets: 95% interval over texts")
     if name.endswith(WITHOUT_SPECIAL):
         kind = comparison.table("heads")["kind"].tolist()[0]

@@ -104,6 +104,7 @@ class Grid(Block):
         columns: The names of columns.
         most: How many rows the terminal shows without --all.
         framed: Which cells have a frame in figures, (row, column); None = none.
+        drawn_whole: Whether figures show every row, in square cells; else the first twenty.
     """
 
     values: Floats
@@ -111,6 +112,7 @@ class Grid(Block):
     columns: Sequence[str]
     most: int = 5
     framed: NDArray[np.bool_] | None = None
+    drawn_whole: bool = False
 
 
 @dataclass(frozen=True, eq=False)

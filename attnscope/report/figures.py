@@ -28,6 +28,9 @@ from attnscope.report.wording import printable
 _MOST_ROWS = 20
 """Rows of a grid that are drawn."""
 
+_MOST_CELLS = 10_000
+"""Cells of a grid that are drawn one by one; more of them have no numbers."""
+
 _GRID_PX = 1500
 """Width of a grid on a screen."""
 
@@ -104,13 +107,14 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
     """
     (block,) = blocks
     paper = lettering.paper
-    values = block.values[:_MOST_ROWS]
+    values = block.values if block.drawn_whole else block.values[:_MOST_ROWS]
     n_rows, n_columns = values.shape
     largest = float(np.nanmax(np.abs(values))) or 1.0
-    names = [lettering.fit(printable(name, 40), 12.5, 3 * _NAMES_PX) for name in block.rows[:_MOST_ROWS]]
+    names = [lettering.fit(printable(name, 40), 12.5, 3 * _NAMES_PX) for name in block.rows[:n_rows]]
     names_px = max(_NAMES_PX, *(math.ceil(lettering.width_px(name, 12.5)) + 14 for name in names))
     room = (paper.room_px if paper.fixed else _GRID_PX) - names_px
     cell = min(64.0, room / n_columns)
+    row_px = cell if block.drawn_whole else _ROW_PX
     left = layout.MARGIN_PX + names_px
     # The names of columns, as many as there is room for.
     shown = every_nth(n_columns, max(1, int(n_columns * cell / 15)))
@@ -121,26 +125,30 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
     page = Page(paper.width_for(left + n_columns * cell + layout.MARGIN_PX, 900), lettering)
     page.head(f"{report.model} · {block.title}", report.subtitle)
 
-    for row, name in enumerate(names):
-        page.write(left - 8, top + (row + 0.5) * _ROW_PX, name, 12.5, ha="right", color=INK)
+    for row in every_nth(n_rows, max(1, int(n_rows * row_px / 15))):
+        page.write(left - 8, top + (row + 0.5) * row_px, names[row], 12.5, ha="right", color=INK)
     for column, label in labels.items():
         x = left + (column + 0.5) * cell
         page.write(x, top - 8, label, 12.5, ha="center", va="bottom", rotation=90)
 
-    # The cells and their colours.
-    numbers = dict(np.ndenumerate(values))
+    # The cells and their colours: very many are one image.
     lowest = -largest if np.nanmin(values) < 0 else 0.0
     colors = TWO_WAYS if lowest else ONE_WAY
-    cells = page.grid_cells(
-        (left, top), (cell, _ROW_PX), numbers, colors, lambda value: (value - lowest) / (largest - lowest)
-    )
+    if values.size > _MOST_CELLS:
+        page.matrix((left, top, n_columns * cell, n_rows * row_px), values, colors, (lowest, largest))
+    else:
+        numbers = dict(np.ndenumerate(values))
+        cells = page.grid_cells(
+            (left, top), (cell, row_px), numbers, colors, lambda value: (value - lowest) / (largest - lowest)
+        )
+        size = paper.letters(12.0)
+        if cell >= 3.2 * size:
+            page.number_cells(list(cells.values()), [small_number(value) for value in numbers.values()], size)
     if block.framed is not None:
-        framed = [tuple(place) for place in np.argwhere(block.framed[:_MOST_ROWS]).tolist()]
-        page.outline([cells[row, column][0] for row, column in framed], INK, min(1.8, cell * 0.3))
-    size = paper.letters(12.0)
-    if cell >= 3.2 * size:
-        page.number_cells(list(cells.values()), [small_number(value) for value in numbers.values()], size)
-    bar_y = top + n_rows * _ROW_PX + 26
+        framed = np.argwhere(block.framed[:n_rows]).tolist()
+        boxes = [(left + column * cell, top + row * row_px, cell, row_px) for row, column in framed]
+        page.outline(boxes, INK, min(1.8, cell * 0.3))
+    bar_y = top + n_rows * row_px + 26
     ticks = {tick: small_number(tick) for tick in (*([lowest] if lowest else []), 0.0, largest)}
     half_tick = lettering.width_px(ticks[largest], paper.letters(layout.CAPTION_PX)) / 2
     bar_width = min(300.0, room - half_tick)

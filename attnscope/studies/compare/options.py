@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.choice import Choice, heads_from
 from attnscope.errors import UsageError
-from attnscope.options import group, option, options, read_names
-from attnscope.questions.distances import MEASURES
+from attnscope.options import group, option, options
+from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL
 from attnscope.studies.inputs.options import refuse_file_names
 
 if TYPE_CHECKING:
     from attnscope.studies.inputs.options import TextsWanted
 
 
-def require_measures(measures: Sequence[str]) -> None:
-    """Refuses measures that there are not, and none."""
-    for measure in measures:
-        if measure not in MEASURES:
-            raise UsageError(f"there is no measure {measure!r}", f"choose from {', '.join(MEASURES)}")
-    if not measures:
-        raise UsageError("no measure is given", f"choose from {', '.join(MEASURES)}")
-
-
-def _measures(listed: str) -> tuple[str, ...]:
-    return read_names(listed.replace("-", "_"), MEASURES, "measure")
+def require_measure(measure: str) -> None:
+    """Refuse a measure that there is not."""
+    if measure not in MEASURES:
+        raise UsageError(f"there is no measure {measure!r}", f"choose from {', '.join(MEASURES)}")
 
 
 @options
 class CompareOptions:
     """How heads are compared."""
 
-    measures: tuple[str, ...] = option(
-        "The distance: hellinger (fast), jensen-shannon (Clark et al. 2019), or hellinger,jensen-shannon for both.",
-        "--measures", default=MEASURES[:1], read=_measures, written="hellinger",
+    measure: str = option(
+        "The distance: hellinger (fast) or jensen-shannon (Clark et al. 2019).",
+        "--measures", default=MEASURES[0], read=lambda name: name.replace("-", "_"),
     )  # fmt: skip
     hide_special: bool = option(
         "Show what is left without special tokens (in decoders also the first), rows renormalised.",
@@ -44,15 +35,14 @@ class CompareOptions:
     choice: Choice = group(Choice)
 
     def require(self) -> None:
-        """Refuses measures that there are not."""
-        require_measures(self.measures)
+        """Refuse a measure that there is not."""
+        require_measure(self.measure)
 
     @property
-    def tables(self) -> tuple[tuple[str, bool], ...]:
-        """Measure and whether special tokens take part, of each table in its order."""
-        return tuple(
-            (measure, special) for special in (not self.hide_special, self.hide_special) for measure in self.measures
-        )
+    def distances(self) -> list[str]:
+        """The names of the distances, with special tokens and without, the one to look at first."""
+        names = [self.measure, f"{self.measure}{WITHOUT_SPECIAL}"]
+        return names[::-1] if self.hide_special else names
 
 
 @options
@@ -74,24 +64,21 @@ class CompareOrder(CompareOptions):
         "With --with: rank heads at this token, a word, or a place such as @3.",
         default=None, panel="Drawing",
     )  # fmt: skip
-    heads_record: Path | None = option(
-        "A heads.npz of the same model, or its folder: colours the map by role too.", "--record", default=None
-    )
 
     def require_for(self, texts: TextsWanted) -> None:
-        """Refuses comparisons that do not go together, or not with the texts."""
-        choice, picked = self.choice, self.choice.pick is not None
+        """Refuse comparisons that do not go together, or not with the texts."""
+        choice = self.choice
         refuse_file_names(self.other_text, hint="give the text itself")
-        names = {"--pick": picked, "--with": self.other_text is not None, "--with-model": self.other_model is not None}
-        names["--ablated"] = self.ablated is not None
-        comparisons = [name for name, is_given in names.items() if is_given]
+        asked: dict[str, object] = {"--pick": choice.pick, "--with": self.other_text}
+        asked |= {"--with-model": self.other_model, "--ablated": self.ablated}
+        comparisons = [name for name, value in asked.items() if value is not None]
         if len(comparisons) > 1:
             raise UsageError(f"{' and '.join(comparisons)} are different comparisons", "give one of them")
         if self.query is not None and self.other_text is None:
             raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
-        if self.heads_record is not None and comparisons:
-            raise UsageError("--record tells the roles where all heads are compared", f"leave out {comparisons[0]}")
-        if (picked or self.other_text is not None) and (texts.files or texts.text is None):
+        has_one_text = texts.text is not None and not texts.files
+        needs_one_text = choice.pick is not None or self.other_text is not None
+        if needs_one_text and not has_one_text:
             raise UsageError(f"{comparisons[0]} takes one TEXT", f'such as: attnscope compare "…" {comparisons[0]} …')
         if self.other_text is not None and (choice.layers is not None or choice.heads is not None):
             raise UsageError("--with ranks all heads", "leave out -L and -H")

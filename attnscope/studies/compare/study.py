@@ -17,17 +17,56 @@ from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.core.distance import best_matching
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import BLOCK, Corpus, CorpusText
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.questions.compare import Comparison
-from attnscope.questions.heads import Heads
-from attnscope.results.table import HEADS, Table, text
-from attnscope.studies.compare.options import CompareOptions
-from attnscope.studies.compare.pairs import PairMeasurer, PairPart, PairSums, name_of
+from attnscope.results.table import Table
+from attnscope.studies.compare.options import CompareOptions, CompareOrder
+from attnscope.studies.compare.pairs import PairMeasurer, PairPart, PairSums, heads_table, require_one_kind
+from attnscope.studies.compare.texts import compare_heads, compare_texts
+from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, texts_of
-from attnscope.studies.run import Run, run
+from attnscope.studies.run import run
 from attnscope.studies.workers import Workers
+from attnscope.text import read_text, require_text
+
+
+def study(
+    spec: str,
+    texts: TextsWanted,
+    order: CompareOrder,
+    loading: LoadOptions,
+    report: Report | None,
+    workers: Workers | None = None,
+) -> Comparison:
+    """Load a model, or two, and compare as the order says. What can be refused is, before a model is loaded."""
+    order.require_for(texts)
+    if order.other_text is None and order.choice.pick is None:
+        # One literal text is known as such, so that figures can name it.
+        is_literal = texts.text not in (None, "-") and not texts.files
+        corpus = texts.text if is_literal and texts.text is not None else texts.corpus()
+        if order.ablated is not None:
+            if workers is not None:
+                raise UsageError("workers have no heads taken out", "leave out --workers, --executor and --threads")
+            model = loading.load(spec)
+            return compare_models(model, without_heads(model, order.ablated), corpus, order, report=report)
+        if order.other_model is None:
+            return compare(loading.load(spec), corpus, order, report=report, workers=workers)
+        other_loading = replace(loading, adapter=None)
+        pair = None
+        if workers is not None:
+            pair = (workers, replace(workers, spec=order.other_model, loading=other_loading))
+        models = loading.load(spec), other_loading.load(order.other_model)
+        return compare_models(*models, corpus, order, report=report, workers=pair)
+    if workers is not None:
+        raise UsageError("workers share many texts: here is one", "leave out --workers, --executor and --threads")
+    text = read_text(texts.text)
+    how: dict[str, Any] = {"measure": order.measure, "hide_special": order.hide_special}
+    if order.other_text is None:
+        return compare_heads(loading.load(spec), text, order.choice.pick or (), **how)
+    require_text(order.other_text, "the second text")
+    return compare_texts(loading.load(spec), text, order.other_text, query=order.query, **how)
 
 
 @with_plain_torch
@@ -36,11 +75,10 @@ def compare(
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
     options: CompareOptions | None = None,
     *,
-    roles: Heads | None = None,
     report: Report | None = None,
     workers: Workers | None = None,
 ) -> Comparison:
-    """Compares all heads of a model with each other.
+    """Compare all heads of a model with each other.
 
         comparison = attnscope.compare(model, "The animal didn't cross the street because it was too tired.")
         comparison.distance()  # (head, head)
@@ -57,35 +95,24 @@ def compare(
         model: A loaded model, see `attnscope.load`.
         corpus: What to run it on: a text, several, or a Corpus.
         options: How.
-        roles: A record of the same model's heads, for their roles.
         report: Called after each batch; with workers after each block of texts.
         workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name,
             and after an interruption whole blocks count.
 
     Raises:
-        AttnscopeError: There is no text, the model cannot be compared, the roles are of another one, or no worker can
-            begin.
+        AttnscopeError: There is no text, the model cannot be compared, or no worker can begin.
     """
     options = options or CompareOptions()
-    require_one_kind(model)
-    if roles is not None and roles.run.get("sha256") != model.info.sha256:
-        raise AttnscopeError(
-            f"the record of heads is of {roles.run.get('model')}, not of {model.info.name}",
-            "give one that `attnscope heads` wrote for this model",
-        )
-    going, sums, corpus_facts = _run((model,), corpus, options, report, (workers,) if workers else None)
-    heads = heads_table(model, sums.heads[0])
-    said = {"compared": "heads", "distances": [name_of(table) for table in options.tables]}
-    if roles is not None:
-        heads = heads.with_column(text("role", "its strongest role; empty = it has none"), _roles_of(heads, roles))
-        said["roles_source"] = f"{roles.run.get('model')}, {amount(roles.corpus['n_texts'], 'text')}"
-    arrays: dict[str, NDArray[Any]] = {}
-    for table in options.tables:
-        distances = sums.distances(table)
-        arrays |= distances | sums.arrangement(table, distances[f"distance:{name_of(table)}"])
+    sums, about, corpus_facts = _run((model,), corpus, options, report, (workers,) if workers else None)
+    distances = sums.distances(options.measure)
     layers = Table.of_arrays(Comparison.TABLES["layers"], layer=sums.layers)
-    tables = {"heads": heads, "layers": layers}
-    return Comparison(_run_of((model,), going), corpus_facts, said, tables, arrays)
+    return Comparison(
+        about,
+        corpus_facts,
+        {"compared": "heads", "distances": options.distances},
+        {"heads": heads_table(model, sums.heads[0]), "layers": layers},
+        distances | sums.arrangement(options.measure, distances),
+    )
 
 
 @with_plain_torch
@@ -98,7 +125,7 @@ def compare_models(
     report: Report | None = None,
     workers: tuple[Workers, Workers] | None = None,
 ) -> Comparison:
-    """Compares the heads of two models, or of two checkpoints of one.
+    """Compare the heads of two models, or of two checkpoints of one.
 
     Distances are as in `compare`, between each head of one model and each head of the other. Heads are matched so that
     the sum of their distances is least. Both models must cut each text into the same tokens.
@@ -115,25 +142,20 @@ def compare_models(
         AttnscopeError: The models cut a text into different tokens; else as `compare`.
     """
     options = options or CompareOptions()
-    for each in (model, other):
-        require_one_kind(each)
-    going, sums, corpus_facts = _run((model, other), corpus, options, report, workers)
-    ours, theirs = (heads_table(each, heads) for each, heads in zip((model, other), sums.heads, strict=True))
-    arrays: dict[str, NDArray[Any]] = {}
-    for table in options.tables:
-        name = name_of(table)
-        arrays |= sums.distances(table)
-        match = np.full(len(ours), -1)
+    sums, about, corpus_facts = _run((model, other), corpus, options, report, workers)
+    arrays: dict[str, NDArray[Any]] = {**sums.distances(options.measure)}
+    for name in options.distances:
+        match = np.full(len(sums.heads[0]), -1)
         rows, columns = best_matching(arrays[f"distance:{name}"]).T
         match[rows] = columns
         arrays[f"match:{name}"] = match
-    said = {
-        "compared": "models",
-        "distances": [name_of(table) for table in options.tables],
-        "other_run": run_of(other.info),
-    }
-    tables = {"heads": ours, "other_heads": theirs}
-    return Comparison(_run_of((model, other), going), corpus_facts, said, tables, arrays)
+    return Comparison(
+        about,
+        corpus_facts,
+        {"compared": "models", "distances": options.distances, "other_run": run_of(other.info)},
+        {"heads": heads_table(model, sums.heads[0]), "other_heads": heads_table(other, sums.heads[1])},
+        arrays,
+    )
 
 
 def without_heads(model: Model, heads: Sequence[tuple[int, int]]) -> Model:
@@ -164,41 +186,19 @@ def without_heads(model: Model, heads: Sequence[tuple[int, int]]) -> Model:
     return other
 
 
-def heads_table(model: Model, heads: Sequence[tuple[int, int]]) -> Table:
-    """Return a table of heads, by layer and number."""
-    layers, numbers = zip(*heads, strict=True)
-    return Table.of_arrays(HEADS, kind=[model.info.kinds[0]] * len(heads), layer=layers, head=numbers)
-
-
-def _roles_of(heads: Table, roles: Heads) -> list[str]:
-    """Return the strongest role of each head; empty = it has none."""
-    known = roles.table("heads")
-    joined = zip(known.head_names(with_kind=True), known["role"].tolist(), strict=True)
-    first_role = {name: role.partition("+")[0] for name, role in joined}
-    return [first_role.get(name, "") for name in heads.head_names(with_kind=True)]
-
-
-def require_one_kind(model: Model) -> None:
-    """Refuses encoder-decoders."""
-    if len(model.info.kinds) > 1:
-        raise AttnscopeError(
-            f"{model.info.name} has an encoder and a decoder; heads are compared in models that have one of them",
-            "look at single texts with: attnscope heatmap",
-        )
-
-
 def _run(
     models: tuple[Model, ...],
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
     options: CompareOptions,
     report: Report | None,
     workers: tuple[Workers, ...] | None,
-) -> tuple[Run[PairPart], PairSums, dict[str, Any]]:
-    """Run the models on the texts; return what that came to, the sums of all pairs, and what is said of the texts."""
+) -> tuple[PairSums, dict[str, Any], dict[str, Any]]:
+    """Run the models on the texts; return the sums of all pairs, and what is said of the run and of the texts."""
     for model in models:
+        require_one_kind(model)
         options.choice.within(model.info)
     texts = texts_of(corpus)
-    make = partial(PairMeasurer, choice=options.choice, tables=options.tables)
+    make = partial(PairMeasurer, choice=options.choice, measure=options.measure)
     step = "the comparison on a later text"
     going = run(make, models, texts, PairPart(), block=BLOCK, workers=workers, report=report, step=step)
     if not going.done.n_texts and not going.complete:
@@ -206,15 +206,15 @@ def _run(
     going.done.left_out.require_some_left(going.done.n_texts, models[0].info)
     if going.done.sums is None or not going.done.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    single = corpus if isinstance(corpus, str) else None
-    return going, going.done.sums, {**going.corpus(texts, models[0].info), "text": single}
 
-
-def _run_of(models: Sequence[Model], going: Run[PairPart]) -> dict[str, Any]:
+    # What is said of the run and of the texts.
     notes = [
         f"{model.info.name} is compared on its own dense weights: memory grows with the square of a text's length."
         for model in models
         if model.info.path == "eager"
     ]
-    run = run_of(models[0].info, [*notes, *going.notes])
-    return run | ({"failures": going.failures} if going.failures else {})
+    about = run_of(models[0].info, [*notes, *going.notes])
+    if going.failures:
+        about["failures"] = going.failures
+    text = corpus if isinstance(corpus, str) else None
+    return going.done.sums, about, {**going.corpus(texts, models[0].info), "text": text}
