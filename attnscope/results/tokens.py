@@ -172,6 +172,19 @@ class Tokens:
                 is_found |= (self.segments == segment) & (starts < match.end()) & (stops > match.start())
         return tuple(np.flatnonzero(is_found & (starts >= 0)).tolist())
 
+    def with_words(self, words: Sequence[str]) -> Tokens:
+        """Return the same tokens, of which those of a listed word are one word; others stay as they are.
+
+        Words that make up the whole text are taken in their order, others wherever they stand, the longest first.
+        """
+        numbers = np.full(len(self), -1, np.int32) if self.words is None else self.words.copy()
+        first = int(numbers.max(initial=-1)) + 1
+        for segment, text in enumerate((self.text, self.pair or "")):
+            for number, (start, stop) in enumerate(_spans_of(words, text), first):
+                is_inside = (self.offsets[:, 0] < stop) & (self.offsets[:, 1] > start) & (self.offsets[:, 0] >= 0)
+                numbers[is_inside & (self.segments == segment) & ~self.special] = number
+        return replace(self, words=numbers)
+
     def word_groups(self) -> list[list[int]]:
         """Tokens grouped by word, in order; a token that is part of no word is a group by itself."""
         groups: list[list[int]] = []
@@ -228,6 +241,15 @@ class Tokens:
             text.encode()  # fails on lone surrogates
         if not all(self.labels):
             raise ValueError("a token has no label")
+
+
+def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
+    """Return where words stand in a text, as (first, last + 1) character."""
+    whole = re.fullmatch(r"\s*" + r"\s*".join(f"({re.escape(word)})" for word in words) + r"\s*", text)
+    if whole is not None:
+        return [whole.span(number) for number in range(1, len(words) + 1)]
+    longest = sorted(set(words), key=len, reverse=True)
+    return [match.span() for match in re.finditer("|".join(map(re.escape, longest)), text)]
 
 
 _PIECE_MARKS = ("##", "·")

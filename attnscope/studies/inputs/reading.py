@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -117,6 +117,9 @@ def _require_string(text: object) -> None:
         raise AttnscopeError(f"a text is one string, not {type(text).__name__}", "call heatmap once for each text")
 
 
+_MERGED_SHOWN = 8
+"""Words that a note on merged tokens names."""
+
 Given = Prompt | Photo | Speech | View
 """What a model can be given to read."""
 
@@ -191,6 +194,19 @@ def read(model: Model, item: Given) -> Reading:
     if isinstance(item, View):
         return _view(model, item)
     return _read_text(model, item)
+
+
+def group_words(reading: Reading, words: Sequence[str]) -> Reading:
+    """Return the same with the tokens of listed words as words, and a note on what they merge."""
+    if not words:
+        return reading
+    tokens = reading.tokens.with_words(words)
+    target = None if reading.target is None else reading.target.with_words(words)
+    groups = [group for group in tokens.word_groups() if len(group) > 1]
+    merged = list(dict.fromkeys(tokens.merge(groups).labels))
+    shown = f": {', '.join(merged[:_MERGED_SHOWN])}{', …' if len(merged) > _MERGED_SHOWN else ''}"
+    note = f"{sum(map(len, groups))} tokens are merged into {amount(len(groups), 'word')}{shown if groups else ''}"
+    return replace(reading, tokens=tokens, target=target, notes=(*reading.notes, note))
 
 
 def _read_text(model: Model, prompt: Prompt) -> Reading:

@@ -44,6 +44,10 @@ class MapOptions(Tokens):
     pool: str = option(
         "What a pooled cell shows: mean (mass per query) or max (largest weight).", default="mean", python_only=True
     )
+    words_from: Path | None = option(
+        "A file of words, one a line or between blanks, whose tokens are merged as by --words: Chinese, for instance.",
+        default=None, rare=True,
+    )  # fmt: skip
     times: bool = option(
         "Say when each word of a recording is spoken, from the heads that the model's files name, or from those that "
         "are picked.",
@@ -61,7 +65,11 @@ class MapOptions(Tokens):
     @property
     def exact_only(self) -> str:
         """The first of the options that only exact maps have; empty = none is given."""
-        named: dict[str, object] = {"--words": self.words, "--hide-special": self.hide_special, "--query": self.query}
+        named: dict[str, object] = {
+            "--words": self.words or self.words_from,
+            "--hide-special": self.hide_special,
+            "--query": self.query,
+        }
         named |= {"--without-sinks": self.without_sinks, "--top": self.cut.top}
         named |= {"--mean": self.mean, "--from": self.between}
         named["part (--rows, --cols)"] = bool(self.cut)
@@ -77,7 +85,7 @@ class MapOptions(Tokens):
             return
         lacking: dict[str, object] = {"--pool": self.pooled, "--cols": self.cut.cols}
         if not isinstance(given, View):
-            lacking |= {"--words": self.words, "--rows": self.cut.rows}
+            lacking |= {"--words": self.words or self.words_from, "--rows": self.cut.rows}
         if isinstance(given, View | Speech):
             lacking["--hide-special"] = self.hide_special
         if isinstance(given, Speech):

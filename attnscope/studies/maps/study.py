@@ -27,13 +27,14 @@ from attnscope.studies.inputs.reading import (
     Reading,
     Speech,
     View,
+    group_words,
     read,
     reader_of,
 )
 from attnscope.studies.maps.derived import heads_to_follow, time_words
 from attnscope.studies.maps.options import MapOptions, require_cells
 from attnscope.studies.maps.running import CELLS, outline, pool_maps, run_model
-from attnscope.text import slug
+from attnscope.text import read_text, slug
 
 POOLED_OVER = 400
 """Tokens beyond which the command line pools of itself: labels of more are not readable on a figure."""
@@ -42,6 +43,10 @@ POOLED_OVER = 400
 def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) -> Heatmap | PooledHeatmap:
     """Load a model, and run it on a text, a photo or a recording, as `attnscope heatmap` does."""
     options.require_for(given)
+    words: Sequence[str] = ()
+    if options.words_from is not None:
+        words = read_text(None, options.words_from).split()
+        options = replace(options, words=True)
     source = loading.resolve(spec)
     if isinstance(given, Prompt) and not options.pooled:
         model = loading.load_to_look(source, [given])
@@ -49,7 +54,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
         model = reader_of(loading.load(source), given)
     chosen = options.choice.within(model.info)
     followed = heads_to_follow(model, chosen.picked) if options.times else ()
-    reading = read(model, given)
+    reading = group_words(read(model, given), words)
     if isinstance(given, Prompt):
         cells = options.pooled
         if cells is None and model.info.path == "seam" and not options.exact_only:
@@ -88,7 +93,7 @@ def heatmap(
     heads: int | Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
     hide_special: bool = False,
-    words: bool = False,
+    words: bool | Sequence[str] = False,
     rows: Span | slice | None = None,
     cols: Span | slice | None = None,
     **prompt: Unpack[PromptOptions],
@@ -103,7 +108,8 @@ def heatmap(
         pick: Single heads to keep, as (layer, head), instead of layers and heads.
         hide_special: Leave special tokens out, of a decoder the first token too, and divides each row by what is left
             of it.
-        words: Merges word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1).
+        words: Merges word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1). A
+            list of words merges their tokens too, where the tokenizer leaves them apart.
         rows: Keeps only these queries, as (first, last + 1) or a slice. Memory grows with their number, not with the
             text's length.
         cols: Keeps only these keys. Weights stay as in the whole map.
@@ -122,10 +128,10 @@ def heatmap(
     Warns:
         UserWarning: The text was cut, or the model wrote the target itself.
     """
-    record = _record_of(
-        model, Prompt(text, **prompt), choice_from(layers, heads, pick), Cut(span_from(rows), span_from(cols))
-    )
-    return apply_changes(record, Tokens(hide_special=hide_special, words=words))
+    cut = Cut(span_from(rows), span_from(cols))
+    listed = () if isinstance(words, bool) else tuple(words)
+    record = _record_of(model, Prompt(text, **prompt), choice_from(layers, heads, pick), cut, listed)
+    return apply_changes(record, Tokens(hide_special=hide_special, words=bool(words)))
 
 
 @with_plain_torch
@@ -275,9 +281,12 @@ def pooled_heatmap(
     return pool_maps(model, reading, chosen, cells, pool)
 
 
-def _record_of(model: Model, given: Given, choice: Choice, cut: Cut | None = None) -> Heatmap:
+def _record_of(
+    model: Model, given: Given, choice: Choice, cut: Cut | None = None, words: Sequence[str] = ()
+) -> Heatmap:
     """Run a model."""
     model, reading, chosen = _read(model, given, choice)
+    reading = group_words(reading, words)
     return run_model(model, outline(model.info, reading, chosen, cut), reading)
 
 

@@ -1,0 +1,40 @@
+"""Words that the user lists: characters that a tokenizer leaves apart are merged into them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnscope
+from tests.conftest import Run
+
+CHINESE = "我们喜欢北京"
+
+
+@pytest.mark.filterwarnings("ignore:.*unknown to the tokenizer")  # MiniLM knows few of these characters
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (["我们", "喜欢", "北京"], ("[CLS]", "我们", "喜欢", "北京", "[SEP]")),
+        (["我", "们喜", "欢北京"], ("[CLS]", "我", "们喜", "欢北京", "[SEP]")),  # the whole text, in its order
+        (["北", "北京", "东京"], ("[CLS]", "我", "们", "喜", "欢", "北京", "[SEP]")),
+    ],
+)
+def test_chinese_characters_are_merged_into_the_words_of_a_list(
+    minilm: Any, words: list[str], labels: tuple[str, ...]
+) -> None:
+    record, apart = attnscope.heatmap(minilm, CHINESE, words=words), attnscope.heatmap(minilm, CHINESE)
+    assert record.maps[0].keys.labels == labels
+    # Summed over keys, averaged over queries: the last word is the end of the text.
+    n = len(labels[-2])
+    expected = apart.weights[..., -1 - n : -1, -1 - n : -1].astype(float).sum(-1).mean(-1)
+    np.testing.assert_allclose(record.weights[..., -2, -2], expected, atol=1e-6)
+
+
+def test_a_pre_segmented_text_as_the_file_of_words_and_what_was_merged(run: Run) -> None:
+    Path("words.txt").write_text("我们 喜欢\n北京\n", "utf-8")
+    done = run("heatmap", CHINESE, "--words-from", "words.txt", "-f", "json", "-o", "out")
+    assert done.status == 0 and "6 tokens are merged into 3 words: 我们, 喜欢, 北京" in done.err
+    done = run("heatmap", CHINESE, "--words-from", "none.txt")
+    assert done.status == 1 and "none.txt" in done.err
