@@ -2,14 +2,21 @@
 
 import csv
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModel
 
 import attnscope
+from attnscope.drawing.cells import overlay
+from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import plates_of
 from attnscope.questions.heatmap_terminal import show
@@ -18,9 +25,11 @@ from attnscope.questions.map_changes import divide_by_rest
 from attnscope.questions.shares import find_shares
 from attnscope.report.plain_text import open_console
 from attnscope.results.record import load_record as load
+from attnscope.senses.photos import read_photo
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import Run
 from tests.record_helpers import map_of, page_of, record_of, simple, stems, tokens_of
+from tests.senses_helpers import photo, write_vision
 
 __all__ = ["elsewhere", "loaded_once"]
 
@@ -114,6 +123,9 @@ def load_whole(run: Run) -> Any:
     return load("whole")["weights"]
 
 
+load_model = attnscope.load
+"""Bound before tests load each model once: the package keeps what it finds first."""
+
 PARTS = {
     "the animal": (1, 2), "was too": (11, 12), "@3-5": (3, 4, 5), "@2": (2,), "it": (10,), "it,street": (8, 10),
 }  # fmt: skip
@@ -121,7 +133,7 @@ PARTS = {
 
 @pytest.mark.parametrize(("source", "target"), [*pairwise(PARTS)])
 def test_what_one_part_of_a_text_gives_another_is_what_numpy_sums(source: str, target: str) -> None:
-    record = attnscope.heatmap(attnscope.load("minilm"), TIRED, layers=[3, 4])
+    record = attnscope.heatmap(load_model("minilm"), TIRED, layers=[3, 4])
     shares = find_shares(record, source, target).table("heads")
     block = record.weights.astype(np.float64)[:, :, PARTS[source]][..., PARTS[target]]
     np.testing.assert_allclose(shares["share"], block.sum(-1).mean(-1).ravel(), atol=1e-12)
@@ -129,7 +141,7 @@ def test_what_one_part_of_a_text_gives_another_is_what_numpy_sums(source: str, t
 
 
 def test_a_pair_has_parts_a_and_b() -> None:
-    record = attnscope.heatmap(attnscope.load("minilm"), "It is late.", pair="It is noon, a day.")
+    record = attnscope.heatmap(load_model("minilm"), "It is late.", pair="It is noon, a day.")
     segments, special = record.maps[0].keys.segments, record.maps[0].keys.special
     block = record.weights.astype(np.float64)[:, :, (segments == 0) & ~special][..., (segments == 1) & ~special]
     shares = find_shares(record, "A", "B").table("heads")["share"]
@@ -186,3 +198,32 @@ def test_colours_are_logarithmic_beside_any_scale_and_the_bar_says_so(scale: str
     np.testing.assert_allclose(page.maps[0].get_array(), expected, atol=1e-5)
     assert page.content.meaning.endswith("(logarithmic)")
     assert page._ticks[0].get_text() == f"{(1.0 if scale == 'head' else top) * 1e-4:g}"
+
+
+@pytest.mark.parametrize("kind", ["vit", "dinov2"])
+def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind: str, tmp_path: Path) -> None:
+    folder = write_vision(tmp_path / kind, kind)
+    model, pixels = load_model(folder), photo()
+    usual = attnscope.picture_heatmap(model, pixels)
+    assert usual.picture is not None
+    side = 2 * usual.picture.pixels.shape[0]
+    large = attnscope.picture_heatmap(model, replace(read_photo(pixels), size=side))
+    assert large.picture is not None and large.picture.pixels.shape == (side, side, 3)
+    assert large.picture.grid == tuple(2 * n for n in usual.picture.grid)
+    eager = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    seen = processor(images=Image.fromarray(pixels), return_tensors="pt", size={"height": side, "width": side})
+    more = {"interpolate_pos_encoding": True} if kind == "vit" else {}
+    with torch.no_grad():
+        expected = eager(**seen, **more, output_attentions=True).attentions
+    np.testing.assert_allclose(large.weights, np.stack([layer[0].numpy() for layer in expected]), atol=1e-6)
+    with pytest.raises(AttnscopeError, match="no whole patches"):
+        attnscope.picture_heatmap(model, replace(read_photo(pixels), size=side + 1))
+
+
+def test_a_smooth_overlay_is_interpolated_and_squares_stay_the_default() -> None:
+    black, patches, grey = np.zeros((8, 8, 3), np.uint8), np.array([[0.0, 1.0], [0.0, 1.0]]), plt.get_cmap("gray")
+    squares, smooth = overlay(black, patches, grey, 1.0), overlay(black, patches, grey, 1.0, is_smooth=True)
+    assert len(np.unique(squares)) == 2 < len(np.unique(smooth))
+    assert (np.diff(smooth[0, :, 0].astype(int)) >= 0).all()
+    np.testing.assert_array_equal(smooth[:, [0, -1]], squares[:, [0, -1]])

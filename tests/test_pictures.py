@@ -235,7 +235,7 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
     status, out, err = run("heatmap", "--image", "photo.png", "-m", folder, "-f", "png,npz,json", "-o", "a")
     assert (status, err) == (0, "")
     stems = ["overview-CLS", "L00-CLS", "L01-CLS"]
-    assert out.split() == [*(f"a/{stem}.png" for stem in stems), "a/heatmap.npz", "a/heatmap.json"]
+    assert out.split()[-5:] == [*(f"a/{stem}.png" for stem in stems), "a/heatmap.npz", "a/heatmap.json"]
     status, out, _ = run("show", "a", "-o", "b")
     assert out.split() == [f"b/{stem}.png" for stem in stems]
     for stem in stems:

@@ -30,6 +30,11 @@ class Seen(OneText):
         "CLS, REG0, a patch as ROW,COLUMN, or mean (over all patches). With TEXT, for models that read both.",
         default=(),
     )
+    size: int | None = option(
+        "Show a photo to the model at this many pixels a side, such as 518: more and smaller patches, where the model "
+        "interpolates their positions (DINOv2, ViT).",
+        default=None, least=16, most=2048, rare=True,
+    )  # fmt: skip
     audio: Path | None = option(
         "A WAV file, for Whisper, wav2vec 2.0 and other encoders. TEXT is the transcript; Whisper writes its own else.",
         default=None,
@@ -131,6 +136,8 @@ def _read_input(source: Seen, reading: ReadingOptions) -> Given:
     from attnscope.senses.recordings import read_recording
     from attnscope.studies.inputs.reading import Speech, View
 
+    if source.size and (not source.image or source.is_given or reading.generate):
+        raise UsageError("--size is of a photo alone", "give --image without TEXT, or leave out --size")
     if source.image and (source.is_given or reading.generate):
         refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=source.audio)
         text = source.read(may_be_blank=True) if source.is_given else ""
@@ -139,7 +146,7 @@ def _read_input(source: Seen, reading: ReadingOptions) -> Given:
         refuse_beside("--image", reading, audio=source.audio)
         if len(source.image) > 1:
             raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
-        return read_photo(source.image[0])
+        return dataclasses.replace(read_photo(source.image[0]), size=source.size)
     if source.audio is not None:
         refuse_beside("--audio", reading)
         return Speech(read_recording(source.audio), source.read() if source.is_given else None)

@@ -112,6 +112,9 @@ class MapDrawing(Drawing):
         "How weights become colours: linear, or log, over four powers of ten, with a logarithmic bar.",
         default=None, rare=True, choices=("linear", "log"),
     )  # fmt: skip
+    smooth: bool = option(
+        "Interpolate what is laid over a photo, in place of a square per patch.", default=False, rare=True
+    )
     cmap: str | None = option(
         "A matplotlib colormap, such as viridis or Greys.  [default: Blues]", default=None, rare=True
     )

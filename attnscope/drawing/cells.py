@@ -44,14 +44,21 @@ def max_pool(values: Values, pool: int, axes: Sequence[int] = (0, 1)) -> Values:
     return values
 
 
-def overlay(photo: Pixels, patches: NDArray[Any], cmap: Colormap, top: float) -> Pixels:
+def overlay(photo: Pixels, patches: NDArray[Any], cmap: Colormap, top: float, *, is_smooth: bool = False) -> Pixels:
     """Lay a number for each patch, (row, column), over a photo; the colormap is of 0 to `top`.
 
     A weight is a colour of the colormap, the same everywhere; the photo, in grey, only makes it lighter or darker, by
-    no more than a part, so that weights can be told on dark photos and on bright ones. Nothing is smoothed.
+    no more than a part, so that weights can be told on dark photos and on bright ones. A patch is a square of one
+    colour, or with `is_smooth` weights are interpolated linearly between the middles of patches.
     """
     # Luminance after Rec. 709.
     grey = np.asarray(photo.astype(np.float64) / 255 @ np.array([0.2126, 0.7152, 0.0722]))
+    if is_smooth:
+        from PIL import Image
+
+        shares = Image.fromarray(np.clip(patches / top, 0, 1).astype(np.float32))
+        pixels = shares.resize(photo.shape[1::-1], Image.Resampling.BILINEAR)
+        return tint(cmap(np.asarray(pixels))[:, :, :3], grey)
     # (row, column, 3), then as many pixels as the photo has.
     colours = cmap(np.clip(patches / top, 0, 1))[:, :, :3]
     rows, columns = (photo.shape[axis] // patches.shape[axis] for axis in (0, 1))

@@ -54,6 +54,7 @@ class MapsFigure:
         lettered: Further texts that the fonts must hold.
         picture: What cells are laid over, an object with `pixels`, (height, width, 3); None = nothing. Two are the same
             only if they are one object.
+        is_smooth: Whether what is laid over the picture is interpolated between patches.
         columns: Maps side by side; 0 = as many as make the page near 4:3.
         largest_px: Most width and height of a map.
         row_px: Height of a row of cells; 0 = cells are squares.
@@ -76,6 +77,7 @@ class MapsFigure:
     captions: tuple[tuple[str, ...], ...] = ()
     lettered: tuple[str, ...] = ()
     picture: Any = None
+    is_smooth: bool = False
     columns: int = 0
     largest_px: float = math.inf
     row_px: float = 0

@@ -426,7 +426,7 @@ class MapsPage(Page):
         shown = [self._fit(cells, number) for number, cells in enumerate(values)]
         for image, cells, ends in zip(self.maps, shown, limits, strict=True):
             if self._photo is not None:
-                image.set_data(overlay(self._photo, cells, self._cmap, ends[1]))
+                image.set_data(overlay(self._photo, cells, self._cmap, ends[1], is_smooth=self.content.is_smooth))
             else:
                 self.set_cells(image, cells, ends)
         # The numbers below the colour bar; the first one stays on the page.

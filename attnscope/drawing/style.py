@@ -30,6 +30,7 @@ class Style:
     scale: Scale = "fixed"
     cmap: str = DEFAULT_CMAP
     colours: str = "linear"
+    smooth: bool = False
     width: float | str | None = None
     dpi: int | None = None
     font_size: float | None = None

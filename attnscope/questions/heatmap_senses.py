@@ -43,7 +43,9 @@ _SINGLE_PX, _PANEL_PX = 760, 420
 _MOST_IN_A_ROW = 3  # maps that stand in one row with the photo
 _KILOHERTZ = (0.25, 0.5, 1, 2, 4, 8, 16)
 _SPECTROGRAM_PX = 190
-_OVER_PHOTO = "a square is a patch, nothing is smoothed · upper half of the bar: over white, lower half: over black"
+_OVER_PHOTO = "a square is a patch, nothing is smoothed"
+_SMOOTHED = "weights are interpolated between the middles of patches (--smooth)"
+_BAR = "upper half of the bar: over white, lower half: over black"
 _PICTURE_MEANING = meanings(
     "attention weight: the share of the query's attention that a patch gets",
     "attention weight ÷ the largest weight of the same panel on a patch",
@@ -98,7 +100,7 @@ def picture_plates(record: Heatmap, style: Style, query: str | None = None) -> I
     attention, picture = record.maps[0], record.picture
     assert picture is not None
     token, name = query_of(attention, query)
-    notes = [_OVER_PHOTO]
+    notes = [_SMOOTHED if style.smooth else _OVER_PHOTO, _BAR]
     boxes: tuple[Any, ...] = ()
     if token >= 0 and not attention.queries.special[token]:
         # Tokens that are no patches come first, or between.
@@ -162,6 +164,7 @@ def _picture_figure(
         axes=((Axis(n=rows), Axis(n=columns)),),
         meaning=_PICTURE_MEANING[style.scale],
         cmap=style.cmap,
+        is_smooth=style.smooth,
         captions=tuple(captions),
         picture=picture,
         largest_px=_SINGLE_PX if n == 1 else _PANEL_PX,
@@ -288,7 +291,7 @@ def _word_plate(
     share = "percentages: how much of the attention goes to this picture, all patches together"
     title = f"{model_name(record)} · where {looks} · {record.text}"
     lettered = (title, *titles.get("titles", ()))
-    notes = [*notes, share, _OVER_PHOTO]
+    notes = [*notes, share, _SMOOTHED if style.smooth else _OVER_PHOTO, _BAR]
     figure = _picture_figure(record, style, picture, values, facts, **titles, notes=notes, lettered=lettered)
     return Plate(stem, title, figure, values)
 

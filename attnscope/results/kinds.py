@@ -143,7 +143,7 @@ _MAPS: dict[str, Any] = {
     "draw": "questions.heatmap_figures:pages",
     "usual": ("png", "npz"),
 }
-_MAP_STYLE = ("scale", "cmap", "colours")
+_MAP_STYLE = ("scale", "cmap", "colours", "smooth")
 
 _ALL = (
     Kind(

@@ -26,6 +26,7 @@ class StyleOptions(TypedDict, total=False):
         scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or
             the figure's ("figure"). None = "fixed"; "figure" for rollout, "head" for pictures and sound.
         colours: Of maps: "linear", or "log" over four powers of ten; None = "linear".
+        smooth: Over a photo: whether weights are interpolated between patches; None = a patch is a square.
         cmap: Of maps: name of a matplotlib colormap; None = "Blues".
         width: Width of each figure in inches, exactly, or such as "85mm", or "column" (3.3) or "page" (6.9); None = as
             wide as it needs to be.
@@ -38,6 +39,7 @@ class StyleOptions(TypedDict, total=False):
     scale: str | None
     cmap: str | None
     colours: str | None
+    smooth: bool | None
     width: float | str | None
     dpi: int | None
     font_size: float | None

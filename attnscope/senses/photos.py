@@ -33,11 +33,13 @@ class Photo:
         image: The photo, upright, mode RGB.
         source: What to call it: the file's name.
         notes: What was done to it that its owner may not expect.
+        size: The side in pixels of the square that the model is given; None = as its processor makes it.
     """
 
     image: Image
     source: str
     notes: tuple[str, ...] = ()
+    size: int | None = None
 
 
 def read_photo(given: Any) -> Photo:

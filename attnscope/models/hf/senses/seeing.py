@@ -23,6 +23,7 @@ OTHER_MODELS = "preprocessor_config.json and config.json belong to different mod
 """What to think of where what a processor makes does not fit the model."""
 
 _NAMED = (("CLS", ("cls_token", "class_embedding", "class_token")), ("DIST", ("distillation_token", "dist_token")))
+_INTERPOLATE = "interpolate_pos_encoding"
 _REGISTERS = ("register_tokens", "register_token", "reg_token")
 
 
@@ -44,8 +45,9 @@ class HuggingFaceEyes:
             raise AttnscopeError(
                 f"{self._name} came without its image processor", "hand it over: attnscope.load(model, image_processor)"
             )
+        sizes = self._resize(photo.size)
         with as_failure(f"the image processor of {self._name}", f" on {photo.source}"):
-            features = self._processor(images=photo.image, return_tensors="pt")
+            features = self._processor(images=photo.image, return_tensors="pt", **sizes)
         high, wide = patch_size(self._base, self._name)
         is_cut = "spatial_shapes" in features
         inputs, whole = self._join_patches(features, high, wide) if is_cut else self._take_pixels(features)
@@ -59,10 +61,29 @@ class HuggingFaceEyes:
         if (rows * high, columns * wide) != tuple(whole.shape[2:]):
             notes += ("the patches do not reach the right and lower edge of what the model is given: that is cut off",)
         colours = np.ascontiguousarray(undo_normalisation(self._processor, whole)[: rows * high, : columns * wide])
+        if photo.size and accepts(self._base, _INTERPOLATE):
+            inputs[_INTERPOLATE] = True  # type: ignore[assignment]  # the one argument that is no tensor
         tokens = patch_tokens((rows, columns), tokens_before(self._base), photo.source)
         self.model.expect(inputs, len(tokens))
         picture = Picture(colours, (rows, columns), photo.source, photo.image.size)
         return SensoryInput(inputs, tokens, picture, notes=notes)
+
+    def _resize(self, size: int | None) -> dict[str, Any]:
+        """Return what the processor is told to make a square of this size; it crops as much as it does anyway."""
+        if size is None:
+            return {}
+        high, wide = patch_size(self._base, self._name)
+        usual, crop = (_sides(getattr(self._processor, name, None)) for name in ("size", "crop_size"))
+        can = accepts(self._base, _INTERPOLATE) or self._base.config.model_type.startswith("dinov2")
+        if not can or not {"height", "shortest_edge"} & {*usual}:
+            raise AttnscopeError(f"{self._name} takes pictures of one size", "leave out --size; DINOv2 and ViT have it")
+        if size % high or size % wide:
+            raise AttnscopeError(f"{size} pixels are no whole patches of {high}", f"--size {size // high * high} is")
+        square = {"height": size, "width": size}
+        if "shortest_edge" not in usual:
+            return {"size": square}
+        edge = round(usual["shortest_edge"] * size / crop.get("height", usual["shortest_edge"]))
+        return {"size": {"shortest_edge": edge}, "crop_size": square}
 
     def _take_pixels(self, features: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
         """Return what the forward gets of a picture that the model cuts itself; and the picture, (1, 3, y, x)."""
@@ -95,6 +116,12 @@ class HuggingFaceEyes:
         # (row, column, y, x, colour) -> (1, colour, row and y, column and x)
         apart = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
         return inputs, apart.reshape(1, 3, rows * high, columns * wide)
+
+
+def _sides(size: Any) -> dict[str, int]:
+    """Return what a processor says of a size, by name."""
+    names = ("height", "width", "shortest_edge")
+    return {name: int(side) for name in names if isinstance(side := getattr(size, name, None), int)}
 
 
 def hides_patches(base: PreTrainedModel) -> bool:
