@@ -14,17 +14,13 @@ from scipy.stats import chi2
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus, CorpusText
-from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, Atlas
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.options import AtlasOptions
-from attnscope.studies.atlas.rows import WINDOW, excerpt_of, window
+from attnscope.studies.atlas.rows import WINDOW, excerpt_of
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
-from attnscope.studies.atlas.tables import KindTables, ReadText
-from attnscope.studies.describe.rows import lot_of
-from attnscope.studies.describe.study import _expected
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.workers import Workers
@@ -133,17 +129,6 @@ def test_what_a_decile_shows_lies_within_its_ends(n_texts: int) -> None:
         assert (drawn[head] >= 0).sum() == min(10, len(known))
 
 
-def test_the_sample_is_a_fair_draw_of_the_corpus() -> None:
-    counts = np.zeros(4)
-    texts = [CorpusText(i, "t", i, text=text) for i, text in enumerate(letters(40, set()))]
-    for seed in range(20):
-        scored = [ScoredText(text, 0, 9, int.from_bytes(lot_of(text, seed, 0), "big")) for text in texts]
-        scores = Scores.of([("encoder", 0, 0)], scored, np.zeros((40, 1), np.float32), 0, 10)
-        counts += np.bincount([text.text.index // 10 for text in scores.texts], minlength=4)
-    assert counts.sum() == 200
-    assert ((counts - 50) ** 2 / 50).sum() < chi2.ppf(0.999, 3)
-
-
 # The same for every cut -----------------------------------------------------------------------------------------
 
 
@@ -212,33 +197,6 @@ def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own:
                 assert row[kept].sum() > KEPT_MASS - 0.01
 
 
-def test_lifts_of_keys_do_not_depend_on_how_much_a_head_rests(own: Model) -> None:
-    tokens = [own.tokenizer.encode(text) for text in SENTENCES]
-    texts = [ReadText(one, np.ones(len(one), np.bool_)) for one in tokens]
-    tables = {}
-    for rest in (0.0, 0.95):
-        tables[rest] = KindTables([1], texts)
-        chance = np.random.default_rng(0)
-        for text in texts:
-            weights = chance.random((1, len(text), len(text))) * np.where(
-                text.outside_sinks, 1 + 30 * (text.ids % 5 == 0), 0
-            )
-            weights *= (1 - rest) / weights.sum(-1, keepdims=True)
-            weights[..., 0] += rest
-            whole = torch.ones(len(text), len(text), dtype=torch.bool)
-            read = [(slice(0, len(text)), torch.from_numpy(weights).float(), whole)]
-            tables[rest].add(text, lambda _, read=read: read)  # type: ignore[misc]  # bound at once
-    never, always = (
-        {(row["side"], row["query"], row["key"]): row for row in of.rows()[0] if row["side"] != "asks"}
-        for of in tables.values()
-    )
-    assert {side for side, *_ in never} == {"gets", "pairs"}
-    assert never.keys() == always.keys()
-    for name, row in never.items():
-        assert always[name]["lift"].value == pytest.approx(row["lift"].value, rel=1e-4)
-        assert always[name]["mass"] == pytest.approx(0.05 * row["mass"], rel=1e-3)
-
-
 def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None:
     texts = SENTENCES[:2]
     found = atlas(own, texts, AtlasOptions(examples=1))
@@ -282,16 +240,6 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None
     assert found["distance"].shape == (14, 14) and (np.diag(found["distance"]) == 0).all()
     assert np.nanmin(found["distance"]) >= 0 and np.nanmax(found["distance"]) <= 1
     assert found["distance"][0, 2] > found["distance"][3, 10]  # previous and self; both on the start
-
-
-def test_the_window_holds_what_counts() -> None:
-    special = np.zeros(500, np.bool_)
-    special[[0, 499]] = True
-    for focus, key in ((250, 100), (1, 490), (498, 3), (77, 77)):
-        shown = window(special, focus, key)
-        assert len(shown) == WINDOW and (np.diff(shown) > 0).all()
-        assert {0, 499, focus, key, max(1, key - 2)} <= {*shown.tolist()}
-    assert window(special[:40], 3, 4).tolist() == list(range(40))
 
 
 def test_an_excerpt_has_the_characters_of_the_source() -> None:
@@ -343,19 +291,6 @@ def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
     assert found.corpus["n_chunked"] == 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
-def test_a_text_that_is_too_long_to_be_read_is_passed_over(
-    own: Model, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever the lot puts it, first too."""
-    monkeypatch.setattr("attnscope.studies.atlas.rows.FEWEST_TOKENS", 40)
-    monkeypatch.setattr("attnscope.studies.atlas.rows.SHARE", 1000)
-    texts = [f"{letter} cat sat {letter}" for letter in "abcdefgh"]
-    options = AtlasOptions(seed=seed)
-    assert atlas(own, [*texts, "the dog and " * 16], options).corpus["n_sampled"] >= 4
-    assert atlas(own, ["the dog and " * 16, "the cat and " * 16, "a dog and " * 16], options).corpus["n_sampled"] == 2
-
-
 def test_failures_of_descriptions_are_examples(own: Model) -> None:
     found = atlas(own, SENTENCES, replace(FEW, heads=HeadsOptions(describe=DescribeOptions(queries=200))))
     examples, expected = found["examples"], found["expected"]
@@ -373,15 +308,6 @@ def test_failures_of_descriptions_are_examples(own: Model) -> None:
         assert [labels[place] for place in keys["place"].tolist()] == keys["token"].tolist()
         if places_of(found)[one.wanted.head].layer == 1:  # it looks back only
             assert (keys["place"] <= one.places[one.focus]).all()
-
-
-def test_what_a_description_expects_is_its_softmax() -> None:
-    scores = np.array([0, 2 * 0.5 - 1, 2, 0, -1])
-    p = np.exp(scores) / np.exp(scores).sum()
-    got = _expected(scores, np.array([0, 1, 2, 3, 5], np.int32), 3, tuple("abcdef"))
-    # Three of them get the same: the query's own place comes first.
-    assert [(one.place, one.token) for one in got] == [(2, "c"), (3, "d"), (1, "b"), (0, "a")]
-    np.testing.assert_allclose([one.weight for one in got], p[[2, 3, 1, 0]])
 
 
 @pytest.mark.parametrize("road", ["seam", "eager"])
@@ -419,14 +345,6 @@ def test_a_corpus_may_be_small(own: Model, texts: list[str], tmp_path: Path) -> 
     assert len(places_of(again)) == 14 and len(again.table("examples")) and again.corpus["complete"]
 
 
-def test_markup_in_texts_stays_text(own: Model, tmp_path: Path) -> None:
-    hostile = ["</script><script>alert(1)</script>", "[red]a[/red] \x1b[31m b", "\u202e = <b onclick=x>", '"};//']
-    found = atlas(own, [CorpusText(i, "<img src=x>\n", i, text=text) for i, text in enumerate(hostile)])
-    Atlas.load(found.save(tmp_path / "atlas.npz"))
-    html = found.record_kind().view("page")(found).html
-    assert "<script>alert" not in html and "<img src=x" not in html
-
-
 def test_an_interruption_keeps_what_was_done(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.heads.measuring.TOKEN_BUDGET", 30)
     monkeypatch.setattr("attnscope.studies.atlas.rows.TOKEN_BUDGET", 30)
@@ -455,32 +373,6 @@ def test_a_failure_in_the_second_pass_keeps_the_first(own: Model, monkeypatch: p
     found = atlas(own, SENTENCES, FEW)
     assert len(places_of(found)) == 14 and not len(found.table("examples"))
     assert found.run["failures"][0]["step"] == "reading the examples"
-
-
-@pytest.mark.parametrize("wrong", [{"rank": "contnt_nats"}, {"examples": -1}, {"sample": 0}, {"rank": "no_such"}])
-def test_what_cannot_be_is_said(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        AtlasOptions(**wrong)
-
-
-def test_texts_are_ranked_by_any_measure(own: Model) -> None:
-    found = atlas(own, SENTENCES, replace(FEW, rank="same_token"))
-    assert found.options["rank"] == "same_token" and "same token" in found.options["score"]
-    head = next(at for at, head in enumerate(places_of(found)) if head.name == "L0H4")
-    best = next(one for one in examples_of(found) if one.wanted.head == head)
-    words = [label.lower() for label in best.labels]
-    assert best.wanted.score == pytest.approx(1, abs=0.01) and len({*words}) < len(words)
-
-
-def test_heads_are_taken_out_if_asked_for(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:4]), "utf-8")
-    status, _, err = run(
-        "atlas", "--file", "texts.txt", "-m", "own", "--causal", "--no-describe", "-o", "out", "-f", "npz"
-    )
-    assert status == 0, err
-    found = Atlas.load(tmp_path / "out" / "atlas.npz")
-    assert np.isfinite(found["heads"]["zero_l2"]).any() and found.options["causal"]["n_texts"] == 4
-    assert "description" not in found["heads"]
 
 
 def test_the_command_writes_the_file_that_is_named(run: Run, tmp_path: Path) -> None:

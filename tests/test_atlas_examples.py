@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from attnscope.questions.atlas import Atlas
-from attnscope.results.table import Table
 from attnscope.studies.atlas.rows import Wanted
 from tests.atlas_helpers import examples_of, pieces_of, weights_of, with_examples
 from tests.atlas_page_helpers import ATLAS, EXAMPLES, NAMES, OpenedAtlas, _opened, mine, open_atlas
@@ -56,52 +55,6 @@ def test_examples_are_quoted_as_they_were_written(open_atlas: Callable[[Atlas], 
     assert command == f"attnscope heatmap '{text}' -m minilm --pick L0H0 --query don"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\u05e9\u05dc\u05d5\u05dd \u05db\u05dc \u05d4\u05e2\u05d5\u05dc\u05dd",
-        "\u0643\u0644 \u0627\u0644\u0639\u0627\u0644\u0645 \u0647\u0646\u0627",
-    ],
-)
-def test_what_is_written_from_right_to_left_reads_so(open_atlas: Callable[[Atlas], OpenedAtlas], text: str) -> None:
-    words = text.split()
-    atlas = quoting(text, words)
-    row = {"side": "pairs", "query": words[0], "key": words[1], "mass": 0.5, "lift": 9.0, "n_queries": 30, "n_texts": 9}
-    tokens = Table.of(Atlas.TABLES["tokens"], [{"head": head, **row} for head in range(len(NAMES))])
-    opened = open_atlas(replace(atlas, tables={**atlas.tables, "tokens": tokens}))
-    opened.go("L0H0")
-
-    def left(selector: str) -> list[float]:
-        found: list[float] = opened.page.eval_on_selector_all(
-            selector, "all => all.slice(0, 4).map(e => e.getBoundingClientRect().left)"
-        )
-        return found
-
-    tokens = left(".examples article:first-child .tok")
-    assert tokens == sorted(tokens, reverse=True), "[CLS] at the right end, and the words after it"
-    query, key = left(".tokens tbody tr:first-child q")
-    assert query < key, "in a table of ours a query stands before its key"
-
-
-@pytest.mark.parametrize(
-    ("labels", "reads"),
-    [
-        ("[CLS] i don ' t know al ##ice . [SEP]", "[CLS] i don ' t know alice . [SEP]"),
-        ("<s> ·The ·cat 's ·hat , </s>", "<s> The cat's hat, </s>"),
-    ],
-)
-def test_examples_of_earlier_records_are_shown_by_their_labels(
-    open_atlas: Callable[[Atlas], OpenedAtlas], labels: str, reads: str
-) -> None:
-    pieces = (*labels.split(), *["x"] * 24)[:24]
-    special = np.isin(pieces, ["[CLS]", "[SEP]", "<s>", "</s>"])
-    written = {"labels": pieces, "excerpt": "", "offsets": (), "special": special}
-    opened = open_atlas(with_examples(ATLAS, [replace(one, **written) for one in EXAMPLES]))
-    opened.go("L0H0")
-    said = opened.text(".examples article >> nth=0 >> .prose")
-    assert said.replace(" x", "").replace("x", "") == reads
-
-
 def test_deciles_say_their_ends(opened: OpenedAtlas) -> None:
     opened.go("L1H1", tab="decile")
     number = NAMES.index("L1H1")
@@ -109,19 +62,6 @@ def test_deciles_say_their_ends(opened: OpenedAtlas) -> None:
         assert article.locator(".exhead b").first.inner_text() == f"{10 * decile}\u2013{10 * decile + 10}%"
         ends = [float(end) for end in article.locator(".ends").inner_text().split(" to ")]
         assert ends == pytest.approx(ATLAS["deciles"][number, decile : decile + 2].tolist(), rel=0.06, abs=6e-3)
-
-
-@pytest.mark.parametrize(("n", "said"), [(1, "the only text"), (3, "all 3 texts, lowest score first")])
-def test_few_texts_are_no_deciles(open_atlas: Callable[[Atlas], OpenedAtlas], n: int, said: str) -> None:
-    kept = [at for at, one in enumerate(EXAMPLES) if one.wanted.why == "top" or one.wanted.rank >= 10 - n]
-    opened = open_atlas(with_examples(ATLAS, [EXAMPLES[at] for at in kept]))
-    opened.go("L0H2", tab="decile")
-    assert opened.text("[role=tab][data-tab=decile]") == f"All texts {n}"
-    assert opened.text(".showcase .about").startswith(f"{said}: there are too few for deciles")
-    firsts = [
-        article.locator(".exhead b").first.inner_text() for article in opened.page.locator(".examples article").all()
-    ]
-    assert firsts == [str(place + 1) for place in range(n)]
 
 
 def test_a_failure_says_what_was_expected(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 
 from attnscope.cli import build_app
-from attnscope.errors import AttnscopeError
-from attnscope.pages import PageText, page_of, page_of_record
+from attnscope.pages import PageText, page_of
 from attnscope.pages.heads import heads_of
 from attnscope.questions.atlas import Atlas
 from attnscope.results.table import Table
-from tests.atlas_helpers import examples_of, places_of, rows_of, small_atlas, with_examples
-from tests.atlas_page_helpers import ATLAS, CONDITIONS, FINDINGS, NAMES, OpenedAtlas, _opened, mine, open_atlas
-from tests.findings_helpers import fake_findings
+from tests.atlas_helpers import examples_of, places_of, rows_of, with_examples
+from tests.atlas_page_helpers import ATLAS, CONDITIONS, FINDINGS, NAMES, OpenedAtlas, _opened, open_atlas
 from tests.heads_helpers import heads_in
 from tests.record_helpers import simple
 
@@ -38,18 +36,6 @@ def test_all_heads_with_all_their_numbers(opened: OpenedAtlas) -> None:
             assert float(row[name]) == pytest.approx(estimate.value, rel=1e-5), name
         assert row["roles"] == "+".join(role.name for role in head.roles)
     assert [row["description"] for row in rows] == FINDINGS["heads"]["description"].tolist()
-
-
-def test_a_head_alone_is_its_card(opened: OpenedAtlas) -> None:
-    opened.go()
-    opened.page.evaluate("location.hash = 'head=L2H1'")
-    opened.page.wait_for_selector(".view.head[data-shown='L2H1']")
-
-
-def test_where_nothing_is_found_it_says_what_to_type(opened: OpenedAtlas) -> None:
-    opened.go(f="zzzz")
-    opened.page.wait_for_selector(".view.atlas")
-    assert opened.text("#readout").startswith('0 of 12 heads: type words, ")" -> "("')
 
 
 def fits(expression: str) -> list[str]:
@@ -107,46 +93,10 @@ def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
     opened.page.fill("input.filter", "")
 
 
-def test_a_pair_that_is_asked_for_has_its_lift_in_the_list_and_its_row_marked(opened: OpenedAtlas) -> None:
-    rare = min((row for row in rows_of(ATLAS, 0) if row.side == "pairs"), key=lambda row: row.lift).tokens
-    typed = quote(f'"{rare[0]}" -> "{rare[1]}"', safe="")
-    opened.go(f=typed)
-    lifts = opened.page.locator(".rows .words strong").all_inner_texts()
-    # In this atlas, the lift is one more than the lower end of its interval.
-    wanted = [low_of(name, *rare) + 1 for name in having(*rare)]
-    assert [float(lift.strip("\xd7\xa0 ")) for lift in lifts] == pytest.approx(wanted, abs=0.05)
-    opened.go("L0H0", f=typed)
-    marked = opened.page.locator(".tokens tr.asked")
-    assert marked.count() == 1
-    assert marked.locator("q").all_inner_texts() == list(rare)
-    assert marked.evaluate("row => row === row.parentElement.firstElementChild"), "the first of its table"
-    opened.go("L0H0", f="")
-    assert marked.count() == 0
-
-
-def test_a_phone_shows_what_heads_do(opened: OpenedAtlas) -> None:
-    opened.page.set_viewport_size({"width": 390, "height": 844})
-    opened.go()
-    words = opened.page.locator(".rows .row .words").first
-    box, said = words.bounding_box(), words.inner_text()
-    header = opened.page.locator("[data-sort=words]").bounding_box()
-    opened.page.set_viewport_size({"width": 1280, "height": 800})
-    assert box["width"] > 120 and header["x"] == pytest.approx(box["x"], abs=2)
-    assert said.startswith("tokens at most 4 away")
-
-
 def test_the_filter_box_has_the_grammar_of_where(opened: OpenedAtlas) -> None:
     for condition, heads in CONDITIONS:
         opened.go(f=quote(condition, safe=""))
         assert (sorted(opened.listed(), key=NAMES.index), opened.text(".wrong")) == (heads, ""), condition
-
-
-def test_words_are_looked_for_in_tokens(opened: OpenedAtlas) -> None:
-    known = [{token for row in rows for token in row.tokens} for rows in (rows_of(ATLAS, at) for at in range(12))]
-    wanted = [name for name, tokens in zip(NAMES, known, strict=True) if "street" in tokens]
-    assert 0 < len(wanted) < len(NAMES)
-    opened.go(f="token:street")
-    assert opened.listed() == wanted
 
 
 @pytest.mark.parametrize(
@@ -173,16 +123,6 @@ def test_a_wrong_filter_says_what_is_wrong_and_changes_nothing(opened: OpenedAtl
     assert opened.text(".wrong") == says
     assert opened.shown() == 4
     opened.page.fill("input.filter", "")
-
-
-def test_the_names_that_a_filter_knows(opened: OpenedAtlas) -> None:
-    opened.go()
-    opened.page.click("[aria-label='What can be filtered by']")
-    assert opened.page.evaluate("document.querySelector('dialog.names').scrollTop") == 0, "it opens at its beginning"
-    names = opened.page.locator("dialog.names dt").all_inner_texts()
-    assert {"layer", "kl_explained", "nats", "map_x", *FINDINGS.measure_names} <= set(names)
-    opened.page.keyboard.press("Escape")
-    assert not opened.page.locator("dialog.names").is_visible()
 
 
 def test_a_brush_filters_the_list_and_the_address_holds_it(opened: OpenedAtlas) -> None:
@@ -235,15 +175,6 @@ def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
     opened.page.wait_for_selector(".view.atlas")
 
 
-def test_the_list_sorts_by_what_its_headers_say(opened: OpenedAtlas) -> None:
-    opened.go(ax="induction", ay="local")
-    values = {head.name: head.measures["induction"].value for head in heads_in(FINDINGS)}
-    opened.click("[data-sort=induction]")
-    assert opened.listed() == sorted(NAMES, key=lambda name: -values[name])
-    opened.click("[data-sort=induction]")
-    assert opened.listed() == sorted(NAMES, key=lambda name: values[name])
-
-
 # The card --------------------------------------------------------------------------------------------------------
 
 
@@ -291,16 +222,6 @@ def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
     opened.page.wait_for_selector(f".view.head[data-shown='{names[0]}']")
     opened.page.go_back()
     opened.page.wait_for_selector(".view.head[data-shown=L0H0]")
-
-
-def test_the_command_that_draws_the_head(opened: OpenedAtlas) -> None:
-    opened.go("L2H1")
-    opened.page.click("text=copy")
-    opened.until("[...document.querySelectorAll('.headcard button')].some(b => b.textContent === 'copied')")
-    copied = opened.page.evaluate("navigator.clipboard.readText()")
-    assert copied.startswith("attnscope heatmap '")
-    best = mine("L2H1", "top")[0]
-    assert copied.endswith(f"' -m minilm --pick L2H1 --query {best.labels[best.focus]}")
 
 
 # The page --------------------------------------------------------------------------------------------------------
@@ -370,21 +291,3 @@ def test_nothing_is_wider_than_the_window(opened: OpenedAtlas, view: str, width:
     )
     assert wide == 0
     opened.page.set_viewport_size({"width": 1280, "height": 800})
-
-
-def test_findings_name_the_roles(open_page: Callable[..., Any]) -> None:
-    other = fake_findings(3, 4, seed=5)
-    opened = open_page(page_of_record(ATLAS, findings=other))
-    rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
-    assert [row["roles"] for row in rows] == other["heads"]["role"].tolist()
-
-
-def test_an_atlas_without_heads_is_refused() -> None:
-    with pytest.raises(AttnscopeError, match="no head"):
-        page_of_record(ATLAS.select("heads", []))
-
-
-@pytest.mark.parametrize(("n_layers", "n_heads", "most"), [(6, 12, 6)])
-def test_pages_keep_to_their_size(n_layers: int, n_heads: int, most: float) -> None:
-    page = page_of_record(small_atlas(n_layers, n_heads, n_tokens=64, n_top=10))
-    assert len(page.html) < most * 1e6

@@ -41,12 +41,6 @@ def test_chunks_of_a_text_share_its_weight(own: Any) -> None:
     assert tally.lengths.n_texts == 5
 
 
-def test_a_long_text_takes_no_roles_from_short_ones(own: Any) -> None:
-    short, mixed = heads(own, SENTENCES), heads(own, [*SENTENCES, " ".join([LONG] * 3)])
-    for one, other in zip(heads_in(short), heads_in(mixed), strict=True):
-        assert {role.name for role in one.roles} == {role.name for role in other.roles}, one.name
-
-
 def test_what_rounding_leaves_outside_a_sink_has_no_value() -> None:
     """A head that puts all but 1e-40 on sinks had values of `_active` measures, from rounding alone."""
     sums = {name: np.array([0.5, 1e-40]).reshape(1, 1, 1, 2) for name in ("sum", "uniform_sum")}

@@ -23,9 +23,9 @@ def atlas(*, texts: TextsWanted, order: AtlasOrder, model: Chosen, running: Shar
 
     heads = order.describing.apply(order.atlas.heads)
     order = replace(order, atlas=replace(order.atlas, heads=heads))
-    output = files.plan("atlas", measures=order.measures)
+    output = files.plan("atlas")
     shared = running.share(model.model, model.loading)
-    require_names(heads, order.measures)
+    require_names(heads, None)
     with progress(files.quiet) as report:
         record = study(model.model, texts, order, model.loading, report, shared)
     output.deliver(record)

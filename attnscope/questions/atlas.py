@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import amount
 from attnscope.questions.heads import ROLES
-from attnscope.report.blocks import Block, Note, Ranking, Report, Words
+from attnscope.report.blocks import Note, Ranking, Report, Words
 from attnscope.report.numbers import percent
 from attnscope.report.plain_text import cut
 from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
@@ -48,7 +48,8 @@ STANDS_OUT = 0.05
 
 N_TOKENS, N_AROUND = 3, 4
 
-MOST_LISTED = 10
+_STAND_OUT, _MOST_CELLS = 5, 70
+"""Heads that the terminal names first, and letters of the line of each."""
 
 
 class Atlas(Result):
@@ -189,27 +190,39 @@ class Atlas(Result):
 
     # What is said
 
-    def report(self, *, measures: str | None = None, sort: str | None = None, **_: Any) -> Report:
-        """Return the head with most to show, then what each head does.
+    def report(self, *, sort: str | None = None, **_: Any) -> Report:
+        """Return the heads that stand out, then what each head does.
 
         Args:
-            measures: Names of columns of `heads` that are listed besides, with commas between; "all" = every one.
             sort: "layer", "explained" or "entropy"; None = the heads with most to say first.
         """
         order = self.order(sort)
-        blocks: list[Block] = [_ranking(self, order)] if order else []
+        heads = self.table("heads")
+        does = _does(self)
+        columns: list[str | Words] = [Words("what it does", does, wraps=True)]
+        if "kl_explained" in heads:
+            columns.append("kl_explained")
+        names = self.head_names
+        ranking = Ranking(
+            printed="with --all", heading="all heads", what="head", names=names, table=heads, columns=columns,
+            order=order, most=len(order),
+        )  # fmt: skip
+        n_examples = amount(len(self.table("examples")), "example")
+        counted = f"{amount(len(heads), 'head')}, {n_examples}"
         if len(order) == 1:
-            blocks.append(_about(self, order[0]))
-        if measures:
-            blocks.append(_measures(self, order, measures))
+            answer = f"{names[order[0]]}: {does[order[0]]}"
+            first = _about(self, order[0])
+        else:
+            answer = counted if sort else f"{counted}: these heads have most to show"
+            lines = [f"{names[head]:<7}{cut(does[head], _MOST_CELLS)}" for head in order[:_STAND_OUT]]
+            first = Note(lines=lines)
         return Report(
             model=model_of(self.run),
-            answer=_answer(self, self.order(None)),
-            blocks=blocks,
-            guide=_guide(self),
+            answer=[answer],
+            blocks=[first, ranking] if order else [],
             source=corpus_line(self),
             problems=corpus_notes(self),
-            notes=[f"lift: attention divided by {OUTSIDE_SINKS}"],
+            notes=_notes(self),
         )
 
     def order(self, sort: str | None) -> Sequence[int]:
@@ -234,38 +247,13 @@ def _require_within(firsts: NDArray[Any], sizes: NDArray[Any], n: int, what: str
 def _does(atlas: Atlas) -> list[str]:
     """Return what each head does in a line: its description, else its roles."""
     heads = atlas.table("heads")
-    if "description" not in heads:
-        return [
-            printable(role.replace("_", " ").replace("+", ", ")) or "unclassified" for role in heads["role"].tolist()
-        ]
+    roles = heads["role"].tolist()
+    descriptions = heads["description"].tolist() if "description" in heads else [""] * len(roles)
     lines = []
-    for words, role in zip(heads["description"].tolist(), heads["role"].tolist(), strict=True):
-        lines.append(printable(words, 1000) or printable(role.replace("_", " ").replace("+", ", ")) or "unclassified")
+    for words, role in zip(descriptions, roles, strict=True):
+        named = role.replace("_", " ").replace("+", ", ")
+        lines.append(printable(words or named, 1000) or "unclassified")
     return lines
-
-
-def _answer(atlas: Atlas, order: Sequence[int]) -> list[str]:
-    """Name the head that has most to show, and its best example."""
-    heads = atlas.table("heads")
-    n_examples = amount(len(atlas.table("examples")), "example")
-    answer = []
-    if order and "kl_explained" in heads:
-        first = order[0]
-        explained = percent(heads["kl_explained"][first])
-        answer.append(f"{atlas.head_names[first]} has most to show: {_does(atlas)[first]}; KL explained {explained}")
-        example = _best_example(atlas, first)
-        if example:
-            answer.append(f"its best example: {example}")
-    answer.append(f"{amount(len(heads), 'head')}, {n_examples}")
-    return answer
-
-
-def _ranking(atlas: Atlas, order: Sequence[int]) -> Ranking:
-    heads = atlas.table("heads")
-    columns: list[str | Words] = [Words("what it does", _does(atlas), wraps=True)]
-    if "kl_explained" in heads:
-        columns.append("kl_explained")
-    return Ranking(what="head", names=atlas.head_names, table=heads, columns=columns, order=order, most=MOST_LISTED)
 
 
 def _about(atlas: Atlas, head: int) -> Note:
@@ -280,29 +268,14 @@ def _about(atlas: Atlas, head: int) -> Note:
     return Note(lines=[f"{name}: {line}" for name, line in lines.items() if line])
 
 
-def _measures(atlas: Atlas, order: Sequence[int], names: str) -> Ranking:
-    """Return the measures that were asked for.
-
-    Raises:
-        AttnscopeError: There is no such measure.
-    """
-    heads = atlas.table("heads")
-    wanted = list(heads.numbers) if names == "all" else [name.strip() for name in names.split(",")]
-    for name in wanted:
-        if name not in heads.numbers:
-            raise AttnscopeError(f"there is no measure {name!r} in this atlas", f"it has {', '.join(heads.numbers)}")
-    return Ranking(
-        heading="measures", what="head", names=atlas.head_names, table=heads, columns=wanted, order=order,
-        most=len(order),
-    )  # fmt: skip
-
-
-def _guide(atlas: Atlas) -> list[str]:
+def _notes(atlas: Atlas) -> list[str]:
+    """Return how to read cards and the ranking."""
     return [
         "KL explained: the share of what sets a head apart from uniform attention that its line predicts on held-out "
         "texts",
         "pairs (query → key): those with the largest lift; offset: of the key from the query, where attention is "
         "furthest above uniform attention",
+        f"lift: attention divided by {OUTSIDE_SINKS}",
         f"examples are ranked by {printable(atlas.options.get('score', ''))}",
     ]
 

@@ -174,7 +174,7 @@ _ALL = (
     Kind("patch", "result of patching", "questions.patch:Patching", stem="patching"),
     Kind(
         "atlas", "atlas", "questions.atlas:Atlas", usual=("html", "npz"), draw="", page=PAGE,
-        shown_with=("every", "measures", "sort"), others=WHICH,
+        shown_with=("every", "sort"), others=WHICH,
     ),
     Kind("weights", "result of weights", "questions.weights:HeadWeights", others=("pick",)),
     Kind("why", "result on a score", "questions.why:Why"),

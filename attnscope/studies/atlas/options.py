@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnscope.errors import UsageError, suggest
 from attnscope.options import group, option, options, seed_option
-from attnscope.studies.heads.options import Describing, HeadsOptions, measures_option
+from attnscope.studies.heads.options import Describing, HeadsOptions
 
 CONTENT = "content_nats"
 """The score that texts are ranked by unless another is chosen."""
@@ -51,5 +51,4 @@ class AtlasOrder:
     """How an atlas is made, and what is shown of it."""
 
     atlas: AtlasOptions = group(AtlasOptions)
-    measures: str | None = measures_option()
     describing: Describing = group(Describing)

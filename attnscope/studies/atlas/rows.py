@@ -126,7 +126,7 @@ def units_of(
     n_tokens: int,
     **cut: int | None,
 ) -> list[Unit]:
-    """The texts that are read again, those of the sample first; in the order of their lots.
+    """Return the texts that are read again, those of the sample first; in the order of their lots.
 
     Args:
         model: The model.
@@ -181,7 +181,7 @@ def units_of(
 
 
 def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], report: Report | None = None) -> Rows:
-    """Runs the model on texts again, and reads the rows that an atlas shows; an interruption returns those so far."""
+    """Run the model on texts again, and read the rows that an atlas shows; an interruption returns those so far."""
     start = decoder_start(model)
     by_kind: dict[str, dict[int, int]] = {}
     for kind, layer, _ in heads:
@@ -230,23 +230,11 @@ class _Reader:
 
     def run(self, batch: Sequence[Chunk]) -> Mapping[Any, Mapping[int, Any]]:
         """Return what each kind of attention was on a batch: kind -> layer -> its call, or dense weights."""
-        import torch
-
-        from attnscope.core.attention.calls import Calls
-        from attnscope.core.attention.probes import Weights
+        from attnscope.studies.seen import see
 
         tokens = [chunk.tokens for chunk in batch]
         targets = [] if self._start is None else [target_of(self._start, source) for source in tokens]
-        padded = batch_of(tokens, targets).to(self._model.info.device)
-        if self._model.info.path == "eager":
-            weights = Weights()
-            with torch.no_grad():
-                self._model.run(padded, weights)
-            return weights.maps
-        calls = Calls()
-        with torch.no_grad():
-            self._model.run(padded, calls)
-        return calls.maps
+        return see(self._model, batch_of(tokens, targets))
 
     def add(self, unit: Unit, seen: Mapping[Any, Mapping[int, Any]], number: int) -> None:
         """Add what a text shows; `seen` is what `run` returned, `number` says which text of the batch it is."""
@@ -285,61 +273,48 @@ class _SeenText:
     layers: Mapping[int, Any]
     number: int
     n: int
-    _whole_rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _whole: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def rows(self, layer: int, queries: Tensor, head: int | None = None) -> tuple[Tensor, Tensor]:
-        """Rows of some queries, (head, query, key), and what these may attend to, (query, key)."""
-        heads = slice(None) if head is None else slice(head, head + 1)
-        if self._step(layer) < self.n:
-            weights, allowed = self._rows(layer, queries)
-            return weights[heads], allowed
-        weights, allowed = self._whole(layer)
-        return weights[heads, queries], allowed[queries]
+        """Return rows of some queries, (head, query, key), and what these may attend to, (query, key)."""
+        from attnscope.studies.seen import read_rows
+
+        if self._step(layer) >= self.n:
+            ((_, weights, allowed),) = self.tiles(layer)
+            weights, allowed = weights[:, queries], allowed[queries]
+        else:
+            weights, allowed = read_rows(self.layers[layer], self.kind, self.number, queries, self.n)
+        weights = weights.float()
+        return (weights if head is None else weights[head : head + 1]), allowed
 
     def tiles(self, layer: int, head: int | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """All rows, tile by tile of queries."""
+        """Yield all rows, tile by tile of queries. A text that is one tile is computed once."""
         import torch
+
+        from attnscope.studies.seen import read_rows
 
         step = min(self.n, self._step(layer))
-        heads = slice(None) if head is None else slice(head, head + 1)
         for first in range(0, self.n, step):
-            last = min(self.n, first + step)
-            weights, allowed = self._whole(layer) if step == self.n else self._rows(layer, torch.arange(first, last))
-            yield slice(first, last), weights[heads], allowed
+            queries = torch.arange(first, min(self.n, first + step))
+            if layer in self._whole:
+                weights, allowed = self._whole[layer]
+            else:
+                weights, allowed = read_rows(self.layers[layer], self.kind, self.number, queries, self.n)
+                weights = weights.float()
+            if step == self.n:
+                self._whole[layer] = weights, allowed
+            chosen = weights if head is None else weights[head : head + 1]
+            yield slice(first, first + len(queries)), chosen, allowed
 
     def _step(self, layer: int) -> int:
-        """How many queries are read at once."""
-        import torch
+        """Return how many queries are read at once."""
+        from attnscope.studies.seen import count_heads
 
-        attention = self.layers[layer]
-        return max(
-            16,
-            _ELEMENTS // (self.n * (attention.shape[1] if isinstance(attention, torch.Tensor) else attention.n_heads)),
-        )
-
-    def _whole(self, layer: int) -> tuple[Tensor, Tensor]:
-        """All rows of a text that is short enough; they are computed once."""
-        import torch
-
-        if layer not in self._whole_rows:
-            self._whole_rows[layer] = self._rows(layer, torch.arange(self.n))
-        return self._whole_rows[layer]
-
-    def _rows(self, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
-        import torch
-
-        from attnscope.core.attention.row_samples import rows_of, rows_of_weights
-        from attnscope.core.attention.seam import attention_weights
-
-        attention = self.layers[layer]
-        if isinstance(attention, torch.Tensor):
-            return rows_of_weights(attention, self.kind, self.number, queries, self.n)
-        part, allowed = rows_of(attention, self.number, queries, self.n)
-        return attention_weights(part)[0].to("cpu", torch.float32), allowed.cpu()
+        return max(16, _ELEMENTS // (self.n * count_heads(self.layers[layer])))
 
 
 def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
-    """What the heads of a kind read in a chunk; in cross-attention written tokens ask, and source tokens get."""
+    """Return what the heads of a kind read in a chunk; in cross-attention written tokens ask, and source tokens get."""
     source = chunk.tokens
     asks = ~chunk.repeated
     if kind == "decoder" and start is not None:
@@ -350,7 +325,7 @@ def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
 def _examples(
     seen: _SeenText, layer: int, head: int, examples: Sequence[Wanted], unit: Unit, text: ReadText
 ) -> Iterator[Example]:
-    """The examples of one head that a text gives."""
+    """Yield the examples of one head that a text gives."""
     from attnscope.core.lifts import keep_rows
 
     counts, keys = _counts(seen, layer, head, text)
@@ -379,7 +354,7 @@ def _examples(
 
 
 def _counts(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """How much each query counts: the mass it gives away times its nats from uniform; and its largest key."""
+    """Return how much each query counts: the mass it gives away times its nats from uniform; and its largest key."""
     import torch
 
     counts, keys = np.zeros(len(text)), np.zeros(len(text), np.int64)
@@ -394,7 +369,7 @@ def _counts(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[NDA
 
 
 def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64]:
-    """Which tokens of a text are shown, rising: all, or `WINDOW` tokens around what counts.
+    """Return which tokens of a text are shown, rising: all, or `WINDOW` tokens around what counts.
 
     The window has the first token, the special tokens at either end, and the key that the focus attends to most.
 
@@ -418,7 +393,7 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
 
 
 def excerpt_of(tokens: Tokens, positions: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """The source's own characters of some tokens, rising, and where in them each token stands.
+    """Return the source's own characters of some tokens, rising, and where in them each token stands.
 
     Tokens that are left out are `LEFT_OUT`. Both are empty if the tokenizer has no offsets.
     """
