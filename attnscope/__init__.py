@@ -13,7 +13,7 @@
     alike = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
     alike.distance()  # (head, head)
     attnscope.trace(query="cat").of("weights", 0)  # the worked example, number by number
-    attnscope.cost("gpt3", 2048).value("kv_cache_own_float16")  # bytes
+    attnscope.cost("gpt3", 2048).value("kv_cache_bytes")  # bytes
     links = attnscope.relations(model, "sample_texts/dependencies.conllu")
     links["case→parent"].best  # the head that best expresses it: (layer, head)
 

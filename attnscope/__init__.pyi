@@ -16,8 +16,8 @@ from attnscope.studies.ablate.save import prune as prune
 from attnscope.studies.ablate.study import ablate as ablate
 from attnscope.studies.atlas.options import AtlasOptions as AtlasOptions
 from attnscope.studies.atlas.study import atlas as atlas
+from attnscope.studies.batch.options import BatchOptions as BatchOptions
 from attnscope.studies.batch.study import batch as batch
-from attnscope.studies.batch.worker import BatchOptions as BatchOptions
 from attnscope.studies.compare.options import CompareOptions as CompareOptions
 from attnscope.studies.compare.study import compare as compare
 from attnscope.studies.compare.study import compare_models as compare_models

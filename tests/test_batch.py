@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,15 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope import BatchOptions, Corpus, batch
-from attnscope.choice import Choice
+from attnscope.choice import Choice, Tokens
 from attnscope.drawing.style import Style
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.output import write
 from attnscope.pages.gallery import page
 from attnscope.questions.batch import Batch, DrawnText, FailedText
-from attnscope.studies.batch import study, worker
-from attnscope.studies.batch.folder import folder_name
-from attnscope.studies.inputs.options import LoadOptions
+from attnscope.studies.batch import study
+from attnscope.studies.batch.study import folder_name
+from attnscope.studies.inputs.options import LoadOptions, SharedWork
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import study as heatmap_study
 from attnscope.studies.maps.options import MapOptions
@@ -38,8 +37,14 @@ from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
 
 TEXTS = ["the cat sat on the mat", "<script>alert(1)</script> & ../..", "CON", "1, 2, 1, 2, 1", "a b c a b"]
-HOW = BatchOptions(layers=(0,), formats=("png", "svg", "pdf", "npz", "json"), query="cat", workers=2)
-PLAIN = BatchOptions(layers=(0,), workers=1)
+FIRST = Choice(layers=(0,))
+HOW = BatchOptions(
+    choice=FIRST,
+    tokens=Tokens(query="cat"),
+    formats=("png", "svg", "pdf", "npz", "json"),
+    running=SharedWork(workers=2),
+)
+PLAIN = BatchOptions(choice=FIRST, running=SharedWork(workers=1))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -92,11 +97,10 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["index.html", "manifest.jsonl"])
-@pytest.mark.parametrize("again", [False, True])
-def test_a_file_of_the_users_own_stays(name: str, again: bool, corpus: Path, tmp_path: Path) -> None:
+def test_a_file_of_the_users_own_stays(name: str, corpus: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text("<html>mine")
     with pytest.raises(AttnscopeError, match="is no file of a batch, and would be lost"):
-        batch("own", Corpus([corpus]), tmp_path, replace(HOW, replace=again))
+        batch("own", Corpus([corpus]), tmp_path, HOW)
     assert files(tmp_path) == {name: b"<html>mine"}
 
 
@@ -104,15 +108,15 @@ def test_the_number_of_workers_changes_no_byte(
     corpus: Path, undisturbed: Path, tmp_path: Path, worker_here: None
 ) -> None:
     seen = []
-    one = replace(HOW, workers=1)
+    one = replace(HOW, running=SharedWork(workers=1))
     batch("own", Corpus([corpus]), tmp_path / "one", one, lambda done: seen.append((done.n_texts, done.share)))
     assert files(tmp_path / "one") == files(undisturbed)
-    assert seen == [(n, n / 5) for n in range(1, 6)]
+    assert [n for n, _ in seen] == [1, 2, 3, 4, 5] and seen[-1][1] == 1
 
 
 def test_what_is_done_is_not_drawn_again(corpus: Path, undisturbed: Path, copied: Path, nobody: None) -> None:
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*.png")}
-    assert batch("own", Corpus([corpus]), copied, replace(HOW, workers=7, threads=2)).n_fresh == 0
+    assert batch("own", Corpus([corpus]), copied, replace(HOW, running=SharedWork(workers=7, threads=2))).n_fresh == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert files(copied) == files(undisturbed)
 
@@ -140,56 +144,22 @@ def test_what_is_missing_cut_off_or_stale_is_drawn_again(
     assert (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns == kept
 
 
-def test_a_fingerprint_is_of_all_that_files_depend_on(tmp_path: Path, tiny_bert: Path) -> None:
+def test_other_options_or_another_model_are_drawn_anew(tmp_path: Path, tiny_bert: Path) -> None:
     source = study.models.resolve(str(tiny_bert))
-    base = study._common(source, HOW)
-    assert study._common(source, replace(HOW, workers=1, threads=3, replace=True)) == base
+    base = study._hash_all_but_the_text(source, HOW)
+    assert study._hash_all_but_the_text(source, replace(HOW, running=SharedWork(workers=1, threads=3))) == base
     for change in (
-        {"layers": (1,)}, {"formats": ("png",)}, {"query": None}, {"words": True}, {"hide_special": True},
+        {"choice": Choice(layers=(1,))}, {"formats": ("png",)}, {"tokens": Tokens(words=True)},
         {"style": Style("head")}, {"generate": 1}, {"chat": True}, {"loading": LoadOptions(dtype="float64")},
     ):  # fmt: skip
-        assert study._common(source, replace(HOW, **change)) != base, change  # type: ignore[arg-type]
+        assert study._hash_all_but_the_text(source, replace(HOW, **change)) != base, change  # type: ignore[arg-type]
     (tiny_bert / "vocab.txt").write_text((tiny_bert / "vocab.txt").read_text() + "more\n")
-    assert study._common(source, HOW) != base
+    assert study._hash_all_but_the_text(source, HOW) != base
 
 
-@pytest.mark.parametrize(
-    ("change", "differs"),
-    [
-        ({"layers": None, "pick": ((0, 1), (1, 2))}, "--layers 0, now not given; --pick not given, now L0H1,L1H2"),
-        ({"words": True}, "--words off, now on"),
-        ({"query": "mat", "style": Style("head")}, "--scale fixed, now head; --query cat, now mat"),
-        ({"formats": ("png",)}, "--format png,svg,pdf,npz,json, now png"),
-    ],
-)
-def test_figures_of_other_options_are_not_deleted_without_being_told_to(
-    change: dict[str, Any], differs: str, corpus: Path, copied: Path, nobody: None
-) -> None:
-    before = files(copied)
-    with pytest.raises(AttnscopeError, match=rf"holds figures of other options: {re.escape(differs)} \(") as refused:
-        batch("own", Corpus([corpus]), copied, replace(HOW, **change))
-    assert "--replace" in (refused.value.hint or "") and files(copied) == before
-
-
-def test_figures_of_another_model_or_an_earlier_version_are_not_deleted_either(
-    corpus: Path, copied: Path, nobody: None, tiny_bert: Path
-) -> None:
-    with pytest.raises(AttnscopeError, match="--model own, now .*; weights not given, now [0-9a-f]{12} "):
-        batch(str(tiny_bert), Corpus([corpus]), copied, HOW)
-    entry = copied / folder_name(0, TEXTS[0]) / "entry.json"
-    told = json.loads(entry.read_text("utf-8"))
-    del told["asked"]
-    entry.write_text(json.dumps(told), "utf-8")
-    assert batch("own", Corpus([corpus]), copied, HOW).n_fresh == 0
-    with pytest.raises(AttnscopeError, match="an earlier version of attnscope drew them"):
-        batch("own", Corpus([corpus]), copied, replace(HOW, words=True))
-
-
-def test_figures_of_other_options_are_replaced_where_it_is_said(
-    corpus: Path, tmp_path: Path, worker_here: None
-) -> None:
-    batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, layers=None, pick=((0, 1),)))
-    assert batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, replace=True)).n_fresh == len(TEXTS)
+def test_figures_of_other_options_give_way(corpus: Path, tmp_path: Path, worker_here: None) -> None:
+    batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, choice=Choice(pick=((0, 1),))))
+    assert batch("own", Corpus([corpus]), tmp_path, PLAIN).n_fresh == len(TEXTS)
     assert not list(tmp_path.rglob("L00H01.png")) and len(list(tmp_path.rglob("L00.png"))) == len(TEXTS)
     assert batch("own", Corpus([corpus]), tmp_path, PLAIN).n_fresh == 0
 
@@ -212,21 +182,20 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
 
 
 def test_a_text_that_is_given_up_is_listed(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lambda task: task.index == 1))
+    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lambda task: task.text.index == 1))
     result = batch("own", Corpus([corpus]), tmp_path, PLAIN)
     assert result.complete and [text.index for text in result.drawn] == [0, 2, 3, 4]
-    assert [(f.index, f.line, f.reason) for f in result.failed] == [(1, 2, "struck")]
+    assert [(f.index, f.line, f.error) for f in result.failed] == [(1, 2, "struck")]
 
 
 def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path: Path, worker_here: None) -> None:
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
-        batch("own", ["a"], tmp_path / "new", replace(PLAIN, layers=(99,)))
+        batch("own", ["a"], tmp_path / "new", replace(PLAIN, choice=Choice(layers=(99,))))
     assert not (tmp_path / "new").exists()
-    for texts in ([], "a", [3]):
-        with pytest.raises(AttnscopeError):
-            batch("own", texts, tmp_path / "new", PLAIN)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="0 workers"):
-        BatchOptions(workers=0)
+    with pytest.raises(AttnscopeError, match="there is no text"):
+        batch("own", [], tmp_path / "new", PLAIN)
+    with pytest.raises(AttnscopeError, match="0 workers"):
+        batch("own", ["a"], tmp_path / "new", replace(PLAIN, running=SharedWork(workers=0)))
 
 
 def command(*arguments: object) -> list[str]:
@@ -274,7 +243,7 @@ def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
         said = run.communicate(timeout=LIMIT_S)[1].decode()
     if run.returncode != 0:  # else it was done already
         assert run.returncode == 130, said
-        assert re.search(r"note: \d of 5 texts are drawn; the same command goes on", said)
+        assert re.search(r"note: \d texts? drawn; the same command goes on", said)
         assert "Traceback" not in said
         assert "the same command draws the rest" in (tmp_path / "index.html").read_text()
     assert not any(name.endswith(".part") for name in files(tmp_path))
@@ -316,25 +285,6 @@ def test_a_text_never_names_a_path(index: int, text: str) -> None:
     assert re.fullmatch(rf"{index:05d}-[a-z0-9-]{{1,40}}", folder_name(index, text))
 
 
-def test_an_earlier_result_is_whole_until_each_text_is_drawn_again(
-    corpus: Path, copied: Path, worker_here: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As SIGKILL would find it: whenever a text begins, and as it has been drawn but has not moved."""
-    before, seen = files(copied), []
-
-    def draw(self: Any, task: Any, folder: Path) -> int:
-        seen.append({name: content for name, content in files(copied).items() if "unfinished-" not in name})
-        n = drawing(self, task, folder)
-        seen.append({name: content for name, content in files(copied).items() if "unfinished-" not in name})
-        return n
-
-    drawing = worker.Drawer._draw
-    monkeypatch.setattr(worker.Drawer, "_draw", draw)
-    assert batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, replace=True)).n_fresh == 5
-    assert len(seen) == 10 and all(one == before for one in seen)
-    assert files(copied) == before
-
-
 def test_a_text_that_fails_leaves_what_was_there(
     corpus: Path, copied: Path, worker_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,8 +294,8 @@ def test_a_text_that_fails_leaves_what_was_there(
     def fail(*_: Any) -> int:
         raise AttnscopeError("it is full")
 
-    monkeypatch.setattr(worker.Drawer, "_draw", fail)
-    assert len(batch("own", Corpus([corpus]), copied, replace(HOW, workers=1, replace=True)).failed) == 5
+    monkeypatch.setattr(study._Drawer, "_draw", fail)
+    assert len(batch("own", Corpus([corpus]), copied, replace(HOW, generate=0, tokens=Tokens(query="mat"))).failed) == 5
     after = files(copied)
     assert after.pop(f"{folder_name(0, TEXTS[0])}/mine.png") == b"mine"
     assert {name: after[name] for name in before if "/" in name} == {n: c for n, c in before.items() if "/" in n}
@@ -373,34 +323,19 @@ class Seen(HTMLParser):
 HOSTILE = "</p><script>alert('1')</script><img src=x onerror=alert(2)> \"&amp; \u202eesrever\x1b[31m\x00"
 
 
-def hostile() -> Iterator[Batch]:
+def test_hostile_text_shows_as_itself() -> None:
     files = {"L00.png": 3, "heatmap.npz": 4}
     drawn = DrawnText(0, HOSTILE, 1, "00000-p", HOSTILE, (HOSTILE,), files, HOSTILE, {}, (HOSTILE,), "0")
-    yield Batch(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),))
-
-
-def test_hostile_text_shows_as_itself() -> None:
-    (told,) = hostile()
-    seen = Seen(page(told))
+    html = page(Batch(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),)))
+    assert "http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'sha256-" in html
+    seen = Seen(html)
     assert "script" not in seen.tags and seen.tags.count("img") == 1
     assert set(seen.links) == {"manifest.jsonl", "00000-p/L00.png", "00000-p/heatmap.npz"}
     shown = HOSTILE.replace("\u202e", "<U+202E>").replace("\x1b", "<U+001B>").replace("\0", "<U+0000>")
     assert seen.text.count(shown) == 8  # title, heading, source, text, note; of the failed: source, reason, text
 
 
-def test_the_page_has_a_policy_that_lets_no_script_run() -> None:
-    (told,) = hostile()
-    assert "http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'sha256-" in page(told)
-
-
 def test_the_links_of_the_page_lead_to_files(undisturbed: Path) -> None:
     links = Seen((undisturbed / "index.html").read_text("utf-8")).links
     assert len(links) > 5 * 5
     assert all((undisturbed / link).is_file() for link in links)
-
-
-def test_an_entry_reads_back() -> None:
-    (told,) = hostile()
-    drawn = told.drawn[0]
-    again = DrawnText.from_entry(drawn.entry(), index=0, source=HOSTILE, line=1, folder="00000-p")
-    assert again == drawn

@@ -108,14 +108,14 @@ def test_splits_and_costs_are_saved(attnscope: Run, tmp_path: Path) -> None:
     status, out, _ = attnscope("learn", "split", "--counts", "2", "-o", "s")
     assert status == 0 and out.splitlines()[-3:] == ["s/split.npz", "s/split.csv", "s/split.png"]
     status, out, _ = attnscope("learn", "cost", "gpt2", "-o", "c")
-    assert status == 0 and out.splitlines()[-2:] == ["c/cost-macs.png", "c/cost-bytes.png"]
+    assert status == 0 and out.splitlines()[-2:] == ["c/cost.csv", "c/cost.json"]
     assert Cost.load(tmp_path / "c" / "cost.npz").as_json() == cost("gpt2").as_json()
 
 
 def test_costs_by_the_command(attnscope: Run) -> None:
     status, out, _ = attnscope("learn", "cost", "bert-base", "--all")
     assert status == 0
-    for said in ("2,359,296", "28,311,552", "109.5 M", "4 · d_model² = 4 · 768²"):
+    for said in ("2,359,296", "28,311,552", "109.5 M", "n_heads · N² · bytes = 12 · 512² · 2"):
         assert said in out
     assert "9.66 GB (9.00 GiB)" in attnscope("learn", "cost", "gpt3", "-n", "2048")[1]
     status, out, _ = attnscope("learn", "cost", "--d-model", "768", "--n-heads", "12", "--n-layers", "12", "--json")

@@ -121,7 +121,7 @@ def test_token_numbers_are_copies_where_all_are_the_same() -> None:
 def test_as_many_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [" ".join(f"w{i}x{j}" for j in range(6)) for i in range(3000)]
     assert len(kept(*texts, *texts)) == 3000
-    monkeypatch.setattr(copies, "SLOTS", 1024)
+    monkeypatch.setattr(copies, "REMEMBERED", 1024)
     assert kept(*texts) == list(range(3000))  # too many to remember, and no text is lost for it
     assert 3000 < len(kept(*texts, *texts)) <= 6000
 

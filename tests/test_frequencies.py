@@ -1,13 +1,11 @@
 """Counts of tokens, from a corpus or a file; and the probe of random tokens that come twice."""
 
-import gzip
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.corpus import Corpus, TokenCounts, count_tokens, read_frequencies, repeat_probe
+from attnscope.corpus import Corpus, TokenCounts, count_tokens, repeat_probe
 from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import CLS, SEP, encode, write
 
@@ -37,13 +35,6 @@ def test_the_probe_is_the_same_for_ever():
     assert np.bincount(drawn).min() > 0.085 * len(drawn)  # a tenth is expected
 
 
-def test_no_fixed_offset_passes_as_induction_on_the_probe():
-    """What follows the same token stands m - 1 back: were m always 50, a head of offset 49 would be right each time."""
-    texts = list(repeat_probe(range(1000), 50, 50, seed=0))
-    assert max(np.bincount([len(text.ids) // 2 - 1 for text in texts])) <= 6
-    assert {len(text.ids) // 2 for text in texts} <= set(range(25, 51))
-
-
 def test_probes_that_cannot_be_are_refused():
     for arguments in (([], 1, 1, 0), ([1], 0, 1, 0), ([1], 1, 0, 0), ([1], 1, 1, -1)):
         with pytest.raises(AttnscopeError, match="no probe"):
@@ -60,14 +51,12 @@ def test_counts_do_not_depend_on_the_order(parts, random):
     held = TokenCounts()
     for ids in parts:
         held.add(ids)
-    merged = TokenCounts()
+    other = TokenCounts()
     for ids in random.sample(parts, len(parts)):
-        one = TokenCounts()
-        one.add(ids)
-        merged = one.merge(merged)
+        other.add(ids)
     flat = [i for ids in parts for i in ids]
     expected = np.bincount(np.array(flat, int))
-    assert held.counts.tolist() == merged.counts.tolist() == expected.tolist()
+    assert held.counts.tolist() == other.counts.tolist() == expected.tolist()
     assert held.total == len(flat)
     expected = np.log((np.bincount(np.array(flat, int), minlength=301) + 1) / (len(flat) + 301))
     np.testing.assert_array_equal(held.log_frequency(301), expected)
@@ -79,9 +68,6 @@ def test_token_numbers_out_of_range_are_refused():
     held.add([7])
     with pytest.raises(AttnscopeError, match="token 7 .* vocabulary has 7"):
         held.log_frequency(7)
-    for ids in ([-1], [2**40]):
-        with pytest.raises(ValueError, match="token numbers"):
-            held.add(ids)
     assert held.counts.tolist() == [0] * 7 + [1]
 
 
@@ -89,46 +75,3 @@ def test_the_tokens_of_a_corpus_are_counted_without_special_ones(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"text": "ab"}\n{"input_ids": [1, 100, 2]}\n{"text": "b"}')
     counts = count_tokens(Corpus([path]), encode, special_ids=[CLS, SEP]).counts
     assert {i: int(n) for i, n in enumerate(counts) if n} == {100: 2, 101: 2}
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("f.txt", "a\t3\n\nb\t1\na\t2\nb c\t0\n"),
-        ("f.tsv.gz", gzip.compress(b"a\t5\r\nb\t1 \n", mtime=0)),  # the same bytes in every process of the tests
-        ("f.jsonl", '{"word": "a", "count": 5}\n{"id": 101, "count": 1}\n'),
-    ],
-)
-def test_frequencies_from_a_file(name, content, tmp_path):
-    def plain(text):
-        return encode(text.removeprefix(" "))
-
-    counts = read_frequencies(write(tmp_path / name, content), plain).counts
-    assert {i: int(n) for i, n in enumerate(counts) if n} == {100: 5, 101: 1}
-
-
-def test_a_word_counts_for_both_of_its_forms(tmp_path):
-    counts = read_frequencies(write(tmp_path / "f", "a\t5\n"), lambda text: encode(text.replace(" a", "A"))).counts
-    assert {i: int(n) for i, n in enumerate(counts) if n} == {3 + ord("A"): 5, 3 + ord("a"): 5}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("f.txt", b"a\t1\nb 2\n", "line 2: not a word, a tab"),
-        ("f.txt", b"a\t1.5\n", "line 1"),
-        ("f.txt", b"\t1\n", "line 1"),
-        ("f.txt", b"a\t" + b"9" * 99, "line 1"),
-        ("f.txt", b"\n", "is empty"),
-        ("f.txt", b"a\t1\n\xff", "line 2: not UTF-8"),
-        ("f.jsonl", b'{"word": "a"}', 'line 1: no "word"'),
-        ("f.jsonl", b'{"id": "a", "count": 1}', "line 1"),
-        ("f.jsonl", b'{"word": "a", "count": -1}', "line 1"),
-        ("f.jsonl", b"{", "line 1: malformed JSON"),
-        ("nope", None, "cannot read .*nope: No such file"),
-    ],
-)
-def test_frequencies_that_cannot_be_read_are_refused(name, content, message, tmp_path):
-    path = tmp_path / name if content is None else write(tmp_path / name, content)
-    with pytest.raises(AttnscopeError, match=message):
-        read_frequencies(path, encode)

@@ -338,7 +338,7 @@ def test_options_stand_in_panels_and_only_those_of_one_command_in_none() -> None
     }  # fmt: skip
     for name, panel in (("--model", "Model"), ("--file", "Text"), ("--pick", "Heads"), ("--cmap", "Drawing")):
         assert panels[name] == {panel}, name
-    assert panels["--out"] == panels["--quiet"] == panels["--replace"] == {"Output"}
+    assert panels["--out"] == panels["--quiet"] == {"Output"}
     assert panels["--workers"] == {"Running"}
 
 

@@ -81,9 +81,6 @@ def test_a_batch_of_stdin_is_that_of_a_file(
     assert "2 of 2 texts were drawn before" in err
     drawn = [sorted(path.relative_to(name) for path in Path(name).rglob("*.png")) for name in ("a", "b")]
     assert drawn[0] == drawn[1] != []
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES[:2]).encode()), "utf-8"))
-    status, _, err = run("batch", "-", "-m", tiny_bert, "-o", "b", "--workers", 1, "--pick", "L0H0")
-    assert status == 1 and "--pick not given, now L0H0" in err
 
 
 def test_stdin_gives_a_line_before_the_next_has_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from attnscope import BatchOptions, batch
+from attnscope.choice import Choice
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.results.file_sets import replace_together
 from attnscope.results.storage import csv_text, write_whole
-from attnscope.studies.batch.study import BatchOptions, batch
+from attnscope.studies.inputs.options import SharedWork
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
-PLAIN = BatchOptions(layers=(0,), workers=1)
+PLAIN = BatchOptions(choice=Choice(layers=(0,)), running=SharedWork(workers=1))
 
 
 def make_link(path: Path) -> None:
@@ -123,7 +125,7 @@ def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp
     (tmp_path / "out").mkdir()
     (tmp_path / "out/00000-the-cat").symlink_to(foreign)
     result = batch("own", corpus, tmp_path / "out", PLAIN)
-    assert [failed.reason for failed in result.failed] == [
+    assert [failed.error for failed in result.failed] == [
         f"{tmp_path / 'out/00000-the-cat'} is a link, which leads out of the batch (remove it)"
     ]
     assert [(path.name, path.read_text("utf-8")) for path in foreign.iterdir()] == [("heatmap.npz", "mine")]
@@ -131,7 +133,7 @@ def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp
 
 @pytest.mark.usefixtures("worker_here")
 def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
-    impossible = BatchOptions(layers=(99,), workers=1)
+    impossible = replace(PLAIN, choice=Choice(layers=(99,)))
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
         batch("own", corpus, tmp_path / "new/out", impossible)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.txt"]
@@ -139,7 +141,7 @@ def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus: Corpus, tmp
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.html")}
     manifest = (tmp_path / "out/manifest.jsonl").read_bytes()
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
-        batch("own", corpus, tmp_path / "out", replace(impossible, replace=True))
+        batch("own", corpus, tmp_path / "out", impossible)
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.html")} == before
     assert (tmp_path / "out/manifest.jsonl").read_bytes() == manifest
 

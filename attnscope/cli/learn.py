@@ -73,23 +73,16 @@ def split(*, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing:
     return output.deliver(study(model.load(), prompt, source.layer, order))
 
 
-def cost(*, order: CostOptions, drawing: Drawing, files: Files) -> None:
+def cost(*, order: CostOptions, files: Files) -> None:
     """Count what attention costs: parameters, multiply-adds, memory and KV cache.
 
-    With -o also as a figure: costs against the length of the text.
-
     - `attnscope learn cost bert-base`
-    - `attnscope learn cost llama-2-7b --tokens 32768 --n-kv-heads 8 -o out`
+    - `attnscope learn cost llama-2-7b --tokens 32768 --n-kv-heads 8`
     - `attnscope learn cost --d-model 768 --n-heads 12 --n-layers 12`
     """
     from attnscope.studies.cost import cost as count
     from attnscope.studies.cost import find_sizes
 
-    output = files.plan("cost", **drawing.changes())
-    sizes = {
-        "d_model": order.d_model,
-        "n_heads": order.n_heads,
-        "n_layers": order.n_layers,
-        "n_kv_heads": order.n_kv_heads,
-    }
+    output = files.plan("cost")
+    sizes = {name: getattr(order, name) for name in ("d_model", "n_heads", "n_layers", "n_kv_heads")}
     output.deliver(count(find_sizes(order.model, **sizes), order.tokens, dtype=order.dtype))

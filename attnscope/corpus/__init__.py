@@ -23,6 +23,6 @@ from attnscope.corpus.batching import (
 )
 from attnscope.corpus.copies import Copies, copy_key, distinct, essence
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
-from attnscope.corpus.frequencies import TokenCounts, count_tokens, read_frequencies
+from attnscope.corpus.frequencies import TokenCounts, count_tokens
 from attnscope.corpus.probes import DEPTH_TOKENS, Hay, Needle, depth_range, needle_probe, repeat_probe, word_ids
 from attnscope.corpus.texts import Corpus, CorpusText, expand

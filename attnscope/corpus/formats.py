@@ -1,4 +1,12 @@
-"""From the lines of a source to its texts: plain text, jsonl, CSV."""
+"""From the lines of a source to its texts: plain text, jsonl, CSV, and the conversations of jsonl.
+
+    {"text": "Who?", "text_pair": "The cat."}
+    {"input_ids": [5, 6, 7]}
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]}
+
+A message's content is a text or a list of text parts. `tools` and `documents` go to the chat template as they are.
+Knows no model: what writes the messages is handed in.
+"""
 
 import csv
 import json
@@ -6,14 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 from attnscope.corpus.lines import UnreadableError
-from attnscope.errors import amount, parse_json
+from attnscope.errors import AttnscopeError, amount, parse_json
 from attnscope.results.json_bounds import require_bounded
 from attnscope.text import MOST_BYTES, too_long
-
-Other = TypeVar("Other")
 
 Split = Literal["auto", "line", "paragraph", "file"]
 """How a plain text file is split into texts; blank lines separate paragraphs. "auto" guesses, see `guess_split`."""
@@ -33,10 +39,20 @@ BAD_LINES = 10
 PAIR_FIELD = "text_pair"
 """The field or column that holds second texts where no other is named, as in the datasets of many tasks."""
 
-# Far beyond any vocabulary: a stray number must not ask for memory without end.
 LARGEST_ID = 2**24
-# A quote that is never closed makes the rest of a CSV file one field.
+"""Far beyond any vocabulary: a stray number must not ask for memory without end."""
+
 _LONGEST_FIELD = 2**28
+"""A quote that is never closed makes the rest of a CSV file one field."""
+
+_LONG_LINE = 2**20
+"""A shorter line of JSON fills no memory, whatever it holds."""
+
+Render = Callable[..., str]
+"""Writes messages as a chat template has them; an AttnscopeError where that fails."""
+
+Content = dict[str, Any]
+"""What a source holds at a place, as fields of a `CorpusText`: text, pair, ids, is_chat."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +93,16 @@ def format_of(name: str) -> Format:
     return known.get(suffix_of(name), "txt")
 
 
-class TextPair(NamedTuple):
-    """Two texts that a model reads together, as BERT reads a question and a passage."""
-
-    first: str
-    second: str
-
-
 class BadLines:
-    """Lists the malformed lines of one source, and gives it up when there are too many."""
+    """List the malformed lines of one source, and give it up when there are too many."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
-        self._source, self._problems, self._n = source, problems, 0
+        self._source = source
+        self._problems = problems
+        self._n = 0
 
     def add(self, line: int, reason: str) -> None:
-        """Lists a line.
+        """List a line.
 
         Raises:
             UnreadableError: It is one too many.
@@ -161,130 +172,116 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
         yield n_lines + 1 - len(text), "\n".join(text)
 
 
-def read_jsonl(
-    lines: Iterator[str],
-    field: str,
-    pair_field: str | None,
-    bad: BadLines,
-    read_other: Callable[[dict[str, Any]], Other | None] = lambda _: None,
-) -> Iterator[tuple[int, str | tuple[int, ...] | TextPair | Other]]:
-    """Yield a field of each line of JSON: texts, pairs or token numbers, with the lines that they stand on.
+# Objects of jsonl, rows of CSV
 
-    Args:
-        lines: The lines.
-        field: The field of the text, or of the first of two.
-        pair_field: The field of the second text; None = PAIR_FIELD, where there is one.
-        bad: Lists malformed lines.
-        read_other: Reads objects of another form; its ValueError says what is wrong with one.
 
-    Raises:
-        UnreadableError: Too many lines are malformed.
-    """
+def json_entries(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yield the JSON object of each line, or what is wrong with it, with its number."""
     for number, line in enumerate(lines, 1):
-        if not line or line.isspace():
-            continue
-        entry = json_object(line)
-        if isinstance(entry, str):
-            bad.add(number, entry)
-            continue
-        try:
-            other = read_other(entry)
-        except ValueError as error:
-            bad.add(number, str(error))
-            continue
-        if other is not None:
-            yield number, other
-            continue
-        used = field if field in entry or "input_ids" not in entry else "input_ids"
-        if used not in entry:
-            there = f"its fields are {', '.join(map(str, entry))}" if entry else "it is empty"
-            bad.add(number, f'no field "{used}": {shorten(there)}')
-            continue
-        try:
-            content = text_or_ids(used, entry[used])
-            yield number, _with_second(content, entry, pair_field) if isinstance(content, str) else content
-        except ValueError as error:
-            bad.add(number, str(error))
+        if line and not line.isspace():
+            yield number, json_object(line)
 
 
-def _with_second(text: str, entry: dict[str, Any], pair_field: str | None) -> str | TextPair:
-    """Return a text with the second one that stands beside it; alone where that is blank.
+def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+    """Yield the rows of CSV by the names of their columns, with the lines that they begin on.
 
     Raises:
-        ValueError: There is none where one was asked for by name, or it is no text.
-    """
-    if pair_field is not None and pair_field not in entry:
-        raise ValueError(f'no field "{pair_field}": {shorten("its fields are " + ", ".join(map(str, entry)))}')
-    name = pair_field or PAIR_FIELD
-    second = entry.get(name)
-    if second is None:
-        return text
-    if not isinstance(second, str) or not is_unicode(second):
-        raise ValueError(f'"{name}" is no text: {shorten(repr(second))}')
-    return TextPair(text, second) if second.strip() else text
-
-
-def text_or_ids(field: str, value: Any) -> str | tuple[int, ...]:
-    """The text or the token numbers of a field.
-
-    Raises:
-        ValueError: It holds neither.
-    """
-    match value:
-        case str(text) if is_unicode(text):
-            return text
-        case str():
-            raise ValueError(f'"{field}" is not valid Unicode: it holds half of a surrogate pair')
-        case list(ids) if all(map(is_id, ids)):
-            return tuple(ids)
-        case _:
-            raise ValueError(f'"{field}" is neither a text nor a list of token numbers: {shorten(repr(value))}')
-
-
-def read_csv(
-    lines: Iterator[str], field: str, pair_field: str | None, delimiter: str, bad: BadLines
-) -> Iterator[tuple[int, str | TextPair]]:
-    """Yield a column of CSV, or pairs of two columns, with the lines that its texts begin on.
-
-    Arguments as of `read_jsonl`.
-
-    Raises:
-        UnreadableError: There is no such column, a quote is in the wrong place, or too many lines are malformed.
+        UnreadableError: A quote is in the wrong place.
     """
     csv.field_size_limit(_LONGEST_FIELD)  # one for the whole process; Python's 131,072 is too small for texts
     # Python's reader would lose the line ends inside of quotes; strict: a quote in the wrong place is no text.
     rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     begin = 1
     try:
-        header = next(rows, None)
-        if header is None:
-            return
-        names = [field]
-        if pair_field is not None or PAIR_FIELD in header:
-            names.append(pair_field or PAIR_FIELD)
-        for name in names:
-            if name not in header:
-                raise UnreadableError(f'no column "{name}": its columns are {shorten(", ".join(header))}', 1)
-        columns = [header.index(name) for name in names]
+        header = next(rows, [])
         begin = rows.line_num + 1
         for row in rows:
-            missing = [name for name, column in zip(names, columns, strict=True) if len(row) <= column]
-            if not missing:
-                first, *second = (row[column] for column in columns)
-                yield begin, TextPair(first, second[0]) if second and second[0].strip() else first
-            elif row:
-                bad.add(begin, f'no value for column "{missing[0]}": {len(row)} of {len(header)} columns')
+            if row:
+                yield begin, dict(zip(header, row, strict=False))
             begin = rows.line_num + 1
     except csv.Error as error:
         raise UnreadableError(f"malformed CSV: {error}", begin) from None
 
 
-_LONG_LINE = 2**20
-"""A shorter line of JSON fills no memory, whatever it holds."""
+def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render: Render | None) -> Content:
+    """Read an object of JSON or a row of CSV: a text, a pair, token numbers, or a conversation.
+
+    Args:
+        entry: The object.
+        field: The field of the text, or of the first of two.
+        pair_field: The field of the second text; None = PAIR_FIELD, where there is one.
+        render: Writes the messages of a conversation; None = there is no chat template.
+
+    Raises:
+        ValueError: It holds none of them; the reason in one line.
+        AttnscopeError: It is a conversation, and there is no template.
+    """
+    if field not in entry and "input_ids" not in entry and "messages" in entry:
+        return _write_chat(entry, render)
+    used = field if field in entry or "input_ids" not in entry else "input_ids"
+    value = _field_of(entry, used)
+    if isinstance(value, list) and all(map(is_id, value)):
+        return {"ids": tuple(value)}
+    if not isinstance(value, str):
+        raise ValueError(f'"{used}" is neither a text nor a list of token numbers: {shorten(repr(value))}')
+    content = {"text": _unicode(value)}
+    second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
+    if second is not None and not isinstance(second, str):
+        raise ValueError(f"the second text is no text: {shorten(repr(second))}")
+    if second and second.strip():
+        content["pair"] = _unicode(second)
+    return content
+
+
+def _field_of(entry: dict[str, Any], name: str) -> Any:
+    """Return the value of a field."""
+    if name not in entry:
+        there = f"its fields are {', '.join(map(str, entry))}" if entry else "it is empty"
+        raise ValueError(f'no field "{name}": {shorten(there)}')
+    return entry[name]
+
+
+def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
+    """Write messages as `role: content`, with a blank line between two."""
+    return "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
+
+
+def _write_chat(entry: dict[str, Any], render: Render | None) -> Content:
+    """Write the conversation that an object of JSON holds."""
+    if render is None:
+        raise AttnscopeError(
+            "these are conversations, and the model has no chat template",
+            "write them as ROLE: TEXT with --chat-template plain",
+        )
+    messages = entry["messages"]
+    if not (isinstance(messages, list) and messages):
+        raise ValueError('"messages" is no list of messages')
+    plain = [_plain_message(message) for message in messages]
+    more = {field: entry[field] for field in ("tools", "documents") if entry.get(field)}
+    try:
+        text = render(plain, **more)
+    except AttnscopeError as error:
+        raise ValueError(error.message) from None
+    # A template writes special tokens, and none are to be added.
+    return {"text": _unicode(text), "is_chat": render is not write_plainly}
+
+
+def _plain_message(message: Any) -> dict[str, Any]:
+    """Return a message as templates take it, with one text as its content."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError(f'a message is no object with a "role": {shorten(repr(message))}')
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return message
+    parts: list[Any] = content if isinstance(content, list) else [None]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
+    return {**message, "content": "".join(texts)}
 
 
 def json_object(line: str) -> dict[str, Any] | str:
-    """The JSON object of a line, or what is wrong with it."""
+    """Return the JSON object of a line, or what is wrong with it."""
     try:
         if len(line) > _LONG_LINE:
             require_bounded(line.encode("utf-8", "surrogatepass"))
@@ -297,17 +294,12 @@ def json_object(line: str) -> dict[str, Any] | str:
 
 
 def is_id(value: object) -> bool:
-    """Whether a value of JSON can be a token's number."""
-    return is_whole(value, LARGEST_ID)
-
-
-def is_whole(value: object, most: int) -> bool:
-    """Whether a value of JSON is a whole number from 0 to `most`."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+    """Return whether a value of JSON can be a token's number."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_ID
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair."""
+    """Return whether a text has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -315,6 +307,13 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def _unicode(text: str) -> str:
+    """Return a text; refuse one with half of a surrogate pair."""
+    if not is_unicode(text):
+        raise ValueError("the text is not valid Unicode: it holds half of a surrogate pair")
+    return text
+
+
 def shorten(text: str) -> str:
-    """The text, or its first 59 characters and an ellipsis."""
+    """Return the text, or its first 59 characters and an ellipsis."""
     return text if len(text) <= 60 else f"{text[:59]}…"

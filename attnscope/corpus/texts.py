@@ -10,26 +10,28 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 import numpy as np
 
-from attnscope.corpus.chats import PLAIN, Chat, Render, read_chat, write_plainly
 from attnscope.corpus.formats import (
     BadLines,
+    Content,
     Format,
     Problem,
+    Render,
     Split,
-    TextPair,
+    csv_entries,
     format_of,
     guess_split,
+    json_entries,
     name_problems,
-    read_csv,
-    read_jsonl,
+    read_entry,
     split_lines,
+    write_plainly,
 )
-from attnscope.corpus.lines import Replay, UnreadableError, decompress, lines_of, read_pieces
-from attnscope.errors import AttnscopeError, amount
+from attnscope.corpus.lines import Replay, UnreadableError, lines_of
+from attnscope.errors import AttnscopeError, amount, require_choice
 from attnscope.text import MOST_CHARACTERS, is_blank
 
 
@@ -129,19 +131,18 @@ class Corpus:
         chat_template: str | None = None,
         most_characters: int | None = MOST_CHARACTERS,
     ) -> None:
-        for name, value, known in (
-            ("split", split, get_args(Split)),
-            ("format", format, get_args(Format)),
-            ("chat template", chat_template or PLAIN, (PLAIN,)),
-        ):
-            if value not in known:
-                raise AttnscopeError(f"there is no {name} {value!r}", f"choose one of {', '.join(known)}")
+        require_choice("split", split, get_args(Split))
+        require_choice("format", format, get_args(Format))
+        if chat_template is not None:
+            require_choice("chat template", chat_template, ("plain",))
         if isinstance(files, str | Path):
             files = [files]
         if not files:
             raise AttnscopeError("no file given", "give --file PATH, or - for stdin")
         self.sources = expand(files)
-        self.split, self.field, self.format = split, field, format
+        self.split = split
+        self.field = field
+        self.format = format
         self.pair_field = pair_field
         self.most_characters = most_characters
         self.problems: list[Problem] = []
@@ -166,7 +167,9 @@ class Corpus:
         return next(iter(self._splits)) if len(self._splits) == 1 else ""
 
     def __iter__(self) -> Iterator[CorpusText]:
-        self.problems, self.bytes_read, self.sha256 = [], 0, ""
+        self.problems = []
+        self.bytes_read = 0
+        self.sha256 = ""
         self._splits = set()
         digest = hashlib.sha256()
         index = 0
@@ -199,25 +202,16 @@ class Corpus:
         if self.chat is not write_plainly:
             self.chat = chat
 
-    def _text(
-        self, index: int, name: str, line: int, content: "str | tuple[int, ...] | TextPair | Chat"
-    ) -> CorpusText | None:
+    def _text(self, index: int, name: str, line: int, content: Content) -> CorpusText | None:
         """Return what a source holds at a place as a text of the corpus; None where it is blank."""
-        match content:
-            case TextPair(first, second):
-                if is_blank(first):
-                    self.problems.append(Problem(name, line, "the first text of the pair is blank"))
-                    return None
-                pair = self._cut(second, name, line)
-                return CorpusText(index, name, line, self._cut(first, name, line), pair=pair)
-            case Chat():
-                if is_blank(content.text):
-                    return None
-                return CorpusText(index, name, line, self._cut(content.text, name, line), is_chat=content.is_marked)
-            case str():
-                return None if is_blank(content) else CorpusText(index, name, line, self._cut(content, name, line))
-            case _:
-                return CorpusText(index, name, line, ids=content) if content else None
+        if "ids" in content:
+            return CorpusText(index, name, line, **content) if content["ids"] else None
+        if is_blank(content["text"]):
+            if "pair" in content:
+                self.problems.append(Problem(name, line, "the first text of the pair is blank"))
+            return None
+        cut: Content = {field: self._cut(content[field], name, line) for field in ("text", "pair") if field in content}
+        return CorpusText(index, name, line, **(content | cut))
 
     def _cut(self, text: str, name: str, line: int) -> str:
         """Return a text, or the beginning of one that would fill the memory as it is tokenised."""
@@ -231,48 +225,52 @@ class Corpus:
     def _hint(self) -> str:
         if not self.problems:
             return "they are empty or blank: give at least one word"
-        if all(problem.reason.startswith(("no column ", "no field ")) for problem in self.problems):
-            return "say with --field which of them holds the text"
-        if any(self._format_of(problem.source) == "jsonl" and problem.line for problem in self.problems):
-            return "each line is one object of JSON with a text, or with messages: docs/heads.md"
+        if any(self._format_of(problem.source) != "txt" for problem in self.problems):
+            return "say with --field which field or column holds the text; for conversations see docs/heads.md"
         return "name files that hold text"
 
-    def _read(self, source: str, name: str) -> "Iterator[tuple[int, str | tuple[int, ...] | TextPair | Chat]]":
-        """Texts and token numbers of one source, with the lines that they begin on; blank ones too."""
-        bad = BadLines(name, self.problems)
-        wanted = self._format_of(name)
+    def _read(self, source: str, name: str) -> Iterator[tuple[int, Content]]:
+        """Yield what one source holds, with the lines that it begins on; blank texts too."""
+        n_before = self.bytes_read
         with self._open(source) as file:
-            lines = lines_of(decompress(read_pieces(file, self._count_bytes), name))
-            match wanted:
-                case "jsonl":
-                    yield from read_jsonl(lines, self.field, self.pair_field, bad, self._read_chat)
-                case "csv":
-                    yield from read_csv(lines, self.field, self.pair_field, ",", bad)
-                case "tsv":
-                    yield from read_csv(lines, self.field, self.pair_field, "\t", bad)
-                case _:
-                    split = self.split
-                    if split == "auto":
-                        comes_slowly = source == "-" or Path(source).is_fifo()
-                        split, lines = ("line", lines) if comes_slowly else guess_split(lines)
-                    self._splits.add(split)
-                    yield from split_lines(lines, split)
+            for place in self._contents(source, name, lines_of(file, name)):
+                if file.seekable():
+                    self.bytes_read = n_before + file.tell()
+                yield place
+            if file.seekable():
+                self.bytes_read = n_before + file.tell()
 
-    def _read_chat(self, entry: dict[str, Any]) -> Chat | None:
-        return read_chat(entry, self.field, self.chat)
+    def _contents(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Content]]:
+        """Yield what lines hold by their format; malformed ones are listed."""
+        wanted = self._format_of(name)
+        if wanted == "txt":
+            split = self.split
+            if split == "auto":
+                comes_slowly = source == "-" or Path(source).is_fifo()
+                split, lines = ("line", lines) if comes_slowly else guess_split(lines)
+            self._splits.add(split)
+            for number, text in split_lines(lines, split):
+                yield number, {"text": text}
+            return
+        bad = BadLines(name, self.problems)
+        entries = json_entries(lines) if wanted == "jsonl" else csv_entries(lines, "\t" if wanted == "tsv" else ",")
+        for number, entry in entries:
+            try:
+                if isinstance(entry, str):
+                    raise ValueError(entry)
+                yield number, read_entry(entry, self.field, self.pair_field, self.chat)
+            except ValueError as error:
+                bad.add(number, str(error))
 
     def _format_of(self, name: str) -> Format:
         return format_of(name) if self.format == "auto" else self.format
 
-    def _open(self, source: str) -> "BinaryIO | Replay":
+    def _open(self, source: str) -> BinaryIO:
         if source != "-" and not Path(source).is_fifo():
             return Path(source).open("rb")
         if source not in self._streams:  # what can be read once, such as a pipe, is kept for further passes
             self._streams[source] = Replay(_open_stdin()) if source == "-" else Replay.of_pipe(Path(source))
         return self._streams[source].again()
-
-    def _count_bytes(self, n: int) -> None:
-        self.bytes_read += n
 
 
 def _open_stdin() -> BinaryIO:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -131,22 +130,6 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
     if sizes.counted is not None:
         note += "; what is no attention is left as it was"
     return replace(sizes, **changes, counted=None, notes=(*sizes.notes, note))
-
-
-def attention_weights(sizes: Sizes) -> int:
-    """Weights of W_Q, W_K, W_V and W_O of one attention, without biases."""
-    return 2 * sizes.d_model * sizes.d_head * (sizes.n_heads + sizes.n_kv_heads)
-
-
-def attention_biases(sizes: Sizes) -> int:
-    """Biases of the same."""
-    return sizes.qkv_bias * sizes.d_head * (sizes.n_heads + 2 * sizes.n_kv_heads) + sizes.o_bias * sizes.d_model
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a number, ascending."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
 
 
 # Families ---------------------------------------------------------------------------------------------------------

@@ -42,11 +42,7 @@ _POLICY = (
 def page(batch: Batch) -> str:
     """The whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
     n_failed = len(batch.failed)
-    facts = [
-        f"{len(batch.drawn):,} of {amount(batch.n_texts, 'text')}"
-        if not batch.complete
-        else amount(batch.n_texts, "text")
-    ]
+    facts = [amount(batch.n_texts if batch.complete else len(batch.drawn), "text")]
     facts += [f"{n_failed:,} could not be drawn"] if n_failed else []
     facts += ["not finished: the same command draws the rest"] if not batch.complete else []
     parts = [

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from attnscope.errors import parse_json
 
 BATCH_SCHEMA = "attnscope.batch/1"
 
@@ -28,7 +26,6 @@ class DrawnText:
         run: What made the files: sha256, engine, dtype, device, versions. Plain JSON values.
         notes: What a reader of the figures must know, one sentence each.
         fingerprint: Hash of all that the files depend on, hex.
-        asked: The model and the options that they were drawn with, by option; empty = not known.
     """
 
     index: int
@@ -36,59 +33,19 @@ class DrawnText:
     line: int
     folder: str
     text: str
-    tokens: tuple[str, ...]
+    tokens: Sequence[str]
     files: Mapping[str, int]
     model: str
     run: Mapping[str, Any]
-    notes: tuple[str, ...]
+    notes: Sequence[str]
     fingerprint: str
-    asked: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return one line of the manifest, as plain JSON values; files with their folder, `/` between."""
-        files = {f"{self.folder}/{name}": size for name, size in self.files.items()}
-        described = {**vars(self), "tokens": list(self.tokens), "n_tokens": len(self.tokens), "files": files}
-        return {name: described[name] for name in _LISTED}
-
-    def entry(self) -> str:
-        """Return what is kept beside the files: all that does not depend on where in a corpus the text stands."""
-        described = {"schema": BATCH_SCHEMA, **{name: getattr(self, name) for name in _ENTRY}}
-        return json.dumps(described, ensure_ascii=False) + "\n"
-
-    @classmethod
-    def from_entry(cls, content: str, **place: Any) -> DrawnText:
-        """Return the text that `entry` described, at a place in a corpus: `index`, `source`, `line` and `folder`.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: It is no such description.
-        """
-        entry = parse_json(content)
-        if entry["schema"] != BATCH_SCHEMA:
-            raise ValueError(f"it holds {entry['schema']!r}")
-        described = {name: entry[name] for name in _ENTRY if name != "asked"}
-        described["asked"] = entry.get("asked", {})  # earlier versions did not keep it
-        for name in ("tokens", "notes"):
-            described[name] = tuple(described[name])
-        texts = [
-            described["fingerprint"],
-            described["text"],
-            described["model"],
-            *described["tokens"],
-            *described["notes"],
-            *described["files"],
-        ]
-        texts += [*described["asked"].keys(), *described["asked"].values(), *described["run"].keys()]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("a text of it is none")
-        if not all(type(size) is int for size in described["files"].values()):
-            raise ValueError("a size of it is no number")
-        return cls(**described, **place)
-
-
-_ENTRY = ("fingerprint", "text", "tokens", "model", "run", "notes", "files", "asked")
-_LISTED = (
-    "index", "source", "line", "text", "tokens", "n_tokens", "model", "run", "notes", "files", "fingerprint",
-)  # fmt: skip
+        line = asdict(self)
+        folder = line.pop("folder")
+        line["files"] = {f"{folder}/{name}": size for name, size in self.files.items()}
+        return {**line, "n_tokens": len(self.tokens)}
 
 
 @dataclass(frozen=True)
@@ -98,25 +55,19 @@ class FailedText:
     Attributes:
         source: The file.
         line: The line, from 1; None = the whole file.
-        reason: Why, in one line.
+        error: Why, in one line.
         index: The text's number in the corpus, from 0; None where it could not be read.
         text: The text; empty where it could not be read.
     """
 
     source: str
     line: int | None
-    reason: str
+    error: str
     index: int | None = None
     text: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """One line of the manifest, as plain JSON values."""
-        return {
-            "index": self.index, "source": self.source, "line": self.line, "text": self.text, "error": self.reason,
-        }  # fmt: skip
-
     def __str__(self) -> str:
-        return f"{self.source}{'' if self.line is None else f', line {self.line}'}: {self.reason}"
+        return f"{self.source}{'' if self.line is None else f', line {self.line}'}: {self.error}"
 
 
 @dataclass(frozen=True)
@@ -125,42 +76,34 @@ class Batch:
 
     Attributes:
         model: What the user called the model.
-        n_texts: How many texts there are.
+        n_texts: How many texts there are; of a run that was interrupted, how many it had come to.
         drawn: Those that have their files, in the order of the corpus.
         failed: Those that do not, and what could not be read.
         n_fresh: How many were drawn by this run; the others were done before.
+        complete: Whether every text was tried; else the run was interrupted.
     """
 
     model: str
     n_texts: int
-    drawn: tuple[DrawnText, ...]
-    failed: tuple[FailedText, ...] = ()
+    drawn: Sequence[DrawnText]
+    failed: Sequence[FailedText] = ()
     n_fresh: int = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether every text was tried; else the run was interrupted."""
-        return self.n_texts == len(self.drawn) + sum(failure.index is not None for failure in self.failed)
-
-    def lines(self) -> list[dict[str, Any]]:
-        """The lines of the manifest: texts in the order of the corpus, then what could not be read."""
-        texts: Sequence[DrawnText | FailedText] = [*self.drawn, *(f for f in self.failed if f.index is not None)]
-        ordered = sorted(texts, key=lambda text: text.index or 0)
-        return [text.as_json() for text in (*ordered, *(f for f in self.failed if f.index is None))]
+    complete: bool = True
 
     def manifest(self) -> str:
-        """The manifest: one JSON object a line."""
-        return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.lines())
+        """Return the manifest: one JSON object a line, drawn texts first."""
+        lines = [text.as_json() for text in self.drawn] + [asdict(failure) for failure in self.failed]
+        return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
-        lines = self.lines()
+        """Return all of it as plain JSON values."""
+        run = self.drawn[0].run if self.drawn else {}
         return {
             "schema": BATCH_SCHEMA,
-            "run": {"model": self.model, **(self.drawn[0].run if self.drawn else {})},
+            "run": {"model": self.model, **run},
             "complete": self.complete,
             "n_texts": self.n_texts,
             "n_fresh": self.n_fresh,
-            "texts": [line for line in lines if "error" not in line],
-            "failed": [line for line in lines if "error" in line],
+            "texts": [text.as_json() for text in self.drawn],
+            "failed": [asdict(failure) for failure in self.failed],
         }

@@ -1,4 +1,4 @@
-"""What attention costs: parameters, MACs and memory, each as a formula with its numbers."""
+"""What attention costs: parameters, MACs and memory, each as a formula with its numbers. Its columns and its report."""
 
 from __future__ import annotations
 
@@ -9,33 +9,18 @@ import numpy as np
 
 from attnscope.errors import AttnscopeError, amount
 from attnscope.options import option, options
-from attnscope.report.blocks import Block, Curves, Ranking, Report, Series, Words
+from attnscope.report.blocks import Block, Ranking, Report, Words
 from attnscope.report.numbers import abbreviate
 from attnscope.report.wording import printable
 from attnscope.results.result import Result
-from attnscope.results.table import Array, Column, Table, count, flag, number, text
+from attnscope.results.table import Column, number, text
 
 GROUPS = {
     "parameters": "parameters",
     "per_token": "MACs per token of a text of {n:,} tokens",
-    "per_text": "MACs for the whole text",
-    "memory": "memory of the scores",
-    "kv_cache": "keys and values kept while writing {n:,} tokens (KV cache)",
+    "memory": "memory for a text of {n:,} tokens",
 }
 """The groups of quantities in their order, and what they are called."""
-
-MAIN = (
-    "projections",
-    "parameters",
-    "projections_per_token",
-    "scores_per_token",
-    "values_per_token",
-    "per_token",
-    "scores_bytes",
-    "tiled_bytes",
-    "kv_cache_own_float16",
-)
-"""The quantities that are shown without --all."""
 
 EXACT_TO = 2**53
 """Whole numbers up to which float64 holds every one."""
@@ -57,43 +42,27 @@ class CostOptions:
     n_heads: int | None = option("Query heads per layer.", default=None, least=1)
     n_layers: int | None = option("Layers.", default=None, least=1)
     n_kv_heads: int | None = option("Key/value heads.  [default: as query heads]", default=None, least=1)
-    dtype: str = option("Precision of the scores: float32, float16, bfloat16, int8.", default="float16")
+    dtype: str = option("Precision of scores, keys and values: float32, float16, bfloat16, int8.", default="float16")
 
 
 class Cost(Result):
     """What a model's attention costs.
 
-    Its `options` have the sizes, the length of the text (`n_tokens`), the precision of scores (`dtype`), and notes.
+    Its `options` have the sizes, the length of the text (`n_tokens`), the precision (`dtype`), and notes.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.cost/2"
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "quantities": (
-            text("group", "parameters, per_token, per_text, memory or kv_cache"),
+            text("group", "parameters, per_token or memory"),
             text("name", "such as projections_per_layer"),
             text("what", "what it is, for people"),
-            text("formula", "such as 4 · d_model²"),
+            text("formula", "such as n_heads · N² · bytes"),
             text("numbers", "the formula with numbers put in"),
             number("value", "what it comes to", range=(0, None)),
-            text("unit", "parameters, MACs, exponentials, bytes, share or times"),
+            text("unit", "parameters, MACs, bytes or share"),
         ),
-        "heads": (
-            count("n_heads", "how many heads d_model is cut into", label="heads"),
-            count("d_head", "columns of each: d_model / n_heads", label="d_head"),
-            number("scale", "1 / sqrt(d_head)"),
-            count(
-                "projections", "parameters of the projections of a layer: 4 · d_model²", label="parameters per layer"
-            ),
-            count("projections_mqa", "the same with one key/value head", label="with 1 kv head"),
-            count("scores_bytes", "memory of the scores of one layer, bytes"),
-            flag("chosen", "whether the model has so many"),
-        ),
-        "lengths": (count("n_tokens", "a length of text"),),
-        "curves": (text("panel", "MACs or bytes"), text("what", "what is counted")),
     }
-    ARRAYS: ClassVar[Sequence[Array]] = (
-        Array("curve_values", "what each curve comes to at each length", axes=("curves", "lengths")),
-    )
 
     @property
     def sizes(self) -> Mapping[str, Any]:
@@ -113,7 +82,7 @@ class Cost(Result):
             raise AttnscopeError(f"there is no quantity {name!r}", f"there are: {', '.join(names)}")
         row = names.index(name)
         value = float(table["value"][row])
-        return value if table["unit"][row] in ("share", "times") else int(value)
+        return value if table["unit"][row] == "share" else int(value)
 
     def __repr__(self) -> str:
         layers = amount(self.sizes["n_layers"] + self.sizes["n_decoder_layers"], "layer")
@@ -153,9 +122,8 @@ def _answer(cost: Cost) -> list[str]:
         f"{abbreviate(cost.value('parameters'), '')} parameters, and {share:.0%} of the MACs of a token at {n} tokens"
     )
     memory = f"scores of one layer on {n} tokens: {scores}"
-    if "kv_cache_own_float16" in cost.table("quantities")["name"]:
-        cache = abbreviate(cost.value("kv_cache_own_float16"), "bytes").split(" (")[0]
-        memory += f"; KV cache in float16: {cache}"
+    if "kv_cache_bytes" in cost.table("quantities")["name"]:
+        memory += f"; KV cache: {abbreviate(cost.value('kv_cache_bytes'), 'bytes')}"
     return [first, _sizes_line(cost), memory]
 
 
@@ -172,81 +140,34 @@ def _sizes_line(cost: Cost) -> str:
 
 def _blocks(cost: Cost) -> Iterator[Block]:
     table = cost.table("quantities")
-    names = table["name"].tolist()
-    main = [names.index(name) for name in MAIN if name in names]
+    names = table["what"].tolist()
     short = []
-    for value, unit in zip(table["value"].tolist(), table["unit"].tolist(), strict=True):
-        short.append(abbreviate(value, unit) + (f" {unit}" if unit in ("parameters", "MACs") else ""))
-    is_cache = table["group"] == "kv_cache"
-    yield Ranking(
-        what="",
-        names=np.where(is_cache, np.char.add("KV cache ", table["what"]), table["what"]).tolist(),
-        table=table,
-        columns=[Words("", short, right=True)],
-        order=main,
-        most=len(main),
-    )
+    exact = []
+    formulas = []
+    columns = (table[name].tolist() for name in ("value", "unit", "formula", "numbers"))
+    for value, unit, formula, numbers in zip(*columns, strict=True):
+        is_whole = unit != "share" and value <= EXACT_TO
+        short.append(abbreviate(value, unit))
+        exact.append(f"{value:,.0f}" if is_whole else abbreviate(value, unit))
+        formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
     for group, title in GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
-        heading = title.format(n=cost.options["n_tokens"])
-        if rows:
-            yield _quantities(table, rows, heading=heading, printed="with --all")
-    heads = cost.table("heads")
-    marks = np.where(heads["chosen"], "<", "")
-    yield Ranking(
-        heading=f"the same d_model of {cost.sizes['d_model']:,} in other heads",
-        what="heads",
-        names=[f"{n} {mark}".strip() for n, mark in zip(heads["n_heads"], marks, strict=True)],
-        table=heads,
-        columns=[
-            "d_head",
-            "scale",
-            *(
-                Words(heads.columns[name].title, [f"{value:,}" for value in heads[name].tolist()], right=True)
-                for name in ("projections", "projections_mqa")
-            ),
-            Words(
-                "scores",
-                [abbreviate(value, "bytes").split(" (")[0] for value in heads["scores_bytes"].tolist()],
-                right=True,
-            ),
-        ],
-        order=range(len(heads)),
-        most=len(heads),
-    )
-    curves = cost.table("curves")
-    for panel, title in (("MACs", "MACs for a text of N tokens"), ("bytes", "memory for a text of N tokens")):
-        chosen = np.flatnonzero(curves["panel"] == panel).tolist()
-        yield Curves(
-            printed="never",
-            figure=f"cost-{panel.lower()}",
-            title=title,
-            y=panel,
-            across="N, tokens",
-            x=cost.table("lengths")["n_tokens"].tolist(),
-            series=[Series(str(curves["what"][row]), np.stack([cost["curve_values"][row]] * 3, -1)) for row in chosen],
-            logarithmic=True,
+        yield Ranking(
+            heading=title.format(n=cost.options["n_tokens"]),
+            what="",
+            names=names,
+            table=table,
+            columns=[Words("", short, right=True)],
+            order=rows,
+            most=len(rows),
         )
-
-
-def _quantities(table: Table, rows: Sequence[int], **how: Any) -> Ranking:
-    """Show quantities with their formulas."""
-    exact = [_exact(*pair) for pair in zip(table["value"].tolist(), table["unit"].tolist(), strict=True)]
-    formulas = []
-    for formula, numbers in zip(table["formula"].tolist(), table["numbers"].tolist(), strict=True):
-        formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
-    return Ranking(
+    yield Ranking(
+        heading="formulas",
+        printed="with --all",
         what="",
-        names=table["what"].tolist(),
+        names=names,
         table=table,
         columns=[Words("value", exact, right=True), Words("formula", formulas, wraps=True)],
-        order=rows,
-        most=len(rows),
-        **how,
+        order=range(len(table)),
+        most=len(table),
     )
-
-
-def _exact(value: float, unit: str) -> str:
-    """Return a whole number with all its digits, as far as they are known."""
-    is_whole = unit not in ("share", "times") and value <= EXACT_TO
-    return f"{value:,.0f}" if is_whole else abbreviate(value, unit)

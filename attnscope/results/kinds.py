@@ -184,7 +184,7 @@ _ALL = (
         usual=("npz", "json", "py"),
     ),
     Kind("split", "split", "questions.split:Split", command="learn split"),
-    Kind("cost", "cost", "questions.cost:Cost", command="learn cost"),
+    Kind("cost", "cost", "questions.cost:Cost", command="learn cost", draw="", usual=("npz", "csv", "json")),
 )  # fmt: skip
 
 KINDS = {kind.name: kind for kind in _ALL}

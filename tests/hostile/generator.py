@@ -200,7 +200,6 @@ class Generator:
         if other:
             known |= {"TEXT": "a dog sat", "bert-base": "gpt2", "what": "a dog"}
             known |= {str(self.inputs / was): str(self.inputs / now) for was, now in OTHER.items()}
-        words += ["--replace"] * (name == "batch")
         return Case((*name.split(), *(known.get(word, word) for word in words)), out)
 
     def _change(self, name: str, lot: random.Random) -> Case:

@@ -1,48 +1,76 @@
-"""Many texts in, a folder of figures out: as `heatmap` draws each, by several processes, and never twice."""
+"""Draw many texts into one folder as `heatmap` draws each, by several processes, and nothing twice.
+
+Each text has a folder of its own, whose files appear together. One of them, `entry.json`, lists the others with a
+fingerprint of all that they depend on. So a run can be killed at any moment, and the next one draws what is not there.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import closing
-from dataclasses import fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from attnscope import models
+from attnscope.choice import Chosen
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import Corpus, CorpusText
-from attnscope.errors import AttnscopeError
+from attnscope.corpus import Corpus, CorpusText, tokens_of_ids
+from attnscope.drawing.files import write_pages
+from attnscope.errors import AttnscopeError, parse_json
 from attnscope.host import physical_bytes
 from attnscope.models.catalog import verify
-from attnscope.models.files import hashes
+from attnscope.models.files import hashes, remember_hashes
+from attnscope.models.model import Model
+from attnscope.output import write
 from attnscope.pages.gallery import page
 from attnscope.questions.batch import Batch, DrawnText, FailedText
-from attnscope.questions.maps import spans
-from attnscope.results.file_sets import require_writable
-from attnscope.studies.batch.folder import BatchFolder, folder_name
-from attnscope.studies.batch.worker import BatchOptions, Done, Drawer, Task
-from attnscope.studies.executors import Executor
+from attnscope.questions.heatmap_figures import pages
+from attnscope.questions.shares import find_shares
+from attnscope.results.file_sets import OwnFiles, remove_unfinished, replace_together, require_writable
+from attnscope.results.kinds import FIGURE_FORMATS, KINDS
+from attnscope.results.storage import csv_text, is_plain_file, write_whole
+from attnscope.studies.batch.options import BatchOptions
+from attnscope.studies.failures import failure
+from attnscope.studies.inputs.options import SharedWork
 from attnscope.studies.inputs.provenance import versions
-from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
+from attnscope.studies.inputs.texts import Progress, Report, share_read, special_ids, texts_of
+from attnscope.studies.maps.running import outline, run_model
+from attnscope.studies.maps.study import apply_changes
 from attnscope.studies.workers import Workers
+from attnscope.text import slug
 
-# What a process needs besides its model, and how often it holds the weights as large as they lie on disk.
-_PROCESS_BYTES, _TIMES_WEIGHTS = 700e6, 2
+MANIFEST = "manifest.jsonl"
+INDEX = "index.html"
+ENTRY = "entry.json"
+
+SHARES = "shares.csv"
+"""What heads give from one part of a text to another: of each text in its folder, and of all above."""
+
+_MARKS = {MANIFEST: b'"index": ', INDEX: b"<a href=manifest.jsonl>manifest.jsonl</a>", SHARES: b"index,source,line"}
+"""The files above those of texts, and what the first bytes of each hold."""
+
+_PROCESS_BYTES = 700e6
+_TIMES_WEIGHTS = 2
+"""What a process needs besides its model, and how often it holds the weights as large as they lie on disk."""
 
 
 @with_plain_torch
 def batch(
     spec: str,
-    texts: Corpus | Iterable[str],
+    texts: Corpus | Sequence[str],
     out: str | Path,
     options: BatchOptions | None = None,
     report: Report | None = None,
 ) -> Batch:
-    """Draws every text into a folder of its own, with a manifest and an index.html of all.
+    """Draw every text into a folder of its own, with a manifest and an index.html of all.
 
     A second call with the same arguments skips finished texts: those of the same text, model, options and versions. So
     it completes a run that was interrupted or killed. The same texts give the same files, byte for byte, whatever the
@@ -50,7 +78,7 @@ def batch(
 
     Args:
         spec: The model, as `attnscope.load` takes it by name: each worker loads it.
-        texts: The texts. Those of files are all held in memory; of stdin each is drawn as it comes, and let go.
+        texts: The texts; those of stdin are drawn as they come.
         out: The folder. No other run may write into it at the same time.
         options: How they are drawn.
         report: Is told how far it is, after each text that was drawn.
@@ -60,207 +88,302 @@ def batch(
         `complete` is False then.
 
     Raises:
-        AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written,
-            or that holds figures of another model or other options.
+        AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written.
     """
-    options, out = options or BatchOptions(), Path(out)
-    options.map_options()  # what makes no sense is refused at once
     if not isinstance(spec, str):
         raise AttnscopeError("a batch takes a model by its name", "each of its processes loads it")
-    if isinstance(texts, str):
-        raise AttnscopeError("a batch takes many texts, not one", "give a list, or a Corpus")
-    streamed = isinstance(texts, Corpus) and "-" in texts.sources
-    corpus_texts: Iterable[CorpusText] = texts if isinstance(texts, Corpus) else _as_corpus(texts)
-    corpus_texts = corpus_texts if streamed else list(corpus_texts)
+    options = options or BatchOptions()
+    out = Path(out)
+    listed = texts_of(texts)
     require_writable(out)
+    _require_ours(out)
+    _sweep(out)
     source = options.loading.resolve(spec)
-    absolute = source if source.folder is None else replace(source, folder=source.folder.absolute())
-    drawer = Drawer(absolute, options, hashes(), _describe_options(source, options))
-    with BatchFolder(out) as folder:
-        folder.require_ours()
-        folder.sweep()
-        plan = _Plan(folder, drawer, _common(source, options))
-        todo: Iterator[Task] = plan.todo(corpus_texts)
-        n_todo = None
-        if not streamed:
-            listed = list(todo)
-            todo, n_todo = iter(listed), len(listed)
-        first = next(todo, None)
-        failure: Exception | None = None
-        interrupted = False
-        if first is not None:
-            try:
-                executor = _workers(options, n_todo, source).executor_on(options.loading.device)
-                interrupted = not _draw(plan, executor, chain([first], todo), n_todo, report)
-            except Exception as error:  # told when what was drawn before it has its index
-                failure = error
-        folder.sweep()  # a worker that was stopped leaves half a text
-        texts_drawn, missing = plan.outcome()
-        if failure is not None and not texts_drawn:
-            raise failure
-        unread = [FailedText(p.source, p.line, p.reason) for p in texts.problems] if isinstance(texts, Corpus) else []
-        result = Batch(
-            source.name, len(plan.tasks), texts_drawn, (*missing, *unread), len(texts_drawn) - len(plan.done_before)
-        )
-        folder.publish(result, page(result))
-        if failure is not None:
-            raise failure
-        if interrupted and result.complete:  # more would have come of stdin
-            raise KeyboardInterrupt
-    return result
+    executor = _workers(options.running, source, options).executor_on(options.loading.device)
+    if source.folder is not None:
+        source = replace(source, folder=source.folder.absolute())  # Ray's workers stand elsewhere
+    common = _hash_all_but_the_text(source, options)
+
+    # Read texts as workers need them, and pass over those that are done.
+    became: dict[int, DrawnText | FailedText | None] = {}
+
+    def todo() -> Iterator[_Task]:
+        for text in listed:
+            folder = out.absolute() / folder_name(text.index, text.written or "tokens")
+            task = _Task(text, folder, hashlib.sha256(common + text.digested()).hexdigest())
+            became[text.index] = _find_done(task)
+            if became[text.index] is None:
+                yield task
+
+    # Draw the others.
+    n_fresh = n_tried = n_tokens = 0
+    complete = True
+    error: Exception | None = None
+    try:
+        with contextlib.closing(executor.map_blocks(_Drawer(source, options, hashes()), todo())) as outcomes:
+            for outcome in outcomes:
+                text = outcome.block.text
+                result = outcome.result or _fail(text, outcome.lost)
+                became[text.index] = result
+                n_tried += 1
+                if isinstance(result, DrawnText):
+                    n_fresh += 1
+                    n_tokens += len(result.tokens)
+                if report is not None:
+                    report(Progress(n_tried, n_tokens, share_read(listed, text.index)))
+    except KeyboardInterrupt:
+        complete = False
+    except Exception as raised:  # told when what was drawn before it has its index
+        error = raised
+        complete = False
+
+    # List what there is.
+    _sweep(out)  # a worker that was stopped leaves half a text
+    drawn = [result for result in became.values() if isinstance(result, DrawnText)]
+    failed = [result for result in became.values() if isinstance(result, FailedText)]
+    if isinstance(texts, Corpus):
+        failed += [FailedText(problem.source, problem.line, problem.reason) for problem in texts.problems]
+    finished = Batch(source.name, len(became), drawn, failed, n_fresh, complete)
+    if drawn or error is None:
+        with replace_together(out, OwnFiles(frozenset(_MARKS))) as staged:
+            write_whole(staged / INDEX, page(finished).encode("utf-8", "backslashreplace"))
+            # File names that are no text hold lone surrogates; this writes them as JSON's own \udc80.
+            write_whole(staged / MANIFEST, finished.manifest().encode("utf-8", "backslashreplace"))
+            _write_shares(out, drawn, staged / SHARES)
+    if error is not None:
+        raise error
+    return finished
 
 
-class _Plan:
-    """What is to be drawn, and what became of it. Texts come one by one; those that are drawn are not held.
+def folder_name(index: int, text: str) -> str:
+    """Return the folder of a text: `00007-the-first-words`; letters, digits and hyphens, whatever the text is."""
+    return f"{index:05d}-{slug(text)}"
+
+
+def _write_shares(out: Path, drawn: Sequence[DrawnText], path: Path) -> None:
+    """Write the shares of all texts into one file, if they have any."""
+    rows: list[tuple[str, ...]] = []
+    for text in drawn:
+        if SHARES in text.files:
+            with (out / text.folder / SHARES).open(encoding="utf-8", newline="") as file:
+                header, *shares = csv.reader(file)
+            rows = rows or [("index", "source", "line", *header)]
+            rows += [(str(text.index), text.source, str(text.line), *share) for share in shares]
+    if rows:
+        write_whole(path, csv_text(rows).encode("utf-8", "backslashreplace"))
+
+
+def _fail(text: CorpusText, reason: str) -> FailedText:
+    return FailedText(text.source, text.line, reason, text.index, text.text or "")
+
+
+def _workers(running: SharedWork, source: models.Source, options: BatchOptions) -> Workers:
+    """Return who draws: processes of this machine, one a core as memory allows, unless it is said otherwise."""
+    if running.workers is None and running.executor == "local":
+        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        weights = sum(path.stat().st_size for path in source.folder.glob("*.*")) if source.folder else 0
+        memory = physical_bytes() or float("inf")
+        n_fitting = memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights)
+        running = replace(running, workers=max(1, int(min(n_cores, n_fitting))))
+    workers = running.share(source.spec, options.loading)
+    assert workers is not None  # their number is given, or they are Ray's
+    return workers
+
+
+def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> bytes:
+    """Hash all that files depend on besides the text: the model, the options, the versions."""
+    digests = {}
+    if source.folder is not None:  # a built-in model goes by the version
+        digests["weights"] = verify(source)
+        folders = [source.folder] if source.adapter is None else [source.folder, source.adapter]
+        small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
+        for path in [path for folder in folders for path in sorted(folder.iterdir())]:
+            if path.suffix in small and path.is_file() or path.parent == source.adapter:
+                digests[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    # Who draws makes no difference to what is drawn.
+    how = asdict(replace(options, running=SharedWork()))
+    libraries = dict(versions()) | {name: version(name) for name in ("matplotlib", "pillow")}
+    parts = json.dumps([source.name, digests, how, libraries], default=str)
+    return hashlib.sha256(parts.encode("utf-8", "backslashreplace")).digest()
+
+
+# The folder
+
+
+def _require_ours(out: Path) -> None:
+    """Refuse a folder where a manifest or an index that no batch wrote has the name of one of ours."""
+    for name, mark in _MARKS.items():
+        path = out / name
+        if not is_plain_file(path):
+            continue
+        with path.open("rb") as file:
+            begin = file.read(65_536)
+        if begin and mark not in begin:
+            raise AttnscopeError(
+                f"{path} is no file of a batch, and would be lost", "choose another folder with --out, or move it away"
+            )
+
+
+def _sweep(out: Path) -> None:
+    """Remove what killed runs have left half-written."""
+    remove_unfinished(out, OwnFiles(frozenset(_MARKS)))
+    for folder in out.glob("[0-9]*-*"):
+        if not folder.is_symlink():
+            remove_unfinished(folder, _own_files())
+
+
+def _own_files() -> OwnFiles:
+    """Return the files of a text in its folder: a record of attention, figures, and the entry that lists them."""
+    return OwnFiles(KINDS["heatmap"].named_files | {ENTRY, SHARES}, has_figures=True, index=ENTRY, listed=_list_files)
+
+
+def _list_files(folder: Path) -> list[str]:
+    """Return the files of the text that is drawn in a folder, as its entry lists them; empty without an entry."""
+    files = _read_entry(folder).get("files")
+    return [*map(str, files), ENTRY] if isinstance(files, dict) else []
+
+
+def _read_entry(folder: Path) -> dict[str, Any]:
+    """Return the entry of a text's folder; empty if there is no whole one."""
+    if folder.is_symlink() or not is_plain_file(folder / ENTRY):
+        return {}
+    try:
+        entry = parse_json((folder / ENTRY).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+# One text
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A text to draw, the folder of its files, and the hash of all that they depend on."""
+
+    text: CorpusText
+    folder: Path
+    fingerprint: str
+
+
+def _find_done(task: _Task) -> DrawnText | None:
+    """Return a text that is drawn with this fingerprint, if all its files are there."""
+    entry = _read_entry(task.folder)
+    if entry.get("fingerprint") != task.fingerprint:
+        return None
+    try:
+        done = DrawnText(**entry, **_place_of(task))
+        is_whole = all((task.folder / name).stat().st_size == size for name, size in done.files.items())
+    except (OSError, TypeError, AttributeError):
+        return None
+    return done if is_whole else None
+
+
+def _place_of(task: _Task) -> dict[str, Any]:
+    """Return what of a drawn text depends on where it stands in a corpus, and is not kept beside its files."""
+    return {
+        "index": task.text.index,
+        "source": task.text.source,
+        "line": task.text.line,
+        "folder": task.folder.name,
+    }
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What all texts need: the model, and the heads that are shown."""
+
+    model: Model
+    heads: Chosen
+    special_ids: frozenset[int]
+
+
+@dataclass
+class _Drawer:
+    """Draw one text after the other in a worker, which gets a pickled copy and loads the model once.
 
     Attributes:
-        tasks: All texts so far, without what they say.
-        done_before: Those that an earlier run drew, by index.
-        failed: Why others could not be drawn, and what they say, by index.
+        source: The model.
+        options: How texts are drawn.
+        hashes: Of the model's files; see `models.files.hashes`.
     """
 
-    def __init__(self, folder: BatchFolder, drawer: Drawer, common: bytes) -> None:
-        self.folder, self.drawer, self._common = folder, drawer, common
-        self.tasks: list[Task] = []
-        self.done_before: dict[int, DrawnText] = {}
-        self.failed: dict[int, tuple[str, str]] = {}
+    source: models.Source
+    options: BatchOptions
+    hashes: dict[tuple[Path, int, int], str]
+    loaded: _Loaded | None = None
 
-    def todo(self, texts: Iterable[CorpusText]) -> Iterator[Task]:
-        """The texts to draw, as they come; refuses to lose figures of other options."""
-        for text in texts:
-            # Ray's workers stand elsewhere.
-            task = _task(text, self.folder.path.absolute(), self._common)
-            self.tasks.append(replace(task, text=None, ids=None))
-            done = None if self.drawer.options.replace else _done(self.folder, task)
-            if done is not None:
-                self.done_before[task.index] = done
-                continue
-            if not self.drawer.options.replace:
-                self.folder.require_same([task.folder.name], self.drawer.asked)
-            earlier = self.folder.entry(task.folder.name)
-            if earlier is not None and earlier.fingerprint != task.fingerprint:
-                self.folder.withdraw()
-            yield task
+    def load(self) -> None:
+        """Load the model, unless that is done."""
+        if self.loaded is not None:
+            return
+        import torch
 
-    def outcome(self) -> tuple[tuple[DrawnText, ...], list[FailedText]]:
-        """What is drawn, and what could not be."""
-        finished, missing = [], []
-        for task in tuple(self.tasks):
-            if task.index in self.failed:
-                reason, text = self.failed[task.index]
-                missing.append(FailedText(task.source, task.line, reason, task.index, text))
-            elif (done := self.done_before.get(task.index) or _done(self.folder, task)) is not None:
-                finished.append(done)
-        return tuple(finished), missing
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
+        torch.set_num_threads(self.options.running.threads or 1)
+        remember_hashes(self.hashes)
+        model = self.options.loading.load(self.source)
+        self.loaded = _Loaded(model, self.options.choice.within(model.info), special_ids(model))
 
+    def __call__(self, task: _Task) -> DrawnText | FailedText:
+        """Draw a text; an error is returned, and leaves the files that were there."""
+        try:
+            if task.folder.is_symlink():
+                raise AttnscopeError(f"{task.folder} is a link, which leads out of the batch", "remove it")
+            with replace_together(task.folder, _own_files()) as staged:
+                return self._draw(task, staged)
+        except Exception as error:
+            said = failure("", error)
+            return _fail(task.text, f"{said['error']} ({said['hint']})")
 
-def _draw(plan: _Plan, executor: Executor, todo: Iterable[Task], n_todo: int | None, report: Report | None) -> bool:
-    """Have workers draw the tasks; return whether they came to the end, which Ctrl-C prevents."""
-    n_done = n_tokens = 0
-    try:
-        with closing(executor.map_blocks(plan.drawer, todo)) as outcomes:
-            for outcome in outcomes:
-                task = outcome.block
-                done = Done(reason=outcome.lost) if outcome.lost else outcome.result
-                if done.reason:
-                    plan.failed[task.index] = done.reason, task.text or ""
-                n_done += 1
-                n_tokens += done.n_tokens
-                if report is not None:
-                    report(Progress(n_done, n_tokens, n_todo and n_done / n_todo))
-    except KeyboardInterrupt:
-        return False
-    return True
+    def _draw(self, task: _Task, folder: Path) -> DrawnText:
+        assert self.loaded is not None
+        model = self.loaded.model
+        options = self.options
+        reading = self._read(task.text)
+        maps = options.maps
+        record = run_model(model, outline(model.info, reading, self.loaded.heads), reading)
+        query = maps.query
+        record = apply_changes(record, maps)
+        if maps.mean:
+            record = record.average(maps.mean)
+        notes = list(record.run["notes"])
+        shares: list[Path] = []
+        if maps.between:
+            try:
+                shares = [find_shares(record, *maps.between.parts).save(folder / SHARES)]
+            except AttnscopeError as error:  # of many texts, some lack a part
+                notes.append(f"{error} here")
+        if query is not None and not any(layer.queries.find(query) for layer in record.maps):
+            notes.append(f"no token is {query!r} here")  # of many texts, some lack it
+            query = None
+        figures = [name for name in options.formats if name in FIGURE_FORMATS]
+        # Compressing beside drawing would take the cores of other workers.
+        figure_files = write_pages(pages(record, options.style, query), folder, figures, threads=0)
+        data_files = write(record, folder, [name for name in options.formats if name not in figures])
+        entry: dict[str, Any] = {
+            "text": task.text.text or "",
+            "tokens": reading.tokens.labels,
+            "files": {path.name: path.stat().st_size for path in (*figure_files, *data_files, *shares)},
+            "model": model.info.name,
+            "run": {name: record.run[name] for name in ("sha256", "engine", "dtype", "device", "versions")},
+            "notes": notes,
+            "fingerprint": task.fingerprint,
+        }
+        content = json.dumps(entry, ensure_ascii=False) + "\n"
+        write_whole(folder / ENTRY, content.encode("utf-8", "backslashreplace"))
+        return DrawnText(**entry, **_place_of(task))
 
-
-def _as_corpus(texts: Iterable[str]) -> list[CorpusText]:
-    listed = list(texts)
-    for text in listed:
-        if not isinstance(text, str):
-            raise AttnscopeError(f"a text is a string, not {type(text).__name__}")
-    if not listed:
-        raise AttnscopeError("there is no text to draw", "give at least one")
-    return [CorpusText(index, "texts", index + 1, text) for index, text in enumerate(listed)]
-
-
-def _task(text: CorpusText, out: Path, common: bytes) -> Task:
-    fingerprint = hashlib.sha256(common + text.digested()).hexdigest()
-    named = text.written or "tokens"
-    folder = out / folder_name(text.index, named)
-    return Task(text.index, text.source, text.line, text.text, text.ids, folder, fingerprint, text.pair)
-
-
-def _done(folder: BatchFolder, task: Task) -> DrawnText | None:
-    name = task.folder.name
-    return folder.done(name, task.fingerprint, index=task.index, source=task.source, line=task.line)
-
-
-def _common(source: models.Source, options: BatchOptions) -> bytes:
-    """A hash of all that files depend on besides the text: the model, the options, the versions."""
-    # Who draws, and how often, makes no difference to what is drawn.
-    plain = replace(options, workers=None, threads=1, executor="local", ray_address=None, replace=False)
-    libraries = {**dict(versions()), **{name: version(name) for name in ("matplotlib", "pillow")}}
-    parts = [source.name, _model_files(source), repr(plain), libraries]
-    return hashlib.sha256(json.dumps(parts).encode("utf-8", "backslashreplace")).digest()
-
-
-def _describe_options(source: models.Source, options: BatchOptions) -> dict[str, str]:
-    """The model and the options that figures depend on, as a user gives them."""
-    choice, loading = options.map_options().choice, options.loading
-    options_given = {
-        "--model": source.name,
-        "weights": verify(source)[:12] if source.folder is not None else None,
-        "--layers": choice.layers and spans(choice.layers),
-        "--heads": choice.heads and spans(choice.heads),
-        "--pick": choice.pick and ",".join(f"L{layer}H{head}" for layer, head in choice.pick),
-        "--format": ",".join(options.formats),
-        **{f"--{f.name.replace('_', '-')}": getattr(options.style, f.name) for f in fields(options.style)},
-        **{f"--{name.replace('_', '-')}": getattr(options, name) for name in _SHOWN},
-        "--from": options.between.from_part,
-        "--to": options.between.to_part,
-        **{f"--{f.name.replace('_', '-')}": getattr(loading, f.name) for f in fields(loading) if f.name in _RUN},
-    }
-    return {name: _as_text(value) for name, value in options_given.items()}
-
-
-_SHOWN = ("query", "words", "hide_special", "without_sinks", "mean", "chat", "generate")
-_RUN = ("engine", "device", "dtype", "device_map", "adapter")
-
-
-def _as_text(value: object) -> str:
-    if value is None:
-        return "not given"
-    return ("off", "on")[value] if isinstance(value, bool) else str(value)
-
-
-def _model_files(source: models.Source) -> dict[str, str]:
-    """Hashes of the files of a model: weights, configuration, tokenizer. A built-in model goes by its version."""
-    if source.folder is None:
-        return {}
-    digests = {"weights": verify(source)}
-    endings = (".json", ".txt", ".model", ".jinja", ".py", ".gguf", ".tiktoken")
-    paths = [path for path in sorted(source.folder.iterdir()) if path.suffix in endings]
-    if source.adapter is not None:
-        paths += sorted(source.adapter.glob("adapter_*"))
-    for path in paths:
-        if path.is_file():
-            with path.open("rb") as file:
-                digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
-
-
-def _workers(options: BatchOptions, n_texts: int | None, source: models.Source) -> Workers:
-    n = options.workers
-    if n is None and options.executor == "local":
-        n = _n_workers(n_texts, source)
-    return Workers(source.spec, n, options.threads, options.executor, options.ray_address, options.loading)
-
-
-def _n_workers(n_texts: int | None, source: models.Source) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = cores if n_texts is None else min(cores, n_texts)
-    memory = physical_bytes()
-    if memory is None:
-        return most
-    weights = sum(path.stat().st_size for path in source.folder.glob("*") if path.is_file()) if source.folder else 0
-    return max(1, min(most, int(memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights))))
+    def _read(self, text: CorpusText) -> Reading:
+        assert self.loaded is not None
+        model = self.loaded.model
+        chat = self.options.chat
+        generate = self.options.generate
+        if text.ids is None:
+            return read(model, Prompt(text.text or "", text.pair, chat=chat, generate=generate))
+        if len(model.info.kinds) > 1 or chat or generate:
+            raise AttnscopeError(
+                "token numbers are shown as they are, by models of one kind of attention", "give texts"
+            )
+        tokens, cut = truncate(tokens_of_ids(text.ids, self.loaded.special_ids), model.info.max_tokens)
+        return Reading("", tokens, None, (cut,) if cut else ())

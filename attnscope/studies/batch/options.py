@@ -1,0 +1,45 @@
+"""How many texts are drawn. Loads nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from attnscope.choice import Between, Choice, Tokens
+from attnscope.drawing.style import Style
+from attnscope.options import group, option, options, read_names
+from attnscope.results.kinds import KINDS
+from attnscope.studies.inputs.options import LoadOptions, SharedWork
+from attnscope.studies.maps.options import MapOptions
+
+
+def _read_formats(listed: str) -> tuple[str, ...]:
+    return read_names(listed, KINDS["heatmap"].formats, "format")
+
+
+@options
+class BatchOptions:
+    """How texts are drawn."""
+
+    choice: Choice = group(Choice)
+    tokens: Tokens = group(Tokens)
+    between: Between = group(Between)
+    chat: bool = option("Put each text into the model's chat template.", default=False, panel="Text", rare=True)
+    generate: int = option(
+        "Let a decoder write this many tokens, and show them too.", default=0, least=0, most=10000, panel="Text"
+    )
+    formats: tuple[str, ...] = option(
+        "What to write: several of png, svg, pdf, npz, json.",
+        "-f", "--format", default=("png",), read=_read_formats, written="png", panel="Output",
+    )  # fmt: skip
+    running: SharedWork = group(SharedWork)
+    loading: LoadOptions = field(default_factory=LoadOptions)
+    style: Style = field(default_factory=Style)
+
+    def require(self) -> None:
+        """Refuse what maps cannot be asked for."""
+        _ = self.maps
+
+    @property
+    def maps(self) -> MapOptions:
+        """What is asked of the maps of each text."""
+        return MapOptions(choice=self.choice, between=self.between, **vars(self.tokens))
