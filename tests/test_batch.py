@@ -181,13 +181,6 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
     assert "line 3" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_a_text_that_is_given_up_is_listed(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lambda task: task.text.index == 1))
-    result = batch("own", Corpus([corpus]), tmp_path, PLAIN)
-    assert result.complete and [text.index for text in result.drawn] == [0, 2, 3, 4]
-    assert [(f.index, f.line, f.error) for f in result.failed] == [(1, 2, "struck")]
-
-
 def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path: Path, worker_here: None) -> None:
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
         batch("own", ["a"], tmp_path / "new", replace(PLAIN, choice=Choice(layers=(99,))))
@@ -333,9 +326,3 @@ def test_hostile_text_shows_as_itself() -> None:
     assert set(seen.links) == {"manifest.jsonl", "00000-p/L00.png", "00000-p/heatmap.npz"}
     shown = HOSTILE.replace("\u202e", "<U+202E>").replace("\x1b", "<U+001B>").replace("\0", "<U+0000>")
     assert seen.text.count(shown) == 8  # title, heading, source, text, note; of the failed: source, reason, text
-
-
-def test_the_links_of_the_page_lead_to_files(undisturbed: Path) -> None:
-    links = Seen((undisturbed / "index.html").read_text("utf-8")).links
-    assert len(links) > 5 * 5
-    assert all((undisturbed / link).is_file() for link in links)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.corpus import CorpusText, batches, block_batches, blocks, chunks, tokens_of_ids
+from attnscope.corpus import CorpusText, block_batches, blocks, chunks, tokens_of_ids
 from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import CLS, SEP, encode
 
@@ -48,14 +48,6 @@ def test_batches_hold_every_chunk_once_within_the_budget(lengths, budget):
         assert len(batch) == 1 or len(batch) * max(sizes) <= budget
 
 
-def test_batches_are_sorted_by_length_and_filled_up_to_the_budget():
-    parts = [chunks(encode("x" * n), i)[0] for i, n in enumerate([5, 1, 1, 20, 2, 1])]
-    made = batches(parts, budget=9)
-    assert [[part.text for part in batch] for batch in made] == [[1, 2, 5], [4], [0], [3]]
-    assert described(batches(reversed(parts), budget=9)) == described(made)
-    assert batches([]) == []
-
-
 # Chunks
 
 
@@ -82,15 +74,6 @@ def test_chunks_hold_every_token_and_the_special_ones_at_both_ends(n, size, data
     assert all(len(part) == size for part in made[:-1])
 
 
-def test_a_text_that_fits_stays_as_it_is():
-    tokens = encode("abc")
-    for options in ({}, {"limit": 5}, {"limit": 9, "chunk": 5}, {"stride": 1}):
-        (part,) = chunks(tokens, 3, **options)
-        assert part.tokens is tokens
-        assert (part.text, part.number, part.n_chunks, part.n_repeated) == (3, 0, 1, 0)
-    assert len(chunks(tokens, chunk=4)) == 2
-
-
 def test_special_tokens_inside_of_a_text_stay_where_they_are():
     tokens = tokens_of_ids([CLS, 5, 6, SEP, 7, 8, SEP, SEP], [CLS, SEP])
     assert [part.tokens.ids.tolist() for part in chunks(tokens, limit=6)] == [
@@ -115,10 +98,3 @@ def test_special_tokens_inside_of_a_text_stay_where_they_are():
 def test_chunks_that_cannot_be_are_refused(options, message):
     with pytest.raises(AttnscopeError, match=message):
         chunks(encode("abcdefghij"), **options)
-
-
-def test_texts_of_numbers_need_no_tokenizer():
-    block = next(blocks([CorpusText(0, "s", 1, ids=(CLS, 9, 8, SEP))]))
-    (((part,),)) = block_batches(block, lambda text: pytest.fail(text), special_ids=[CLS, SEP])
-    assert part.tokens.labels == ("<1>", "<9>", "<8>", "<2>")
-    assert part.tokens.special.tolist() == [True, False, False, True]

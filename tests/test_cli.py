@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope import models
-from attnscope.drawing import style
-from attnscope.models.devices import dtype_of
 from attnscope.results.record import load_record as load
-from tests.cli_helpers import TIRED, WIDE, elsewhere, files, loaded_once, require_one_line
+from tests.cli_helpers import TIRED, elsewhere, files, loaded_once, require_one_line
 from tests.conftest import Result, Run
 
 __all__ = ["elsewhere", "loaded_once"]
@@ -39,11 +36,6 @@ def test_help_and_version_are_on_stdout(run: Run) -> None:
         assert (result.status, result.err) == (0, "") and "Usage" in result.out
     result = run()
     assert result.status == 2 and "Usage" in result.out and result.err == ""
-
-
-def test_options_that_are_named_twice_are_the_same_everywhere() -> None:
-    assert {str(dtype_of(name)) for name in models.DTYPES} == {f"torch.{name}" for name in models.DTYPES}
-    assert style.SCALES == ("fixed", "head", "figure")  # which the help of --scale names
 
 
 # What it writes
@@ -71,18 +63,6 @@ def test_the_same_text_model_and_options_have_the_same_folder(run: Run) -> None:
     assert folder() == first
     others = [folder("--words"), folder("--scale", "head"), folder(text="The cat.")]
     assert len({first, *others}) == 4
-
-
-def test_weights_are_true_on_the_way_to_a_file(run: Run) -> None:
-    for text, expected in ((TIRED, 0.68), (WIDE, 0.28)):
-        path = run("heatmap", text, "-f", "npz", "--pick", "L3H1").out.strip()
-        with np.load(path, allow_pickle=False) as held:
-            labels = held["keys/token"].tolist()
-            place = (0, labels.index("it"), labels.index("animal"))
-            assert held["weights"][place] == pytest.approx(expected, abs=0.005)
-            described = json.loads(held["record"].tobytes())
-        run_told = described["run"]
-        assert (described["options"]["text"], run_told["model"], run_told["engine"]) == (text, "minilm", "numpy")
 
 
 def test_every_format_at_once(run: Run, tmp_path: Path) -> None:
@@ -139,16 +119,6 @@ def test_a_text_is_read_from_stdin_or_a_file(run: Run, tmp_path: Path, monkeypat
     with (tmp_path / "text.txt").open(encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert run("heatmap", "-", "-f", "npz").out == literal
-
-
-def test_words_and_hidden_special_tokens(run: Run) -> None:
-    given = "--words --hide-special --query it's -L 0 -o out -f png,npz"
-    result = run("heatmap", "Embeddings, it's", *given.split())
-    assert (result.status, result.err) == (0, "")
-    record = load("out/heatmap.npz")
-    assert record.tokens == ("Embeddings", ",", "it's")
-    assert record.changes == ("hide_special", "words")
-    assert result.out.splitlines()[-3:] == [f"out/{name}" for name in ("L00.png", "query-002.png", "heatmap.npz")]
 
 
 def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run: Run) -> None:

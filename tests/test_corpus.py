@@ -1,10 +1,8 @@
 """What is read of a corpus: formats, compressed files, patterns, stdin, and what becomes of what cannot be read."""
 
-import csv
 import gzip
 import io
 import json
-import sys
 import tempfile
 import tracemalloc
 
@@ -14,13 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.corpus import Block, Copies, Corpus, CorpusText, Problem, block_batches, blocks, distinct, lines
+from attnscope.corpus import Block, Corpus, CorpusText, Problem, block_batches, blocks, lines
 from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import write
 
 VISIBLE = st.characters(categories=["L", "N", "P", "S", "Zs"])
 # One line of text that is not blank; other characters that str.splitlines would cut at may be inside.
-LINE = st.text(VISIBLE | st.sampled_from("\x0b\x1c\x85\u2028")).map(lambda text: f"{text}x")
 
 
 def texts(*files, **options) -> list[str]:
@@ -68,20 +65,6 @@ def test_jsonl_with_token_numbers_and_other_fields(tmp_path):
     read = [(text.text, text.ids) for text in Corpus([path], field="body")]
     assert read == [(None, (5, 6)), ("hello", None), (None, (7,))]
     assert [text.ids for text in Corpus([path], field="input_ids")] == [(5, 6), (1,)]
-
-
-@given(st.lists(st.tuples(st.text(st.characters(codec="utf-8", exclude_characters="\0\r")), LINE), min_size=1))
-@example([('a\n"b",\n', "c\n\nd, e")])
-def test_csv_survives(tmp_path_factory, rows):
-    for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
-        path = tmp_path_factory.mktemp("c") / name
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, delimiter=delimiter)
-            writer.writerow(["x", "text", "y"])
-            writer.writerows((other, text, "") for other, text in rows)
-        held = Corpus([path])
-        assert [text.text for text in held] == [text for _, text in rows]
-        assert not held.problems
 
 
 def test_the_format_is_that_of_the_name_or_the_given_one(tmp_path):
@@ -163,14 +146,6 @@ def test_a_stdin_that_finds_no_room_ends_the_study_and_is_no_part_of_it(stdin, m
     stdin(b"a line\n" * 1000)
     with pytest.raises(AttnscopeError, match=r"stdin cannot be kept to be read again.*TMPDIR"):
         list(Corpus(["-"]))
-
-
-def test_stdin_may_be_replaced_by_text_or_missing(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hello"))
-    assert texts("-") == ["hello"]
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(AttnscopeError, match="no stdin"):
-        texts("-")
 
 
 def test_progress_and_the_hash_of_what_was_read(tmp_path):
@@ -273,17 +248,6 @@ def test_a_source_of_malformed_lines_is_given_up_after_ten(tmp_path):
     assert "given up" not in held.problems[-2].reason
 
 
-@pytest.mark.parametrize("split", ["line", "paragraph", "file"])
-def test_a_broken_text_is_not_given_in_part(split, tmp_path):
-    held = Corpus([write(tmp_path / "a.txt", b"one\n\ntwo\nthr\xff\nfour\n")], split=split)
-    if split == "file":
-        with pytest.raises(AttnscopeError, match="line 4: not UTF-8"):
-            list(held)
-    else:
-        assert [text.text for text in held] == (["one", "two"] if split == "line" else ["one"])
-        assert held.problems[0].line == 4
-
-
 @pytest.mark.parametrize("raw", [b"", b"\n \n", b"\xef\xbb\xbf\r\n", "\u200b\u202e\n\u00a0".encode()])
 def test_no_text_at_all_is_an_error(raw, tmp_path):
     for split in ("line", "paragraph", "file"):
@@ -363,13 +327,6 @@ def test_a_pair_of_which_a_text_is_missing_is_listed(tmp_path, line, reason):
     corpus = Corpus(path, pair_field="context")
     assert [text.pair for text in corpus] == ["The cat."]
     assert [problem.line for problem in corpus.problems] == [1] and reason in corpus.problems[0].reason
-
-
-def test_pairs_of_one_first_text_are_no_copies_of_each_other():
-    passages = ["The cat sat on the mat.", "Nobody knows what the old king said to the queen that night."]
-    texts = [CorpusText(number, "texts", number, "Who was there?", pair=each) for number, each in enumerate(passages)]
-    assert len({text.digested() for text in texts}) == 2
-    assert list(distinct(texts, Copies())) == texts
 
 
 def test_a_pair_is_tokenised_with_its_sides_told_apart():

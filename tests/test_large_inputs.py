@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 import attnscope
 from attnscope import hub
 from attnscope.corpus import Corpus
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.results import json_bounds
 from attnscope.results.json_bounds import require_bounded
 from attnscope.studies.inputs import reading
-from attnscope.studies.inputs.reading import Prompt, encode_within, truncate
+from attnscope.studies.inputs.reading import encode_within, truncate
 from tests.conftest import Run
 
 WORDS = ("the", "cat", "sat", "on", "mat", "and", "then", "it", "ran", "over", "hills", "where", "nobody", "had")
@@ -83,18 +81,6 @@ def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(
         patch.setattr(reading, "WHOLE_CHARACTERS", 60)
         patch.setattr(reading, "_CHARACTERS", 4)
         require_same_beginning(kinds[kind], f"the {text}", limit)
-
-
-@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
-@pytest.mark.parametrize("n_more", range(12))
-def test_a_cut_at_any_character_of_a_word_changes_no_token_that_is_shown(
-    kinds: dict[str, FastTokenizer], kind: str, n_more: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "WHOLE_CHARACTERS", 500)
-    text = "the " + "a" * n_more + " ".join(np.random.default_rng(n_more).choice(WORDS, 2000))
-    assert "more than" in require_same_beginning(kinds[kind], text, 32)
-    if kind != "wordpiece":  # for it that is one unknown word
-        assert "more than" not in require_same_beginning(kinds[kind], text.replace(" ", ""), 32)
 
 
 @pytest.mark.parametrize("sizes", [(400, 400), (400, 3), (3, 400)])
@@ -201,13 +187,6 @@ def test_values_are_counted_as_json_has_them(value: Any) -> None:
                     require_bounded(document)
 
 
-def test_a_line_of_jsonl_is_bounded(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "b": [' + "[]," * 2_200_000 + '0]}\n{"text": "ok"}\n')
-    corpus = Corpus([tmp_path / "a.jsonl"])
-    assert [text.text for text in corpus] == ["ok"]
-    assert "lists and objects, more than" in corpus.problems[0].reason
-
-
 # Waits -------------------------------------------------------------------------------------------------------------
 
 
@@ -279,55 +258,3 @@ def test_a_download_that_brings_nothing_is_given_up_and_a_slow_one_is_not(
 
 
 # Numbers of another kind -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["weights", "-m", "own", "--seed", str(2**64 - 1)], "--seed"),
-        (["heads", "a cat", "-m", "own", "--workers", "2", "--threads", "99999999999"], "99,999,999,999 threads"),
-        (["heads", "a cat", "-m", "own", "--workers", "99999999999"], "99,999,999,999 workers"),
-    ],
-)
-def test_numbers_beyond_any_machine_are_one_line(run: Run, command: list[str], said: str) -> None:
-    status, out, err = run(*command)
-    assert (status, out) == (2, "")
-    assert said in err and len(err.splitlines()) <= 2
-
-
-@pytest.mark.parametrize("how", [{}, {"engine": "native"}, {"engine": "numpy"}, {"engine": "hf"}])
-@pytest.mark.parametrize("kind", ["complex", "whole"])
-def test_weights_that_are_no_real_numbers_are_refused(tiny_bert: Path, how: dict[str, Any], kind: str) -> None:
-    if kind == "whole" and how.get("engine") == "hf":
-        return  # transformers takes quantised weights
-    path = tiny_bert / "model.safetensors"
-    weights = load_file(path)
-    name = next(name for name in weights if name.endswith("query.weight"))
-    weights[name] = weights[name].to(torch.complex64) * 1j if kind == "complex" else (weights[name] * 50).to(torch.int8)
-    save_file(weights, path, {"format": "pt"})
-    with pytest.raises(AttnscopeError, match="complex" if kind == "complex" else "quantised") as error:
-        attnscope.load(str(tiny_bert), **how)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("weights", "more", "said"),
-    [
-        (np.eye(2, dtype=np.complex64)[None, None], {}, "the weights are of type complex64"),
-        (np.eye(2, dtype=np.int64)[None, None], {}, "the weights are of type int64"),
-        (np.eye(2, dtype=bool)[None, None], {}, "the weights are of type bool"),
-        (np.eye(2)[None, None], {"special": [0.5]}, "the special tokens are named by 0.5"),
-        (np.eye(2)[None, None], {"layers": [1.5]}, "the layers are named by 1.5"),
-        (np.eye(2)[None, None], {"heads": [True]}, "the heads are named by True"),
-    ],
-)
-def test_arrays_of_another_kind_are_refused(weights: Any, more: dict[str, Any], said: str) -> None:
-    with pytest.raises(AttnscopeError, match=said):
-        attnscope.record_from_arrays(weights, ["a", "b"], **more)
-    with pytest.raises(AttnscopeError, match="no list of texts"):
-        attnscope.record_from_arrays(np.eye(2)[None, None], [0.5, 1.5])  # type: ignore[list-item]
-
-
-def test_a_prompt_is_text() -> None:
-    with pytest.raises((AttnscopeError, UsageError)):
-        Prompt(3)  # type: ignore[arg-type]

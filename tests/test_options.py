@@ -18,7 +18,7 @@ from attnscope.cli.build import command
 from attnscope.errors import UsageError
 from attnscope.options import heads_from, numbers_from, refuse_beside
 from attnscope.studies.heads.options import HeadsOptions, HeadsOrder
-from attnscope.studies.inputs.options import OneText, SharedWork, TextsWanted, refuse_file_names
+from attnscope.studies.inputs.options import OneText, SharedWork, TextsWanted
 from tests.conftest import Run
 
 COMMANDS = cli.commands()
@@ -48,13 +48,6 @@ class Basket:
     secret: int = asked.option("For Python.", default=3, python_only=True)
 
 
-@asked.options
-class BareBasket(Basket):
-    """The same, but for one option."""
-
-    kinds: tuple[str, ...] = asked.option("Of all kinds.", default=(), python_only=True)
-
-
 def answer(function: Any, *given: str) -> str:
     """What a function prints as the only command of a command line."""
     app = typer.Typer()
@@ -73,14 +66,6 @@ def test_fields_are_options_those_of_groups_too_and_come_back_as_the_dataclass()
     assert answer(eat) == f"{Basket()}\n"
     given = ["here", "-k", "a", "--kind", "b", "--thin", "2", "--layers", "0,3-4", "--unwashed", "--seed", "5"]
     assert answer(eat, *given) == f"{Basket(('here',), ('a', 'b'), Peel(2), (0, 3, 4), False, 5)}\n"
-
-
-def test_a_subclass_says_what_its_command_has_not() -> None:
-    def eat(*, basket: BareBasket) -> None:
-        print(basket)
-
-    assert "kinds" not in inspect.signature(command(eat)).parameters
-    assert answer(eat, "--thin", "2") == f"{BareBasket(peel=Peel(2))}\n"
 
 
 def test_help_shows_the_first_sentence_of_what_is_needed_and_help_all_everything(run: Run) -> None:
@@ -141,24 +126,6 @@ def test_the_name_of_a_file_is_no_text(run: Run, tmp_path: Path, command_line: s
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("option", ["compare hi --with", "heatmap hi --pair", "heatmap hi --target"])
-def test_the_name_of_a_file_is_no_second_text(run: Run, option: str) -> None:
-    status, out, err = run(*option.split(), "missing.txt")
-    assert (status, out) == (2, "")
-    assert err.splitlines()[1] == "hint: give the text itself" and "is the name of a file" in err
-
-
-def test_the_name_of_a_file_that_is_not_there_is_no_text(run: Run, tmp_path: Path) -> None:
-    for name in ("notes.txt", "A.JSONL"):
-        status, out, err = run("heatmap", name)
-        assert (status, out) == (2, "")
-        assert err.startswith(
-            f"error: the text '{name}' is the name of a file that is not there\nhint: did you mean --file"
-        )
-    assert not list(tmp_path.iterdir())
-    refuse_file_names("e.g", "see notes.txt", "txt", None)
-
-
 @pytest.mark.parametrize(
     ("command_line", "start", "says"),
     [
@@ -176,42 +143,6 @@ def test_a_file_that_is_no_text_is_recognised(
     assert status and not out and any(line.startswith(says) for line in err.splitlines()), err
 
 
-def test_a_misspelt_probe_engine_or_measure_is_suggested(run: Run) -> None:
-    misspelt = (
-        ("heads --probe repet", "repeat"), ("heatmap The. --engine natve", "native"),
-        ("heads The. --measures entropie", "entropy_nats"), ("patch pairs.jsonl --by valu", "value"),
-    )  # fmt: skip
-    for command_line, meant in misspelt:
-        assert f"hint: did you mean {meant}?" in run(*command_line.split())[2]
-
-
-@pytest.mark.parametrize(
-    ("command_line", "error", "hint"),
-    [
-        ("patch pairs.jsonl --by xx", "--by has no 'xx'", "choose from z, query"),
-        ("heatmap The. --sort explained", "No such option: --sort", "--sort belongs to heads"),
-        ("heatmap The. --engine numpy --dtype bfloat16", "the numpy engine computes on", "--dtype, or take"),
-        ("heads --file no.txt", "there is no file no.txt", "check its name"),
-        (
-            "relations no.txt",
-            "the ending of no.txt does not say",
-            "if it is annotated, name the format: --annotated-as conllu",
-        ),
-    ],
-)
-def test_a_message_names_what_would_be_right(run: Run, command_line: str, error: str, hint: str) -> None:
-    told, more = run(*command_line.split())[2].splitlines()
-    assert told.startswith(f"error: {error}") and more.startswith(f"hint: {hint}"), (told, more)
-
-
-def test_what_names_no_file_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "-").write_text("not read", "utf-8")
-    for text in ("see notes.txt", "a text", "folder", "", "\0", "\udcff", "long " * 2000, "-"):
-        assert OneText(text).text == TextsWanted(text).text == text
-
-
 def test_python_refuses_the_name_of_a_file_too(tmp_path: Path) -> None:
     from attnscope.studies.inputs.texts import texts_of
 
@@ -227,19 +158,6 @@ def test_a_comma_too_many_is_refused_among_heads_and_numbers(given: str) -> None
     for read, value in ((heads_from, given), (numbers_from, re.sub("L[01]H", "", given))):
         with pytest.raises(UsageError, match=f"^{value!r} has a comma with nothing on one side of it"):
             read(value)
-
-
-@pytest.mark.parametrize("given", ["", " ", ",", " , "])
-def test_no_heads_are_no_heads(given: str) -> None:
-    for read in (heads_from, numbers_from):
-        with pytest.raises(UsageError, match=r"^no (layer or )?head is given"):
-            read(given)
-
-
-@pytest.mark.parametrize("command_line", ["heatmap a", "heatmap a --rollout", "page a", "batch f -o out"])
-def test_an_empty_scale_is_none(run: Run, command_line: str) -> None:
-    status, out, err = run(*command_line.split(), "--scale", "")
-    assert (status, out) == (2, "") and err.startswith("error: there is no scale ''\nhint: choose one of fixed")
 
 
 @pytest.mark.parametrize("command_line", ["heatmap", "learn trace", "learn split -L 0", "heads", "ablate"])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope.core import example, splitting
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.core import splitting
+from attnscope.errors import AttnscopeError
 from attnscope.questions.split import Split, SplitOptions
 from attnscope.report.figures import pages
 from attnscope.report.plain_text import open_console
@@ -61,34 +61,10 @@ def test_heads_and_what_is_said_of_them_are_the_loops(n_queries: int, n_keys: in
         assert found.disagreement_nats[query] <= np.log(count) + 1e-12
 
 
-def test_uniform_rows_are_those_whose_scores_are_all_equal() -> None:
-    q, k, v = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[1.0, 3.0], [1.0, 2.0], [1.0, 3.0]]), np.ones((3, 2))
-    assert splitting.cut(q, k, v, 2).uniform.tolist() == [2, 1]
-    # Where only one key may be attended to, there is nothing to choose from.
-    may = np.array([[True, False, False], [True, True, False]])
-    assert splitting.cut(q, k, v, 2, may=may).uniform.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("width", [1, 4, 7])
-def test_random_projections_are_what_they_are_called(width: int) -> None:
-    turned, mixed = splitting.random_rotation(width, 3), splitting.random_permutation(width, 3)
-    np.testing.assert_allclose(turned @ turned.T, np.eye(width), atol=1e-12)
-    assert sorted(mixed.argmax(1).tolist()) == list(range(width)) and mixed.sum() == width
-    np.testing.assert_array_equal(splitting.random_rotation(width, 3), turned)
-    if width > 1:
-        assert not np.allclose(splitting.random_rotation(width, 4), turned)
-
-
 def test_mixing_is_each_heads_share_of_the_squares() -> None:
     w_o = np.array([[3.0, 0.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     shares = splitting.head_shares(w_o, np.array([[0, 2], [2, 4]]))
     np.testing.assert_allclose(shares, [[9 / 25, 0, 0.5], [16 / 25, 0, 0.5]])
-
-
-@pytest.mark.parametrize("count", [0, 3, 5])
-def test_what_does_not_divide_is_refused(count: int) -> None:
-    with pytest.raises(ValueError, match=f"{count} heads"):
-        splitting.cut(example.Q, example.K, example.V, count)
 
 
 # The worked example
@@ -115,17 +91,6 @@ def test_every_number_of_the_worked_example() -> None:
     assert [seen["heads"]["rank"].max() for seen in (one, two, four)] == [4, 2, 1]
 
 
-def test_heads_with_the_same_columns_are_the_same() -> None:
-    record = split_example(SplitOptions((1, 2, 4), same_columns=True))
-    for count in (2, 4):
-        seen = record.of(count)
-        np.testing.assert_array_equal(seen["weights"][0], seen["weights"][1])
-        assert seen["heads"]["first_column"][0] == seen["heads"]["first_column"][1]
-    np.testing.assert_allclose(record.of(2)["disagreement_nats"], 0, atol=1e-15)
-    whole = record.of(1)["heads"]
-    assert (whole["first_column"].tolist(), whole["last_column"].tolist()) == ([0], [3])
-
-
 def test_a_projection_mixes_heads_and_keeps_what_it_should() -> None:
     plain = split_example(SplitOptions(drop=(1,))).of(2)
     turned = split_example(SplitOptions(project="orthogonal", seed=5, drop=(1,)))
@@ -135,20 +100,6 @@ def test_a_projection_mixes_heads_and_keeps_what_it_should() -> None:
     permuted = split_example(SplitOptions(project="permute", seed=5)).of(2)
     assert set(permuted["mixing"].ravel().tolist()) == {0.0, 1.0}
     np.testing.assert_allclose(np.sort(permuted["output"][0], 1), np.sort(plain["output"][0], 1))
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ({"counts": ()}, "at least 1"),
-        ({"counts": (1,), "same_columns": True}, "two heads"),
-        ({"drop": (4,)}, "no head 4"),
-        ({"project": "w.npy"}, "no projection"),
-    ],
-)
-def test_options_that_mean_nothing_are_refused(how: dict, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        SplitOptions(**how)
 
 
 def test_a_count_that_does_not_fit_says_which_do() -> None:
@@ -220,13 +171,6 @@ def test_figures_hold_their_maps(n: int) -> None:
     for artist in canvas.axes.images:
         left, right, bottom, top = artist.get_extent()
         assert 0 <= left < right <= canvas.width_px and 0 <= top < bottom <= canvas.height_px
-
-
-def test_many_heads_are_drawn_in_lines_and_counted() -> None:
-    many = split(attnscope.load("minilm"), TEXT, 0, SplitOptions((24,)))
-    ((_, canvas),) = pages(many)
-    assert len(canvas.axes.images) == 12 + 1 + 1
-    assert any("the first 12 heads" in text.get_text() for text in canvas.axes.texts)
 
 
 def test_the_answer_is_what_a_single_head_compromises_about() -> None:

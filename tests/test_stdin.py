@@ -16,7 +16,6 @@ from attnscope.cli import main
 from attnscope.cli.progress import progress
 from attnscope.corpus import Corpus
 from attnscope.studies.inputs.texts import Progress
-from tests.conftest import Run
 from tests.processes import LIMIT_S, started
 
 LINES = [f"The cat sat on mat number {number}." for number in range(6)]
@@ -66,21 +65,6 @@ def test_batch_that_waits_for_a_text_can_be_interrupted(tiny_bert: Path, tmp_pat
         assert process.returncode == 130, err
         assert "Traceback" not in err and "Fatal" not in err
         assert len((tmp_path / "out" / "manifest.jsonl").read_text("utf-8").splitlines()) == 1
-
-
-@pytest.mark.usefixtures("worker_here")
-def test_a_batch_of_stdin_is_that_of_a_file(
-    run: Run, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.txt").write_text("\n".join(LINES[:2]), "utf-8")
-    assert run("batch", "a.txt", "-m", tiny_bert, "-o", "a", "--workers", 1)[0] == 0
-    for _ in range(2):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES[:2]).encode()), "utf-8"))
-        status, _, err = run("batch", "-", "-m", tiny_bert, "-o", "b", "--workers", 1)
-        assert status == 0, err
-    assert "2 of 2 texts were drawn before" in err
-    drawn = [sorted(path.relative_to(name) for path in Path(name).rglob("*.png")) for name in ("a", "b")]
-    assert drawn[0] == drawn[1] != []
 
 
 def test_stdin_gives_a_line_before_the_next_has_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.inside.around import surroundings
 from attnscope.models.model import Model
 from attnscope.questions.trace import Trace
-from attnscope.studies import trace as study
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.trace import trace, trace_example
 from tests.core_helpers import WORKED
@@ -161,13 +160,6 @@ def test_what_the_model_projects_is_what_is_shown(minilm_folder: Path) -> None:
     assert record.tokens["query"][record.query or 0] == "cat"
 
 
-def test_low_precision_is_held_to_its_own_rounding() -> None:
-    record = trace(tiny("llama", torch.bfloat16), prompt("llama"), 1, 0, query="@3")
-    check = record.options["check"]
-    assert "bfloat16" in check["kernel"]
-    assert check["outputs"] <= check["rounding"]
-
-
 def test_a_wrong_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnscope.models.inside import around
 
@@ -218,37 +210,6 @@ def test_models_off_the_seam_are_refused() -> None:
 
 
 # What cannot be
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ({"query": "dog"}, "no token is 'dog'"),
-        ({"query": "@9"}, "no token @9"),
-        ({"heads": [2]}, "no head 2"),
-    ],
-)
-def test_the_example_refuses_what_it_has_not(how: dict, says: str) -> None:
-    with pytest.raises(AttnscopeError, match=says):
-        trace_example(**how)
-
-
-def test_what_a_model_has_not_is_refused() -> None:
-    model = tiny("llama")
-    for how, says in (
-        ({"layer": 7}, "no layer 7"),
-        ({"layer": 0, "heads": 9}, "no head 9"),
-        ({"layer": 0, "query": "@99"}, "no token"),
-        ({"layer": 0, "kind": "cross"}, "no cross attention"),
-    ):
-        with pytest.raises(AttnscopeError, match=says):
-            trace(model, "5 3 9", **how)  # type: ignore[arg-type]
-
-
-def test_too_many_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "_MOST_NUMBERS", 10)
-    with pytest.raises(AttnscopeError, match="trace one query"):
-        trace(tiny("llama"), prompt("llama"), 0, 0)
 
 
 # Records

@@ -16,12 +16,9 @@ import pytest
 import attnscope
 from attnscope import (
     AblateOptions,
-    CompareOptions,
     Corpus,
     HeadsOptions,
     ablate,
-    compare,
-    compare_models,
     heads,
     relations,
 )
@@ -187,29 +184,10 @@ def test_a_block_that_is_given_up_is_one_line_on_the_command_line(
 
 
 @pytest.mark.usefixtures("here")
-def test_all_options_reach_the_workers(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 4)
-    texts = Corpus(ROOT / "sample_texts" / "sentences.txt")
-    chosen = HeadsOptions(chunk=12, stride=5, control=True, seed=3)
-    alone, shared = heads(own, texts, chosen), heads(own, texts, chosen, workers=TWO)
-    assert shared.as_json() == alone.as_json() and len(shared["control"])
-
-
-@pytest.mark.usefixtures("here")
 def test_links_are_those_of_one_process(own: Model, folder: Path, tmp_path: Path) -> None:
     alone = relations(own, str(folder / "links.conllu")).save(tmp_path / "alone.npz")
     shared = relations(own, str(folder / "links.conllu"), workers=TWO).save(tmp_path / "shared.npz")
     assert shared.read_bytes() == alone.read_bytes()
-
-
-@pytest.mark.usefixtures("here")
-def test_comparisons_are_those_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.compare.study.BLOCK", 8)
-    texts, options = Corpus(ROOT / "sample_texts" / "sentences.txt"), CompareOptions("jensen_shannon")
-    shared, alone = compare(own, texts, options, workers=TWO), compare(own, texts, options)
-    assert shared.as_json() == alone.as_json() and alone.corpus["n_texts"] > 16
-    both = compare_models(own, own, texts, options, workers=(TWO, TWO))
-    assert both.as_json() == compare_models(own, own, texts, options).as_json()
 
 
 @pytest.mark.usefixtures("here")
@@ -223,26 +201,9 @@ def test_what_changes_without_heads_is_that_of_one_process(own: Model, monkeypat
     assert shared.corpus["n_texts"] > 6 and seen == sorted(seen, key=lambda share: share or 0)
 
 
-def test_a_block_that_is_given_up_in_several_passes_is_listed_once(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_second(task: Any) -> bool:
-        return bool(task.block.texts[0].line == 6)
-
-    monkeypatch.setattr("attnscope.studies.ablate.reading.BLOCK", 5)
-    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(is_second))
-    texts = [f"{'abcdefg'[i % 7]} b {i}" for i in range(15)]
-    found = ablate(own, texts, AblateOptions(importance=True, choice=Choice(layers=(0,))), workers=Workers("own", 1))
-    assert found.corpus["n_texts"] == 10 and found.corpus["complete"]
-    assert [problem["line"] for problem in found.corpus["problems"]] == [6]
-
-
 def test_an_interruption_keeps_whole_blocks(own: Model, corpus: Corpus, here: None) -> None:
     found = heads(own, corpus, None, after(0, ""), Workers("own", 1))  # once tokens are counted
     assert not found.corpus["complete"] and found.corpus["n_texts"] == BLOCK
-
-
-def test_workers_are_refused_where_there_is_one_text(run: Run) -> None:
-    status, _, err = run("compare", "the cat", "--pick", "L0H0,L0H1", "-m", "own", "--workers", 2)
-    assert status == 2 and "workers share many texts: here is one" in err
 
 
 def test_what_is_asked_for_must_mean_something() -> None:
