@@ -1,5 +1,6 @@
 """Words that the user lists: characters that a tokenizer leaves apart are merged into them."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 import attnscope
+from attnscope.questions.links import find_links
 from tests.conftest import Run
 
 CHINESE = "我们喜欢北京"
@@ -38,3 +40,12 @@ def test_a_pre_segmented_text_as_the_file_of_words_and_what_was_merged(run: Run)
     assert done.status == 0 and "6 tokens are merged into 3 words: 我们, 喜欢, 北京" in done.err
     done = run("heatmap", CHINESE, "--words-from", "none.txt")
     assert done.status == 1 and "none.txt" in done.err
+
+
+def test_the_rows_of_what_a_model_wrote_are_answered_first() -> None:
+    record = attnscope.heatmap(attnscope.load("own-causal"), "1, 2, 1, 2")
+    attention = record.maps[0]
+    queries = replace(attention.queries, n_given=len(attention.queries) - 1)
+    written = replace(record, maps=(replace(attention, queries=queries),))
+    assert {link.query for link in find_links(written, most=99)} == {queries.labels[-1]}
+    assert len({link.query for link in find_links(record, most=99)}) > 1

@@ -44,7 +44,7 @@ class Seen(OneText):
     )
     relevance: str | None = option(
         "Relevance for this prediction instead, by gradients: the next or masked token, or a class by label or number.",
-        default=None, metavar="TARGET", panel="Heads",
+        default=None, metavar="TARGET", panel="Heads", rare=True,
     )  # fmt: skip
     pool: tuple[str, ...] = option(
         "Pool a long text to at most this many rows and columns, 8 to 1024; 0: never; 512,max: to the largest weight "

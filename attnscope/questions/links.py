@@ -43,7 +43,10 @@ def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: 
         kind = f"{attention.kind} " if len(record.maps) > 1 else ""
         for pair in record.chosen(attention):
             if isinstance(record, Heatmap):
-                rows = attention.queries.find(query) if query is not None else ()
+                rows: Sequence[int] = attention.queries.find(query) if query is not None else ()
+                if query is None and attention.queries.n_given >= 0:
+                    # What the model wrote is the answer, and its rows are what was asked for.
+                    rows = range(attention.queries.n_given, len(attention.queries))
                 links = strongest_links(record, attention, pair, 1, rows)
             else:
                 links = [(link.query, link.key, link.weight) for link in attention.links(*pair)[:1]]
