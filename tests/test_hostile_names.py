@@ -70,7 +70,7 @@ TEXT = f"a {NAME} b"
 
 COMMANDS: dict[str, list[Any]] = {
     "heatmap": ["heatmap", TEXT, "-m", "MODEL", "-f", "text,npz", "-o", "out"],
-    "a query": ["heatmap", TEXT, "-m", "MODEL", "-f", "text", "--query", NAME],
+    "a query": ["heatmap", TEXT, "-m", "MODEL", "-f", "text", "--query", f"{NAME} z"],
     "page": ["page", TEXT, "-m", "MODEL", "-o", "out.html"],
     "heads": ["heads", "--file", "TEXTS", "-m", "MODEL", "-o", "out", "-f", "npz,csv"],
     "batch": ["batch", "TEXTS", "-m", "MODEL", "-o", "out", "-L", "0", "--workers", "1"],

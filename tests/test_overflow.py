@@ -87,7 +87,7 @@ def test_heads_leave_out_the_text_that_overflows(overflowing: Path) -> None:
     assert found.corpus["n_tokens"] == without.corpus["n_tokens"]
     # Log frequencies are those of all texts, so that what they enter differs.
     for mine, other in zip(heads_in(found), heads_in(without), strict=True):
-        for name in ("entropy_nats", "previous_token", "max_weight"):
+        for name in ("entropy_nats", "previous_token", "same_token"):
             assert mine.measures[name].value == pytest.approx(other.measures[name].value, rel=1e-3)
     assert not heads(attnscope.load(str(overflowing), check=False), TEXTS).corpus["problems"]
 
@@ -118,7 +118,7 @@ def test_no_text_that_is_left_is_an_error(overflowing: Path, run: Run, tmp_path:
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 def test_ablation_leaves_out_the_text_that_overflows(overflowing: Path, mode: str) -> None:
     model = attnscope.load(str(overflowing), dtype="float16", check=False)
-    options = AblateOptions(modes=(mode,), importance=True)  # type: ignore[arg-type]
+    options = AblateOptions(modes=(mode,))  # type: ignore[arg-type]
     found = ablate(model, TEXTS, options)
     without = ablate(model, [text for text in TEXTS if "q" not in text], options)
     assert [problem["line"] for problem in found.corpus["problems"]] == [3]

@@ -170,11 +170,23 @@ def _require_whole_pictures(example: Example, weights: Sequence[Tensor]) -> None
 
 
 def hides_later(weights: Sequence[Tensor]) -> bool:
-    """Return whether no query sees a later key, by the rows that hold numbers: of the others nothing is known."""
+    """Return whether no query sees a later key, by the rows that hold numbers: of the others nothing is known.
+
+    Raises:
+        AttnscopeError: No row holds numbers.
+    """
+    is_known = False
     for maps in weights:
         rows = maps.isfinite().all(-1, keepdim=True)
         if maps.shape[2] != maps.shape[3] or bool((maps.triu(1).nan_to_num(0.0) * rows).any()):
             return False
+        # The last query has no later key, so it says nothing.
+        is_known = is_known or maps.shape[2] == 1 or bool(rows[:, :, :-1].any())
+    if not is_known:
+        raise AttnscopeError(
+            "all its attention is NaN or infinite on a short random input, so that nothing can be said of it",
+            "try --dtype float32 or bfloat16; if that changes nothing, the weights are damaged",
+        )
     return True
 
 
