@@ -473,10 +473,12 @@ def viewer_of(model: Model) -> Model:
 def example_tokens(tokenizer: Tokenizer) -> Tokens:
     """Return a short text that a tokenizer reads, with the special tokens around it.
 
-    A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary.
+    A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary. A text whose
+    tokens have offsets goes first: pieces that a slow tokenizer does not know have none.
     """
     reads_any = False
     refusal = None
+    unplaced = None
     for text in _candidates(tokenizer):
         try:
             tokens = tokenizer.encode(text)
@@ -484,8 +486,12 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
             refusal = refusal or error
             continue
         reads_any = True
-        if not tokens.special.all():
+        if (tokens.offsets >= 0).any():
             return tokens
+        if unplaced is None and not tokens.special.all():
+            unplaced = tokens
+    if unplaced is not None:
+        return unplaced
     if not reads_any and refusal is not None:
         raise refusal
     raise AttnscopeError("the tokenizer drops every text that is tried", "its files belong to another model")
