@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from attnscope.cli import build_app
-from attnscope.pages import PageText, page_of
-from attnscope.pages.heads import heads_of
 from attnscope.questions.atlas import Atlas
 from attnscope.results.table import Table
 from tests.atlas_helpers import examples_of, places_of, rows_of, with_examples
@@ -225,20 +223,6 @@ def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
 
 
 # The page --------------------------------------------------------------------------------------------------------
-
-
-def test_a_page_of_texts_and_an_atlas_has_the_views_of_both(open_page: Callable[..., Any]) -> None:
-    both = page_of([PageText(simple(5))], heads=heads_of(ATLAS))
-    opened = open_page(both, OpenedAtlas)
-    page = opened.page
-    page.wait_for_selector("[role=tab][data-view]")
-    tabs = page.eval_on_selector_all("[role=tab][data-view]", "all => all.map(e => e.dataset.view)")
-    assert tabs == ["atlas", "head", "grid", "matrix", "links", "text", "compare"]
-    page.keyboard.press("4")
-    opened.settle("matrix")
-    assert opened.matrix().shape == (5, 5)
-    page.keyboard.press("2")
-    page.wait_for_selector(".view.head[data-shown]")
 
 
 def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], tmp_path: Path) -> None:

@@ -104,6 +104,11 @@ class Comparison(Result):
         return value, low, high
 
     @property
+    def hides_special(self) -> bool:
+        """Whether special tokens are left out of the first distance."""
+        return self.distance_names[0].endswith(WITHOUT_SPECIAL)
+
+    @property
     def other_head_names(self) -> list[str]:
         """What the heads are called that the columns of distances are of."""
         return self.table("other_heads").head_names() if self.compared == "models" else self.head_names

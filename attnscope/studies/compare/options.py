@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnscope.choice import Choice, heads_from
+from attnscope.choice import Choice
 from attnscope.errors import UsageError
-from attnscope.options import group, option, options
+from attnscope.options import group, heads_from, option, options
 from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL
 from attnscope.studies.inputs.options import refuse_file_names
 

@@ -85,7 +85,7 @@ class PairSums:
         arrays: dict[str, NDArray[Any]] = {}
         # Sums over the pairs of heads of two layers, each pair once, (2, layer, layer).
         members = np.array([[float(layer == own) for own, _ in self.heads[0]] for layer in self.layers])
-        sums, counts = (members @ np.triu(self.divergences.total(part), 1) @ members.T for part in ("s", "c"))  # type: ignore[arg-type]
+        sums, counts = (members @ np.triu(self.divergences.total(part), 1) @ members.T for part in ("s", "c"))
         between = np.sqrt(np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0))
         for table, name in enumerate((measure, f"{measure}{WITHOUT_SPECIAL}")):
             arrays[f"merges:{name}"], arrays[f"order:{name}"] = cluster_heads(distances[f"distance:{name}"])
@@ -196,7 +196,7 @@ class PairMeasurer(Measurer[PairPart]):
                 part.broken.setdefault(chunk.text, sums)
             if isinstance(sums, tuple) or chunk.text in part.broken:
                 continue
-            if chunk.number == 0:
+            if chunk.number == 0 or part._open is None:
                 part._open = np.zeros_like(sums)
                 part._n_open_tokens = 0
             part._open = part._open + sums

@@ -161,7 +161,11 @@ def compare_texts(
     }
     facts = {"compared": "texts", "distances": [name], "query": query}
     corpus = {"text": tokens[0].text, "other_text": tokens[1].text}
-    arrays = {"weights:first": weights[0], "weights:second": weights[1], f"divergence:{name}": divergences}
+    arrays: dict[str, NDArray[Any]] = {
+        "weights:first": weights[0],
+        "weights:second": weights[1],
+        f"divergence:{name}": divergences,
+    }
     return Comparison(run_of(model.info, notes), corpus, facts, tables, arrays)
 
 
