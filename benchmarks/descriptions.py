@@ -72,7 +72,7 @@ def quality(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
     ways = list(both_ways(sample, groups, DescribeOptions(queries=queries)))
     fit_s = (time.process_time() - began) / 2
     forward_s = forward_seconds(model, sample)
-    explained = np.array([[one.explained for one in way] for way in ways])
+    explained = np.array([[one.whole.explained for one in way] for way in ways])
     active = np.array([[math.nan if one.active is None else one.active.explained for one in way] for way in ways])
     contents = [[one.content for one in way] for way in ways]
     return {
@@ -208,14 +208,14 @@ def random(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, A
     by_scale = {}
     for scale in SCALES:
         described = [one for seed in range(seeds) for one in describe_random(model, texts, queries, seed, scale)]
-        kept = [one for one in described if one.nats >= 0.1]
-        own = [one.active.explained for one in kept if one.active and any(term.own for term in one.active.terms)]
-        explained = np.array([one.explained for one in kept])
+        kept = [one for one in described if one.whole.nats >= 0.1]
+        own = [one.active.explained for one in kept if one.active and any(term.own for term in one.attends)]
+        explained = np.array([one.whole.explained for one in kept])
         by_scale[str(scale)] = {
-            "heads": len(kept), "nats": round(float(np.mean([one.nats for one in kept])), 2),
+            "heads": len(kept), "nats": round(float(np.mean([one.whole.nats for one in kept])), 2),
             "explained_mean": round(float(explained.mean()), 3), "explained_largest": round(float(explained.max()), 3),
             "with_own_terms_largest": round(float(np.max(own, initial=0.0)), 3),
-            "low_end_above_0": round(float(np.mean([one.low > 0 for one in kept])), 3),
+            "low_end_above_0": round(float(np.mean([one.whole.low > 0 for one in kept])), 3),
         }  # fmt: skip
         print(json.dumps({"scale": scale, **by_scale[str(scale)]}), flush=True)
     return by_scale
@@ -242,7 +242,7 @@ def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale:
 
 def growth(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
     found = {n: describe(model, texts, options=DescribeOptions(queries=n)).heads for n in (queries // 2, queries)}
-    shares = {n: [one.explained for one in heads] for n, heads in found.items()}
+    shares = {n: [one.whole.explained for one in heads] for n, heads in found.items()}
     return {str(n): round(float(np.nanmedian(of)), 3) for n, of in shares.items()}
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from matplotlib.text import Text as Written
 
+from attnscope.core.descriptions import Score
 from attnscope.drawing.canvas import Canvas
 from attnscope.questions.heads import ROLES as ROLE_COLUMNS
 from attnscope.questions.heads import Heads
 from attnscope.report.figures import pages
 from attnscope.results.table import Column, Estimate, Table
-from attnscope.studies.describe.lines import Active, Descriptions, HeadDescription, Term, add_descriptions
+from attnscope.studies.describe.lines import Descriptions, HeadDescription, Term, add_descriptions
 
 NAN = math.nan
 UNDEFINED = Estimate(NAN, NAN, NAN, NAN, 0.0)
@@ -179,7 +180,6 @@ def _estimate(
 
 CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
 NEAR = Term("within_left", "tokens at most 4 away to the left", 2.0, 0.46, 0.1, 0.3)
-MORE = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
 
 
 def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ...] = ("encoder",)) -> Heads:
@@ -187,15 +187,18 @@ def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ..
     found = fake_findings(n_layers, n_heads, kinds=kinds)
     heads = found["heads"]
     lines = []
-    places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
-    for row, place in enumerate(places):
+    places_of = list(zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True))
+    for row, place in enumerate(places_of):
         explained = 0.1 + 0.8 * row / len(heads)
-        ends = explained - 0.05, explained + 0.04
-        active = Active((NEAR,), 0.7, 2.0, explained, *ends)
-        lines.append(HeadDescription(*place, (CLS, MORE), 2.0, explained, *ends, content="within_left", active=active))
+        score = Score(explained, explained - 0.05, explained + 0.04, 2.0)
+        lines.append(
+            HeadDescription(
+                *place, score, score, 0.7, (NEAR,), (CLS,), summary=f"{NEAR.words} (46%; uniform 10%)",
+                content="within_left",
+            )
+        )  # fmt: skip
     if len(lines) > 1:
-        nothing = dict.fromkeys(("explained", "low", "high"), NAN)
-        lines[1] = replace(lines[1], terms=(), nats=0.04, content="", active=None, **nothing)
+        lines[1] = HeadDescription(*places_of[1], Score(NAN, NAN, NAN, 0.04))
     return add_descriptions(found, Descriptions(tuple(lines), 54, 2000, 27))
 
 

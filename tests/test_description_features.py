@@ -87,9 +87,6 @@ def keys(name: str, query: int, of: TextFacts | None = None) -> list[int]:
         ("after_same", 1, [10]),
         ("before_same", 10, [1]),
         ("line", 4, list(range(1, 16))),
-        ("special:[CLS] from punctuation", 5, [0]),
-        ("special:[CLS] from punctuation", 4, []),
-        ("special:[SEP] from special", 0, [16]),
     ],
 )
 def test_a_feature_holds_of_the_keys_that_it_names(name: str, query: int, expected: list[int]) -> None:
@@ -112,12 +109,11 @@ def test_numbers_go_up_to_their_highest_level_and_no_further() -> None:
     assert not likeness[[2, 10]].any()  # the same token is not a token like it
 
 
-def test_every_feature_has_a_name_words_and_a_source_of_its_own() -> None:
+def test_every_feature_has_a_name_of_its_own_words_and_a_share() -> None:
     assert len(catalogue(["[CLS]", "[SEP]"])) == len(FEATURES)
     for feature in FEATURES.values():
-        assert feature.words and feature.source
-        assert not feature.base or feature.base in FEATURES
-        assert not feature.shown_by[0] or FEATURES[feature.shown_by[0]].levels == 2
+        assert feature.words
+        assert feature.levels == 2 or FEATURES[feature.shown_by].levels == 2
 
 
 def test_lines_and_brackets_of_source_are_features() -> None:

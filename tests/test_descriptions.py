@@ -13,13 +13,14 @@ from transformers import AutoModel, AutoTokenizer
 
 import attnscope
 from attnscope.core.attention.probes import Weights
+from attnscope.core.descriptions import Score
 from attnscope.corpus import Corpus, CorpusText, count_tokens
 from attnscope.corpus.copies import _LABEL
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
 from attnscope.studies.describe import rows as sampling
-from attnscope.studies.describe.lines import Active, Descriptions, HeadDescription, Pair, Term
+from attnscope.studies.describe.lines import Descriptions, HeadDescription, Term
 from attnscope.studies.describe.rows import measure
 from attnscope.studies.describe.study import describe
 from attnscope.studies.heads.measuring import Frequencies, decoder_start, target_of
@@ -47,61 +48,41 @@ def of_own(own: Model, paragraphs: list[str]) -> Descriptions:
     return describe(own, paragraphs, options=FEW)
 
 
+def line_of(found: Descriptions, layer: int, head: int) -> HeadDescription:
+    """The description of a head."""
+    return next(line for line in found.heads if (line.layer, line.head) == (layer, head))
+
+
 def test_heads_that_were_built_are_described_as_they_were_built(of_own: Descriptions) -> None:
     built = {
         (0, 0): "offset-1", (0, 1): "offset+1", (0, 2): "self", (0, 3): "special:[BOS]", (0, 5): "punctuation",
         (1, 0): "offset-1", (1, 2): "self", (1, 3): "special:[BOS]", (1, 5): "offset-2",
     }  # fmt: skip
     for place, feature in built.items():
-        one = of_own.of(*place)
-        terms = one.terms if feature.startswith("special:") else one.active.terms
+        one = line_of(of_own, *place)
+        terms = one.rests if feature.startswith("special:") else one.attends
         assert terms[0].feature == feature, one.words
-        assert one.explained > 0.95 and one.low <= one.explained <= one.high
+        assert one.main.explained > 0.95 and one.whole.low <= one.whole.explained <= one.whole.high
         assert not one.other_half
-    for place, feature in {(0, 4): "same_elsewhere", (1, 1): "induction", (1, 4): "same_elsewhere"}.items():
-        assert of_own.of(*place).active.terms[0].feature == feature
-        assert of_own.of(*place).terms[0].feature == "special:[REST]"
-    even = of_own.of(0, 6)
-    assert not even.terms and math.isnan(even.explained) and even.nats < 0.005
-    assert even.words == "spreads evenly"
-
-
-def test_shares_are_those_of_the_attention(of_own: Descriptions) -> None:
-    term = of_own.of(0, 2).active.terms[0]
-    assert term.share == pytest.approx(1, abs=0.01)
-    assert term.even < 0.1
-    for one in of_own.heads:
-        for term in (*one.terms, *(one.active.terms if one.active else ())):
+        for term in (*one.attends, *one.rests):
             assert math.isnan(term.share) or -1e-3 <= term.share <= 1.001
-
-
-@pytest.mark.slow
-def test_minilm_has_a_previous_and_a_next_token_head(minilm: Model, paragraphs: list[str]) -> None:
-    found = describe(minilm, paragraphs, ["cats=(?i)^cats?$"], FEW)
-    assert len(found.heads) == 72
-    assert found.of(0, 2).active.terms[0].feature == "offset-1"
-    assert found.of(1, 8).active.terms[0].feature == "offset+1"
-    assert np.median([one.explained for one in found.heads]) > 0.5
-    sinks = [one for one in found.heads if one.terms and one.terms[0].feature == "special:[CLS]"]
-    assert len(sinks) > 20
-    assert np.mean([1 - one.active.share for one in sinks]) > 0.3
-    # What fails most is told, and is in the text.
-    failure = found.of(3, 1).failures[0]
-    assert failure.nats > 0
-    tokens = minilm.tokenizer.encode(paragraphs[failure.text])
-    assert tokens.labels[failure.place] == failure.token
+    for place, feature in {(0, 4): "same_elsewhere", (1, 1): "induction", (1, 4): "same_elsewhere"}.items():
+        one = line_of(of_own, *place)
+        assert (one.attends[0].feature, one.content, one.rests[0].feature) == (feature, feature, "special:[REST]")
+    even = line_of(of_own, 0, 6)
+    assert not even.rests and math.isnan(even.whole.explained) and even.whole.nats < 0.005
+    assert even.words == "spreads evenly"
 
 
 def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
     """Nothing about these heads is coded: their pairs and tokens are found in the texts."""
     places = ((3, 1), (1, 3), (5, 3))
     found = describe(minilm, Corpus([ALICE], split="paragraph"), options=DescribeOptions(heads=places))
-    referents, brackets, names = (found.of(*place).active for place in places)
+    referents, brackets, names = (line_of(found, *place) for place in places)
     assert ("she", "alice") in [(pair.query, pair.key) for pair in referents.pairs]
     assert {(")", "("), ("she", "alice")} <= {(pair.query, pair.key) for pair in brackets.pairs}
     assert brackets.summary.startswith("up to 8 before (37%; uniform 11%)")
-    assert names.terms[0].own and names.terms[0].words.startswith("tokens like alice, rabbit")
-    assert "capitalised words" in names.terms[0].words
+    assert names.attends[0].own and names.attends[0].words.startswith("tokens like alice, rabbit")
     assert names.summary.startswith("names ") and "alice" in names.summary
     assert "names " in referents.summary and "least commas" in referents.summary
 
@@ -142,21 +123,6 @@ def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragrap
     assert abs(len(halves[0]) - len(halves[1])) <= 1
 
 
-def test_memory_is_bounded(own: Model, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "MOST_BYTES", 3_000_000)
-    texts = [" ".join(text.split()[:12]) for text in paragraphs] * 8
-    texts = [f"{text} {n}" for n, text in enumerate(texts)]
-    listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(texts)]
-    units = sampling.draw(own, listed, DescribeOptions())
-    assert len(units) < len(texts)
-    counts = count_tokens(listed, own.tokenizer.encode)
-    groups = measure(own, units, Frequencies.of_counts(counts))
-    parts = [rows for group in groups for rows in (group.active, group.sinks)]
-    held = sum(rows.features.nbytes + rows.attention.nbytes for rows in parts)
-    # Two groups of layers hold the features twice.
-    assert 1_000_000 < held < 4_500_000
-
-
 def test_both_parts_of_the_rows_are_those_of_the_whole_map(own: Model, paragraphs: list[str]) -> None:
     """Attention off the sinks and on them, with the keys that are no sinks as one entry, for each sampled row."""
     listed = [CorpusText(i, "texts", i + 1, text=text) for i, text in enumerate(paragraphs[:6])]
@@ -184,26 +150,10 @@ def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -
     assert found["heads"]["description"].tolist() == [one.words for one in alone.heads]
 
 
-def test_stability_is_that_of_terms_outside_sinks(of_own: Descriptions) -> None:
-    for place in ((0, 3), (1, 3)):  # heads that only rest
-        assert of_own.of(*place).terms[0].feature == "special:[BOS]" and not of_own.of(*place).other_half
-    assert of_own.of(0, 0).content == "offset-1" and of_own.of(1, 1).content == "induction"
-    assert of_own.of(1, 1).terms[0].feature == "special:[REST]"
-    assert not of_own.of(0, 0).other_half and not of_own.of(1, 1).other_half
-
-
 def test_of_a_growing_corpus_a_text_stays_drawn_while_its_lot_is_small(own: Model, paragraphs: list[str]) -> None:
     small = {text for text, *_ in sampled(own, paragraphs[:30], DescribeOptions(queries=60))}
     large = {text for text, *_ in sampled(own, paragraphs, DescribeOptions(queries=60))}
     assert large & set(paragraphs[:30]) <= small
-
-
-def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str]) -> None:
-    whole = " ".join(paragraphs)
-    listed = [CorpusText(0, "texts", 1, text=whole)]
-    units = sampling.draw(own, listed, replace(FEW, chunk=64))
-    assert len(units) > 10
-    assert {unit.fits for unit in units} == {True, False}
 
 
 # In a study of heads --------------------------------------------------------------------------------------------
@@ -211,16 +161,16 @@ def test_a_long_text_is_sampled_by_its_chunks(own: Model, paragraphs: list[str])
 
 def test_findings_say_what_a_head_does_and_keep_it(study_of_own: Heads, of_own: Descriptions, tmp_path: Path) -> None:
     kept = Heads.load(study_of_own.save(tmp_path / "heads.npz"))
-    heads, line = kept["heads"], of_own.of(0, 2)
+    heads, line = kept["heads"], line_of(of_own, 0, 2)
     assert line.words.startswith("the token itself (") and heads["description"][2] == line.words
-    np.testing.assert_array_equal(heads.interval("whole_explained")[2], [line.explained, line.low, line.high])
+    np.testing.assert_array_equal(
+        heads.interval("whole_explained")[2], [line.whole.explained, line.whole.low, line.whole.high]
+    )
     assert line.active is not None
     np.testing.assert_array_equal(heads.interval("kl_explained")[2][0], line.active.explained)
     terms = kept["terms"].select((kept["terms"]["head"] == 2) & (kept["terms"]["part"] == "attends"))
-    assert terms["feature"][0] == "self" and terms["share"][0] == line.active.terms[0].share
-    assert terms.part("share", "baseline")[0] == line.active.terms[0].even
-    features = dict(zip(kept["features"]["feature"].tolist(), kept["features"]["source"].tolist(), strict=True))
-    assert features["self"]
+    assert terms["feature"][0] == "self" and terms["share"][0] == line.attends[0].share
+    assert terms.part("share", "baseline")[0] == line.attends[0].even
     # What fails most, with the keys that were expected.
     failures, expected = kept["failures"], kept["expected"]
     assert failures["nats"][failures["head"] == 2].tolist() == [failure.nats for failure in line.failures]
@@ -253,53 +203,20 @@ def test_a_failure_costs_the_descriptions_alone(
 # Words ----------------------------------------------------------------------------------------------------------
 
 CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
-
-
-def line(*terms: Term, nats: float = 2.32, explained: float = 0.66) -> str:
-    """The line of a head that never rests."""
-    active = Active(terms, 1.0, nats, explained, 0.6, 0.7)
-    return HeadDescription("encoder", 3, 8, (), nats, explained, 0.6, 0.7, active=active).words
-
-
-def test_a_line_says_the_terms_and_their_shares() -> None:
-    near = Term("near", "near tokens", 2.0, 0.46, 0.1, 0.3, share_of="at most 4 away")
-    assert line(CLS, near) == "[CLS] (27%; uniform 2%), near tokens (46% at most 4 away; uniform 10%)"
-    more = Term("special:[CLS] by rarity", "from rare tokens", 2.0, math.nan, math.nan, 0.2, part_of="special:[CLS]")
-    less = replace(more, weight=-1.0, words="from commas")
-    assert line(CLS, near, more, less).startswith(
-        "[CLS] (27%; uniform 2%; more from rare tokens; less from commas), near"
-    )
-    avoided = Term("right", "to the right", -1.0, 0.14, 0.51, 0.1)
-    assert "not to the right (14%; uniform 51%)" in line(CLS, avoided)
-    # A weight below 0 may belong to what else is said of the same keys: they are looked at all the same.
-    assert line(replace(CLS, weight=-0.1)).startswith("[CLS] (27%")
-    assert line(CLS, explained=0.2) == "[CLS] (27%; uniform 2%); mostly undescribed"
-    assert line(CLS, nats=0.05) == "all other tokens evenly" and line() == "undescribed"
-
-
-def test_a_line_says_on_what_a_head_rests_and_leaves_out_when() -> None:
-    gate = Term("gate", "from once, upon", 1.0, math.nan, math.nan, 0.1, own=True)
-    active = Active((), 0.6, 1.2, 0.45, 0.4, 0.5)
-    one = HeadDescription("encoder", 3, 8, (gate,), 2.32, 0.66, 0.6, 0.7, active=active)
-    assert one.rests == "rests 40%"
-    assert replace(one, terms=(CLS, gate)).rests == "rests 40% on [CLS]"
-    sep = replace(CLS, feature="special:[SEP]", words="[SEP]", share=0.3)
-    assert replace(one, terms=(CLS, sep)).rests == "rests 40% on [SEP] and [CLS]"
-    assert replace(one, terms=(CLS, replace(sep, weight=-1.0, share=0.01))).rests == "rests 40% on [CLS]"
+SCORE = Score(0.66, 0.6, 0.7, 2.32)
 
 
 def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> None:
-    words = "tokens like alice, dinah, 81% of them capitalised words"
-    to_names = Term("keys", words, 2.0, math.nan, math.nan, 0.3, own=True)
-    gate = Term("gate", "from once, upon", 1.0, math.nan, math.nan, 0.1, part_of="special:[CLS]", own=True)
-    pairs = (Pair("she", "alice", 5), Pair(")", "(", 3))
-    active = Active((to_names,), 0.31, 1.2, 0.45, 0.4, 0.5, pairs)
-    one = HeadDescription("encoder", 3, 8, (CLS, gate), 2.32, 0.66, 0.6, 0.7, active=active)
-    assert one.words == f"{words}, such as she → alice, ) → (; rests 69% on [CLS]"
-    only_rests = replace(one, active=replace(active, share=0.01))
-    assert only_rests.attends == "" and only_rests.words.startswith("rests 99% on [CLS]")
-    assert replace(one, active=replace(active, share=0.99)).rests == ""
-    assert "all other tokens evenly" in replace(one, active=replace(active, nats=0.04)).words
+    near = Term("near", "near tokens", 2.0, 0.46, 0.1, 0.3)
+    line = HeadDescription("encoder", 3, 8, SCORE, SCORE, 0.31, (near,), (CLS,), summary="near tokens")
+    assert line.words == "near tokens; rests 69% on [CLS]"
+    sep = replace(CLS, feature="special:[SEP]", words="[SEP]", share=0.3)
+    assert replace(line, rests=(CLS, sep)).resting == "rests 69% on [SEP] and [CLS]"
+    assert replace(line, rests=(CLS, replace(sep, weight=-1.0, share=0.02, even=0.1))).resting == "rests 69% on [CLS]"
+    assert replace(line, share=0.01).words == "rests 99% on [CLS]" and replace(line, share=0.99).resting == ""
+    assert replace(line, active=replace(SCORE, nats=0.04)).attending == "all other tokens evenly"
+    assert replace(line, active=replace(SCORE, explained=0.2)).attending == "near tokens; mostly undescribed"
+    assert replace(line, attends=()).attending == "undescribed"
 
 
 def encoder_decoder(folder: Path) -> Model:
@@ -330,7 +247,7 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
     ]
     for one in found.heads:
         if one.kind == "decoder" and one.head == 1:
-            assert one.active.terms[0].feature == "offset-1" and one.explained > 0.9, one.words
+            assert one.attends[0].feature == "offset-1" and one.main.explained > 0.9, one.words
     counts = count_tokens(texts, model.tokenizer.encode)
     sample = sampling.draw(model, texts, FEW)
     groups = {group.kind: group for group in measure(model, sample, Frequencies.of_counts(counts))}
@@ -366,7 +283,7 @@ def test_chosen_heads_are_described_as_among_all(own: Model) -> None:
     some = describe(own, sentences, options=replace(FEW, heads=((1, 3), (0, 2))))
     assert [(one.layer, one.head) for one in some.heads] == [(0, 2), (1, 3)]
     for one in some.heads:
-        other = whole.of(one.layer, one.head)
-        assert one.words == other.words and one.explained == pytest.approx(other.explained, nan_ok=True)
+        other = line_of(whole, one.layer, one.head)
+        assert one.words == other.words and one.whole.explained == pytest.approx(other.whole.explained, nan_ok=True)
     with pytest.raises(UsageError, match="no head L0H99 to describe"):
         describe(own, sentences, options=replace(FEW, heads=((0, 99),)))

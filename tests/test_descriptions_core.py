@@ -136,14 +136,6 @@ def test_of_a_feature_and_its_complement_the_lower_number_is_taken(seed: int) ->
         assert describe(rows.of_texts(range(12)), simplicity)[0].terms[0] == OF_TWIN
 
 
-def test_a_part_joins_its_whole_and_never_comes_first() -> None:
-    features, starts, texts = sample()
-    rows = rows_with([attention_of({0: 4.0}, features, starts)], features, starts, texts)
-    needs = [3, -1, -1, -1, -1, -1, -1, -1]
-    found = describe(rows.of_texts(range(12)), SIMPLICITY, needs=needs)[0]
-    assert found.terms[:1] != (0,)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_planted_rules_are_found(seed: int) -> None:
     features, starts, texts = sample(n_texts=16, seed=seed)
@@ -277,14 +269,6 @@ def test_rows_are_those_of_the_whole_map(name: str) -> None:
                 weights = weights / weights.sum()
                 assert not weights[~found.allowed[0][row]].any()
                 np.testing.assert_allclose(found.weights[0][row, head], weights, atol=1e-3)
-
-
-def test_a_layer_comes_once() -> None:
-    asked = {"decoder": [RowsWanted(np.array([1]), TOKENS)] * BATCH}
-    probe = RowSamples(asked)
-    probe(call_with())
-    with pytest.raises(RuntimeError, match="twice"):
-        probe(call_with())
 
 
 def test_what_is_kept_of_one_head_is_not_taken_for_another() -> None:

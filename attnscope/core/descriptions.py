@@ -57,9 +57,6 @@ REFITTED, REFITTED_GRADED = 6, 2
 FEWEST_TEXTS = 3
 """In how many of the fitted texts a feature must vary."""
 
-LATER = -2
-"""In `needs` of `describe`: the feature may be a term, but not the first."""
-
 TINY = 1e-9
 """Instead of 0, whose logarithm is not finite."""
 
@@ -117,7 +114,6 @@ def describe(
     simplicity: Sequence[int],
     most: int = MOST_TERMS,
     candidates: Sequence[int] | None = None,
-    needs: Sequence[int] | None = None,
     most_own: int = 3,
 ) -> list[Description]:
     """Find the terms of every head.
@@ -127,8 +123,6 @@ def describe(
         simplicity: Of each feature; of candidates that are alike, the one with the smallest number is taken.
         most: How many terms at most.
         candidates: Which features may be terms; None = all.
-        needs: For each feature, the feature that it is a part of and that must be a term before it; -1 = none must,
-            LATER = any.
         most_own: How many of the terms at most may be fitted to the head alone.
 
     Returns:
@@ -137,7 +131,6 @@ def describe(
     usable = rows.varies_in >= min(FEWEST_TEXTS, len(np.unique(rows.texts)))
     if candidates is not None:
         usable &= np.isin(np.arange(rows.n_shared), np.asarray(candidates))
-    wholes = np.full(rows.n_shared, -1) if needs is None else np.asarray(needs)
     descriptions: list[Description] = []
     for start in range(0, rows.n_heads, _HEADS_AT_ONCE):
         heads = range(start, min(start + _HEADS_AT_ONCE, rows.n_heads))
@@ -146,9 +139,7 @@ def describe(
             p = np.stack([search.unscaled() for search in going])  # (head, entry)
             expected = rows.means(p, rows.weights[[search.head for search in going]])
             for search, of_entries, of_features in zip(going, p, expected, strict=True):
-                # Parts wait for their whole.
-                is_ready = np.isin(wholes, [-1, *search.terms]) | ((wholes == LATER) & bool(search.terms))
-                search.extend(of_features, of_entries, usable & is_ready)
+                search.extend(of_features, of_entries, usable)
         descriptions += [search.description() for search in searches]
     return descriptions
 

@@ -50,7 +50,7 @@ KEY_CUTS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.96)
 PAIR_CUTS = (0.6, 0.8, 0.9, 0.96)
 """The same of the queries of a pair."""
 
-GATED_RANK, KEY_RANK, PAIR_RANK, MATCH_RANK, GATE_RANK = 5, 6, 7, 8, 9
+GATED_RANK, KEY_RANK, PAIR_RANK = 5, 6, 7
 """How simple columns are: known classes that explain as much come first."""
 
 N_GATED = 4
@@ -64,7 +64,6 @@ FEWEST_ROWS, FEWEST_TEXTS = 8, 3
 
 GRADES = 16
 _AT_ONCE = 2**21
-_GATE_ROUNDS = 4
 
 _SAME = 1e-5
 """Share of the range of scores by which rounding may move one."""
@@ -378,53 +377,3 @@ def quantise(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float,
     means = np.where(np.isfinite(means), means, means[np.isfinite(means)].min())
     spread = max(float(means.max() - means.min()), 1e-30)
     return levels, np.rint((GRADES - 1) * (means - means.min()) / spread) / (GRADES - 1)
-
-
-# Where heads rest
-
-
-def gate_columns(part: Rows, x: Singles, resting: int) -> list[Column]:
-    """Find from which queries each head rests more: resting keys, the more so the higher the score of a query's type.
-
-    Scores are a logistic regression of the mass on resting keys, linear in X.
-
-    Args:
-        part: The rows to fit.
-        x: (type, column): see `describe_types`.
-        resting: The number of the feature that resting keys have.
-    """
-    types, of_rows = np.unique(part.query_types, return_inverse=True)
-    fitted = x[types]
-    occurrences = np.bincount(part.query_types, minlength=len(x))
-    flags = part.features[resting]
-    lam = RIDGES["pairs"] / max(1, len(part.texts))
-    columns = []
-    for head in range(part.n_heads):
-        rests = np.clip(part.sums(part.scaled(head) * flags), 1e-4, 1 - 1e-4)
-        mean = float(part.text_weights @ rests)
-        start = np.log(mean / (1 - mean))
-        coefficients = np.zeros(x.shape[1])
-        for _ in range(_GATE_ROUNDS):
-            p = 1 / (1 + np.exp(-start - (fitted @ coefficients)[of_rows]))
-            g = np.bincount(of_rows, part.text_weights * (rests - p))
-            h = np.bincount(of_rows, part.text_weights * np.maximum(p * (1 - p), 0.02))
-            second = (fitted * h[:, None]).T @ fitted
-            second[np.diag_indices_from(second)] += lam
-            coefficients += np.linalg.solve(second, fitted.T @ g - lam * coefficients)
-            start += float(np.sum(part.text_weights * (rests - p)) / np.sum(h))
-        levels, values = quantise((x @ coefficients).astype(np.float32), occurrences, KEY_CUTS)
-        columns.append(Column(GATE_RANK, np.array([0.0, 1.0]), feature=resting, query_values=values, queries=levels))
-    return columns
-
-
-def match_column(matches: Floats, fitted: NDArray[np.int64], resting: int) -> Column:
-    """Return resting keys, the more so the less there is to attend to.
-
-    Args:
-        matches: (row,): the logarithm of the mean of exp(s) over the keys that are not resting.
-        fitted: Which rows are fitted.
-        resting: The number of the feature that resting keys have.
-    """
-    occurrences = np.bincount(fitted, minlength=len(matches))
-    levels, values = quantise(-matches.astype(np.float32), occurrences, KEY_CUTS)
-    return Column(MATCH_RANK, np.array([0.0, 1.0]), feature=resting, query_values=values, rows=levels)

@@ -40,9 +40,8 @@ class Column:
         feature: The number of a feature that all heads share.
         query_values: (level,): the values of queries.
         queries: (type,): the level of each type as a query.
-        rows: (row of the whole sample,): the level of each query.
-        gate: The class of queries that has level 1, one of `Rows.gates`; -1 = none. Without this, `queries` and
-            `rows`, all queries are alike.
+        gate: The class of queries that has level 1, one of `Rows.gates`; -1 = none. Without this and `queries`, all
+            queries are alike.
     """
 
     rank: int
@@ -51,13 +50,12 @@ class Column:
     feature: int = -1
     query_values: Floats = field(default_factory=lambda: np.ones(1))
     queries: Levels | None = None
-    rows: Levels | None = None
     gate: int = -1
 
     @property
     def is_of_keys(self) -> bool:
         """Say whether it holds for all queries alike."""
-        return self.queries is None and self.rows is None and self.gate < 0
+        return self.queries is None and self.gate < 0
 
     @cached_property
     def products(self) -> tuple[Floats, Levels]:
@@ -274,10 +272,7 @@ class Rows:
         if column.is_of_keys:
             of_keys: Levels = of_pairs[0][keys]
             return of_keys
-        if column.queries is not None:
-            of_rows = column.queries[self.query_types]
-        else:
-            of_rows = self.gates[column.gate] if column.rows is None else column.rows[self.index]
+        of_rows = self.gates[column.gate] if column.queries is None else column.queries[self.query_types]
         # The pairs of one row stand in a row of the table of all pairs.
         codes = self.spread(of_rows.astype(np.int32) * np.int32(of_pairs.shape[1])) + keys
         return of_pairs.ravel()[codes]

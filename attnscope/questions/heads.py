@@ -111,21 +111,13 @@ class Heads(Result):
         "control": (*HEADS, ROLE),
         "terms": (
             count("head", "the head", refers_to="heads"),
-            text("part", "attends: outside sinks; rests: where and when it rests on sinks"),
+            text("part", "attends: outside sinks; rests: on which sinks it rests"),
             text("feature", "the feature's name"),
             text("words", "what it is called"),
             numbers("weight", "log odds of a key that has it, all else alike; below 0 it is avoided"),
             share("share", "how much of the head's attention lies on such keys; its baseline: spread evenly"),
-            text("share_of", "what the share is of, if that is not the feature itself, as of a number"),
-            text("part_of", "the feature that it says more about, as `from punctuation` does of [CLS]"),
             flag("own", "whether it was fitted to this head, rather than taken from the catalogue"),
             numbers("gain", "nats that it explained of the texts that it was chosen on, when it was chosen", "nats"),
-        ),
-        "features": (
-            text("feature", "a feature that terms are made of"),
-            text("words", "what it is called"),
-            text("family", "what it goes by: the key, the offset, a group, a list, a number, or both query and key"),
-            text("source", "who has described heads by it, or ours"),
         ),
         "pairs": (
             count("head", "the head", refers_to="heads"),

@@ -19,8 +19,8 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import blocks_of
-from attnscope.studies.describe.rows import Group, draw, frequent_words, text_facts
-from attnscope.studies.describe.study import Fitted, active_left, fit_sample, matches_of
+from attnscope.studies.describe.rows import Group, draw, frequent_words, measure, text_facts
+from attnscope.studies.describe.study import Fitted, active_left, fit_group
 from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
@@ -87,13 +87,10 @@ class Expectations:
         n_free = np.maximum(free.sum(1), 1)
         total = logsumexp(np.where(free, active, -np.inf), axis=1)
         total = np.where(np.isfinite(total), total, 0.0)
-        # How much there is to attend to: the more, the less a head rests.
-        matches, group = total - np.log(n_free), fit.group
-        terms = _values_of_terms(
-            fit.sinks[number], group.sinks.columns[number], group, text, group.sink_features, matches,
-            matches_of(group, fit.active)[number],
-        )  # fmt: skip
-        rests = _sum_terms(terms, len(tokens))
+        matches = total - np.log(n_free)
+        rests = _sum_terms(
+            _values_of_terms(fit.sinks[number], (), fit.group, text, fit.group.sink_features), len(tokens)
+        )
         scores: Singles = np.where(text.resting, rests, active - matches[:, None]).astype(np.float32)
         return scores
 
@@ -162,13 +159,10 @@ def _values_of_terms(
     group: Group,
     text: _Text,
     shared: Sequence[int],
-    matches: NDArray[np.float64] | None = None,
-    known_matches: NDArray[np.float64] = np.empty(0),  # noqa: B008  # never changed
 ) -> Iterator[tuple[float, NDArray[np.float64]]]:
     """The weight of each of a head's terms, and its values, 0 to 1, (query, key).
 
-    `shared` are the numbers of the features that all heads share. `matches`, (query,), are what `match_column` is made
-    of, for columns that have a level per row; `known_matches` those of the sampled rows.
+    `shared` are the numbers of the features that all heads share.
     """
     n = len(text.types)
 
@@ -181,14 +175,9 @@ def _values_of_terms(
             return np.broadcast_to(keys, (n, n))
         if own.gate >= 0:  # what a token is as a query it is as a key too
             levels = text.features[group.gates[own.gate], 0]
-        elif own.queries is not None:
-            levels = own.queries[text.types]
         else:
-            assert matches is not None and own.rows is not None
-            # The level of the sampled row whose match is next.
-            order = np.argsort(known_matches)
-            nearest = np.minimum(np.searchsorted(known_matches[order], matches), len(order) - 1)
-            levels = own.rows[order[nearest]]
+            assert own.queries is not None
+            levels = own.queries[text.types]
         values: NDArray[np.float64] = own.query_values[levels][:, None] * keys
         return values
 
@@ -213,5 +202,6 @@ def describe_to_expect(
     if (mask := model.tokenizer.mask_id) is not None:
         also[mask] = "[MASK]"
     sample = draw(model, texts, options)
-    fits = fit_sample(model, sample, frequencies, options, also)
-    return Expectations(model, tuple(fits), frequencies, frequent_words(sample, frequencies))
+    groups = measure(model, sample, frequencies, also=also)
+    fits = tuple(fit_group(group, sample, options) for group in groups)
+    return Expectations(model, fits, frequencies, frequent_words(sample, frequencies))

@@ -1,4 +1,10 @@
-"""The features that descriptions are made of: what a query may see in a key, in plain words. NumPy alone."""
+"""Name the features that descriptions are made of: what a query may see in a key, in plain words. NumPy alone.
+
+Source:
+    Heads were described by delimiters, offsets and the first token in Clark et al. 2019, section 3; by offsets and rare
+    words in Voita et al. 2019, section 4; by induction in Olsson et al. 2022, section 2; by sinks in Xiao et al. 2024,
+    section 3.1. Windows: Press et al. 2022, section 3. The others are ours.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +21,9 @@ from attnscope.studies.describe.facts import Flags, TextFacts
 
 Levels = NDArray[np.uint8]
 
-Family = Literal["key", "offset", "group", "list", "graded", "from"]
+Family = Literal["key", "offset", "group", "list", "graded"]
 """What a feature goes by: the key alone, how far it is from the query, being in one group with the query, being on
-a list of keys of the query's, a number; or by what both are."""
+a list of keys of the query's; or a number."""
 
 GRADES = 16
 """Levels of what is a number."""
@@ -43,9 +49,7 @@ class Feature:
         rank: How simple it is, the simplest first: of features that explain alike the smaller rank is taken.
         of: Its levels for some queries of a text.
         levels: How many levels it has.
-        source: Who has described heads by it, or "ours".
-        base: The feature that it is a part of, as [CLS] from punctuation is of [CLS]: it joins that alone.
-        shown_by: The feature of 0 and 1 that says how much attention a number is about; and what to call it.
+        shown_by: The feature of 0 and 1 that says how much attention a number is about.
     """
 
     name: str
@@ -54,9 +58,7 @@ class Feature:
     rank: int
     of: Of = field(repr=False)
     levels: int = 2
-    source: str = "ours"
-    base: str = ""
-    shown_by: tuple[str, str] = ("", "")
+    shown_by: str = ""
 
     @property
     def is_of_keys(self) -> bool:
@@ -65,7 +67,7 @@ class Feature:
 
 
 def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: NDArray[np.int64]) -> Levels:
-    """The levels of features for some queries of a text, (feature, query, key), uint8."""
+    """Return the levels of features for some queries of a text, (feature, query, key), uint8."""
     blocks = np.empty((len(features), len(queries), facts.n), np.uint8)
     for number, feature in enumerate(features):
         blocks[number] = feature.of(facts, queries)
@@ -76,7 +78,7 @@ def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: NDArray[np
 
 
 def of_keys(flags: Callable[[TextFacts], NDArray[np.generic]]) -> Of:
-    """Levels that depend on the key alone, (token,)."""
+    """Return levels that depend on the key alone, (token,)."""
     return lambda facts, queries: np.broadcast_to(flags(facts), (len(queries), facts.n))
 
 
@@ -97,7 +99,7 @@ def _within(side: int) -> Of:
 
 
 def _near(side: int, far: Callable[[NDArray[np.int64]], NDArray[Any]]) -> Of:
-    """The nearer the higher: the highest level less how far a distance is."""
+    """Return the higher, the nearer: the highest level less how far a distance is."""
 
     def levels(d: NDArray[np.int64]) -> NDArray[np.int64]:
         near = FARTHEST - 1 - np.rint(far(np.abs(d))).astype(np.int64)
@@ -107,7 +109,7 @@ def _near(side: int, far: Callable[[NDArray[np.int64]], NDArray[Any]]) -> Of:
 
 
 def _same(numbers: Callable[[TextFacts], NDArray[np.int64]], elsewhere: bool = False) -> Of:
-    """Keys that have the query's number."""
+    """Find keys that have the query's number."""
 
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
         groups = numbers(facts)
@@ -120,7 +122,7 @@ def _same(numbers: Callable[[TextFacts], NDArray[np.int64]], elsewhere: bool = F
 
 
 def _start_of(numbers: Callable[[TextFacts], NDArray[np.int64]]) -> Of:
-    """The first token of the query's own group."""
+    """Find the first token of the query's own group."""
 
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
         groups = numbers(facts)
@@ -131,7 +133,7 @@ def _start_of(numbers: Callable[[TextFacts], NDArray[np.int64]]) -> Of:
 
 
 def _nearest(name: str, *, after: bool) -> Of:
-    """The last key of a class before the query, or the next one after it."""
+    """Find the last key of a class before the query, or the next one after it."""
 
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
         places = np.flatnonzero(facts.classes[name])
@@ -145,7 +147,7 @@ def _nearest(name: str, *, after: bool) -> Of:
 
 
 def _shifted_same(by: int, *, only_before: bool = False) -> Of:
-    """Keys whose neighbour `by` tokens further is the same token as the query, elsewhere."""
+    """Find keys whose neighbour `by` tokens further is the same token as the query, elsewhere."""
 
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
         ids = facts.tokens.ids
@@ -163,7 +165,7 @@ def _shifted_same(by: int, *, only_before: bool = False) -> Of:
 
 
 def _opener(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
-    """The innermost bracket that is open at the query."""
+    """Find the innermost bracket that is open at the query."""
     is_opener: Flags = facts.opener[queries][:, None] == np.arange(facts.n)
     return is_opener
 
@@ -177,17 +179,13 @@ def _likeness(facts: TextFacts, queries: NDArray[np.int64]) -> NDArray[np.int64]
     return levels
 
 
+def _is_alike(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
+    return _likeness(facts, queries) >= GRADES // 2
+
+
 def _rarity(facts: TextFacts) -> NDArray[np.int64]:
     rarity = np.clip((-facts.log_frequency - 2) / 8, 0, 1) * ~facts.tokens.special
     return np.rint((GRADES - 1) * rarity).astype(np.int64)
-
-
-def _lateness(facts: TextFacts, queries: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.minimum(GRADES - 1, np.rint(1.5 * np.log2(1 + queries))).astype(np.int64)
-
-
-def _length(facts: TextFacts, queries: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.full(len(queries), min(GRADES - 1, round(1.5 * np.log2(facts.n))))
 
 
 def _special(label: str) -> Of:
@@ -195,8 +193,6 @@ def _special(label: str) -> Of:
 
 
 # The catalogue --------------------------------------------------------------------------------------------------
-
-_CLARK, _VOITA = "Clark et al. 2019, section 3", "Voita et al. 2019, section 4"
 
 RESTING = "resting"
 """The feature of all tokens on which heads rest: special ones and the first."""
@@ -211,48 +207,25 @@ WITHIN = 4
 _SIDES = {"": (0, ""), "_left": (-1, " to the left"), "_right": (1, " to the right")}
 
 
-def _offsets() -> list[Feature]:
-    features = [Feature("self", "the token itself", "offset", 0, _at(0), source=_CLARK)]
-    for n in range(1, FARTHEST_OFFSET + 1):
-        for sign, word in ((-1, "before"), (1, "after")):
-            words = f"the token {n} {word}" if n > 1 else f"the {'next' if sign > 0 else 'previous'} token"
-            features.append(Feature(f"offset{sign * n:+d}", words, "offset", n - 1, _at(sign * n), source=_VOITA))
-    features += [
-        Feature("left", "to the left", "offset", 5, _of_offset(lambda d: d < 0)),
-        Feature("right", "to the right", "offset", 5, _of_offset(lambda d: d > 0)),
-        *(
-            Feature(f"{name}{side}", words + where, "graded", 5, _near(sign, far), FARTHEST, source,
-                    shown_by=(f"within{side}", f"at most {WITHIN} away"))
-            for name, words, far, source in (
-                ("near", "near tokens", lambda d: _LOG_STEPS * np.log2(1 + d), "ours"),
-                ("window", "nearby tokens", lambda d: d, "Press et al. 2022, section 3"),
-            )
-            for side, (sign, where) in _SIDES.items()
-        ),
-        *(
-            Feature(f"within{side}", f"tokens at most {WITHIN} away{where}", "offset", 4, _within(sign))
-            for side, (sign, where) in _SIDES.items()
-        ),
-    ]  # fmt: skip
-    return features
-
-
 _KINDS = {
-    "punctuation": ("punctuation", 2, _CLARK), "sentence_end": ("sentence ends", 3, "ours"),
-    "comma": ("commas", 3, "ours"), "colon": ("colons", 3, "ours"), "dash": ("dashes", 3, "ours"),
-    "quote": ("quotation marks", 3, "ours"), "bracket": ("brackets", 3, "ours"),
-    "newline": ("line breaks", 3, "ours"), "digit": ("digits", 3, "ours"),
-    "capital": ("capitalised words", 4, "ours"), "name": ("capitalised words within a sentence", 4, "ours"),
-    "word": ("words", 4, "ours"), "piece": ("word pieces", 4, "ours"),
-    "frequent": ("frequent words", 4, "ours"), "infrequent": ("rarer words", 4, "ours"),
-    **{name: (f"English {name}", 4, "ours") for name in (*CLOSED_CLASSES, *OPEN_CLASSES)},
-}  # fmt: skip
-"""Kinds of tokens: what they are called, their rank, their source."""
-
-_FROM = (
-    "special", "punctuation", "sentence_end", "comma", "frequent", "infrequent", "piece", "capital", "name", "word"
-)  # fmt: skip
-"""Classes of queries that products are made of."""
+    "punctuation": ("punctuation", 2),
+    "sentence_end": ("sentence ends", 3),
+    "comma": ("commas", 3),
+    "colon": ("colons", 3),
+    "dash": ("dashes", 3),
+    "quote": ("quotation marks", 3),
+    "bracket": ("brackets", 3),
+    "newline": ("line breaks", 3),
+    "digit": ("digits", 3),
+    "capital": ("capitalised words", 4),
+    "name": ("capitalised words within a sentence", 4),
+    "word": ("words", 4),
+    "piece": ("word pieces", 4),
+    "frequent": ("frequent words", 4),
+    "infrequent": ("rarer words", 4),
+    **{name: (f"English {name}", 4) for name in (*CLOSED_CLASSES, *OPEN_CLASSES)},
+}
+"""Kinds of tokens: what they are called, and their rank."""
 
 
 def catalogue(special_labels: Sequence[str]) -> list[Feature]:
@@ -260,83 +233,72 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
 
     They depend on which of the tokenizer's special tokens occur.
     """
-    specials = [Feature(SPECIAL + label, label, "key", 1, _special(label), source=_CLARK) for label in special_labels]
-    first = Feature("first", "the first token", "key", 2, of_keys(lambda f: np.arange(f.n) == 0),
-                    source="Xiao et al. 2024, section 3.1")  # fmt: skip
-    offsets = _offsets()
-    features = [
-        *offsets,
-        *specials,
-        first,
-        Feature("last", "the last token", "key", 3, of_keys(lambda f: np.arange(f.n) == f.n - 1)),
-        Feature(RESTING, "special and first tokens", "key", 3,
-                of_keys(lambda f: f.tokens.special | (np.arange(f.n) == 0)), source="Xiao et al. 2024"),
-        *(
-            Feature(name, words, "key", rank, _of_class(name), source=source)
-            for name, (words, rank, source) in _KINDS.items()
-        ),
-        Feature("rarity", "rare tokens", "graded", 5, of_keys(_rarity), GRADES, _VOITA + ", rare words",
-                shown_by=("infrequent", "on rarer words")),
-        Feature("same", "the same token", "group", 2, _same(lambda f: f.tokens.ids)),
-        Feature("same_elsewhere", "the same token elsewhere", "group", 2, _same(lambda f: f.tokens.ids, True)),
-        Feature("same_word", "other pieces of its word", "group", 2, _same(lambda f: f.word, True)),
-        Feature("word_start", "the first piece of its word", "list", 3, _start_of(lambda f: f.word)),
-        *_stretch("sentence", lambda f: f.sentence),
-        *_stretch("clause", lambda f: f.clause),
-        *(
-            Feature(f"{side}_{name}", f"the {side} {words}", "list", rank, _nearest(kind, after=side == "next"))
-            for name, words, rank, kind in (
-                ("sentence_end", "sentence end", 4, "sentence_end"),
-                ("punctuation", "punctuation mark", 4, "punctuation"),
-                ("rarer", "rarer word", 5, "infrequent"),
-            )
-            for side in ("last", "next")
-        ),
-        Feature("induction", "what followed the same token before", "list", 3, _shifted_same(-1, only_before=True),
-                source="Olsson et al. 2022, section 2"),
+    is_first = of_keys(lambda facts: np.arange(facts.n) == 0)
+    is_last = of_keys(lambda facts: np.arange(facts.n) == facts.n - 1)
+    rests = of_keys(lambda facts: facts.tokens.special | (np.arange(facts.n) == 0))
+    return [
+        *_offsets(),
+        *(Feature(SPECIAL + label, label, "key", 1, _special(label)) for label in special_labels),
+        Feature("first", "the first token", "key", 2, is_first),
+        Feature("last", "the last token", "key", 3, is_last),
+        Feature(RESTING, "special and first tokens", "key", 3, rests),
+        *(Feature(name, words, "key", rank, _of_class(name)) for name, (words, rank) in _KINDS.items()),
+        Feature("rarity", "rare tokens", "graded", 5, of_keys(_rarity), GRADES, "infrequent"),
+        Feature("same", "the same token", "group", 2, _same(lambda facts: facts.tokens.ids)),
+        Feature("same_elsewhere", "the same token elsewhere", "group", 2, _same(lambda facts: facts.tokens.ids, True)),
+        Feature("same_word", "other pieces of its word", "group", 2, _same(lambda facts: facts.word, True)),
+        Feature("word_start", "the first piece of its word", "list", 3, _start_of(lambda facts: facts.word)),
+        *_stretch("sentence", lambda facts: facts.sentence),
+        *_stretch("clause", lambda facts: facts.clause),
+        *_nearest_sides("sentence_end", "sentence end", 4, "sentence_end"),
+        *_nearest_sides("punctuation", "punctuation mark", 4, "punctuation"),
+        *_nearest_sides("rarer", "rarer word", 5, "infrequent"),
+        Feature("induction", "what followed the same token before", "list", 3, _shifted_same(-1, only_before=True)),
         Feature("after_same", "what follows the same token elsewhere", "list", 4, _shifted_same(-1)),
         Feature("before_same", "what stands before the same token elsewhere", "list", 4, _shifted_same(1)),
-        Feature("likeness", "other tokens like it", "graded", 5, _likeness, GRADES, shown_by=("alike", "much like it")),
-        Feature("alike", "other tokens much like it", "group", 5,
-                lambda facts, queries: _likeness(facts, queries) >= GRADES // 2),
-        *_stretch("line", lambda f: f.line),
-        Feature("indentation", "lines of the same indentation", "group", 5, _same(lambda f: f.indentation)),
-        Feature("brackets", "the same brackets", "group", 4, _same(lambda f: f.opener)),
+        Feature("likeness", "other tokens like it", "graded", 5, _likeness, GRADES, "alike"),
+        Feature("alike", "other tokens much like it", "group", 5, _is_alike),
+        *_stretch("line", lambda facts: facts.line),
+        Feature("indentation", "lines of the same indentation", "group", 5, _same(lambda facts: facts.indentation)),
+        Feature("brackets", "the same brackets", "group", 4, _same(lambda facts: facts.opener)),
         Feature("opener", "the bracket that it stands in", "list", 4, _opener),
-    ]  # fmt: skip
-    return [*features, *(product for base in (*specials, first, offsets[0]) for product in _products(base))]
-
-
-def _stretch(name: str, numbers: Callable[[TextFacts], NDArray[np.int64]]) -> list[Feature]:
-    """The query's own sentence, clause or line, and the start of it."""
-    return [
-        Feature(name, f"the same {name}", "group", 4, _same(numbers)),
-        Feature(f"{name}_start", f"the start of its {name}", "list", 4, _start_of(numbers)),
     ]
 
 
-def _products(base: Feature) -> list[Feature]:
-    """A feature from some queries alone, or the more so the more of something they are."""
-
-    def from_class(kind: str) -> Of:
-        return lambda facts, queries: base.of(facts, queries).astype(bool) & facts.classes[kind][queries][:, None]
-
-    def by_grade(grade: Callable[[TextFacts, NDArray[np.int64]], NDArray[np.int64]]) -> Of:
-        return lambda facts, queries: base.of(facts, queries).astype(np.int64) * grade(facts, queries)[:, None]
-
-    words = {"special": "special tokens", **{kind: words for kind, (words, *_) in _KINDS.items()}}
+def _offsets() -> list[Feature]:
+    """Return the features of distances."""
+    features = [Feature("self", "the token itself", "offset", 0, _at(0))]
+    for n in range(1, FARTHEST_OFFSET + 1):
+        for sign, word in ((-1, "before"), (1, "after")):
+            words = f"the token {n} {word}" if n > 1 else f"the {'next' if sign > 0 else 'previous'} token"
+            features.append(Feature(f"offset{sign * n:+d}", words, "offset", n - 1, _at(sign * n)))
+    features.append(Feature("left", "to the left", "offset", 5, _of_offset(lambda d: d < 0)))
+    features.append(Feature("right", "to the right", "offset", 5, _of_offset(lambda d: d > 0)))
     graded = (
-        ("rarity", "from rare tokens", lambda facts, queries: _rarity(facts)[queries]),
-        ("place", "from late tokens", _lateness),
-        ("length", "in long texts", _length),
+        ("near", "near tokens", lambda d: _LOG_STEPS * np.log2(1 + d)),
+        ("window", "nearby tokens", lambda d: d),
     )
+    for name, words, far in graded:
+        for side, (sign, where) in _SIDES.items():
+            shown_by = f"within{side}"
+            features.append(Feature(f"{name}{side}", words + where, "graded", 5, _near(sign, far), FARTHEST, shown_by))
+    for side, (sign, where) in _SIDES.items():
+        words = f"tokens at most {WITHIN} away{where}"
+        features.append(Feature(f"within{side}", words, "offset", 4, _within(sign)))
+    return features
+
+
+def _nearest_sides(name: str, words: str, rank: int, kind: str) -> list[Feature]:
+    """Return the last key of a class, and the next one."""
     return [
-        *(
-            Feature(f"{base.name} from {kind}", f"from {words[kind]}", "from", 8, from_class(kind), base=base.name)
-            for kind in _FROM
-        ),
-        *(
-            Feature(f"{base.name} by {name}", text, "from", 9, by_grade(grade), GRADES, base=base.name)
-            for name, text, grade in graded
-        ),
+        Feature(f"{side}_{name}", f"the {side} {words}", "list", rank, _nearest(kind, after=side == "next"))
+        for side in ("last", "next")
+    ]
+
+
+def _stretch(name: str, numbers: Callable[[TextFacts], NDArray[np.int64]]) -> list[Feature]:
+    """Return the query's own sentence, clause or line, and the start of it."""
+    return [
+        Feature(name, f"the same {name}", "group", 4, _same(numbers)),
+        Feature(f"{name}_start", f"the start of its {name}", "list", 4, _start_of(numbers)),
     ]

@@ -386,7 +386,7 @@ def _group(
     features: tuple[Feature, ...],
     types: Types,
 ) -> Group:
-    sink_features = [n for n, feature in enumerate(features) if SINK.match(feature.base or feature.name)]
+    sink_features = [n for n, feature in enumerate(features) if SINK.match(feature.name)]
     resting = next(n for n, feature in enumerate(features) if feature.name == RESTING)
     gates = gates_of(features)
     active: list[dict[str, NDArray[Any]]] = []
@@ -403,8 +403,7 @@ def _group(
         used, of_unit = _active_rows(weights, allowed & ~rests, unit.queries, levels, gates, token_types)
         active.append({**of_unit, "texts": np.full(len(used), number)})
         sinks_used, of_unit = _sink_rows(weights, allowed, rests, levels[sink_features])
-        query_types = token_types[unit.queries[sinks_used]]
-        sinks.append({**of_unit, "texts": np.full(len(sinks_used), number), "query_types": query_types})
+        sinks.append({**of_unit, "texts": np.full(len(sinks_used), number)})
         queries = unit.queries[used]
         of_row, keys = (allowed & ~rests)[used].nonzero()
         more.append(

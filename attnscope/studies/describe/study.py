@@ -7,42 +7,34 @@ a description is the same for every cut of the corpus.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core import descriptions, directions
+from attnscope.core.descriptions import Description, Score, row_losses, score, score_of_texts
 from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.sampled_rows import Rows
 from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import EVEN
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
-from attnscope.studies.describe.features import Feature
-from attnscope.studies.describe.lines import (
-    NO_TERM,
-    Active,
-    Descriptions,
-    Expected,
-    Failure,
-    FeatureFacts,
-    HeadDescription,
-    Term,
-)
+from attnscope.studies.describe.features import RESTING, Feature
+from attnscope.studies.describe.lines import NO_TERM, Descriptions, Expected, Failure, HeadDescription, Term
 from attnscope.studies.describe.rows import FEWEST_TEXTS, Drawing, Group, Unit, measure
-from attnscope.studies.describe.words import TOO_WIDE, Names, least_named, summarise
+from attnscope.studies.describe.words import Names, least_named, summarise
 from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import special_ids, texts_of
 
-if TYPE_CHECKING:
-    from attnscope.core.descriptions import Description
-    from attnscope.core.sampled_rows import Rows
+MOST_OWN, MOST_SINK_TERMS = 3, 4
+"""The most terms that are fitted to the head alone; and the most terms of where it rests."""
 
-MOST_OWN, MOST_SINK_TERMS, MOST_OWN_OF_SINKS = 3, 4, 2
-"""The most terms that are fitted to the head alone; and of where it rests, the most terms, and those of its own."""
+TOO_WIDE = frozenset((RESTING, "word", "last"))
+"""Classes of keys that say too little to be screened for some queries alone."""
 
 FAILURES, FAILURES_LOOKED_AT = 3, 60
 """How many tokens are kept of those that a description fails on, and among how many of the worst they are sought."""
@@ -82,31 +74,17 @@ def describe_sample(
     heads.sort(key=lambda head: (model.info.kinds.index(head.kind), head.layer, head.head))
     n_queries = sum(len(unit.queries) for unit in sample)
     n_scored = sum(not unit.fits for unit in sample) if fits else 0
-    described = Descriptions(tuple(heads), len(sample), n_queries, n_scored)
-    features = {feature.name: feature for fit in fits for feature in fit.group.features}
-    facts = {
-        name: FeatureFacts(feature.words, feature.family, feature.source)
-        for name, feature in features.items()
-        if name in described.used
-    }
-    return replace(described, features=facts)
+    return Descriptions(tuple(heads), len(sample), n_queries, n_scored)
 
 
 def fit_sample(
-    model: Model,
-    sample: Sequence[Unit],
-    frequencies: Frequencies,
-    options: DescribeOptions,
-    also: Mapping[int, str] | None = None,
+    model: Model, sample: Sequence[Unit], frequencies: Frequencies, options: DescribeOptions
 ) -> list[Fitted]:
-    """Fit descriptions to some texts; none where there are too few.
-
-    `also` are types of token in other texts, as `rows.measure` takes them.
-    """
+    """Fit descriptions to some texts; none where there are too few."""
     require_heads(model, options.heads)
     if len(sample) < FEWEST_TEXTS:
         return []
-    return [fit_group(group, sample, options) for group in measure(model, sample, frequencies, options.heads, also)]
+    return [fit_group(group, sample, options) for group in measure(model, sample, frequencies, options.heads)]
 
 
 def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:
@@ -136,7 +114,7 @@ class Fitted:
         scored_sinks: The rows of the others where heads may rest.
         active: The description of each head's attention on keys that are not resting.
         other_half: The first term of the same on the scored half.
-        sinks: The description of how much each head rests, where and when.
+        sinks: The description of how much each head rests, and where.
         is_fitted: (active row,): whether its text is for fitting.
     """
 
@@ -152,55 +130,32 @@ class Fitted:
 
 def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
     """Fit both parts of the descriptions of a group's heads on the texts that are for fitting."""
-    from attnscope.core import descriptions, directions
-
     features = group.features
     fits = [number for number, unit in enumerate(sample) if unit.fits]
     others = [number for number, unit in enumerate(sample) if not unit.fits]
     fitted = group.part(fits)
     scored = group.part(others)
-    sinks = group.sinks.of_texts(fits)
 
     # What each head looks for, as columns of its own.
-    x = _columns_of_types(group, fitted)
     candidates = _distinct(group)
-    screened = [n for n in candidates if features[n].family != "from" and features[n].name not in TOO_WIDE]
-    columns = directions.find_columns(fitted, group.offsets, x, screened)
+    screened = [number for number in candidates if features[number].name not in TOO_WIDE]
+    columns = directions.find_columns(fitted, group.offsets, _columns_of_types(group, fitted), screened)
     for rows in (group.active, fitted, scored):
         rows.give_columns(columns)
 
-    # The terms of its attention off the sinks.
+    # The terms of its attention off the sinks, and on them.
     ranks = [feature.rank for feature in features]
-    needs = _bases(features)
-    active = descriptions.describe(fitted, ranks, options.most_terms, candidates, needs, MOST_OWN)
-    other_half = descriptions.describe(scored, ranks, 1, candidates, needs, MOST_OWN)
-
-    # Where and when it rests, which goes by how much there is to attend to.
-    resting = group.sink_features.index(group.resting)
-    matches = matches_of(group, active)
-    gates = directions.gate_columns(sinks, x, resting)
-    sink_columns = tuple(
-        (gate, directions.match_column(of_head, sinks.index, resting))
-        for gate, of_head in zip(gates, matches, strict=True)
-    )
-    group.sinks.give_columns(sink_columns)
-    sinks.give_columns(sink_columns)
-    place_of = {number: place for place, number in enumerate(group.sink_features)}
-    of_sinks = descriptions.describe(
-        sinks,
-        [ranks[number] for number in group.sink_features],
-        most=MOST_SINK_TERMS,
-        needs=[place_of.get(needs[number], needs[number]) for number in group.sink_features],
-        most_own=MOST_OWN_OF_SINKS,
-    )
+    active = descriptions.describe(fitted, ranks, options.most_terms, candidates, MOST_OWN)
+    other_half = descriptions.describe(scored, ranks, 1, candidates, MOST_OWN)
+    sink_ranks = [ranks[number] for number in group.sink_features]
+    named = [place for place, number in enumerate(group.sink_features) if features[number].name != RESTING]
+    sinks = descriptions.describe(group.sinks.of_texts(fits), sink_ranks, MOST_SINK_TERMS, named)
     is_fitted = np.isin(group.active.texts, fits)
-    return Fitted(group, fitted, scored, group.sinks.of_texts(others), active, other_half, of_sinks, is_fitted)
+    return Fitted(group, fitted, scored, group.sinks.of_texts(others), active, other_half, sinks, is_fitted)
 
 
 def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
     """Return what is known of types: see `core.directions.describe_types`."""
-    from attnscope.core.directions import describe_types
-
     labels = group.types.labels
     occurrences = np.bincount(fitted.key_types, minlength=len(labels))
     classes = np.array(
@@ -209,18 +164,7 @@ def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
     english = np.array([class_of(label.strip("·Ġ▁ ").lower()) for label in labels])
     is_english = english[:, None] == np.array([*CLOSED_CLASSES, *OPEN_CLASSES])
     columns = [classes, is_english, np.log1p(occurrences)[:, None] / 10]
-    return describe_types(group.types.embeddings, occurrences, np.concatenate(columns, 1).astype(np.float32))
-
-
-def matches_of(group: Group, active: Sequence[Description]) -> NDArray[np.float64]:
-    """Return how much there is to attend to, (head, row of sinks): the log of the mean exp(score) of free keys."""
-    rows = group.active
-    matches = np.zeros((len(active), len(group.sinks.texts)))
-    for head, description in enumerate(active):
-        mean = rows.table(description.terms, head).log_sums(description.weights) - np.log(rows.lengths)
-        matches[head] = np.median(mean) if len(mean) else 0.0
-        matches[head, group.sink_rows] = mean
-    return matches
+    return directions.describe_types(group.types.embeddings, occurrences, np.concatenate(columns, 1).astype(np.float32))
 
 
 def _distinct(group: Group) -> list[int]:
@@ -232,25 +176,12 @@ def _distinct(group: Group) -> list[int]:
     return list(simplest.values())
 
 
-def _bases(features: Sequence[Feature]) -> list[int]:
-    """Return for each feature the number of the one that it is a part of; -1 = it stands alone.
-
-    What is from special tokens alone may stand without its whole, as these may do as queries what no other token does.
-    """
-    from attnscope.core.descriptions import LATER
-
-    numbers = {feature.name: number for number, feature in enumerate(features)} | {"": -1}
-    return [LATER if feature.name.endswith(" from special") else numbers[feature.base] for feature in features]
-
-
 def whole_losses(fit: Fitted, head: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return what the description of all of a head's attention leaves, and what sets it apart from uniform attention.
 
     Returns:
         (row of the scored sinks,) each, in nats: of where the head rests, and of the rest by its share.
     """
-    from attnscope.core.descriptions import row_losses
-
     rows = fit.group.active
     sinks = fit.scored_sinks
     active = np.zeros((2, len(fit.group.sinks.texts)))
@@ -269,8 +200,6 @@ def active_left(fit: Fitted, head: int) -> tuple[NDArray[np.float64], bool]:
     Returns:
         (active row,): nats; and whether they follow.
     """
-    from attnscope.core.descriptions import row_losses
-
     rows = fit.group.active
     ordinary = fit.group.ordinary
     nats = rows.uniform_nats[:, head]
@@ -291,39 +220,42 @@ def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[HeadDescription
 
 
 def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: int) -> HeadDescription:
-    from attnscope.core.descriptions import score, score_of_texts
-
-    rows = fit.scored
     layer, head = fit.group.heads[number]
-    description = fit.active[number]
     whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, number))
     if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
-        return HeadDescription(fit.group.kind, layer, head, (), whole.nats, _NAN, _NAN, _NAN)
-    how, left_of_rows = score(rows, number, description)
+        return HeadDescription(fit.group.kind, layer, head, Score(_NAN, _NAN, _NAN, whole.nats))
+
+    # What it attends to, and how well that holds on the scored rows.
+    description = fit.active[number]
+    rows = fit.scored
+    active, left = score(rows, number, description)
     mass = rows.mass[:, number]
     share = float(rows.text_weights @ mass)
     terms = tuple(_term(names, description, place, rows, number) for place in range(len(description.terms)))
     pairs, summary = summarise(names, number, description, terms)
-    first = description
     other = fit.other_half[number]
     other_words = ""
-    if first.terms[:1] != other.terms[:1]:
+    if description.terms[:1] != other.terms[:1]:
         other_words = _first(other, names, number)[1] or NO_TERM
+
+    # Where it rests.
+    sinks = fit.sinks[number]
+    features = [fit.group.features[feature] for feature in fit.group.sink_features]
+    rests = [_known_term(features, sinks, place, fit.scored_sinks, number) for place in range(len(sinks.terms))]
     return HeadDescription(
         fit.group.kind,
         layer,
         head,
-        _sink_terms(fit, names, number),
-        whole.nats,
-        whole.explained,
-        whole.low,
-        whole.high,
-        failures=_failures(fit, sample, number, left_of_rows * mass),
-        content=_first(first, names, number)[0],
+        whole,
+        replace(active, nats=active.nats / share if share > 0 else _NAN),
+        share,
+        attends=terms,
+        rests=tuple(rests),
+        pairs=pairs,
+        summary=summary,
+        failures=_failures(fit, sample, number, left * mass),
+        content=_first(description, names, number)[0],
         other_half=other_words,
-        active=Active(
-            terms, share, how.nats / share if share > 0 else _NAN, how.explained, how.low, how.high, pairs, summary
-        ),
     )
 
 
@@ -371,48 +303,20 @@ def _term(names: Names, description: Description, place: int, rows: Rows, head: 
     )
 
 
-def _sink_terms(fit: Fitted, names: Names, head: int) -> tuple[Term, ...]:
-    """Return the terms of where and when a head rests."""
-    description = fit.sinks[head]
-    rows = fit.scored_sinks
-    features = [fit.group.features[number] for number in fit.group.sink_features]
-    terms = []
-    for place, term in enumerate(description.terms):
-        column = rows.column_of(term, head)
-        if column is None:
-            terms.append(_known_term(features, description, place, rows, head))
-            continue
-        name, words = "matches", "where little else fits"
-        if column.queries is not None:
-            name, words = "gate", f"from {names.of_queries(column.query_values[column.queries], head)[0]}"
-        terms.append(
-            Term(name, words, float(description.weights[place]), _NAN, _NAN, description.gains[place], own=True)
-        )
-    # Those of its own say more about the first whole feature.
-    whole = next((term.feature for term in terms if not term.own and " " not in term.feature), "")
-    return tuple(replace(term, part_of=whole) if term.own else term for term in terms)
-
-
 def _known_term(features: Sequence[Feature], description: Description, place: int, rows: Rows, head: int) -> Term:
     """Return a term of the catalogue, with its share of attention; terms of a description are numbers of `features`."""
     term = description.terms[place]
     feature = features[term]
-    numbers = {each.name: number for number, each in enumerate(features)}
-    shown_by, share_of = feature.shown_by
-    shown_at = numbers[shown_by] if shown_by else term
-    shares = (_NAN, _NAN)
-    if rows.levels[shown_at] == 2:
-        shares = rows.share(shown_at, head), rows.even(shown_at, head)
-    chosen = {features[number].name for number in description.terms if number < len(features)}
-    is_apart = feature.base and feature.base not in chosen
+    shown = term
+    if feature.shown_by:
+        shown = [each.name for each in features].index(feature.shown_by)
     return Term(
         feature.name,
-        f"{features[numbers[feature.base]].words} {feature.words}" if is_apart else feature.words,
+        feature.words,
         float(description.weights[place]),
-        *shares,
+        rows.share(shown, head),
+        rows.even(shown, head),
         description.gains[place],
-        share_of=share_of,
-        part_of="" if is_apart else feature.base,
     )
 
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.descriptions import Description
+from attnscope.core.sampled_rows import Rows
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
-from attnscope.studies.describe.features import RESTING, Feature
+from attnscope.studies.describe.features import Feature
 from attnscope.studies.describe.lines import Pair, Term
 from attnscope.studies.describe.rows import Group
-
-if TYPE_CHECKING:
-    from attnscope.core.descriptions import Description
-    from attnscope.core.sampled_rows import Rows
 
 Floats = NDArray[np.float64]
 
@@ -34,15 +31,8 @@ HIGH, MOST_NAMED = 0.5, 0.35
 """The tokens that a term names have this value of its column at least, and are at most this share of all keys (or
 queries)."""
 
-TOO_WIDE = frozenset((RESTING, "word", "last"))
-"""Classes that name nothing."""
-
-WIDE = frozenset(("infrequent", "frequent", "nouns"))
-"""Classes that name what no narrower one does."""
-
-COVERED, LIFTED = {False: 0.6, True: 0.75}, {False: 1.5, True: 1.25}
-"""A known class (wide or not) names a term if it has this share of the term's keys, and this many times its share of
-all keys."""
+COVERED = 0.6
+"""Kinds of tokens name queries if they are this share of them."""
 
 PAIRS, FEWEST_TEXTS = 3, 2
 """Strong pairs that are kept, and the texts in which a pair must occur."""
@@ -171,11 +161,6 @@ class Names:
         self.keys = rows.key_types
         self.queries = rows.query_types
         self.offsets = group.offsets[rows.entries]
-        self._classes = [
-            (number, feature.words, feature.name in WIDE, float(rows.features[number].sum() / max(1, rows.size)))
-            for number, feature in enumerate(group.features)
-            if feature.family == "key" and feature.levels == 2 and feature.name not in TOO_WIDE
-        ]
         self._words: dict[tuple[int, int], str] = {}
         # (row,): the entry of each query itself; -1 = it may not attend to itself.
         self._itself = np.full(len(self.queries), -1)
@@ -199,7 +184,7 @@ class Names:
         return "names" if feature.name == "name" else feature.words.removeprefix("English ")
 
     def of_term(self, term: int, head: int) -> str:
-        """Return what a term is called, such as "tokens like alice, dinah, abbas, 81% of them capitalised words"."""
+        """Return what a term is called, such as "tokens like alice, dinah, abbas"."""
         column = self.rows.column_of(term, head)
         if column is None:
             return self.group.features[term].words
@@ -230,7 +215,7 @@ class Names:
         kinds = self.kinds.of_entry[self._itself[has_itself]]
         shares = np.bincount(kinds, weights[has_itself], len(self.kinds.words)) / max(float(weights.sum()), 1e-30)
         named = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
-        if sum(shares[members].sum() for _, members in named) < COVERED[False]:
+        if sum(shares[members].sum() for _, members in named) < COVERED:
             some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
             return ", ".join(list(some)[:4]), of_rows
         words = ", ".join(words for words, _ in named)
@@ -246,25 +231,12 @@ class Names:
         labels = self._labels(np.bincount(self.keys[high], weights, len(values)))
         # A bare comma in a list separated by commas cannot be read.
         quoted = [label if any(map(str.isalnum, label)) else f"“{label}”" for label in labels]
-        return ", ".join(quoted) + self._covered(high, weights)
+        return ", ".join(quoted)
 
     def _labels(self, weights: NDArray[np.number]) -> list[str]:
         """Return how types are written, up to `TOKENS`, the largest weight first."""
         best = [int(t) for t in np.argsort(-weights, kind="stable")[: 2 * TOKENS] if weights[t] > 0]
         return list(dict.fromkeys(map(self.label, best)))[:TOKENS]
-
-    def _covered(self, entries: NDArray[np.int64], weights: Floats) -> str:
-        """Return the known class that most of some keys belong to, with its share of them; "" = none does."""
-        total = float(weights.sum())
-        named: list[tuple[bool, float, str]] = []
-        for number, words, is_wide, of_all in self._classes if total > 0 else ():
-            share = float(weights @ self.rows.features[number][entries]) / total
-            if share >= COVERED[is_wide] and share >= LIFTED[is_wide] * of_all:
-                named.append((not is_wide, share, words))
-        if not named:
-            return ""
-        _, share, words = max(named, key=lambda known: known[:2])
-        return f", {100 * share:.0f}% of them {words}"
 
     def pairs(self, head: int, others: Floats) -> tuple[Pair, ...]:
         """Return the pairs of tokens that get the most attention beyond what some terms, (entry,), give them."""
