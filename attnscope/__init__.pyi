@@ -11,7 +11,7 @@ from attnscope.questions.patch import PatchOptions as PatchOptions
 from attnscope.questions.relations import RelationsOptions as RelationsOptions
 from attnscope.questions.split import SplitOptions as SplitOptions
 from attnscope.questions.weights import WeightsOptions as WeightsOptions
-from attnscope.results.record import load_record as load_record
+from attnscope.results.result import load_record as load_record
 from attnscope.studies.ablate.save import prune as prune
 from attnscope.studies.ablate.study import ablate as ablate
 from attnscope.studies.atlas.options import AtlasOptions as AtlasOptions

@@ -23,7 +23,7 @@ from attnscope.results.storage import PAGE_MARK, require_replaceable
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
-    from attnscope.results.record import Record
+    from attnscope.results.result import Result
 
 HOME = Path("attnscope-out")
 """Where files go that no folder is named for."""
@@ -72,13 +72,13 @@ class Output:
     stem: str | None = None
     named: bool = True
     answers: bool = False
-    whole: Record | None = None
+    whole: Result | None = None
 
-    def style(self, record: Record) -> Any:
+    def style(self, record: Result) -> Any:
         """Return how the figures of a record are drawn."""
         return record.style(**{name: self.options[name] for name in _STYLE if name in self.options})
 
-    def deliver(self, record: Record, folder: Path | None = None, also: Sequence[Path] = ()) -> None:
+    def deliver(self, record: Result, folder: Path | None = None, also: Sequence[Path] = ()) -> None:
         """Write the files of a record, say its notes, and print it.
 
         Args:
@@ -95,7 +95,7 @@ class Output:
         self.finish(record, out, also)
         fail_if_not_whole(getattr(record, "corpus", {}), getattr(record, "run", {}))
 
-    def finish(self, record: Record, out: Path | None, also: Sequence[Path] = ()) -> None:
+    def finish(self, record: Result, out: Path | None, also: Sequence[Path] = ()) -> None:
         """Write the files of a record into a folder, if there is one, say its notes, and print it."""
         notes = list(getattr(record, "run", {}).get("notes", ()))
         formats = self.formats
@@ -154,7 +154,7 @@ def plan(
 
 
 def show(
-    record: Record, out: Path | None = None, formats: str | None = None, *, json: bool, quiet: bool, **options: Any
+    record: Result, out: Path | None = None, formats: str | None = None, *, json: bool, quiet: bool, **options: Any
 ) -> None:
     """Show a saved record again: in the terminal, or with a folder as files.
 
@@ -232,7 +232,7 @@ def _named_by(out: Path, kind: Kind) -> str:
 
 
 def write(
-    record: Record, out: Path, formats: Sequence[str], options: Mapping[str, Any] = {}, stem: str | None = None
+    record: Result, out: Path, formats: Sequence[str], options: Mapping[str, Any] = {}, stem: str | None = None
 ) -> list[Path]:
     """Write the files of a record into a folder: all of them, or none.
 

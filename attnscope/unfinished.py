@@ -11,9 +11,9 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.host import delay_interrupts
-from attnscope.results.completion import failure_line, is_interrupted
 from attnscope.results.file_sets import OwnFiles, locate, replace_together
 from attnscope.results.kinds import FIGURE_FORMATS
+from attnscope.results.result import failure_line, is_interrupted
 
 INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record of more texts."""

@@ -13,8 +13,8 @@ from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.heatmap_figures import plates_of
 from attnscope.questions.heatmap_sheets import draw_plates
 from attnscope.questions.places import Picture
-from attnscope.results.record import Record
-from attnscope.results.record import load_record as load
+from attnscope.results.result import Result
+from attnscope.results.result import load_record as load
 from attnscope.results.tokens import Tokens
 
 RUN = {
@@ -47,7 +47,7 @@ def tokens_of(labels: Sequence[str], special: Sequence[int] = (), **more: Any) -
     return Tokens(**(fields | more))
 
 
-def require_lossless(record: Record, folder: Path) -> None:
+def require_lossless(record: Result, folder: Path) -> None:
     """It comes back as it was from its npz, and saved again it is the same bytes."""
     path = record.save(folder / "kept.npz")
     again = load(path)
@@ -59,12 +59,12 @@ def require_lossless(record: Record, folder: Path) -> None:
     assert again.save(folder / "again.npz").read_bytes() == path.read_bytes()
 
 
-def require_read(kind: type[Record], described: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+def require_read(kind: type[Result], described: Mapping[str, Any], held: Mapping[str, Any]) -> None:
     """What describes a record and its arrays are whole, as reading its file checks them."""
     kind.rebuild(described, held).require_whole()
 
 
-def require_close(found: Record, expected: Record, of: str = "", *, rtol: float = 1e-4, atol: float = 1e-6) -> None:
+def require_close(found: Result, expected: Result, of: str = "", *, rtol: float = 1e-4, atol: float = 1e-6) -> None:
     """They hold the same numbers but for rounding, in arrays and elsewhere; notes and what made them may differ."""
     ours, theirs = (dict(_leaves({"": one.describe(), **one.arrays()})) for one in (found, expected))
     assert list(ours) == list(theirs), of

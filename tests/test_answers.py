@@ -24,7 +24,7 @@ from attnscope.questions.links import find_links
 from attnscope.questions.map_changes import divide_by_rest
 from attnscope.questions.shares import find_shares
 from attnscope.report.plain_text import open_console
-from attnscope.results.record import load_record as load
+from attnscope.results.result import load_record as load
 from attnscope.senses.photos import read_photo
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import Run

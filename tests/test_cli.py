@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.results.record import load_record as load
+from attnscope.results.result import load_record as load
 from tests.cli_helpers import TIRED, elsewhere, files, loaded_once, require_one_line
 from tests.conftest import Result, Run
 

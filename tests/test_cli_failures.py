@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
 
         raise AttnscopeError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}", "make room there")
 
-    monkeypatch.setattr("attnscope.results.record.write_whole", full)
+    monkeypatch.setattr("attnscope.results.result.write_whole", full)
     require_one_line(run("heatmap", "x", "-f", "npz", "-o", "out"), "No space left on device")
     assert files(tmp_path) == []
 

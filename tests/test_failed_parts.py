@@ -10,10 +10,9 @@ from matplotlib.text import Text
 
 from attnscope.drawing.canvas import Drawing
 from attnscope.errors import AttnscopeError
-from attnscope.report.html import to_html
-from attnscope.report.plain_text import open_console, print_record
-from attnscope.results.record import Record
-from attnscope.results.record import load_record as load
+from attnscope.report.plain_text import open_console, print_record, to_html
+from attnscope.results.result import Result
+from attnscope.results.result import load_record as load
 from tests.conftest import Run
 from tests.made_records import RECORDS
 from tests.page_helpers import Opened
@@ -33,7 +32,7 @@ WITH_RUN = [name for name in sorted(path.name for path in RECORDS.iterdir()) if 
 
 @pytest.mark.parametrize("name", WITH_RUN)
 def test_tables_name_the_part_that_failed(name: str, run: Run, tmp_path: Path) -> None:
-    record: Record = failed_record(name)
+    record: Result = failed_record(name)
     console = open_console(record=True, file=io.StringIO(), width=100)
     print_record(record, console)
     assert SENTENCE in console.export_text()

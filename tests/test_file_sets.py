@@ -16,7 +16,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.questions.heads import Heads
 from attnscope.results.file_sets import OwnFiles, find_unmoved, locate, replace_together
 from attnscope.results.kinds import file_of
-from attnscope.results.record import Record
+from attnscope.results.result import Result
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
@@ -234,13 +234,13 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
 
     formats = ("npz", "csv", "png")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Record, "draw", interrupted)
+        patched.setattr(Result, "draw", interrupted)
         output.write(fake_findings(2, 3), tmp_path / "out", formats)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"heads.npz", "heads.csv"}
     output.write(fake_findings(2, 3), tmp_path / "out", formats)
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     capsys.readouterr()
-    monkeypatch.setattr(Record, "draw", interrupted)
+    monkeypatch.setattr(Result, "draw", interrupted)
     with pytest.raises(KeyboardInterrupt):
         output.write(fake_findings(3, 4), tmp_path / "out", formats)
     assert {path: path.read_bytes() for path in before} == before

@@ -19,7 +19,7 @@ from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.results import json_bounds
-from attnscope.results.json_bounds import require_bounded
+from attnscope.results.reading import require_bounded
 from attnscope.studies.inputs import reading
 from attnscope.studies.inputs.reading import encode_within, truncate
 from tests.conftest import Run

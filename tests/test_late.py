@@ -12,7 +12,7 @@ from attnscope import AblateOptions, HeadsOptions, ablate, compare, heads
 from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.results.record import load_record
+from attnscope.results.result import load_record
 from attnscope.studies.ablate import measurers, reading
 from attnscope.studies.ablate import study as ablation
 from attnscope.studies.compare import study as comparing

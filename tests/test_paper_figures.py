@@ -15,8 +15,8 @@ from attnscope.drawing.canvas import Canvas, Drawing
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.results.record import Record
-from attnscope.results.record import load_record as load
+from attnscope.results.result import Result
+from attnscope.results.result import load_record as load
 from tests.conftest import Run
 from tests.findings_helpers import described_findings
 from tests.made_records import MADE
@@ -51,7 +51,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list
             check(self)
         return b""  # writing it takes most of the time
 
-    def draw(record: Record, check: Callable[[Drawing], None], **how: Any) -> list[Drawing]:
+    def draw(record: Result, check: Callable[[Drawing], None], **how: Any) -> list[Drawing]:
         shown.clear()
         checks[:] = [check]
         record.draw(tmp_path / "drawn", ["pdf"], **how)

@@ -50,7 +50,7 @@ def pooled_map(n: int = 50, cell: int = 4, *, layers: int = 2, heads: int = 3, k
 
 def pooled_record(**more: Any) -> PooledHeatmap:
     attention = pooled_map(**more)
-    return PooledHeatmap(attention.keys.text, (attention,), RUN)
+    return PooledHeatmap(text=attention.keys.text, maps=(attention,), run=RUN)
 
 
 def test_a_record_survives_its_file(tmp_path: Path) -> None:
@@ -59,7 +59,10 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
         array[1, 2] = np.nan  # a head that this layer lacks
     lacking.link_places[1, 2] = -1
     cross = replace(pooled_map(20, 3, kind="cross"), keys=tokens_of([f"k{i}" for i in range(20)]))
-    require_lossless(PooledHeatmap(lacking.keys.text, (lacking, cross), RUN, ((0, 1), (1, 0)), "max"), tmp_path)
+    require_lossless(
+        PooledHeatmap(text=lacking.keys.text, maps=(lacking, cross), run=RUN, picked=((0, 1), (1, 0)), pool="max"),
+        tmp_path,
+    )
     assert not lacking.exists(1, 2) and lacking.exists(1, 1)
 
 
@@ -128,11 +131,11 @@ def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
     attention = pooled_map(40, 4, layers=1, heads=1)
     attention.cells[:] = 0
     attention.cells[0, 0, 7, 2] = 1
-    (path,) = PooledHeatmap("x", (attention,), RUN).draw(tmp_path, ["png"])
+    (path,) = PooledHeatmap(text="x", maps=(attention,), run=RUN).draw(tmp_path, ["png"])
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
     dark = (abs(pixels - [8, 48, 107]) < 3).all(-1)  # the darkest of Blues
-    page = page_of(PooledHeatmap("x", (attention,), RUN), "L00H00")
+    page = page_of(PooledHeatmap(text="x", maps=(attention,), run=RUN), "L00H00")
     (x, y), cell = page.corners[0], page.places.cell[0]
     left, top = round(x + 2 * cell), round(y + 7 * cell)
     inside = dark[top + 2 : top + round(cell) - 2, left + 2 : left + round(cell) - 2]

@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions.heads import Heads
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import spans
-from attnscope.results.record import load_record as load
+from attnscope.results.result import load_record as load
 from attnscope.results.storage import write_whole
 from attnscope.results.tokens import Tokens
 from tests.findings_helpers import fake_findings
@@ -105,7 +105,7 @@ def any_record(draw: st.DrawFn) -> Heatmap:
     run = RUN | {"model": draw(TEXT), "notes": draw(st.lists(TEXT, max_size=2)), "seed": None}
     changes = draw(st.sampled_from([(), ("hide_special",), ("hide_special", "words")]))
     picked = ((maps[0].layers[0], maps[0].heads[0]),) if draw(st.booleans()) else None
-    return Heatmap(draw(TEXT), tuple(maps), run, picked, changes)
+    return Heatmap(text=draw(TEXT), maps=tuple(maps), run=run, picked=picked, changes=changes)
 
 
 # On disk
@@ -185,7 +185,6 @@ DAMAGED: dict[str, bytes] = {
     "no weights": npz(weights=None),
     "another schema": npz(schema="someone.else/7"),
     "no maps": npz(**{"maps/kind": None}),
-    "tokens of no map": npz(more=np.zeros(3)),
     "no JSON": npz(record=np.frombuffer(b"{", np.uint8)),
     "a list": npz(record=np.frombuffer(b"[]", np.uint8)),
     "fewer heads": npz(weights=simple(3).arrays()["weights"][:4]),
@@ -373,12 +372,6 @@ def test_spans_name_exactly_the_numbers(numbers: set[int]) -> None:
 
 
 # In a notebook
-
-
-def test_a_notebook_completes_what_was_measured_and_little_else() -> None:
-    names = [name for name in dir(simple()) if not name.startswith("_")]
-    assert {"maps", "text", "run", "of", "draw", "page", "save", "to_csv"} <= {*names}
-    assert not {"require_whole", "SCHEMA", "rebuild"} & {*names} and len(names) <= 35
 
 
 # What cannot be drawn

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attnscope.cli import build_app
-from attnscope.results.record import load_record as load
+from attnscope.results.result import load_record as load
 from tests.findings_helpers import described_findings
 from tests.heads_helpers import heads_in
 from tests.page_helpers import SEEN, Opened

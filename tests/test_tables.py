@@ -12,8 +12,8 @@ from rich.cells import cell_len
 
 from attnscope.report.plain_text import open_console
 from attnscope.report.table import TextColumn, TextTable
-from attnscope.results.record import Record
-from attnscope.results.record import load_record as load
+from attnscope.results.result import Result
+from attnscope.results.result import load_record as load
 
 RECORDS = sorted((Path(__file__).parent / "records").iterdir())
 WIDTHS = (0, 20, 40, 60, 79, 80, 99, 100, 120, 200)
@@ -76,7 +76,7 @@ def test_no_record_loses_data_at_any_width(path: Path, monkeypatch: pytest.Monke
         tables.append(self)
 
     monkeypatch.setattr(TextTable, "__init__", keep)
-    record: Record = load(path)
+    record: Result = load(path)
     kind = record.record_kind()
     options: dict[str, Any] = {"drawn": True, "has_page": False}
     if "measures" in kind.shown_with:

@@ -30,7 +30,7 @@ def show(*, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawi
     import numpy as np
 
     from attnscope import output
-    from attnscope.results.record import load_record
+    from attnscope.results.result import load_record
 
     loaded = load_record(saved.record)
     how = {**drawing.changes(), **vars(which), "measures": saved.measures, "sort": listing.sort}

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import AttnscopeError, amount, parse_json
-from attnscope.results.json_bounds import require_bounded
+from attnscope.results.reading import require_bounded
 from attnscope.text import MOST_BYTES, too_long
 
 Split = Literal["auto", "line", "paragraph", "file"]

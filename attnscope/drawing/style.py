@@ -25,7 +25,21 @@ _INCHES, _DPI, _POINTS = (1.0, 40.0), (30, 2400), (3.0, 40.0)
 
 @dataclass(frozen=True)
 class Style:
-    """How figures are drawn; `results.record.StyleOptions` says what each option does."""
+    """How figures are drawn.
+
+    Attributes:
+        scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or
+            the figure's ("figure"). Usually "fixed"; "figure" for rollout, "head" for pictures and sound.
+        cmap: Of maps: the name of a matplotlib colormap.
+        colours: Of maps: "linear", or "log" over four powers of ten.
+        width: Width of each figure in inches, exactly, or such as "85mm", or "column" (3.3) or "page" (6.9); None = as
+            wide as it needs to be.
+        dpi: Pixels an inch of a PNG; None = 100, with a width 300.
+        font_size: Size in points of the smallest letters; None = fitted to the figure, with a width 6.5.
+        title: Whether a figure says above itself what it shows.
+        font: A font to take first: the name of an installed family, or a file.
+        failed: A sentence for each part of the study that failed, at every figure's foot.
+    """
 
     scale: Scale = "fixed"
     cmap: str = DEFAULT_CMAP
@@ -36,7 +50,7 @@ class Style:
     font_size: float | None = None
     title: bool = True
     font: str | None = None
-    failed: tuple[str, ...] = ()  # a sentence for each part of the study that failed, at every figure's foot
+    failed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.scale not in SCALES:

@@ -139,7 +139,7 @@ def _text_of_cells(record: PooledHeatmap) -> Heatmap:
     shows = "the largest weight in it" if record.pool == "max" else mean
     note = f"a cell is {first.query_cell} × {first.key_cell} tokens, and shows {shows}"
     run = {**record.run, "notes": [*record.run.get("notes", ()), note]}
-    return Heatmap(record.text, tuple(map(_map_of_cells, record.maps)), run, record.picked)
+    return Heatmap(text=record.text, maps=tuple(map(_map_of_cells, record.maps)), run=run, picked=record.picked)
 
 
 def _map_of_cells(pooled: PooledMap) -> AttentionMap:
@@ -188,4 +188,4 @@ def _text_of_heads(comparison: Comparison, side: str) -> Heatmap:
         n_kv_heads=max(heads) + 1,
     )
     changes = ("hide_special",) if comparison.hides_special else ()
-    return Heatmap(text.text, (attention,), comparison.run, picked, changes)
+    return Heatmap(text=text.text, maps=(attention,), run=comparison.run, picked=picked, changes=changes)

@@ -95,9 +95,9 @@ def record_from_arrays(
     }
     run |= dict.fromkeys(("sha256", "architecture", "device"), "")
     run |= {"checked": None, "seed": None, "versions": {"attnscope": VERSION}, "notes": [note]}
-    record = Heatmap(queries.text, (attention,), run)
+    record = Heatmap(text=queries.text, maps=(attention,), run=run)
     try:
-        record.require_sound()
+        record.require_whole()
     except ValueError as error:
         raise AttnscopeError(f"this is no attention: {error}", "give weights after the softmax") from None
     return record

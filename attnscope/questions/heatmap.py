@@ -13,7 +13,6 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.questions.map_changes import AXES, MEAN_OF, average, divide_by_rest, largest_of_rows, merge_weights
 from attnscope.questions.maps import MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
 from attnscope.questions.places import Picture, Sound, SpokenWord
-from attnscope.results.record import Record
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 
@@ -22,29 +21,6 @@ _NAMED = 6
 
 _MOST = 1.1
 """More than this a row cannot sum to, however it was rounded."""
-
-
-class StoredHeatmap(Result):
-    """The tables and arrays of a heatmap, as files keep them."""
-
-    SCHEMA: ClassVar[str] = "attnscope.heatmap/2"
-    TABLES: ClassVar[Any] = {
-        **MAP_TABLES,
-        "words": (
-            text("word", "a word of the transcript, with the punctuation after it"),
-            number("start_s", "when it begins", "s", range=(0, None)),
-            number("end_s", "when the next word begins", "s", range=(0, None)),
-            count("first_token", "its first token in the transcript", range=(0, None)),
-            count("stop_token", "the token after its last one", range=(0, None)),
-        ),
-    }
-    ARRAYS: ClassVar[Any] = (
-        Array("weights", "attention after the softmax", "share", (0, 1), axes=("heads", "queries", "keys")),
-        Array("pixels", "a picture as the model saw it", range=(0, 255), kind="count", axes=("height", "width", "3")),
-        Array("cells", "the key that is a patch; -1 = none", range=(-1, None), kind="count", axes=("rows", "columns")),
-        Array("envelope", "the loudest sample of each frame", range=(0, 1), axes=("frames",)),
-        Array("spectrogram", "how loud each band is", range=(0, 255), kind="count", axes=("bands", "steps")),
-    )
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -75,8 +51,24 @@ class Heatmap(MapsResult[AttentionMap]):
         top: How many of each query's largest weights CSV and JSON have; 0 = all. It is not saved.
     """
 
-    SCHEMA: ClassVar[str] = StoredHeatmap.SCHEMA
-    STORED: ClassVar[type[Result]] = StoredHeatmap
+    SCHEMA: ClassVar[str] = "attnscope.heatmap/2"
+    TABLES: ClassVar[Any] = {
+        **MAP_TABLES,
+        "words": (
+            text("word", "a word of the transcript, with the punctuation after it"),
+            number("start_s", "when it begins", "s", range=(0, None)),
+            number("end_s", "when the next word begins", "s", range=(0, None)),
+            count("first_token", "its first token in the transcript", range=(0, None)),
+            count("stop_token", "the token after its last one", range=(0, None)),
+        ),
+    }
+    ARRAYS: ClassVar[Any] = (
+        Array("weights", "attention after the softmax", "share", (0, 1), axes=("heads", "queries", "keys")),
+        Array("pixels", "a picture as the model saw it", range=(0, 255), kind="count", axes=("height", "width", "3")),
+        Array("cells", "the key that is a patch; -1 = none", range=(-1, None), kind="count", axes=("rows", "columns")),
+        Array("envelope", "the loudest sample of each frame", range=(0, 1), axes=("frames",)),
+        Array("spectrogram", "how loud each band is", range=(0, 255), kind="count", axes=("bands", "steps")),
+    )
     MAPS: ClassVar[Any] = AttentionMap
     FIELDS: ClassVar[tuple[str, ...]] = ("changes",)
 
@@ -317,13 +309,14 @@ class Heatmap(MapsResult[AttentionMap]):
                         float(str(weight)),
                     )
 
-    def to_json(self, *, ascii_only: bool = False, without: str = "", **more: Any) -> str:
-        """Return one JSON document; with `top` the largest weights are rows in `links`, and the others are left out."""
-        if not self.top:
-            return super().to_json(ascii_only=ascii_only, without=without, **more)
-        header, *rows = self.rows()
-        links = [dict(zip(header, row, strict=True)) for row in rows]
-        return super().to_json(ascii_only=ascii_only, without="weights", links=links, **more)
+    def as_json(self) -> dict[str, Any]:
+        """Return what `Result` does; with `top` the largest weights are rows in `links`, and the others are left out."""
+        document = super().as_json()
+        if self.top:
+            header, *rows = self.rows()
+            document = {name: value for name, value in document.items() if name.partition(":")[0] != "weights"}
+            document["links"] = [dict(zip(header, row, strict=True)) for row in rows]
+        return document
 
     def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the words of a recording, what was seen and heard, and what describes it."""
@@ -346,7 +339,7 @@ class Heatmap(MapsResult[AttentionMap]):
                 arrays["spectrogram"] = self.sound.spectrogram.levels
             if self.sound.words:
                 rows = [(word.text, word.start, word.end, *word.tokens) for word in self.sound.words]
-                columns = StoredHeatmap.TABLES["words"]
+                columns = self.TABLES["words"]
                 values = zip((column.name for column in columns), zip(*rows, strict=True), strict=True)
                 tables["words"] = Table.of_arrays(columns, **dict(values))
         return tables, arrays, options
@@ -370,7 +363,7 @@ class Heatmap(MapsResult[AttentionMap]):
                 more["picture"] = picture
         more["pictures"] = tuple(more["pictures"])
         if options["sound"] is not None:
-            _, *rows = stored.table("words").rows()
+            _, *rows = stored.tables["words"].rows() if "words" in stored.tables else [()]
             words = tuple(SpokenWord(word, start, end, (first, stop)) for word, start, end, first, stop in rows)
             known = {key: freeze(value) for key, value in options["sound"].items()}
             sound = Sound.rebuild(known, arrays["envelope"], arrays.get("spectrogram"), words)
@@ -419,7 +412,7 @@ class Rollout(Heatmap):
 
     FIELDS: ClassVar[tuple[str, ...]] = ("changes", "residual")
     SCHEMA: ClassVar[str] = "attnscope.rollout/2"
-    _repr_html_ = Record._repr_html_  # type: ignore[assignment]  # a notebook shows its tables, as the terminal does
+    _repr_html_ = Result._repr_html_  # type: ignore[assignment]  # a notebook shows its tables, as the terminal does
     _repr_png_ = None  # type: ignore[assignment]
 
     residual: float = 0.5
@@ -490,9 +483,9 @@ class Rollout(Heatmap):
             head_names=names,
         )
         return cls(
-            record.text,
-            (maps,),
-            record.run,
+            run=record.run,
+            text=record.text,
+            maps=(maps,),
             picture=record.picture,
             residual=residual,
             target=target,

@@ -6,19 +6,15 @@ result: `heads` and `queries` of the first kind, `heads:cross` and `queries:cros
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.results.record import Record
 from attnscope.results.result import Result
-from attnscope.results.storage import finite, json_array, plain
 from attnscope.results.table import HEADS, Table, count, text
 from attnscope.results.tokens import TOKENS, Tokens, tokens_of, tokens_table
 
@@ -142,7 +138,7 @@ class HeadMaps:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return its arrays by name, along the rows of its table of heads."""
         arrays = {name: getattr(self, name) for name in self.ARRAYS}
-        return {name: values.reshape(-1, *values.shape[2:]) for name, values in arrays.items()}
+        return {name: values.reshape(len(self.pairs), *values.shape[2:]) for name, values in arrays.items()}
 
     def numbers(self, names: Sequence[str]) -> dict[str, Any]:
         """Return its row of the table of maps, which has columns of these names."""
@@ -194,27 +190,46 @@ M = TypeVar("M", bound=HeadMaps)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MapsResult(Record, Generic[M]):
+class MapsResult(Result, Generic[M]):
     """What every chosen head of a model attends to on one text.
 
     Attributes:
-        STORED: Its tables and arrays, as files keep them.
         MAPS: The class of its maps.
         FIELDS: Names of further fields that are plain JSON values.
         text: The text as given.
         maps: The attention, one map per kind: one for encoders and for decoders; encoder, decoder and cross for both.
-        run: What made it: model, sha256, engine, versions, dtype, device, notes. Plain JSON values.
         picked: Single heads that were asked for, as (layer, head); None = all in the maps.
     """
 
-    STORED: ClassVar[type[Result]]
     MAPS: ClassVar[Any]
     FIELDS: ClassVar[tuple[str, ...]] = ()
+    COMPRESSED: ClassVar[bool] = False
+
+    # These follow from the maps.
+    corpus: Mapping[str, Any] = field(init=False)
+    options: Mapping[str, Any] = field(init=False)
+    tables: Mapping[str, Table] = field(init=False)
+    grids: Mapping[str, NDArray[Any]] = field(init=False)
 
     text: str
     maps: tuple[M, ...]
-    run: Mapping[str, Any]
     picked: tuple[tuple[int, int], ...] | None = None
+
+    def __post_init__(self) -> None:
+        tables, grids, options = self.more_parts()
+        columns = self.TABLES["maps"]
+        names = [column.name for column in columns]
+        tables["maps"] = Table.of(columns, [attention.numbers(names) for attention in self.maps])
+        # Names of the first kind have no ending.
+        for number, attention in enumerate(self.maps):
+            kind = f":{attention.kind}" if number else ""
+            tables |= {f"{name}{kind}": table for name, table in attention.tables().items()}
+            grids |= {f"{name}{kind}": array for name, array in attention.arrays().items()}
+        options |= {name: getattr(self, name) for name in ("text", "picked", *self.FIELDS)}
+        options["texts"] = [[[side.text, side.pair] for side in (m.queries, m.keys)] for m in self.maps]
+        parts = {"corpus": {}, "options": options, "tables": tables, "grids": grids}
+        for name, value in parts.items():
+            object.__setattr__(self, name, value)
 
     # Heads
 
@@ -292,46 +307,14 @@ class MapsResult(Record, Generic[M]):
         """Return the fields that `more_parts` were made of."""
         return {}
 
-    @cached_property
-    def _stored(self) -> Result:
-        """All of it as tables and arrays."""
-        columns = self.STORED.TABLES["maps"]
-        names = [column.name for column in columns]
-        tables, arrays, options = self.more_parts()
-        tables["maps"] = Table.of(columns, [attention.numbers(names) for attention in self.maps])
-        # Names of the first kind have no ending.
-        for number, attention in enumerate(self.maps):
-            kind = f":{attention.kind}" if number else ""
-            tables |= {f"{name}{kind}": table for name, table in attention.tables().items()}
-            arrays |= {f"{name}{kind}": array for name, array in attention.arrays().items()}
-        options |= {name: getattr(self, name) for name in ("text", "picked", *self.FIELDS)}
-        options["texts"] = [[[side.text, side.pair] for side in (m.queries, m.keys)] for m in self.maps]
-        return self.STORED(self.run, {}, options, tables, arrays)
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a table or an array by its name in files, such as "heads", "queries:cross" or "weights"."""
-        return self._stored[name]
-
-    def table(self, name: str) -> Table:
-        """Return a table by its name in files."""
-        return self._stored.table(name)
-
-    def describe(self) -> dict[str, Any]:
-        """Return all but the values of columns and arrays, the schema first."""
-        return {**self._stored.describe(), "schema": self.SCHEMA}
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the values of columns as "table/column", and arrays by their names."""
-        return self._stored.arrays()
-
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], archive: Mapping[str, Any]) -> Self:
         """Return the result that `describe` and `arrays` were made of; what is damaged raises anything."""
-        stored = cls.STORED.rebuild(described, archive)
-        stored.require_whole()
+        stored = Result.rebuild(described, archive)
+        cls.require_declared(stored.tables, stored.grids)
         options = stored.options
         maps = []
-        for number, row in enumerate(_dicts(stored.table("maps"))):
+        for number, row in enumerate(_dicts(stored.tables["maps"])):
             kind = f":{row['kind']}" if number else ""
             tables = {name: stored.tables[f"{name}{kind}"] for name in ("heads", "queries", "keys")}
             arrays = {name: stored.grids[f"{name}{kind}"] for name in cls.MAPS.ARRAYS}
@@ -347,7 +330,11 @@ class MapsResult(Record, Generic[M]):
         )
 
     def require_whole(self) -> None:
-        """Refuse a result that has no maps, or shows none of its heads."""
+        """Refuse a result that has no maps, shows none of its heads, or has tokens that cannot be shown."""
+        super().require_whole()
+        for attention in self.maps:
+            attention.queries.require_whole()
+            attention.keys.require_whole()
         kinds = [attention.kind for attention in self.maps]
         if not kinds or len({*kinds}) < len(kinds):
             raise ValueError("its maps are empty" if not kinds else "two of its maps are the same")
@@ -356,32 +343,6 @@ class MapsResult(Record, Generic[M]):
                 raise ValueError(f"its kind is {kind[:40]!r}, not one of {', '.join(KINDS)}")
         if self.picked is not None and not any(self.chosen(attention) for attention in self.maps):
             raise ValueError("it shows none of its heads")
-
-    def require_sound(self) -> None:
-        """Refuse values that its tables and arrays cannot hold, and tokens that cannot be shown."""
-        self._stored.require_whole()
-        for attention in self.maps:
-            attention.queries.require_whole()
-            attention.keys.require_whole()
-        self.require_whole()
-
-    def to_json(self, *, ascii_only: bool = False, without: str = "", **more: Any) -> str:
-        """Return one JSON document: the schema, the run, `more`, tables as lists of rows, arrays as nested lists.
-
-        The array called `without` is left out, of every kind of attention.
-
-        Numbers have as many digits as float32 needs to be read back unchanged; NaN becomes null.
-        """
-        described = self.describe()
-        head = {name: described[name] for name in ("schema", "run", "options")}
-        tables = {name: list(_dicts(table)) for name, table in self._stored.tables.items()}
-        members = [json.dumps(plain({**head, **more, **tables}, finite), ensure_ascii=ascii_only)[:-1]]
-        for name, array in self._stored.grids.items():
-            if name.partition(":")[0] == without:
-                continue
-            listed = json_array(array) if array.dtype == np.float32 else json.dumps(array.tolist())
-            members.append(f'"{name}": {listed}')
-        return ", ".join(members) + "}"
 
     _repr_html_ = None  # type: ignore[assignment]  # a notebook would prefer it to the picture
 

@@ -10,33 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.questions.maps import MAP_TABLES, HeadMaps, MapsResult
-from attnscope.results.result import Result
 from attnscope.results.table import Array, count
 from attnscope.results.tokens import Tokens
 
 POOLS = ("mean", "max")
-
-
-class StoredPooled(Result):
-    """The tables and arrays of pooled maps, as files keep them."""
-
-    SCHEMA: ClassVar[str] = "attnscope.pooled/2"
-    TABLES: ClassVar[Any] = {
-        **MAP_TABLES,
-        "maps": (
-            *MAP_TABLES["maps"],
-            count("query_cell", "queries that share a row of cells", range=(1, None)),
-            count("key_cell", "keys that share a column of cells", range=(1, None)),
-            count("far_tokens", "a link is far over more than this many tokens; -1 = all are", range=(-1, None)),
-        ),
-    }
-    ARRAYS: ClassVar[Any] = (
-        Array("cells", "pooled attention", "share", (0, 1), axes=("heads", "rows", "columns")),
-        Array("received", "mass that a key receives from all queries", range=(0, None), axes=("heads", "keys")),
-        Array("entropy_nats", "entropy of a query's weights", "nats", (0, None), axes=("heads", "queries")),
-        Array("link_places", "query and key of a far link; -1 = none", kind="count", axes=("heads", "links", "2")),
-        Array("link_weights", "the weight of a far link", axes=("heads", "links")),
-    )
 
 
 class Link(NamedTuple):
@@ -112,8 +89,23 @@ class PooledHeatmap(MapsResult[PooledMap]):
             single weight in it.
     """
 
-    SCHEMA: ClassVar[str] = StoredPooled.SCHEMA
-    STORED: ClassVar[type[Result]] = StoredPooled
+    SCHEMA: ClassVar[str] = "attnscope.pooled/2"
+    TABLES: ClassVar[Any] = {
+        **MAP_TABLES,
+        "maps": (
+            *MAP_TABLES["maps"],
+            count("query_cell", "queries that share a row of cells", range=(1, None)),
+            count("key_cell", "keys that share a column of cells", range=(1, None)),
+            count("far_tokens", "a link is far over more than this many tokens; -1 = all are", range=(-1, None)),
+        ),
+    }
+    ARRAYS: ClassVar[Any] = (
+        Array("cells", "pooled attention", "share", (0, 1), axes=("heads", "rows", "columns")),
+        Array("received", "mass that a key receives from all queries", range=(0, None), axes=("heads", "keys")),
+        Array("entropy_nats", "entropy of a query's weights", "nats", (0, None), axes=("heads", "queries")),
+        Array("link_places", "query and key of a far link; -1 = none", kind="count", axes=("heads", "links", "2")),
+        Array("link_weights", "the weight of a far link", axes=("heads", "links")),
+    )
     MAPS: ClassVar[Any] = PooledMap
     FIELDS: ClassVar[tuple[str, ...]] = ("pool",)
     COMPRESSED: ClassVar[bool] = True  # half of a causal map is zeros
@@ -140,9 +132,9 @@ class PooledHeatmap(MapsResult[PooledMap]):
         for link in self.described_links():
             yield [link[name] for name in names]
 
-    def to_json(self, *, ascii_only: bool = False, **more: Any) -> str:
+    def to_json(self, **more: Any) -> str:
         """Return one JSON document, with the far links and the text around them."""
-        return super().to_json(ascii_only=ascii_only, links=self.described_links(), **more)
+        return super().to_json(links=self.described_links(), **more)
 
     def require_whole(self) -> None:
         """Refuse what all maps refuse, damaged cells and an unknown pool."""

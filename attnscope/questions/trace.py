@@ -101,7 +101,6 @@ class Trace(Result):
     have the text, the kind and number of the layer, how many heads it has, and the distance from the kernel (`check`).
     """
 
-    ASCII: ClassVar[bool] = False
     SCHEMA: ClassVar[str] = "attnscope.trace/2"
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "steps": (

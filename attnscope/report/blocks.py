@@ -2,7 +2,7 @@
 
 A question lists its blocks once, in the order in which people read them. A block holds values, names and sentences, and
 no pixels: `report.terminal` and `report.figures` each draw every type of block once. A notebook
-shows what the terminal shows (`report.html`).
+shows what the terminal shows.
 """
 
 from __future__ import annotations

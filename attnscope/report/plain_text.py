@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from attnscope.errors import one_line
 from attnscope.errors import safe as safe
 
 if TYPE_CHECKING:
-    from attnscope.results.record import Record
+    from attnscope.results.result import Result
 
 _ASCII = {
     "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",
@@ -48,11 +49,24 @@ def open_console(**how: Any) -> Console:
     return console
 
 
-def print_record(record: Record, console: Console, **options: Any) -> None:
+def print_record(record: Result, console: Console, **options: Any) -> None:
     """Prints what a record's kind shows of it by `Kind.shown_with`, and below it the parts of the study that failed."""
     view = record.record_kind().view("show")(record, console, **options)
     for part in ([] if view is None else [view]) + [Text(one_line(line), style="bold") for line in record.failed]:
         console.print(part)
+
+
+_NOTEBOOK_WIDTH = 110
+"""Characters in a line of a notebook, which scrolls what is wider."""
+
+_PAGE = '<pre style="font-family: monospace; line-height: 1.2; overflow-x: auto">{code}</pre>'
+
+
+def to_html(record: Result) -> str:
+    """Return what the terminal prints of a result, with its colours; letters that HTML would obey are escaped."""
+    console = open_console(record=True, file=io.StringIO(), width=_NOTEBOOK_WIDTH, force_jupyter=False)
+    print_record(record, console)
+    return console.export_html(inline_styles=True, code_format=_PAGE)
 
 
 def cut(label: str, cells: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attnscope.errors import amount
-from attnscope.results.completion import is_interrupted
+from attnscope.results.result import is_interrupted
 
 if TYPE_CHECKING:
     from attnscope.questions.heatmap import Heatmap

@@ -1,4 +1,4 @@
-"""Replaces a set of files together: either all of them are new, or all of them are the earlier ones.
+"""Replace a set of files together: either all of them are new, or all of them are the earlier ones.
 
 A set is written into the folder `unfinished-…` inside its target. Once it is complete, that folder is renamed to
 `replacing-…`, and its files move to their names, which takes milliseconds. Whatever else is in the target stays.
@@ -55,17 +55,17 @@ class OwnFiles:
     listed: Callable[[Path], Iterable[str]] = _list_none
 
     def has(self, path: Path) -> bool:
-        """Whether a path is a file of ours: a regular one that no link leads to, of a name or with a mark of ours."""
+        """Return whether a path is a regular file, to which no link leads, has a name or a mark of ours."""
         return is_plain_file(path) and (path.name in self.names or (self.has_figures and _is_figure(path)))
 
     def may_replace(self, path: Path) -> bool:
-        """Whether a path is free for a file of ours: nothing has its name, or what has it is ours."""
+        """Return whether a path is free for a file of ours: nothing has its name, or what has it is ours."""
         return not path.is_symlink() and (not path.exists() or self.has(path))
 
 
 @contextlib.contextmanager
 def replace_together(target: Path, own: OwnFiles = OwnFiles()) -> Iterator[Path]:  # noqa: B008  # it is frozen
-    """Yields a folder to write files into; at the end of the block, all of them move to the target.
+    """Yield a folder to write files into; at the end of the block, all of them move to the target.
 
     If the block or a check at its end fails, nothing changes in the target.
 
@@ -103,7 +103,7 @@ def replace_together(target: Path, own: OwnFiles = OwnFiles()) -> Iterator[Path]
 
 
 def require_writable(folder: Path) -> None:
-    """Refuses a folder that takes no files, before the model runs for minutes; leaves no trace."""
+    """Refuse a folder that takes no files, before the model runs for minutes; leave no trace."""
     if str(folder) == "-":
         raise UsageError("- is stdout, which takes no files", "name a folder with --out; --json prints to stdout")
     hint = "choose another folder with --out, or make room there"
@@ -126,7 +126,7 @@ def require_writable(folder: Path) -> None:
 
 
 def find_unmoved(target: Path) -> list[Path]:
-    """The folders in a target that hold a complete set, some files of which have not moved; the latest comes last."""
+    """Return the folders in a target with a complete set of which files have not moved; the latest comes last."""
     return _folders_in(target, _COMPLETE)
 
 
@@ -139,7 +139,7 @@ def locate(path: Path) -> Path:
 
 
 def remove_unfinished(target: Path, own: OwnFiles) -> None:
-    """Removes what killed runs have left of incomplete sets. Call it only if no other run can be writing."""
+    """Remove what killed runs have left of incomplete sets. Call it only if no other run can be writing."""
     for folder in _folders_in(target, _STAGED):
         for path in folder.iterdir():
             if own.has(path) or (is_plain_file(path) and _PART.fullmatch(path.name)):
@@ -149,7 +149,7 @@ def remove_unfinished(target: Path, own: OwnFiles) -> None:
 
 
 def _folders_in(target: Path, begin: str) -> list[Path]:
-    """The real folders in a target that are called so, by when they changed."""
+    """Return the real folders in a target that are called so, by when they changed."""
     found: list[tuple[int, Path]] = []
     with contextlib.suppress(OSError, ValueError):  # there is no such folder, or it cannot be read
         for path in target.iterdir():
@@ -161,12 +161,12 @@ def _folders_in(target: Path, begin: str) -> list[Path]:
 
 
 def _own_files_in(earlier: Path, target: Path, own: OwnFiles) -> list[str]:
-    """Which files of a killed run's set are the caller's, and may take their names in the target."""
+    """Return which files of a killed run's set are the caller's, and may take their names in the target."""
     return [path.name for path in sorted(earlier.iterdir()) if own.has(path) and own.may_replace(target / path.name)]
 
 
 def _move(complete: Path, target: Path, names: list[str], own: OwnFiles) -> None:
-    """Moves files of a complete set to their names, once those of the earlier set are gone that the new one lacks.
+    """Move files of a complete set to their names, once those of the earlier set are gone that the new one lacks.
 
     It may be the rest of a move that was cut short. The earlier index stands until the new one takes its place, as the
     last file of its set; the new index tells which files of the new set have moved already.
@@ -184,7 +184,7 @@ def _move(complete: Path, target: Path, names: list[str], own: OwnFiles) -> None
 
 
 def _is_figure(path: Path) -> bool:
-    """Whether a regular file is a figure that attnscope drew."""
+    """Return whether a regular file is a figure that attnscope drew."""
     kind = path.suffix.removeprefix(".")
     if kind not in _MARKS:
         return False

@@ -1,6 +1,6 @@
 """Reading records that may be damaged, or made to do harm: sizes before contents.
 
-Each kind of record reads itself through `reading` and `read_record`; `checks` has what must hold of it then.
+A result reads itself through `reading` and `read_record`; its question declares what must hold of it then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.pipes import refuse_pipe
-from attnscope.results.json_bounds import require_bounded
 
 MOST_BYTES = 2**30
 """The most that an archive may unpack to, unless MOST_TIMES its own size is more."""
@@ -31,10 +30,22 @@ MOST_DESCRIPTION_VALUES = 2**22
 _KINDS = "biufUS"
 """What arrays hold: truth values, whole numbers, floats, texts, bytes."""
 
+MOST_DEPTH = 64
+"""How deep lists and objects may stand in each other."""
+
+MOST_CONTAINERS = 2**21
+"""How many lists and objects there may be."""
+
+MOST_VALUES = 2**25
+"""How many values there may be, as in the weights of a large model written as JSON."""
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_OTHER = bytes(set(range(256)) - set(b"[]{},"))
+
 
 @contextlib.contextmanager
 def reading(path: Path, what: str, hint: str) -> Iterator[None]:
-    """Turns all that a missing or damaged file makes Python, NumPy, zipfile and json raise into one AttnscopeError.
+    """Turn all that a missing or damaged file makes Python, NumPy, zipfile and json raise into one AttnscopeError.
 
     NumPy does not warn of numbers that are too large for their type, or NaN: checks of values refuse them.
 
@@ -65,7 +76,7 @@ def reading(path: Path, what: str, hint: str) -> Iterator[None]:
 
 
 def read_record(path: Path, schema: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """What describes a record, and what the file holds by name; by its content, not by its name.
+    """Return what describes a record, and what the file holds by name; by its content, not by its name.
 
     Raises:
         ValueError: It is a record of another kind, neither a whole npz archive nor JSON, or too large; other damage
@@ -79,7 +90,7 @@ def read_record(path: Path, schema: str) -> tuple[dict[str, Any], Mapping[str, A
 
 
 def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
-    """What a file holds by name, and what describes it; see `read_record`.
+    """Return what a file holds by name, and what describes it; see `read_record`.
 
     The description of JSON is its `record`; where there is none, the whole document.
     """
@@ -107,7 +118,7 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
 
 
 def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
-    """The arrays of an npz archive, by name; None where the file is no archive."""
+    """Return the arrays of an npz archive, by name; None where the file is no archive."""
     refuse_pipe(path, "a record")
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
@@ -122,7 +133,7 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
 
 
 def read_description(path: Path) -> Mapping[str, Any]:
-    """What a record says of itself; empty for what is no record."""
+    """Return what a record says of itself; empty for what is no record."""
     try:
         with reading(path, "record", ""):
             described = read_arrays(path)[1]
@@ -139,8 +150,31 @@ def _description(written: NDArray[Any]) -> Any:
     return json.loads(content)
 
 
+def require_bounded(document: bytes, most_values: int = MOST_VALUES) -> None:
+    """Refuse JSON that is too large to be parsed.
+
+    How deep it is and how many values it holds is counted before any object is made of it. A kilobyte that unpacks to
+    `[],[],[]…` would otherwise fill the memory: an empty list takes 64 bytes, its text 3.
+
+    Raises:
+        ValueError: It is nested deeper than MOST_DEPTH, or holds more lists, objects or values than there may be.
+    """
+    structure = _STRING.sub(b"", document).translate(None, delete=_OTHER)
+    n_containers = structure.count(b"[") + structure.count(b"{")
+    if n_containers > MOST_CONTAINERS:
+        raise ValueError(f"its JSON holds {n_containers:,} lists and objects, more than {MOST_CONTAINERS:,}")
+    n_values = n_containers + structure.count(b",")
+    if n_values > most_values:
+        raise ValueError(f"its JSON holds {n_values:,} values, more than {most_values:,}")
+    brackets = np.frombuffer(structure.replace(b",", b""), np.uint8)
+    opens = (brackets == ord("[")) | (brackets == ord("{"))
+    depth = int(np.where(opens, 1, -1).cumsum().max(initial=0))
+    if depth > MOST_DEPTH:
+        raise ValueError(f"its JSON is nested {depth:,} deep, more than {MOST_DEPTH}")
+
+
 def schema_of(path: Path) -> str:
-    """The schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record.
+    """Return the schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record.
 
     Reads no more than it must: of an archive the member `record`, of JSON its beginning.
     """
@@ -159,7 +193,7 @@ def schema_of(path: Path) -> str:
 
 
 def require_room(file: typing.IO[bytes], path: Path) -> None:
-    """Refuses an archive that would unpack to far more than it is, before anything of it is unpacked."""
+    """Refuse an archive that would unpack to far more than it is, before anything of it is unpacked."""
     with zipfile.ZipFile(file) as archive:
         names = [info.filename for info in archive.infolist()]
         size = sum(info.file_size for info in archive.infolist())

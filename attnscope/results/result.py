@@ -1,21 +1,25 @@
 """What every study returns: tables, arrays along their rows, and where they come from. NumPy only.
 
 A question declares its tables and arrays once, in `attnscope.questions`; files, the terminal, figures and pages read
-these declarations. One class saves, loads and checks them all.
+these declarations. One class checks, saves, loads and draws them all.
 """
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError, amount
-from attnscope.results.record import Record
-from attnscope.results.storage import finite, plain
+from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.results import reading
+from attnscope.results.kinds import Kind, file_of, kind_of_schema, load_named
+from attnscope.results.storage import csv_text, finite, plain, write_whole
 from attnscope.results.table import PARTS, Array, Column, Floats, Table, require_values
 
 if TYPE_CHECKING:
@@ -26,13 +30,15 @@ _DESCRIPTION = "record"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result(Record):
+class Result:
     """The tables and arrays that answer a question.
 
     A table or an array of one kind of attention has the kind after a colon in its name, such as "tokens:cross". Its
     axes then follow the tables of that kind, where there are such.
 
     Attributes:
+        SCHEMA: The name and version of its kind, such as "attnscope.heads/2".
+        COMPRESSED: Whether the arrays of its npz are compressed.
         TABLES: The columns that each table has; a table may have more, which it describes itself. CSV holds the first.
         ARRAYS: What each array is. The ends of intervals stand in arrays of their own, such as `effect_low`.
         run: What made it: model, sha256, versions, dtype, device, notes. Plain JSON values.
@@ -42,7 +48,7 @@ class Result(Record):
         grids: The arrays by name.
     """
 
-    ASCII: ClassVar[bool] = True
+    SCHEMA: ClassVar[str]
     COMPRESSED: ClassVar[bool] = True  # columns of texts are mostly blanks
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {}
     ARRAYS: ClassVar[Sequence[Array]] = ()
@@ -140,6 +146,23 @@ class Result(Record):
                 chosen = chosen.select(name, chosen.table(name)[columns[0].name] >= 0)
         return chosen
 
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Return a sentence for each part of the study that failed; every view of the result shows them."""
+        return tuple(failure_line(failure) for failure in self.run.get("failures", ()))
+
+    @classmethod
+    def record_kind(cls) -> Kind:
+        """Return its entry in the table of kinds."""
+        return kind_of_schema(cls.SCHEMA)
+
+    def __repr__(self) -> str:
+        parts = [repr(self.run["model"])] if "model" in self.run else []
+        if "n_texts" in self.corpus:
+            parts.append(amount(self.corpus["n_texts"], "text"))
+        parts += [f"{len(table)} {name}" for name, table in self.tables.items()]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     # Files
 
     def describe(self) -> dict[str, Any]:
@@ -162,7 +185,7 @@ class Result(Record):
         return arrays
 
     def as_json(self) -> dict[str, Any]:
-        """Return the tables as lists of rows, and the arrays as lists; NaN becomes null."""
+        """Return what describes it, tables as lists of rows, and arrays as lists; NaN becomes null."""
         tables = {}
         for name, table in self.tables.items():
             header, *rows = table.rows()
@@ -170,9 +193,69 @@ class Result(Record):
         document: dict[str, Any] = plain({**self.describe(), **tables, **self.grids}, finite)
         return document
 
+    def to_json(self, **more: Any) -> str:
+        """Return one JSON document, with further members such as the files that were written."""
+        return json.dumps({**self.as_json(), **more}, ensure_ascii=False, allow_nan=False)
+
     def rows(self) -> Iterable[Sequence[Any]]:
         """Return the rows of its first table, which CSV holds."""
         return self.table(next(iter(self.TABLES))).rows()
+
+    def to_csv(self) -> str:
+        """Return the table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty."""
+        return csv_text(self.rows())
+
+    def to_npz(self) -> bytes:
+        """Return its arrays, and `record`, the bytes of the JSON that describes them; NaN and infinities stay."""
+        file = io.BytesIO()
+        described = np.frombuffer(json.dumps(plain(self.describe())).encode(), np.uint8)
+        save = np.savez_compressed if self.COMPRESSED else np.savez
+        save(file, allow_pickle=False, **{_DESCRIPTION: described}, **self.arrays())
+        return file.getvalue()
+
+    def save(self, path: str | Path, *, every: bool = False) -> Path:
+        """Write the result, whole or not at all; the ending says how, and `.npz` is without loss.
+
+        Args:
+            path: Where to.
+            every: Whether a CSV has the columns that few need, too.
+
+        Raises:
+            AttnscopeError: Results of this kind are not saved so, or the file cannot be written.
+        """
+        path = Path(path)
+        kind = self.record_kind()
+        ending = path.suffix.removeprefix(".")
+        if ending not in kind.data:
+            known = ", ".join(f".{name}" for name in kind.data)
+            raise AttnscopeError(f"{kind.with_article} is not saved as {path.name!r}", f"choose from {known}")
+        options = {"every": every} if ending == "csv" and every else {}
+        content: str | bytes = getattr(self, f"to_{ending}")(**options)
+        if isinstance(content, str):
+            # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
+            content = content.encode("utf-8", "backslashreplace")
+        return write_whole(path, content)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a result that `save` wrote, without loss.
+
+        Args:
+            path: The file, or the folder that a command wrote it into.
+
+        Raises:
+            AttnscopeError: The file is not there, damaged, or a result of another kind.
+        """
+        kind = cls.record_kind()
+        path = file_of(Path(path), kind)
+        with reading.reading(path, kind.what, kind.hint):
+            described, arrays = reading.read_record(path, cls.SCHEMA)
+            if isinstance(arrays.get("schema"), str):
+                raise ValueError("it is the JSON of one, a copy for other programs")
+            result = cls.rebuild(described, arrays)
+            reading.require_shown(result)
+            result.require_whole()
+        return result
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
@@ -194,27 +277,37 @@ class Result(Record):
         """
         if not isinstance(self.options, Mapping):
             raise ValueError("its options are no object")
-        sizes = {name: len(table) for name, table in self.tables.items()}
-        for name, table in self.tables.items():
-            if _base(name) not in self.TABLES:
+        self.require_declared(self.tables, self.grids)
+
+    @classmethod
+    def require_declared(cls, tables: Mapping[str, Table], grids: Mapping[str, NDArray[Any]]) -> None:
+        """Refuse tables and arrays that are not as the question declares them.
+
+        Raises:
+            ValueError: They are not.
+        """
+        sizes = {name: len(table) for name, table in tables.items()}
+        for name, table in tables.items():
+            if _base(name) not in cls.TABLES:
                 raise ValueError(f"it has a table {name!r}, which it cannot have")
-            table.require_sound(name, self.TABLES[_base(name)], sizes)
-        for name, values in self.grids.items():
-            array = self._array(name)
-            _require_shape(name, values, array.axes, sizes, self.tables)
+            table.require_sound(name, cls.TABLES[_base(name)], sizes)
+        for name, values in grids.items():
+            array = cls._array(name)
+            _require_shape(name, values, array.axes, sizes, tables)
             require_values(name, values, array, sizes)
-        if "heads" in self.tables and "layer" in self.tables["heads"]:
-            names = self.table("heads").head_names(with_kind=True)
+        if "heads" in tables and "layer" in tables["heads"]:
+            names = tables["heads"].head_names(with_kind=True)
             if len({*names}) < len(names):
                 raise ValueError("two of its heads are the same")
 
-    def _array(self, name: str) -> Array:
+    @classmethod
+    def _array(cls, name: str) -> Array:
         """Return what an array is; the ends of intervals may lie anywhere.
 
         Raises:
             ValueError: The question has no such array.
         """
-        arrays = {array.name: array for array in self.ARRAYS}
+        arrays = {array.name: array for array in cls.ARRAYS}
         base = _base(name)
         if base in arrays:
             return arrays[base]
@@ -222,6 +315,123 @@ class Result(Record):
         if measured not in arrays or part not in PARTS:
             raise ValueError(f"it has an array {name!r}, which it cannot have")
         return replace(arrays[measured], range=(None, None))
+
+    # Figures, pages and notebooks
+
+    def drawn_texts(self) -> Any:
+        """Return what holds all texts that its figures may show, to find fonts for."""
+        return self.describe()
+
+    @property
+    def usual_scale(self) -> str:
+        """Return what the darkest colour of its figures means, unless an option says it."""
+        return "fixed"
+
+    def style(self, **options: Any) -> Any:
+        """Return how its figures are drawn, a `drawing.style.Style`: by options, and as usual where they are None.
+
+        Raises:
+            UsageError: There is no such scale, colormap, size or font.
+        """
+        chosen = {name: value for name, value in options.items() if value is not None}
+        usual = {"scale": self.usual_scale, "failed": self.failed}
+        return load_named("drawing.style:Style")(**usual | chosen)
+
+    def draw(
+        self,
+        folder: str | Path,
+        formats: str | Sequence[str] = ("png",),
+        *,
+        query: str | None = None,
+        measures: str | None = None,
+        **style: Any,
+    ) -> list[Path]:
+        """Draw its figures into a folder, each file whole or not at all.
+
+        Args:
+            folder: Where to; made if it is not there.
+            formats: Some of "png", "svg", "pdf".
+            query: Of maps: also draws what this token attends to in all heads: a token, a word, or `@3`, a place. Of
+                a picture: whose attention is laid over it; see `attnscope.picture_heatmap`.
+            measures: Of heads: the measures that have a large map each, such as "local,induction"; "all" is every one.
+                None = no measure has one.
+            style: How they look, as the attributes of `drawing.style.Style`; None = as usual.
+
+        Returns:
+            The files, overview first.
+
+        Raises:
+            AttnscopeError: An unknown format, scale, colormap, size, font or token, or an option that this kind of
+                result has no use for; the folder cannot be written.
+        """
+        kind = self.record_kind()
+        wanted = [formats] if isinstance(formats, str) else list(formats)
+        for name in wanted:
+            if name not in kind.figures:
+                raise UsageError(f"{kind.with_article} is not drawn as {name!r}", ", ".join(kind.figures))
+        options = {"query": query, "measures": measures}
+        # What only the terminal takes says nothing about figures.
+        figures = replace(kind, shown_with=())
+        figures.require_options([name for name, value in {**style, **options}.items() if value is not None])
+        if not kind.draw:
+            return []
+        pages = kind.view("draw")(self, self.style(**style), **{name: options[name] for name in kind.drawn_with})
+        paths: list[Path] = load_named("drawing.files:write_pages")(pages, folder, wanted)
+        return paths
+
+    def page(self, *, findings: Any = None) -> Any:
+        """Return it as one HTML file to look into all heads with; `.save(path)` writes it.
+
+        Args:
+            findings: Of attention: what `attnscope.heads` found about the heads of the same model; names their roles.
+
+        Raises:
+            AttnscopeError: Results of this kind have no page, or it would be more than a browser holds.
+        """
+        kind = self.record_kind()
+        if not kind.page:
+            raise AttnscopeError(f"{kind.with_article} has no page")
+        return kind.view("page")(self, findings=findings)
+
+    def _repr_html_(self) -> str:
+        html: str = load_named("report.plain_text:to_html")(self)
+        return html
+
+
+def load_record(path: str | Path) -> Result:
+    """Read a result of any kind, which it is known by, not by its name; without loss.
+
+    An npz archive of bare arrays is read as well: `weights` and `tokens`, as `record_from_arrays` takes them.
+
+    Args:
+        path: The file, or the folder that a command wrote it into.
+
+    Raises:
+        AttnscopeError: The file is not there, damaged, or no record.
+    """
+    path = file_of(Path(path))
+    bare: Result | None = load_named("questions.arrays:load_arrays")(path)
+    if bare is not None:
+        return bare
+    with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
+        schema = reading.schema_of(path) or reading.read_arrays(path)[1]["schema"]
+        kind: type[Result] = kind_of_schema(schema).load_class()
+    return kind.load(path)
+
+
+def is_interrupted(corpus: Mapping[str, Any]) -> bool:
+    """Return whether a study was stopped before it had seen all of its texts."""
+    return not corpus.get("complete", True)
+
+
+def failure_line(failure: Mapping[str, str]) -> str:
+    """Return a line such as "describing the heads failed: not enough memory", of one failure of a run."""
+    return f"{failure['step']} failed: {failure['error']}"
+
+
+def settle_corpus(corpus: Mapping[str, Any], *, interrupted: bool = False) -> dict[str, Any]:
+    """Return what a result says of its corpus after a further step, which may have been interrupted."""
+    return {**corpus, "complete": not (interrupted or is_interrupted(corpus))}
 
 
 def _base(name: str) -> str:

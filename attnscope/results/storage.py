@@ -20,7 +20,7 @@ from attnscope.errors import AttnscopeError
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Writes a file whole or not at all: into a temporary file beside it, then renamed.
+    """Write a file whole or not at all: into a temporary file beside it, then renamed.
 
     A folder that is made for it does not stay where that fails.
 
@@ -45,7 +45,7 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 @contextlib.contextmanager
 def making_folders_for(path: Path, what: str = "write", named: Path | None = None) -> Iterator[None]:
-    """Removes the folders that were made for a path if writing it fails, and says what failed as an AttnscopeError.
+    """Remove the folders that were made for a path if writing it fails, and say what failed as an AttnscopeError.
 
     Args:
         path: The file or folder that is written within.
@@ -71,7 +71,7 @@ def making_folders_for(path: Path, what: str = "write", named: Path | None = Non
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a name is `-`, which is stdout, or that of a pipe: what is written there goes through, and is no file."""
+    """Return whether a name is that of no file: `-`, which is stdout, or a pipe."""
     try:
         return str(path) == "-" or stat.S_ISFIFO(path.stat().st_mode)
     except (OSError, ValueError):  # a name with a NUL
@@ -79,7 +79,7 @@ def is_stream(path: Path) -> bool:
 
 
 def write_stream(path: Path, content: bytes) -> None:
-    """Writes to stdout, which is `-`, or into a pipe, and waits until it is read."""
+    """Write to stdout, which is `-`, or into a pipe, and wait until it is read."""
     if str(path) == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
@@ -93,7 +93,7 @@ def write_stream(path: Path, content: bytes) -> None:
 
 
 def is_plain_file(path: Path) -> bool:
-    """Whether a path is a regular file of one name: no link of any kind, no folder, no pipe, no device."""
+    """Return whether a path is a regular file of one name: no link of any kind, no folder, no pipe, no device."""
     try:
         status = path.lstat()
     except (OSError, ValueError):
@@ -106,7 +106,7 @@ PAGE_MARK = b'<meta name="generator" content="attnscope '
 
 
 def require_replaceable(path: Path, holds: bytes = b"") -> None:
-    """Refuses to replace what is no regular file: a link leads elsewhere, and a device would be lost.
+    """Refuse to replace what is no regular file: a link leads elsewhere, and a device would be lost.
 
     Args:
         path: The file to be written.
@@ -137,12 +137,12 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """What a file system holds, by its mode: a file, a link, a pipe, a folder, a socket, a device."""
+    """Return what a file system holds, by its mode: a file, a link, a pipe, a folder, a socket, a device."""
     return _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV: a float as `digits` writes it, and no text that a spreadsheet would take for a formula.
+    """Return rows as CSV: a float as `digits` writes it, and no text that a spreadsheet would take for a formula.
 
     Labels, tokens and names come from anywhere: one that begins with = + - @, a tab or a carriage return, and is no
     number, gets a ' before it, as in the CSV that a page saves.
@@ -164,11 +164,12 @@ def _cell(value: Any) -> Any:
     return value
 
 
-def json_array(array: NDArray[np.float32]) -> str:
-    """Nested JSON lists of a float32 array, each number with the fewest digits that read back to the same float32."""
-    if array.ndim == 1:
-        return "[" + ",".join("null" if x == "nan" else x for x in array.astype(str).tolist()) + "]"
-    return "[" + ",".join(json_array(part) for part in array) + "]"
+def _shortest(values: NDArray[np.float32]) -> list[Any]:
+    """Return a float32 array as lists, each number with the fewest digits that read back to the same float32."""
+    if values.ndim > 1:
+        return [_shortest(part) for part in values]
+    shortest: list[Any] = values.astype(str).astype(np.float64).tolist()
+    return shortest
 
 
 def _same(number: float) -> float:
@@ -176,22 +177,21 @@ def _same(number: float) -> float:
 
 
 def finite(number: float) -> float | None:
-    """The number, or None where it is NaN or infinite: JSON has neither."""
+    """Return the number, or None where it is NaN or infinite: JSON has neither."""
     return number if math.isfinite(number) else None
 
 
 def digits(number: float) -> str:
-    """As many digits as are needed to read the number back unchanged; empty where it is undefined."""
+    """Return as many digits as are needed to read the number back unchanged; empty where it is undefined."""
     return repr(float(number)) if math.isfinite(number) else ""
 
 
 def plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:
-    """The same as plain JSON values, NumPy's numbers and arrays included; `number` says what becomes of a float."""
+    """Return plain JSON values, also of NumPy's numbers and arrays; `number` says what becomes of a float."""
     if isinstance(value, np.ndarray | np.generic):
-        is_whole = value.dtype.kind in "biuU"
-        value = value.tolist()
-        if is_whole:
-            return value
+        if value.dtype.kind in "biuU":
+            return value.tolist()
+        value = _shortest(value) if value.dtype == np.float32 and value.ndim else value.tolist()
     if isinstance(value, float):
         return number(value)
     if isinstance(value, Mapping):

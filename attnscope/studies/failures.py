@@ -18,7 +18,7 @@ import numpy as np
 from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memory
 from attnscope.models.info import ModelInfo
-from attnscope.results.completion import is_interrupted, settle_corpus
+from attnscope.results.result import is_interrupted, settle_corpus
 
 MOST_NAMED = 10
 """Texts that are left out and named; of more there is the number."""

@@ -16,7 +16,7 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.models.model import Model
 from attnscope.questions.atlas import N_OFFSETS, OUTSIDE_SINKS, Atlas
 from attnscope.questions.heads import Heads
-from attnscope.results.completion import settle_corpus
+from attnscope.results.result import settle_corpus
 from attnscope.results.table import Table, number
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions, AtlasOrder
 from attnscope.studies.atlas.rows import Example, Rows, Wanted, read_rows, units_of

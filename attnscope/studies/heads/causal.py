@@ -12,7 +12,7 @@ from attnscope.corpus import Copies, distinct
 from attnscope.models.model import Model
 from attnscope.questions.ablate import AblateOptions
 from attnscope.questions.heads import Heads
-from attnscope.results.completion import settle_corpus
+from attnscope.results.result import settle_corpus
 from attnscope.results.table import Table
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.texts import Report, Texts, scale_report

@@ -26,7 +26,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
 from attnscope.questions.heads import Heads, require_measures
-from attnscope.results.completion import settle_corpus
+from attnscope.results.result import settle_corpus
 from attnscope.studies.describe.lines import add_descriptions
 from attnscope.studies.describe.rows import Drawing
 from attnscope.studies.describe.study import describe_sample, require_heads

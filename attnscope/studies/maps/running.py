@@ -69,9 +69,9 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         maps, note = _maps_by_kind(info, reading, chosen, cut)
         notes += note
     return Heatmap(
-        reading.text,
-        tuple(maps),
-        run_of(info, notes),
+        text=reading.text,
+        maps=tuple(maps),
+        run=run_of(info, notes),
         picked=chosen.picked,
         picture=reading.picture,
         sound=reading.sound,
@@ -354,7 +354,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
                 far_tokens=far,
             )
         )
-    return PooledHeatmap(whole.text, tuple(maps), whole.run, whole.picked, pool)
+    return PooledHeatmap(text=whole.text, maps=tuple(maps), run=whole.run, picked=whole.picked, pool=pool)
 
 
 def _grid(attention: AttentionMap, cells: int, pool: Pool) -> Grid:

@@ -23,7 +23,7 @@ from attnscope.models.model import Model
 from attnscope.questions.heads import DESCRIPTION, Heads
 from attnscope.questions.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Training
 from attnscope.questions.weights import COMPOSITIONS, Composition
-from attnscope.results.completion import failure_line
+from attnscope.results.result import failure_line
 from attnscope.results.table import HEADS, Column, Estimate, Floats, Table
 from attnscope.studies.ablate.measurers import StandIns, measure_cuts
 from attnscope.studies.ablate.reading import Passes, Reader
