@@ -310,7 +310,7 @@ class Heatmap(MapsResult[AttentionMap]):
                     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `Result` does; with `top` the largest weights are rows in `links`, and the others are left out."""
+        """Return what `Result` does; with `top` the largest weights are in `links`, the others are left out."""
         document = super().as_json()
         if self.top:
             header, *rows = self.rows()

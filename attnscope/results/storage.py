@@ -191,7 +191,10 @@ def plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "biuU":
             return value.tolist()
-        value = _shortest(value) if value.dtype == np.float32 and value.ndim else value.tolist()
+        if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim:
+            value = _shortest(value)
+        else:
+            value = value.tolist()
     if isinstance(value, float):
         return number(value)
     if isinstance(value, Mapping):
