@@ -32,6 +32,7 @@ class Style:
             the figure's ("figure"). Usually "fixed"; "figure" for rollout, "head" for pictures and sound.
         cmap: Of maps: the name of a matplotlib colormap.
         colours: Of maps: "linear", or "log" over four powers of ten.
+        smooth: Over a photo: whether weights are interpolated between patches; else a patch is a square.
         width: Width of each figure in inches, exactly, or such as "85mm", or "column" (3.3) or "page" (6.9); None = as
             wide as it needs to be.
         dpi: Pixels an inch of a PNG; None = 100, with a width 300.
