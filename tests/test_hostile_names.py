@@ -20,7 +20,6 @@ from attnscope.errors import AttnscopeError, UsageError, safe
 from attnscope.options import heads_from, numbers_from
 from attnscope.output import print_document
 from attnscope.report.plain_text import open_console
-from attnscope.results.table import Table
 from tests.conftest import Run
 
 NAME = "[red]x[bold] [link=evil] :boom: \x1b[31m\x07\u202e\u2028[_]"
@@ -190,15 +189,6 @@ def test_a_distance_of_another_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="it has a distance") as refused:
         attnscope.load_record(path)
     require_plain(refused.value.message)
-
-
-def test_what_a_saved_cost_calls_its_curves_is_drawn_as_text(tmp_path: Path) -> None:
-    made = attnscope.load_record(RECORDS / "cost.npz")
-    curves = made.table("curves")
-    hostile = Table(curves.columns, {**curves.values, "what": np.full(len(curves), CONTROLS)})
-    path = replace(made, tables={**made.tables, "curves": hostile}).save(tmp_path / "cost.npz")
-    for drawn in attnscope.load_record(path).draw(tmp_path, ["svg"]):
-        ElementTree.parse(drawn)
 
 
 def test_what_is_measured_for_a_figure_is_what_is_written() -> None:
