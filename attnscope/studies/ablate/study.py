@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.plain_torch import with_plain_torch
@@ -294,6 +293,8 @@ def _with_quantity(heads: Table, name: str, parts: Floats) -> Table:
 
 def _rank_agreement(heads: Table, modes: Sequence[str], quantity: str) -> dict[str, float]:
     """Return Spearman's rank correlation of the effects of heads by two modes, for each pair of modes."""
+    from scipy.stats import spearmanr  # it takes most of a second, which 'heads' need not wait for
+
     agreement = {}
     for first, second in combinations(modes, 2):
         values = np.stack([heads[f"{mode}_{quantity}"] for mode in (first, second)])
