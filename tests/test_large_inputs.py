@@ -216,7 +216,6 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(run: Run, tmp_path: Path, comm
         ["heatmap", "--image", "pipe"],
         ["heatmap", "--audio", "pipe"],
         ["show", "pipe"],
-        ["learn", "split", "--project", "pipe"],
     ],
 )
 def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(run: Run, tmp_path: Path, command: list[str]) -> None:

@@ -334,7 +334,7 @@ class _Drawer:
                 return self._draw(task, staged)
         except Exception as error:
             said = failure("", error)
-            return _fail(task.text, f"{said['error']} ({said['hint']})")
+            return _fail(task.text, str(AttnscopeError(said["error"], said["hint"])))
 
     def _draw(self, task: _Task, folder: Path) -> DrawnText:
         assert self.loaded is not None
