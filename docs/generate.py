@@ -341,6 +341,7 @@ def tables_page() -> str:
     for module in pkgutil.iter_modules(questions.__path__, "attnscope.questions."):
         for result in vars(importlib.import_module(module.name)).values():
             is_own = isinstance(result, type) and issubclass(result, Result) and result.__module__ == module.name
+            is_own = is_own and hasattr(result, "SCHEMA")
             if is_own:
                 sections += _describe_result(result, first)
     return "\n\n".join(sections) + "\n"
