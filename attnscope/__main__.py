@@ -7,7 +7,7 @@ from attnscope.host import die_at_once, wait_for_imports
 
 
 def main() -> None:
-    """Runs the command line; see `attnscope.cli.main`."""
+    """Run the command line; see `attnscope.cli.main`."""
     # Of NumPy's matrix products, which are small here, a second thread costs more than it gives; torch has its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.stderr is None:  # it is closed: print would write to stdout, and C into the next file that is opened

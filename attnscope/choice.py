@@ -31,7 +31,7 @@ class Choice:
     )
 
     def require(self) -> None:
-        """Refuses single heads beside layers and heads."""
+        """Refuse single heads beside layers and heads."""
         if self.pick is not None and (self.layers is not None or self.heads is not None):
             raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
 
@@ -65,7 +65,7 @@ class Chosen:
 
     @property
     def n_heads(self) -> int:
-        """How many heads these are, if each of the layers has them."""
+        """Return how many heads these are, if each of the layers has them."""
         return len(self.layers) * len(self.heads) if self.picked is None else len(self.picked)
 
 
@@ -88,8 +88,10 @@ class Tokens:
     )
     mean: str | None = option(
         "Show the mean over the chosen heads of each layer, over layers for each head, or over all of them.",
-        default=None, choices=("heads", "layers", "all"), panel="Heads",
-    )  # fmt: skip
+        default=None,
+        choices=("heads", "layers", "all"),
+        panel="Heads",
+    )
     without_sinks: bool = option(
         "Give nothing to special tokens, and in decoders to the first token; renormalise each row over the other keys.",
         default=False,
@@ -110,8 +112,10 @@ class Between:
     from_part: str | None = option(
         "Instead: what these queries give to the keys of --to, one number per head. A word, a phrase, places such as "
         "@3 or @3-5, or A or B of a pair.",
-        "--from", default=None, rare=True,
-    )  # fmt: skip
+        "--from",
+        default=None,
+        rare=True,
+    )
     to_part: str | None = option("The keys of --from, in the same form.", "--to", default=None, rare=True)
 
     def require(self) -> None:
@@ -136,19 +140,23 @@ class Cut:
 
     rows: Span | None = option(
         "Only these queries, without pooling, such as 1000:1064.",
-        default=None, read=partial(read_span, option="--rows"), rare=True,
-    )  # fmt: skip
+        default=None,
+        read=partial(read_span, option="--rows"),
+        rare=True,
+    )
     cols: Span | None = option(
         "Only these keys, without pooling, such as 0:64.",
-        default=None, read=partial(read_span, option="--cols"), rare=True,
-    )  # fmt: skip
+        default=None,
+        read=partial(read_span, option="--cols"),
+        rare=True,
+    )
 
     top: int = option(
         "Write only this many of each query's largest weights to CSV and JSON; 0 = all.", default=0, least=0, rare=True
     )
 
     def require(self) -> None:
-        """Refuses a part with no token."""
+        """Refuse a part with no token."""
         for name, span in (("rows", self.rows), ("cols", self.cols)):
             if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
                 stop = "" if span[1] is None else span[1]
@@ -174,7 +182,7 @@ class Cut:
 def choice_from(
     layers: int | Sequence[int] | None, heads: int | Sequence[int] | None, pick: Sequence[tuple[int, int]] | None
 ) -> Choice:
-    """The choice that a Python user names, of layers and heads one or several.
+    """Return the choice that a Python user names, of layers and heads one or several.
 
     Raises:
         AttnscopeError: What is to be picked are no pairs.
@@ -193,7 +201,7 @@ def _numbers(numbers: int | Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def span_from(span: Span | slice | None) -> Span | None:
-    """A span as Python users give it.
+    """Return a span as Python users give it.
 
     Raises:
         UsageError: It has a step.

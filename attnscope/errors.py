@@ -31,13 +31,13 @@ class UsageError(AttnscopeError):
 
 
 def require_choice(what: str, name: str, known: Sequence[str]) -> None:
-    """Refuses a name that is none of those known: the hint is the likeliest of them, or lists them."""
+    """Refuse a name that is none of those known: the hint is the likeliest of them, or lists them."""
     if name not in known:
         raise UsageError(f"there is no {what} {name!r}", suggest(name, known))
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """A hint for a name that is none of those known: the likeliest of them, or all."""
+    """Return a hint for a name that is none of those known: the likeliest of them, or all."""
     close = difflib.get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
@@ -47,7 +47,7 @@ class RoundingError(AttnscopeError):
 
 
 def require_rounding(what: str, difference: float, rounding: float, hint: str = "") -> None:
-    """Refuses numbers that differ from what the model computed by more than rounding explains; NaN fails.
+    """Refuse numbers that differ from what the model computed by more than rounding explains; NaN fails.
 
     Args:
         what: What differs from what, such as "weights differ from the model's own".
@@ -98,7 +98,7 @@ _LONG_WORD = re.compile(r"\S{260,}")  # no name of a file is longer
 
 
 def one_line(message: str) -> str:
-    """A message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere.
+    """Return a message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere.
 
     Quotations, and words longer than any file name, are shortened to MOST_QUOTED characters: the beginning and the end.
     """
@@ -112,7 +112,7 @@ def _shorten(text: str, most: int) -> str:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """What a JSON document holds; a ValueError refuses one that is malformed or nested too deeply."""
+    """Return what a JSON document holds; a ValueError refuses one that is malformed or nested too deeply."""
     import json
 
     try:

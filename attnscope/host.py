@@ -36,7 +36,7 @@ class _ImportCutter:
         self.outermost, self.is_raised = outermost, False
 
     def find_spec(self, *_: object) -> None:
-        """Raises KeyboardInterrupt: once, and again if a library in the same import swallows it."""
+        """Raise KeyboardInterrupt: once, and again if a library in the same import swallows it."""
         if threading.current_thread() is not threading.main_thread():
             return
         if not self.is_raised or self.outermost in _frames(sys._getframe()):
@@ -70,7 +70,7 @@ def raise_outside_imports(_: int, frame: FrameType | None) -> None:
 
 
 def is_interrupted() -> bool:
-    """Whether a Ctrl-C has not reached the command: it waits for an import, or has ended one.
+    """Return whether a Ctrl-C has not reached the command: it waits for an import, or has ended one.
 
     C extensions turn an interrupted import into errors of their own.
     """
@@ -116,21 +116,21 @@ _OURS: tuple[Any, ...] = (signal.default_int_handler, raise_outside_imports)
 
 
 def wait_for_imports() -> None:
-    """Has Ctrl-C wait for imports from now on, and never be swallowed, unless someone else ignores or handles it."""
+    """Have Ctrl-C wait for imports from now on, and never be swallowed, unless someone else ignores or handles it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, raise_outside_imports)
         sys.unraisablehook = _raise_what_was_swallowed
 
 
 def die_at_once() -> None:
-    """Has Ctrl-C end this process without a word from now on: all is said, and Python is taking itself apart."""
+    """Have Ctrl-C end this process without a word from now on: all is said, and Python is taking itself apart."""
     if signal.getsignal(signal.SIGINT) in _OURS:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def delay_interrupts() -> Iterator[None]:
-    """Puts Ctrl-C off until all within is done: sums that were added in part would be worth nothing."""
+    """Put Ctrl-C off until all within is done: sums that were added in part would be worth nothing."""
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT)
     if not in_main or handler not in _OURS:

@@ -57,7 +57,7 @@ class Option:
     several: bool = False
 
     def require(self, option: str, value: Any) -> None:
-        """Refuses a value outside its range or choices; `option` is what a message calls the option."""
+        """Refuse a value outside its range or choices; `option` is what a message calls the option."""
         if self.choices:
             for each in value if isinstance(value, tuple) else () if value is None else (value,):
                 if each not in self.choices:
@@ -72,7 +72,7 @@ class Option:
 def option(
     help: str, *flags: str, default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING, **more: Any
 ) -> Any:
-    """A field of a dataclass of options; a bool whose default is True is switched off by its flag.
+    """Return a field of a dataclass of options; a bool whose default is True is switched off by its flag.
 
     Args:
         help: As of `Option`.
@@ -91,7 +91,7 @@ def group(kind: type) -> Any:
 
 
 def name_option(field: dataclasses.Field[Any]) -> str:
-    """What a message calls the option of a field: its long flag, or TEXT for the argument `text`."""
+    """Return what a message calls the option of a field: its long flag, or TEXT for the argument `text`."""
     known = field.metadata.get("option", Option(""))
     flags = [flag for flag in known.flags if flag.startswith("--")]
     return field.name.upper() if known.argument else [*flags, f"--{field.name.replace('_', '-')}"][0]
@@ -99,7 +99,7 @@ def name_option(field: dataclasses.Field[Any]) -> str:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(option, dataclasses.field))
 def options(cls: C) -> C:
-    """Makes a class a frozen dataclass of options: ranges are checked, and its docstring lists them.
+    """Make a class a frozen dataclass of options: ranges are checked, and its docstring lists them.
 
     A method `require` of the class, where it has one, refuses options that do not go together by a UsageError.
     """
@@ -123,7 +123,7 @@ def options(cls: C) -> C:
 
 
 def refuse_beside(option: str, *groups: Any, **others: object) -> None:
-    """Refuses what cannot be given together with an option: anything true, and any field of a group that is changed."""
+    """Refuse what cannot be given together with an option: anything true, and any field of a group that is changed."""
     values = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
     for group in groups:
         unchanged = type(group)()
@@ -148,15 +148,19 @@ def seed_option(of: str, *, python_only: bool = False) -> Any:
 
 
 def kind_option() -> Any:
-    """The field `kind` of a dataclass of options."""
+    """Return the field `kind` of a dataclass of options."""
     return option(
         "In an encoder-decoder: only encoder, decoder or cross attention.  [default: all]",
-        "--kind", default=None, choices=("encoder", "decoder", "cross"), panel="Heads", rare=True,
-    )  # fmt: skip
+        "--kind",
+        default=None,
+        choices=("encoder", "decoder", "cross"),
+        panel="Heads",
+        rare=True,
+    )
 
 
 def target_option() -> Any:
-    """The field `target` of a dataclass of options about many texts."""
+    """Return the field `target` of a dataclass of options about many texts."""
     return option(
         "What an encoder-decoder is to write.  [default: its own answer to each text]",
         default=None,
@@ -166,12 +170,12 @@ def target_option() -> Any:
 
 
 def chunk_option() -> Any:
-    """The field `chunk` of a dataclass of options."""
+    """Return the field `chunk` of a dataclass of options."""
     return option("Cut long texts into chunks of this many tokens.", default=None, rare=True)
 
 
 def stride_option() -> Any:
-    """The field `stride` of a dataclass of options."""
+    """Return the field `stride` of a dataclass of options."""
     return option("How many tokens later the next chunk starts; overlaps count once.", default=None, python_only=True)
 
 
@@ -227,7 +231,7 @@ def heads_from(listed: str) -> tuple[tuple[int, int], ...]:
 
 
 def _parts(listed: str, what: str, hint: str) -> list[str]:
-    """The parts of a list, of which none may be empty: a comma too many may be a head too few."""
+    """Return the parts of a list, of which none may be empty: a comma too many may be a head too few."""
     parts = [part.strip() for part in listed.split(",")]
     if not any(parts):
         raise UsageError(f"no {what} is given", hint)
@@ -247,7 +251,7 @@ def read_span(written: str, option: str) -> tuple[int, int | None]:
 
 
 def read_names(listed: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """The names in a list such as `zero,mean`, each once; refuses unknown ones, and an empty list."""
+    """Return the names in a list such as `zero,mean`, each once; refuses unknown ones, and an empty list."""
     names = tuple(dict.fromkeys(part.strip().lower() for part in listed.split(",") if part.strip()))
     for name in names:
         require_choice(what, name, known)

@@ -53,7 +53,7 @@ def build_tokens(
     pair: str | None = None,
     style: Style = "auto",
 ) -> Tokens:
-    """Turns what a tokenizer returned into Tokens: readable labels, clean offsets, word numbers.
+    """Turn what a tokenizer returned into Tokens: readable labels, clean offsets, word numbers.
 
     Words are those of `word_spans`. A token belongs to the word of its first character that is not a space; special
     tokens and tokens of nothing but spaces belong to none.
@@ -98,7 +98,7 @@ def build_tokens(
 
 
 def segments_of(sequence_ids: Iterable[int | None]) -> list[int]:
-    """Which text of a pair each token belongs to; special tokens (None) go with the text before them.
+    """Return which text of a pair each token belongs to; special tokens (None) go with the text before them.
 
     Not the type ids: those are what the model reads, and RoBERTa's are all 0.
     """
@@ -110,7 +110,7 @@ def segments_of(sequence_ids: Iterable[int | None]) -> list[int]:
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """The words of a text, as (first, last + 1) character.
+    """Return the words of a text, as (first, last + 1) character.
 
     As Clark et al. 2019 need them to merge word pieces: words are runs without white space, and each punctuation
     character is a word of its own, as in BERT's basic tokenizer (ASCII symbols such as `$` and `+` count as
@@ -212,7 +212,7 @@ def _label(piece: str, style: Style) -> str:
 
 
 def _visible(text: str) -> str:
-    """Replaces what cannot be seen: spaces, controls, zero-width and direction marks, lone accents."""
+    """Replace what cannot be seen: spaces, controls, zero-width and direction marks, lone accents."""
     if text.isascii() and text.isprintable() and " " not in text:
         return text
     shown = []
@@ -233,7 +233,7 @@ def _visible(text: str) -> str:
 
 
 def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool = False) -> str:
-    """Reads one text: given literally, from stdin (`-`), or from a file.
+    """Read one text: given literally, from stdin (`-`), or from a file.
 
     Files and stdin are UTF-8, with or without a byte order mark; line ends become newlines, and those at the very end
     go, as in a shell's `$(...)`, so that `echo hello | … -` means the same as `… hello`.
@@ -278,7 +278,7 @@ _TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".pdf", 
 
 
 def refuse_file_name(text: str, hint: str) -> None:
-    """Refuses a text that is the name of a file, as what is in the file was meant.
+    """Refuse a text that is the name of a file, as what is in the file was meant.
 
     It is one if there is a file of that name. Without spaces, so is a name that ends as text files do. The hint says
     how to pass a file, and such a text.
@@ -297,7 +297,7 @@ def refuse_file_name(text: str, hint: str) -> None:
 
 
 def require_text(text: str, name: str = "the text") -> None:
-    """Refuses a text that holds nothing that can be seen, NUL characters, or what is not Unicode."""
+    """Refuse a text that holds nothing that can be seen, NUL characters, or what is not Unicode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:  # lone surrogates: bytes of argv that were not UTF-8
@@ -315,7 +315,7 @@ def require_text(text: str, name: str = "the text") -> None:
 
 
 def is_blank(text: str) -> bool:
-    """Whether there is nothing to see: nothing but spaces, controls and invisible marks."""
+    """Return whether there is nothing to see: nothing but spaces, controls and invisible marks."""
     return all(char.isspace() or unicodedata.category(char) in {"Cc", "Cf"} for char in text)
 
 
@@ -327,7 +327,7 @@ def _read_whole(stream: BinaryIO, name: str) -> bytes:
 
 
 def too_long(name: str) -> tuple[str, str]:
-    """What is said of a text of more than MOST_BYTES, and what to do about it."""
+    """Return what is said of a text of more than MOST_BYTES, and what to do about it."""
     return f"{name} is too long for one text: more than {MOST_BYTES:,} bytes", "split it into lines or paragraphs"
 
 
@@ -345,17 +345,17 @@ _NO_TEXT = {
     rb"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it first: zstd -d FILE"),
     rb"PAR1": ("Parquet, not plain text", "save its texts as jsonl first"),
     rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]": ("a recording, not text", _RECORDING),
-}  # fmt: skip
+}
 """The first bytes of files that hold no plain text: what the file is, and what to do."""
 
 
 def other_format(start: bytes) -> tuple[str, str] | None:
-    """What a file is that begins like this and is no UTF-8 text, and what to do; None where it may be text."""
+    """Return what a file is that begins like this and is no UTF-8 text, and what to do; None where it may be text."""
     return next((said for magic, said in _NO_TEXT.items() if re.match(magic, start, re.DOTALL)), None)
 
 
 def refuse_other_format(path: str, name: str) -> None:
-    """Refuses a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader."""
+    """Refuse a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader."""
     if not Path(path).is_file():
         return
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
@@ -381,7 +381,7 @@ _RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lp
 
 
 def slug(text: str, n: int = 40) -> str:
-    """A name made of `text` that every file system takes: a-z, 0-9 and inner hyphens, 1 to n characters.
+    """Return a name made of `text` that every file system takes: a-z, 0-9 and inner hyphens, 1 to n characters.
 
     Never empty ("text" where nothing is left), never a name that Windows reserves; cut between words where it can be.
     """

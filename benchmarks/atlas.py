@@ -34,7 +34,7 @@ MOST_MB = {72: 6, 270: 20, 1024: 60}
 
 
 def texts_of(model: Model, file: str, split: str, n_tokens: int) -> list[CorpusText]:
-    """The first texts of a file, without copies, until there are so many tokens."""
+    """Return the first texts of a file, without copies, until there are so many tokens."""
     corpus = distinct(Corpus([file], split=split), Copies())  # type: ignore[arg-type]  # argparse knows the splits
     left = n_tokens
     found = []

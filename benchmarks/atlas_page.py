@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def browse(file: Path) -> dict[str, Any]:
-    """Opens the page of an atlas, brushes, filters and opens a head."""
+    """Open the page of an atlas, brushes, filters and open a head."""
     found: dict[str, Any] = {}
     with open_browser() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 800})

@@ -29,7 +29,7 @@ N, LEAST, MOST = 50, 10, 30
 
 
 def sentences() -> list[str]:
-    """The first 50 sentences of the sample texts with 10 to 30 tokens."""
+    """Return the first 50 sentences of the sample texts with 10 to 30 tokens."""
     tokenizer = models.describe("minilm")[1]
     prose = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split())
     given = [*(SAMPLES / "sentences.txt").read_text("utf-8").splitlines(), *re.split(r"(?<=[.!?]) ", prose)]

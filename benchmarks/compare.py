@@ -19,7 +19,7 @@ from attnscope.core.distance import hellinger_sums, jensen_shannon_sums
 
 
 def weights_of(n_texts: int, n_tokens: int) -> list[torch.Tensor]:
-    """The weights of minilm on texts of exactly so many tokens, (head, query, key) each."""
+    """Return the weights of minilm on texts of exactly so many tokens, (head, query, key) each."""
     from attnscope import heatmap, load
 
     model = load("minilm")
@@ -36,7 +36,7 @@ def weights_of(n_texts: int, n_tokens: int) -> list[torch.Tensor]:
 
 
 def loop(weights: np.ndarray) -> np.ndarray:
-    """The Jensen-Shannon divergence of each pair of heads, summed over tokens (Clark et al. 2019, section 6)."""
+    """Return the Jensen-Shannon divergence of each pair of heads, summed over tokens (Clark et al. 2019, section 6)."""
     n = len(weights)
     sums = np.zeros((n, n))
     for i in range(n):

@@ -58,7 +58,7 @@ def sampled(
 
 
 def both_ways(sample: list[Unit], groups: list[Group], options: DescribeOptions) -> Iterator[list[HeadDescription]]:
-    """The descriptions, fitted on one half of the texts and scored on the other, and the other way round."""
+    """Yield the descriptions, fitted on one half of the texts and scored on the other, and the other way round."""
     for _ in range(2):
         yield [one for group in groups for one in describe_fitted(fit_group(group, sample, options), sample)]
         for unit in sample:
@@ -222,7 +222,7 @@ def random(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, A
 
 
 def make_random(model: Model, seed: int, scale: float) -> Model:
-    """The architecture with random weights, queries and keys scaled."""
+    """Return the architecture with random weights, queries and keys scaled."""
     untrained = model.untrained(seed)
     factor = scale * (4.2 if untrained.info.kinds[0] == "encoder" else 2.7)
     with torch.no_grad():
@@ -234,7 +234,7 @@ def make_random(model: Model, seed: int, scale: float) -> Model:
 
 
 def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale: float) -> tuple[Any, ...]:
-    """The descriptions of its heads."""
+    """Return the descriptions of its heads."""
     untrained = make_random(model, seed, scale)
     heads: tuple[Any, ...] = describe(untrained, texts, options=DescribeOptions(queries=min(queries, 800))).heads
     return heads

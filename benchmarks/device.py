@@ -37,7 +37,7 @@ def llama(layers: int, width: int, n_tokens: int) -> transformers.PreTrainedMode
 
 
 def facts_of(ids: torch.Tensor, embeddings: torch.Tensor) -> TextFacts:
-    """All that the measures can ask of a text, at random."""
+    """Return all that the measures can ask of a text, at random."""
     nothing = torch.zeros_like(ids, dtype=torch.bool)
     return TextFacts(
         real=~nothing, special=nothing, ids=ids, cls=nothing, sep=nothing, punctuation=ids % 7 == 0,

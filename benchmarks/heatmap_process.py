@@ -102,7 +102,7 @@ def race_short(commands: dict[str, list[str]], environment: dict[str, str], runs
 
 
 def imports_torch(command: list[str], environment: dict[str, str]) -> bool:
-    """Whether a Python command imports torch."""
+    """Return whether a Python command imports torch."""
     told = [sys.executable, "-X", "importtime", *command]
     done = subprocess.run(told, check=True, env=environment, capture_output=True, text=True)
     return any(line.split("|")[-1].strip() == "torch" for line in done.stderr.splitlines())

@@ -90,7 +90,7 @@ def measure(case: str, size: str, n: int) -> dict[str, float]:
 
 
 def eager_gib(size: str, n: int) -> float:
-    """What eager takes: a map a layer that it gives out, and about four more of the layer at hand."""
+    """Return what eager takes: a map a layer that it gives out, and about four more of the layer at hand."""
     layers, heads = MODELS[size][:2]
     return (layers + 4) * heads * n * n * 4 / 2**30
 

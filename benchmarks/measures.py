@@ -62,7 +62,7 @@ def story(model, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> list[tuple[Batch, TextFacts]]:
-    """Texts of the length, or up to a tenth shorter, [CLS] and [SEP] included, sorted by length into batches."""
+    """Return texts of the length, or up to a tenth shorter, [CLS] and [SEP] included, sorted by length into batches."""
     generator = torch.Generator().manual_seed(0)
     texts, start = [], 0
     while start < len(ids):

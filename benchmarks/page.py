@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def recorded(model: Any, n_tokens: int) -> Heatmap:
-    """A record of prose of so many tokens."""
+    """Return a record of prose of so many tokens."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the text was cut is what is wanted
         words = PROSE.read_text("utf-8").split()
@@ -73,7 +73,7 @@ def recorded(model: Any, n_tokens: int) -> Heatmap:
 
 
 def tiled(attention: AttentionMap, n: int) -> AttentionMap:
-    """A map made larger by its own rows and columns, where a model takes fewer tokens."""
+    """Return a map made larger by its own rows and columns, where a model takes fewer tokens."""
     at = np.minimum(np.arange(n), len(attention.keys) - 1)
     weights = attention.weights[:, :, at][:, :, :, at]
     tokens = attention.keys.take(at)
@@ -81,7 +81,7 @@ def tiled(attention: AttentionMap, n: int) -> AttentionMap:
 
 
 def twice(record: Heatmap) -> Heatmap:
-    """The layers, and the same again above them."""
+    """Return the layers, and the same again above them."""
     (attention,) = record.maps
     weights = np.concatenate([attention.weights, attention.weights])
     layers = tuple(range(len(weights)))
@@ -205,7 +205,7 @@ class Traced:
             self.page.wait_for_timeout(20)
 
     def tally(self) -> dict[str, float]:
-        """The longest tasks: by the clock, and by time on the processor, which other work does not stretch."""
+        """Return the longest tasks: by the clock, and by time on the processor, which other work does not stretch."""
         names = [event for event in self.events if event.get("name") == "thread_name"]
         mains = {(e["pid"], e["tid"]) for e in names if e["args"]["name"] == "CrRendererMain"}
         tasks = [
@@ -224,7 +224,7 @@ class Traced:
 
 
 def used(file: Path) -> dict[str, Any]:
-    """Opens a page and works it: the longest tasks of its main thread, and the time from the pointer to the picture."""
+    """Open a page and works it: the longest tasks of its main thread, and the time from the pointer to the picture."""
     found: dict[str, Any] = {}
     with open_browser() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 860})

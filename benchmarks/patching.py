@@ -42,7 +42,7 @@ def random_pairs(ids: list[int], spell: Any, n: int, length: int) -> list[dict[s
 
 
 def speed(name: str, n_pairs: int, n_tokens: int, step: int) -> dict[str, Any]:
-    """All heads' z, by the time of the half forwards that this needs."""
+    """Return all heads' z, by the time of the half forwards that this needs."""
     model = attnscope.load(name)
     words = [
         i for i in model.tokenizer.ordinary_ids() if (w := model.tokenizer.spell(i))[:1] == " " and w[1:].isalpha()
@@ -82,7 +82,7 @@ def speed(name: str, n_pairs: int, n_tokens: int, step: int) -> dict[str, Any]:
 
 
 def random_gpt2() -> Any:
-    """A GPT-2 whose heads are heard above its networks."""
+    """Return a GPT-2 whose heads are heard above its networks."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -151,7 +151,7 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
 
 
 def bridge_to(network: Any) -> Any:
-    """A model of TransformerLens with the weights of a GPT-2, whose tokens are numbers."""
+    """Return a model of TransformerLens with the weights of a GPT-2, whose tokens are numbers."""
     from tokenizers import Tokenizer, models
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import PreTrainedTokenizerFast
@@ -196,7 +196,7 @@ class PathsByHooks:
         self._model, self._ids, self._clean, self._own = model, ids, clean, own
 
     def __call__(self, sender: tuple[int, int], receiver: tuple[int, int] | None, by: str) -> torch.Tensor:
-        """The logits that change by the paths from the sender to the receiver alone."""
+        """Return the logits that change by the paths from the sender to the receiver alone."""
 
         def freeze(z: torch.Tensor, hook: Any) -> torch.Tensor:
             z[:] = self._own[hook.name]
@@ -227,7 +227,7 @@ class PathsByHooks:
 
 
 def figures(name: str, path: str) -> dict[str, Any]:
-    """The ten strongest heads, how attribution ranks them, the time, and what half of the pairs would say."""
+    """Return the ten strongest heads, how attribution ranks them, the time, and what half of the pairs would say."""
     model = attnscope.load(name)
     started = time.process_time()
     found = attnscope.patch(model, path, attnscope.PatchOptions(attribution=True))

@@ -42,7 +42,7 @@ def lens(source: Any) -> Any:
 
 
 def differences(name: str) -> dict[str, float]:
-    """The largest difference of each quantity on one architecture."""
+    """Return the largest difference of each quantity on one architecture."""
     from transformer_lens import FactoredMatrix
 
     source = random_model(name, vocab_size=len(VOCABULARY))
@@ -72,7 +72,7 @@ def time_of(folder: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints what differs, or how long a model takes."""
+    """Print what differs, or how long a model takes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", help="instead, the time that all weights of a model in a folder take")
     given = parser.parse_args()

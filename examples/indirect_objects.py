@@ -38,7 +38,7 @@ found the third word, and the model never learns which of the two comes again.""
 
 
 def sentences() -> Tensor:
-    """All of them: (sentence, 6) numbers of words, the last one the answer."""
+    """Return all of them: (sentence, 6) numbers of words, the last one the answer."""
     n = len(NAMES)
     return torch.tensor(
         [
@@ -111,7 +111,7 @@ def pairs(question: str, n: int = 100, seed: int = 0) -> Iterator[dict[str, str]
 
 
 def main() -> None:
-    """Trains both shapes, and prints which heads and paths carry the answer."""
+    """Train both shapes, and print which heads and paths carry the answer."""
     parser = argparse.ArgumentParser(description="Trains decoders to find the indirect object, and patches them.")
     parser.add_argument("-o", "--out", type=Path, default=Path("indirect-objects"), help="folder for what is written")
     parser.add_argument("--seed", type=int, default=3)

@@ -57,7 +57,7 @@ def bigram_loss(ids: Tensor) -> float:
 
 
 def unigram_loss(ids: Tensor) -> float:
-    """The loss of counting words alone: (n of b before + 1) / (n of words before + WORDS)."""
+    """Return the loss of counting words alone: (n of b before + 1) / (n of words before + WORDS)."""
     counts = torch.ones(len(ids), WORDS)
     rows, losses = torch.arange(len(ids)), []
     for now, following in zip(ids.T, ids.T[1:], strict=False):
@@ -81,7 +81,7 @@ class Run:
     saved: Sequence[int] = SAVED
 
     def train(self) -> Path:
-        """Trains a decoder, and saves it at some steps as folder/checkpoint-STEP."""
+        """Train a decoder, and save it at some steps as folder/checkpoint-STEP."""
         torch.set_num_threads(1)  # matrices this small are not computed faster by two
         network = decoder(WORDS, n_layers=self.n_layers, n_heads=2, d_model=64, seed=self.seed)
         optimizer = torch.optim.AdamW(network.parameters(), RATE, betas=(0.9, 0.98), weight_decay=0.01)
@@ -98,7 +98,7 @@ class Run:
 
 
 def held_out() -> Tensor:
-    """The sequences on which checkpoints are compared."""
+    """Return the sequences on which checkpoints are compared."""
     return next(chains(TEXTS, 999))
 
 
@@ -108,7 +108,7 @@ def texts_of(ids: Tensor) -> list[str]:
 
 
 def main() -> None:
-    """Trains one layer and two, and draws what became of their heads."""
+    """Train one layer and two, and draw what became of their heads."""
     parser = argparse.ArgumentParser(description="Trains decoders on in-context bigrams, and draws their heads.")
     parser.add_argument("-o", "--out", type=Path, default=Path("induction"), help="folder for checkpoints and figures")
     parser.add_argument("--seed", type=int, default=0)

@@ -69,7 +69,7 @@ class Thing:
         return self.x - self.reach, self.y - self.reach, self.x + self.reach, self.y + self.reach
 
     def paint(self, brush: ImageDraw.ImageDraw, scale: int) -> None:
-        """Draws it on a picture that is so many times as large."""
+        """Draw it on a picture that is so many times as large."""
         if self.shape == "circle":
             brush.ellipse([scale * edge for edge in self.box], fill=COLOURS[self.colour])
             return
@@ -93,7 +93,7 @@ class Scene:
     things: tuple[Thing, ...]
 
     def ask(self, names: str, number: int) -> tuple[str, str, str]:
-        """A question about a thing, what it names of the thing, and the answer."""
+        """Return a question about a thing, what it names of the thing, and the answer."""
         thing = self.things[number]
         named, answer = (thing.shape, thing.colour) if names == "shape" else (thing.colour, thing.shape)
         return QUESTIONS[names].format(named), named, answer
@@ -121,7 +121,7 @@ def scenes(seed: int) -> Iterator[Scene]:
 
 
 def processor_of() -> Any:
-    """The processor: pictures of SIDE pixels in patches, and a tokenizer that knows WORDS."""
+    """Return the processor: pictures of SIDE pixels in patches, and a tokenizer that knows WORDS."""
     from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
     from tokenizers.models import WordLevel
     from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast
@@ -151,7 +151,7 @@ def processor_of() -> Any:
 
 
 def network_of(seed: int) -> Any:
-    """A LLaVA with random weights: a CLIP tower, a projector and a Llama."""
+    """Return a LLaVA with random weights: a CLIP tower, a projector and a Llama."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
     torch.manual_seed(seed)
@@ -194,7 +194,7 @@ def lessons(n: int, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 
 def train(seed: int, folder: Path) -> Path:
-    """Trains a LLaVA on what it answers, and saves it with its processor."""
+    """Train a LLaVA on what it answers, and save it with its processor."""
     torch.set_num_threads(1)  # matrices this small are not computed much faster by two
     network = network_of(seed)
     before = torch.tensor([[WORDS.index("<s>"), *[len(WORDS)] * (SIDE // PATCH) ** 2]]).expand(BATCH, -1)
@@ -283,7 +283,7 @@ class Exam:
         self.answers = torch.tensor([int(encode(answer).ids[0]) for _, _, answer in asked])
 
     def right(self, without: Sequence[Heads] | None = None) -> NDArray[np.float64]:
-        """Which questions are answered rightly, 0 or 1, each without some (layer, head)."""
+        """Return which questions are answered rightly, 0 or 1, each without some (layer, head)."""
         factors = {("decoder", layer): torch.ones(len(self.answers), HEADS) for layer in range(LAYERS)}
         for picture, heads in enumerate(without or ()):
             for layer, head in heads:
@@ -295,7 +295,7 @@ class Exam:
 
 
 def drawn_beside(heads: Heads, n: int, seed: int = 0) -> list[Heads]:
-    """As many of the other heads, n times at random, of the same layers as far as these have enough."""
+    """Return as many of the other heads, n times at random, of the same layers as far as these have enough."""
     chance, drawn = np.random.default_rng(seed), []
     for _ in range(n):
         others = [at for at in np.ndindex(LAYERS, HEADS) if at not in heads]
@@ -328,7 +328,7 @@ def look(model: Any, names: str) -> list[tuple[int, int]]:
 
 
 def main() -> None:
-    """Trains a model, finds which of its heads point, takes them out, and draws where words look."""
+    """Train a model, find which of its heads point, take them out, and draw where words look."""
     parser = argparse.ArgumentParser(description="Trains a small LLaVA, and finds the heads that point.")
     parser.add_argument("-o", "--out", type=Path, default=Path("pointing"), help="folder for model, pictures, figures")
     parser.add_argument("--seed", type=int, default=0)

@@ -91,7 +91,7 @@ def attnscope(
 
 
 def main() -> None:
-    """Runs the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
+    """Run the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
     tame_matplotlib()
     _tolerate_unprintable()
     status = 0
@@ -134,13 +134,13 @@ def main() -> None:
 
 
 def _fail_if_interrupted() -> None:
-    """Ends as interrupted if Ctrl-C cut an import short: the errors that follow from it are not the user's."""
+    """End as interrupted if Ctrl-C cut an import short: the errors that follow from it are not the user's."""
     if is_interrupted():
         _fail("interrupted", status=_INTERRUPTED)
 
 
 def _require_folder() -> None:
-    """Ends where the current folder has been removed: libraries would end the process, or open nothing by its name."""
+    """End where the current folder has been removed: libraries would end the process, or open nothing by its name."""
     try:
         os.getcwd()  # noqa: PTH109  # pathlib takes longer to load
     except OSError as error:
@@ -150,7 +150,7 @@ def _require_folder() -> None:
 
 
 def _run() -> int:
-    """Parses and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
+    """Parse and runs; of all commands, whose options follow from their signatures, the named one alone is built."""
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
     known = (*NAMES, *plugins.commands())
@@ -177,7 +177,7 @@ _INTERRUPTED = 130  # as shells count: 128 + SIGINT
 
 
 def _tolerate_unprintable() -> None:
-    """Lets text that stdout's encoding cannot write be printed nearly as it is, instead of failing."""
+    """Let text that stdout's encoding cannot write be printed nearly as it is, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # UTF-8 lacks only the bytes of file names that are no text, which go out as they came in.
         utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
@@ -185,7 +185,7 @@ def _tolerate_unprintable() -> None:
 
 
 def _fail_usage(error: Any) -> NoReturn:
-    """Says what click found wrong. Typer exports no base class for these errors, and brings a click of its own."""
+    """Say what click found wrong. Typer exports no base class for these errors, and brings a click of its own."""
     message = error.format_message()
     if not message.strip():  # the help was shown, as there were no arguments at all
         sys.exit(2)
@@ -232,7 +232,7 @@ def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:
 
 
 def _release_stdout() -> None:
-    """Writes out what stdout still holds; where that fails, python must not complain of it once more at exit."""
+    """Write out what stdout still holds; where that fails, python must not complain of it once more at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

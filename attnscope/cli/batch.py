@@ -24,8 +24,10 @@ class BatchTexts(TextFiles):
 
     files: tuple[str, ...] = option(
         "Files or patterns: txt, jsonl, csv, also gzipped; `-` draws lines of stdin as they come.",
-        default=(), argument=True, needed=True,
-    )  # fmt: skip
+        default=(),
+        argument=True,
+        needed=True,
+    )
     out: Path = option(
         "The folder to write to, or to go on in.", "-o", "--out", default=Path(), needed=True, panel="Output"
     )

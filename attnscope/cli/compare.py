@@ -44,7 +44,7 @@ def compare(
 
 
 def _minimal_pair(text: str, other: str) -> str:
-    """The command that was meant by one with two texts: the same, with --with before the second one."""
+    """Return the command that was meant by one with two texts: the same, with --with before the second one."""
     words = sys.argv[1:]
     places = [at for at, word in enumerate(words) if word == other]
     if words[:1] != ["compare"] or not places or text not in words:

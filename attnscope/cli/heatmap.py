@@ -33,8 +33,11 @@ class Seen(OneText):
     size: int | None = option(
         "Show a photo to the model at this many pixels a side, such as 518: more and smaller patches, where the model "
         "interpolates their positions (DINOv2, ViT).",
-        default=None, least=16, most=2048, rare=True,
-    )  # fmt: skip
+        default=None,
+        least=16,
+        most=2048,
+        rare=True,
+    )
     audio: Path | None = option(
         "A WAV file, for Whisper, wav2vec 2.0 and other encoders. TEXT is the transcript; Whisper writes its own else.",
         default=None,
@@ -44,13 +47,18 @@ class Seen(OneText):
     )
     relevance: str | None = option(
         "Relevance for this prediction instead, by gradients: the next or masked token, or a class by label or number.",
-        default=None, metavar="TARGET", panel="Heads", rare=True,
-    )  # fmt: skip
+        default=None,
+        metavar="TARGET",
+        panel="Heads",
+        rare=True,
+    )
     pool: tuple[str, ...] = option(
         "Pool a long text to at most this many rows and columns, 8 to 1024; 0: never; 512,max: to the largest weight "
         "instead of the mean.  [default: 256 for more than 400 tokens]",
-        default=(), read=_pool, rare=True,
-    )  # fmt: skip
+        default=(),
+        read=_pool,
+        rare=True,
+    )
 
     def ask(self, maps: MapOptions) -> MapOptions:
         """Return what is asked of the maps, with what depends on what is read."""

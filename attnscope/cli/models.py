@@ -58,9 +58,13 @@ def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
     from attnscope.report.table import TextColumn, TextTable
 
     about, tokenizer = describe(
-        spec, engine=loading.engine, check=loading.check,
-        allow_pickle=loading.allow_pickle, trust_remote_code=loading.trust_remote_code, adapter=loading.adapter,
-    )  # fmt: skip
+        spec,
+        engine=loading.engine,
+        check=loading.check,
+        allow_pickle=loading.allow_pickle,
+        trust_remote_code=loading.trust_remote_code,
+        adapter=loading.adapter,
+    )
     if printing.json:
         return print_json({"schema": "attnscope.model/1", **about.as_json(), "tokenizer": tokenizer.name})
     lines = about.lines(tokenizer.name)

@@ -31,7 +31,7 @@ _HIDDEN = ("exponentials", "weighted_values", "joined", "output")
 
 
 def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
-    """Asks for the numbers of each head that is traced, and grades the answers.
+    """Ask for the numbers of each head that is traced, and grades the answers.
 
     `read_line` gives the next answer with its line end; "" = there is none.
 
@@ -85,12 +85,12 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
 
 
 def is_close(answer: NDArray[np.float64], value: NDArray[np.float64]) -> bool:
-    """Whether every number of an answer is right but for rounding."""
+    """Return whether every number of an answer is right but for rounding."""
     return bool(np.isclose(answer, value, rtol=ROUNDING, atol=ROUNDING + 1e-9).all())
 
 
 def parse_numbers(written: str, n_numbers: int) -> NDArray[np.float64]:
-    """The numbers of an answer such as `0.18 0.18 0.37` or `(0.27, 0.27)`.
+    """Return the numbers of an answer such as `0.18 0.18 0.37` or `(0.27, 0.27)`.
 
     Raises:
         UsageError: It has other than numbers, or not as many as asked for.
@@ -115,7 +115,7 @@ def _is_asked(trace: Trace, step: Step) -> bool:
 def _read_answer(
     step: Step, console: Console, read_line: Callable[[], str], n_before: int, n_asked: int
 ) -> NDArray[np.float64] | None:
-    """The next answer, asked for again until it can be read; None = an empty line."""
+    """Return the next answer, asked for again until it can be read; None = an empty line."""
     while True:
         console.print("    > ", end="")
         line = read_line()

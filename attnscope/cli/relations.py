@@ -14,8 +14,10 @@ class AnnotatedFiles(AnnotationOptions):
 
     files: tuple[str, ...] = option(
         "Annotated files or patterns: .conllu, .jsonl with links, .py; also gzipped; - is stdin.",
-        default=(), argument=True, needed=True,
-    )  # fmt: skip
+        default=(),
+        argument=True,
+        needed=True,
+    )
 
 
 def relations(

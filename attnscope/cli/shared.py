@@ -22,8 +22,11 @@ class Chosen:
 
     model: str = option(
         "A known name (see `attnscope models`), a folder, or a Hub id.",
-        "-m", "--model", default="minilm", complete="models",
-    )  # fmt: skip
+        "-m",
+        "--model",
+        default="minilm",
+        complete="models",
+    )
     loading: LoadOptions = group(LoadOptions)
 
     def load(self) -> Model:
@@ -75,17 +78,21 @@ class Drawing:
 
     width: str | None = option(
         "Width of each figure: inches, 85mm, 8.5cm, column (3.3 inches) or page (6.9).  [default: as wide as needed]",
-        default=None, rare=True,
-    )  # fmt: skip
+        default=None,
+        rare=True,
+    )
     dpi: int | None = option("Pixels per inch of a PNG.  [default: 100; 300 with --width]", default=None, rare=True)
     font_size: float | None = option(
         "Size in points of the smallest letters.  [default: fitted to the figure; 6.5 with --width]",
-        default=None, rare=True,
-    )  # fmt: skip
+        default=None,
+        rare=True,
+    )
     title: bool = option(
         "Leave out figure titles (for papers with captions); the names of heads stay.",
-        "--no-title", default=True, rare=True,
-    )  # fmt: skip
+        "--no-title",
+        default=True,
+        rare=True,
+    )
     font: str | None = option(
         "The font to try first, for any script: an installed family, or a file.", default=None, rare=True
     )
@@ -106,12 +113,15 @@ class MapDrawing(Drawing):
     scale: str | None = option(
         "The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "
         "[default: fixed; head for pictures and sound, figure for --rollout]",
-        default=None, rare=True,
-    )  # fmt: skip
+        default=None,
+        rare=True,
+    )
     colours: str | None = option(
         "How weights become colours: linear, or log, over four powers of ten, with a logarithmic bar.",
-        default=None, rare=True, choices=("linear", "log"),
-    )  # fmt: skip
+        default=None,
+        rare=True,
+        choices=("linear", "log"),
+    )
     smooth: bool = option(
         "Interpolate what is laid over a photo, in place of a square per patch.", default=False, rare=True
     )

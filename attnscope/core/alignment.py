@@ -16,7 +16,7 @@ MEDIAN_FRAMES = 7
 
 
 def align_tokens(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> NDArray[np.int64]:
-    """The frame at which the path comes to each token, (token,), never falling; the first is 0.
+    """Return the frame at which the path comes to each token, (token,), never falling; the first is 0.
 
     Args:
         weights: (head, token, frame): attention weights, 0 to 1.
@@ -31,7 +31,7 @@ def align_tokens(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> N
 
 
 def level_weights(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> NDArray[np.float64]:
-    """Each head's weights, standardised over tokens and smoothed over frames.
+    """Return each head's weights, standardised over tokens and smoothed over frames.
 
     Args:
         weights: (head, token, frame): attention weights, 0 to 1, on the frames with sound. Each token's weights are

@@ -35,7 +35,7 @@ def leave_settings_aside() -> Iterator[None]:
 
 
 def with_plain_torch(study: Callable[P, R]) -> Callable[P, R]:
-    """A function of the public interface that computes as records say; see `leave_settings_aside`."""
+    """Return a function of the public interface that computes as records say; see `leave_settings_aside`."""
 
     @functools.wraps(study)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

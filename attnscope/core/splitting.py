@@ -35,14 +35,14 @@ class Cut:
 
     @property
     def joined(self) -> Array:
-        """The heads side by side, (query, d_model)."""
+        """Return the heads side by side, (query, d_model)."""
         return self.heads_out.transpose(1, 0, 2).reshape(self.heads_out.shape[1], -1)
 
 
 def cut(
     query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np.bool_] | None = None, twins: bool = False
 ) -> Cut:
-    """Cuts queries, keys and values into heads by columns, and lets each attend.
+    """Cut queries, keys and values into heads by columns, and let each attend.
 
         head_h = softmax(Q_h K_hᵀ / sqrt(d_head)) V_h,  d_head = d_model / n_heads
 
@@ -94,13 +94,13 @@ def cut(
 
 
 def random_rotation(width: int, seed: int) -> Array:
-    """A random rotation or reflection, uniform over all of them (Mezzadri 2007): (width, width)."""
+    """Return a random rotation or reflection, uniform over all of them (Mezzadri 2007): (width, width)."""
     q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
     return q * np.sign(np.diag(r))
 
 
 def random_permutation(width: int, seed: int) -> Array:
-    """A random permutation of columns, as a matrix of zeros and ones: (width, width)."""
+    """Return a random permutation of columns, as a matrix of zeros and ones: (width, width)."""
     return np.eye(width)[np.random.default_rng(seed).permutation(width)]
 
 
@@ -122,7 +122,7 @@ def head_shares(w_o: Array, columns: NDArray[np.int64]) -> Array:
 
 
 def _rank_of_product(query: Array, key: Array) -> int:
-    """The rank of query @ key.T, by way of the triangles of both: they are as small as a head is narrow."""
+    """Return the rank of query @ key.T, by way of the triangles of both: they are as small as a head is narrow."""
     (_, left), (_, right) = np.linalg.qr(query), np.linalg.qr(key)
     return int(np.linalg.matrix_rank(left @ right.T))
 

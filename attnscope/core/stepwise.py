@@ -84,14 +84,22 @@ class Inputs:
         return width // self.n_kv_heads
 
     def names(self) -> dict[str, Any]:
-        """The names that the lines use, with their values; arrays that lines write to are copies."""
+        """Return the names that the lines use, with their values; arrays that lines write to are copies."""
         n_queries = self.Q.shape[0]
         empty = np.zeros((self.n_heads, n_queries, self.d_value))
         names: dict[str, Any] = {
-            "Q": self.Q, "K": self.K, "V": self.V, "scale": self.scale, "may": self.may, "bias": self.bias,
-            "softcap": self.softcap, "sinks": self.sinks, "W_O": self.W_O, "b_O": self.b_O,
+            "Q": self.Q,
+            "K": self.K,
+            "V": self.V,
+            "scale": self.scale,
+            "may": self.may,
+            "bias": self.bias,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "W_O": self.W_O,
+            "b_O": self.b_O,
             "H": empty if self.H is None else self.H.copy(),
-        }  # fmt: skip
+        }
         if self.rotation is not None:
             turn = self.rotation
             names |= {"cos": turn.cos, "sin": turn.sin, "partner": turn.partner}
@@ -131,7 +139,7 @@ def all_lines(inputs: Inputs, heads: Iterable[int], query: int | None) -> list[L
 
 
 def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
-    """The steps of one head, from its query to its output, for one query or, with None, for all.
+    """Return the steps of one head, from its query to its output, for one query or, with None, for all.
 
     Returns:
         Lines in the order in which they run. For one query, vectors over keys; for all, (query, key) matrices.
@@ -146,85 +154,126 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
     queries = ("query",) if query is None else ()
     d, d_value, read = inputs.d_head, inputs.d_value, head // (inputs.n_heads // inputs.n_kv_heads)
     add(
-        "query", "Queries" if query is None else "The query", f"head {head} takes columns {_span(head, d)} of Q",
-        f"q = Q[{row}, {_columns(head, d)}]", (*queries, "column"),
-    )  # fmt: skip
+        "query",
+        "Queries" if query is None else "The query",
+        f"head {head} takes columns {_span(head, d)} of Q",
+        f"q = Q[{row}, {_columns(head, d)}]",
+        (*queries, "column"),
+    )
     shared = "" if inputs.n_heads == inputs.n_kv_heads else f": key/value head {read} serves it"
     add(
-        "keys", "Every key", f"columns {_span(read, d)} of K{shared}", f"k = K[:, {_columns(read, d)}]",
+        "keys",
+        "Every key",
+        f"columns {_span(read, d)} of K{shared}",
+        f"k = K[:, {_columns(read, d)}]",
         ("key", "column"),
-    )  # fmt: skip
+    )
     if inputs.rotation is not None:
         turned = "turned by its position: x_i cos_i + x_partner(i) sin_i"
         add(
-            "rotated_query", "Rotary positions: the query" if queries == () else "Rotary positions: queries",
-            f"q {turned}", f"q = q * cos{at} + q[..., partner] * sin{at}", (*queries, "column"),
-        )  # fmt: skip
+            "rotated_query",
+            "Rotary positions: the query" if queries == () else "Rotary positions: queries",
+            f"q {turned}",
+            f"q = q * cos{at} + q[..., partner] * sin{at}",
+            (*queries, "column"),
+        )
         add(
-            "rotated_keys", "Rotary positions: every key", f"k {turned}", "k = k * cos + k[..., partner] * sin",
+            "rotated_keys",
+            "Rotary positions: every key",
+            f"k {turned}",
+            "k = k * cos + k[..., partner] * sin",
             ("key", "column"),
-        )  # fmt: skip
+        )
     add(
-        "values", "Every value", f"columns {_span(read, d_value)} of V{shared}",
-        f"v = V[:, {_columns(read, d_value)}]", ("key", "column"),
-    )  # fmt: skip
+        "values",
+        "Every value",
+        f"columns {_span(read, d_value)} of V{shared}",
+        f"v = V[:, {_columns(read, d_value)}]",
+        ("key", "column"),
+    )
     scores = (*queries, "key")
     add("dot_products", "Dot products", f"q · k, over {d} columns", "dots = q @ k.T", scores)
     add("scores", "Scaling", _scaling(inputs.scale, d), "scores = dots * scale", scores)
     if inputs.softcap is not None:
         cap = f"{inputs.softcap:g}"
         add(
-            "capped_scores", "Soft cap", f"{cap} · tanh(scores / {cap})",
-            "scores = softcap * np.tanh(scores / softcap)", scores,
-        )  # fmt: skip
+            "capped_scores",
+            "Soft cap",
+            f"{cap} · tanh(scores / {cap})",
+            "scores = softcap * np.tanh(scores / softcap)",
+            scores,
+        )
     if inputs.bias is not None:
         own = head if inputs.bias.shape[0] > 1 else 0
         add(
-            "biased_scores", "Position bias", "scores + the bias that the model has for this distance",
-            f"scores = scores + bias[{own}{more}]", scores,
-        )  # fmt: skip
+            "biased_scores",
+            "Position bias",
+            "scores + the bias that the model has for this distance",
+            f"scores = scores + bias[{own}{more}]",
+            scores,
+        )
     if inputs.may is not None:
         own = head if inputs.may.shape[0] > 1 else 0
         add(
-            "masked_scores", "Mask", "-inf where the query may not attend",
-            f"scores = np.where(may[{own}{more}], scores, -np.inf)", scores,
-        )  # fmt: skip
+            "masked_scores",
+            "Mask",
+            "-inf where the query may not attend",
+            f"scores = np.where(may[{own}{more}], scores, -np.inf)",
+            scores,
+        )
     add(
-        "exponentials", "Softmax: exponentials",
+        "exponentials",
+        "Softmax: exponentials",
         "exp(score - the row's largest): the same result, and nothing overflows",
-        "exps = np.exp(scores - scores.max(-1, keepdims=True))", scores,
-    )  # fmt: skip
+        "exps = np.exp(scores - scores.max(-1, keepdims=True))",
+        scores,
+    )
     if inputs.sinks is None:
         code = "weights = exps / exps.sum(-1, keepdims=True)"
         add("weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, scores)
     else:
         add(
-            "sink", "Softmax: the sink's exponential", "exp(sink - the row's largest): takes weight, gives no value",
-            f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))", (*queries, "sink"),
-        )  # fmt: skip
+            "sink",
+            "Softmax: the sink's exponential",
+            "exp(sink - the row's largest): takes weight, gives no value",
+            f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))",
+            (*queries, "sink"),
+        )
         add(
-            "weights", "Softmax: the weights", "exp / (Σ exp + sink); each row sums to less than 1",
-            "weights = exps / (exps.sum(-1, keepdims=True) + sink)", scores,
-        )  # fmt: skip
+            "weights",
+            "Softmax: the weights",
+            "exp / (Σ exp + sink); each row sums to less than 1",
+            "weights = exps / (exps.sum(-1, keepdims=True) + sink)",
+            scores,
+        )
     if query is not None:
         add(
-            "weighted_values", "Weighted values", "each value times its weight", "weighted = weights[:, None] * v",
+            "weighted_values",
+            "Weighted values",
+            "each value times its weight",
+            "weighted = weights[:, None] * v",
             ("key", "column"),
-        )  # fmt: skip
+        )
         add(
-            "head_output", f"What head {head} puts out", "Σ over keys of weight · value",
-            f"H[{head}, {query}] = weighted.sum(0)", ("column",),
-        )  # fmt: skip
+            "head_output",
+            f"What head {head} puts out",
+            "Σ over keys of weight · value",
+            f"H[{head}, {query}] = weighted.sum(0)",
+            ("column",),
+        )
     else:
         add(
-            "head_output", f"What head {head} puts out", "Σ over keys of weight · value",
-            f"H[{head}] = weights @ v", ("query", "column"),
-        )  # fmt: skip
+            "head_output",
+            f"What head {head} puts out",
+            "Σ over keys of weight · value",
+            f"H[{head}] = weights @ v",
+            ("query", "column"),
+        )
     return lines
 
 
 def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
-    """The steps after the heads: concatenation, and the output projection where it is known."""
+    """Return the steps after the heads: concatenation, and the output projection where it is known."""
     queries = ("query",) if query is None else ()
     width = inputs.n_heads * inputs.d_value
     formula = f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = {width} columns"
@@ -240,7 +289,7 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
 
 
 def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
-    """Runs lines one after the other from inputs, which stay unchanged: the value of each step after its line."""
+    """Run lines one after the other from inputs, which stay unchanged: the value of each step after its line."""
     names = {"np": np} | inputs.names()
     values = []
     for line in lines:

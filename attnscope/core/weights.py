@@ -80,7 +80,7 @@ def sender(writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
 
 
 def receiver(left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k d"]:
-    """The counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads."""
+    """Return the counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads."""
     return inner_factors(left.mT).mT @ reads.double()
 
 

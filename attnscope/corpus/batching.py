@@ -48,7 +48,7 @@ def blocks(texts: Iterable[CorpusText], n: int = BLOCK) -> Iterator[Block]:
 
 
 def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
-    """Cuts texts of any kind where `blocks` does: runs of at most n texts."""
+    """Cut texts of any kind where `blocks` does: runs of at most n texts."""
     run: list[T] = []
     characters = 0
     for text in texts:
@@ -88,7 +88,7 @@ class Chunk:
 
     @property
     def repeated(self) -> NDArray[np.bool_]:
-        """Which of its tokens were in the chunk before it: there for context alone, so that each counts once."""
+        """Return which of its tokens were in the chunk before it: there for context alone, so that each counts once."""
         places = np.arange(len(self)) - self.n_opening
         is_repeated: NDArray[np.bool_] = (places >= 0) & (places < self.n_repeated)
         return is_repeated
@@ -97,7 +97,7 @@ class Chunk:
 def chunks(
     tokens: Tokens, text: int = 0, *, limit: int | None = None, chunk: int | None = None, stride: int | None = None
 ) -> list[Chunk]:
-    """Cuts a text that is too long into chunks; one that is not stays whole.
+    """Cut a text that is too long into chunks; one that is not stays whole.
 
     The special tokens at the start of the text and those at its end stand at the ends of each chunk.
 
@@ -145,7 +145,7 @@ def chunks(
 
 
 def batches(parts: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[tuple[Chunk, ...]]:
-    """Sorts the chunks of a block by length and cuts them into batches of at most `budget` tokens, padding included.
+    """Sort the chunks of a block by length and cut them into batches of at most `budget` tokens, padding included.
 
     Ascending; chunks of one length in the order of the corpus. A chunk longer than the budget is a batch of its own.
     Depends on nothing but the chunks.

@@ -74,22 +74,26 @@ class Problem:
 
 
 def name_problems(problems: Sequence[Problem]) -> str:
-    """The first of some problems, and how many more there are; "" for none."""
+    """Return the first of some problems, and how many more there are; "" for none."""
     more = f", and {amount(len(problems) - 1, 'more problem')}" if len(problems) > 1 else ""
     return "".join(map(str, problems[:1])) + more
 
 
 def suffix_of(name: str) -> str:
-    """The ending of a file's name that says what is in it, such as .txt; "" for none."""
+    """Return the ending of a file's name that says what is in it, such as .txt; "" for none."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes if suffix.lower() != ".gz"]
     return suffixes[-1] if suffixes else ""
 
 
 def format_of(name: str) -> Format:
-    """How a file of that name is read."""
+    """Return how a file of that name is read."""
     known: dict[str, Format] = {
-        ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "tsv",
-    }  # fmt: skip
+        ".jsonl": "jsonl",
+        ".ndjson": "jsonl",
+        ".json": "jsonl",
+        ".csv": "csv",
+        ".tsv": "tsv",
+    }
     return known.get(suffix_of(name), "txt")
 
 
@@ -147,7 +151,7 @@ def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
 
 
 def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]:
-    """The texts of plain lines, with the lines that they begin on.
+    """Yield the texts of plain lines, with the lines that they begin on.
 
     Raises:
         UnreadableError: A paragraph or a file has more than MOST_BYTES.

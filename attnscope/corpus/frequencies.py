@@ -22,7 +22,7 @@ class TokenCounts:
 
     @property
     def total(self) -> int:
-        """The number of tokens counted."""
+        """Return the number of tokens counted."""
         return int(self.counts.sum())
 
     def add(self, ids: ArrayLike) -> None:

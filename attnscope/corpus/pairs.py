@@ -91,7 +91,7 @@ class Pairs:
 
 
 def _pair_from(source: str, line: int, entry: Any) -> Pair | str:
-    """A pair, or what is wrong with it."""
+    """Return a pair, or what is wrong with it."""
     if not isinstance(entry, Mapping):
         return entry if isinstance(entry, str) else "it is no mapping"
     if missing := [name for name in FIELDS[:2] if name not in entry]:

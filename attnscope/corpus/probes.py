@@ -12,9 +12,23 @@ from attnscope.errors import AttnscopeError
 Numbers = NDArray[np.int64]
 
 THINGS = (
-    "door", "tower", "garden", "ship", "library", "bridge", "cellar", "mill", "museum", "station", "castle", "school",
-    "market", "theatre", "harbour", "farm",
-)  # fmt: skip
+    "door",
+    "tower",
+    "garden",
+    "ship",
+    "library",
+    "bridge",
+    "cellar",
+    "mill",
+    "museum",
+    "station",
+    "castle",
+    "school",
+    "market",
+    "theatre",
+    "harbour",
+    "farm",
+)
 _CUE = " The secret words of the {} are"
 _QUESTION = "\nQuestion: What are the secret words of the {0}?\nAnswer: The secret words of the {0} are"
 _CUE_TOKENS = 2
@@ -48,7 +62,7 @@ class Needle:
 
     @property
     def answer(self) -> Numbers:
-        """The tokens that are right at the end of the text."""
+        """Return the tokens that are right at the end of the text."""
         return self.ids[-len(self.places) :]
 
 
@@ -165,14 +179,14 @@ def _draw(chance: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
 
 
 def _places(stack: Numbers, depth: float, ends: frozenset[int]) -> list[int]:
-    """The places around a depth: those between two sentences, or all where no sentence ends."""
+    """Return the places around a depth: those between two sentences, or all where no sentence ends."""
     first, last = depth_range(depth, len(stack))
     every = range(first, last + 1)
     return [place for place in every if place and int(stack[place - 1]) in ends] or list(every)
 
 
 def depth_range(depth: float, room: int) -> tuple[int, int]:
-    """How many of the `room` tokens of a haystack stand before a needle of a depth, at least and at most."""
+    """Return how many of the `room` tokens of a haystack stand before a needle of a depth, at least and at most."""
     width = min(room, max(DEPTH_TOKENS, round(DEPTH_SHARE * room)))
     first = min(max(0, round(depth * room) - width // 2), room - width)
     return first, first + width

@@ -59,16 +59,16 @@ class CorpusText:
 
     @property
     def n_characters(self) -> int:
-        """How long it is; where it came as token numbers, about how long it would be."""
+        """Return how long it is; where it came as token numbers, about how long it would be."""
         return len(self.text or "") + len(self.pair or "") if self.ids is None else 4 * len(self.ids)
 
     @property
     def written(self) -> str:
-        """Its text, or both texts of a pair one after the other; empty where token numbers were given."""
+        """Return its text, or both texts of a pair one after the other; empty where token numbers were given."""
         return self.text or "" if self.pair is None else f"{self.text} {self.pair}"
 
     def digested(self) -> bytes:
-        """The bytes that hashes of texts are made of; the place does not enter."""
+        """Return the bytes that hashes of texts are made of; the place does not enter."""
         if self.ids is None:
             kind, raw = "text", (self.text or "").encode("utf-8", "surrogatepass")
         else:
@@ -163,7 +163,7 @@ class Corpus:
 
     @property
     def split_as(self) -> Split | Literal[""]:
-        """How the plain text files of the last iteration were split; empty where that differs."""
+        """Return how the plain text files of the last iteration were split; empty where that differs."""
         return next(iter(self._splits)) if len(self._splits) == 1 else ""
 
     def __iter__(self) -> Iterator[CorpusText]:
@@ -198,7 +198,7 @@ class Corpus:
         self.sha256 = digest.hexdigest()
 
     def write_by(self, chat: Render | None) -> None:
-        """Has conversations written by the chat template of a model, where none was chosen."""
+        """Have conversations written by the chat template of a model, where none was chosen."""
         if self.chat is not write_plainly:
             self.chat = chat
 
@@ -283,12 +283,12 @@ def _open_stdin() -> BinaryIO:
 
 
 def _size(path: Path) -> int | None:
-    """How many bytes a file has; None = that of a pipe is not known."""
+    """Return how many bytes a file has; None = that of a pipe is not known."""
     return None if path.is_fifo() else path.stat().st_size if path.is_file() else 0
 
 
 def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
-    """The names that names and patterns stand for, without those that name the same file again."""
+    """Return the names that names and patterns stand for, without those that name the same file again."""
     by_identity: dict[str, str] = {}
     for name in map(str, files):
         if name == "-":

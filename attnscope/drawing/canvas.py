@@ -82,19 +82,19 @@ class Drawing:
         return round(self.figure.dpi)
 
     def pixels(self) -> NDArray[np.uint8]:
-        """The figure as it stands now, (height, width, 3)."""
+        """Return the figure as it stands now, (height, width, 3)."""
         self.require_drawable()
         self.agg.draw()
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
 
     def vector(self, kind: str) -> bytes:
-        """The figure as it stands now as SVG or PDF, the same bytes every time."""
+        """Return the figure as it stands now as SVG or PDF, the same bytes every time."""
         content = io.BytesIO()
         self.figure.savefig(content, format=kind, metadata=_METADATA[kind])
         return content.getvalue() if kind != "svg" else embed_fonts(content.getvalue(), self.families)
 
     def require_drawable(self) -> None:
-        """Refuses more pixels than can be drawn."""
+        """Refuse more pixels than can be drawn."""
         width, height = (round(inches * self.dpi) for inches in self.figure.get_size_inches())
         if max(width, height) >= 2**16 or width * height > _MOST_PIXELS:
             raise AttnscopeError(
@@ -122,7 +122,7 @@ class Canvas(Drawing):
     """
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
-        """Opens a figure; its height is 0 where `end_at` sets it later."""
+        """Open a figure; its height is 0 where `end_at` sets it later."""
         from matplotlib.figure import Figure
 
         self.lettering, self.paper, self.width_px = lettering, (paper := lettering.paper), width_px
@@ -146,7 +146,7 @@ class Canvas(Drawing):
             self.end_at(height_px)
 
     def end_at(self, height_px: int) -> None:
-        """Ends the figure at a height; a line for each part of the study that failed comes below that."""
+        """End the figure at a height; a line for each part of the study that failed comes below that."""
         paper, last_px = self.paper, height_px - layout.MARGIN_PX
         room = self.width_px - 2 * layout.MARGIN_PX
         failed = wrap_lines(" · ".join(paper.failed), room, self.lettering) if paper.failed else ()
@@ -160,7 +160,7 @@ class Canvas(Drawing):
     def write(
         self, x: float, y: float, text: str, size_px: float, *, animated: bool = False, color: str = INK, **options: Any
     ) -> Text:
-        """Puts a text at a point; `options` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
+        """Put a text at a point; `options` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
         options.setdefault("va", "center")
         if not self.lettering.has_bold:
             options.pop("weight", None)  # matplotlib complains
@@ -179,7 +179,7 @@ class Canvas(Drawing):
         return artist
 
     def points(self, size_px: float) -> float:
-        """A length of the layout in points, as matplotlib takes sizes of letters and widths of lines."""
+        """Return a length of the layout in points, as matplotlib takes sizes of letters and widths of lines."""
         return size_px * 72 / self.paper.inch_px
 
     def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
@@ -197,7 +197,7 @@ class Canvas(Drawing):
             self._temporary.append(artist)
 
     def wipe(self) -> None:
-        """Removes what was for one figure alone; the static part need not be drawn again for the next."""
+        """Remove what was for one figure alone; the static part need not be drawn again for the next."""
         self.prepare()
         for artist in self._temporary:
             artist.remove()
@@ -206,7 +206,7 @@ class Canvas(Drawing):
         self._temporary = []
 
     def image(self, box: Box, cmap: Colormap | None = None, *, animated: bool = True) -> AxesImage:
-        """An image in a box (x, y, width, height); what it shows is set later by `set_data`."""
+        """Return an image in a box (x, y, width, height); what it shows is set later by `set_data`."""
         from matplotlib.image import AxesImage
 
         x, y, width, height = box
@@ -221,14 +221,14 @@ class Canvas(Drawing):
         return image
 
     def set_cells(self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)) -> None:
-        """Lets an image show values, (row, column), with sharp edges; `limits` have the first and the last colour."""
+        """Let an image show values, (row, column), with sharp edges; `limits` have the first and the last colour."""
         image.set_data(np.ma.masked_invalid(values))
         image.set_clim(*limits)
         left, right, below, above = image.get_extent()
         self._cells[image] = left, above, right - left, below - above
 
     def copy(self, box: Box, to: Sequence[tuple[float, float]]) -> None:
-        """Repeats the static part of a box in the pixels at other upper left corners, where nothing else may be.
+        """Repeat the static part of a box in the pixels at other upper left corners, where nothing else may be.
 
         Vector files have no such copies: there everything must be written.
         """
@@ -266,7 +266,7 @@ class Canvas(Drawing):
         self.frames([box])
 
     def prepare(self) -> None:
-        """Draws the static part, unless that is done."""
+        """Draw the static part, unless that is done."""
         if self._background is None:
             self.trim()
             self.require_drawable()
@@ -279,7 +279,7 @@ class Canvas(Drawing):
             self._background = self.agg.copy_from_bbox(self.figure.bbox)
 
     def pixels(self) -> NDArray[np.uint8]:
-        """The figure as it stands now, (height, width, 3)."""
+        """Return the figure as it stands now, (height, width, 3)."""
         self.prepare()
         self.agg.restore_region(self._background)
         for artist in self._animated:
@@ -288,7 +288,7 @@ class Canvas(Drawing):
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
 
     def _paste(self, image: Any, box: Box) -> bool:
-        """Puts an image whose cells are whole pixels straight onto the picture; False if it must be drawn."""
+        """Put an image whose cells are whole pixels straight onto the picture; False if it must be drawn."""
         if not self.paper.is_screen:
             return False
         colours = image.to_rgba(image.get_array(), bytes=True)
@@ -300,7 +300,7 @@ class Canvas(Drawing):
         return True
 
     def vector(self, kind: str) -> bytes:
-        """The figure as it stands now as SVG or PDF: cells as rectangles where they are few, numbers as text."""
+        """Return the figure as it stands now as SVG or PDF: cells as rectangles where they are few, numbers as text."""
         self.trim()
         colours: dict[Any, NDArray[np.uint8]] = {
             image: image.to_rgba(image.get_array(), bytes=True) for image in self._cells
@@ -327,16 +327,25 @@ class Canvas(Drawing):
                 artist.remove()
 
     def _write_number(self, number: Number, order: float) -> Text:
-        """A number as text, where its outlines are."""
+        """Return a number as text, where its outlines are."""
         return self.axes.text(
-            number.x, number.y + number.size_px * HALF_DIGIT, self.lettering.spell(number.text), zorder=order,
-            color=number.color, fontsize=self.points(number.size_px), family=list(self.lettering.families), ha="center",
-            va="baseline", weight="bold" if number.font == "bold" else "normal",
-            style="italic" if number.font == "italic" else "normal", parse_math=False, clip_on=False,
-        )  # fmt: skip
+            number.x,
+            number.y + number.size_px * HALF_DIGIT,
+            self.lettering.spell(number.text),
+            zorder=order,
+            color=number.color,
+            fontsize=self.points(number.size_px),
+            family=list(self.lettering.families),
+            ha="center",
+            va="baseline",
+            weight="bold" if number.font == "bold" else "normal",
+            style="italic" if number.font == "italic" else "normal",
+            parse_math=False,
+            clip_on=False,
+        )
 
     def trim(self) -> None:
-        """Lets a figure without a title begin where what it shows begins."""
+        """Let a figure without a title begin where what it shows begins."""
         if self.paper.title or self._trimmed:
             return
         self._trimmed = True
@@ -353,12 +362,12 @@ class Canvas(Drawing):
 
 
 def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
-    """A text broken into lines that fit the room."""
+    """Return a text broken into lines that fit the room."""
     return layout.wrap(lettering.spell(text), room, lettering.width_px)
 
 
 def colormap(name: str) -> Colormap:
-    """A colormap of matplotlib."""
+    """Return a colormap of matplotlib."""
     import matplotlib as mpl
 
     return mpl.colormaps[name]

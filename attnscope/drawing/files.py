@@ -22,7 +22,7 @@ from attnscope.version import VERSION
 def write_pages(
     pages: Iterable[tuple[str, Drawing]], folder: str | Path, formats: Sequence[str], threads: int = 2
 ) -> list[Path]:
-    """Writes figures into a folder, each file whole or not at all; the same figures give the same bytes.
+    """Write figures into a folder, each file whole or not at all; the same figures give the same bytes.
 
     A page may change once the next one is asked for. As many `threads` compress and write beside drawing, as zlib lets
     others run meanwhile.
@@ -53,7 +53,7 @@ def _write(path: Path, content: Callable[[], bytes]) -> Path:
 
 
 def distinct(stems: Iterable[str]) -> list[str]:
-    """Names of files; a number tells those apart that would be the same file where case does not count."""
+    """Return names of files; a number tells those apart that would be the same file where case does not count."""
     names: dict[str, str] = {}
     for stem in stems:
         name, number = stem, 2
@@ -64,7 +64,7 @@ def distinct(stems: Iterable[str]) -> list[str]:
 
 
 def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:
-    """The first of some figures as a PNG, for notebooks."""
+    """Return the first of some figures as a PNG, for notebooks."""
     with matplotlib_defaults():
         page = next(iter(pages))[1]
         return png(page.pixels(), page.dpi)

@@ -15,18 +15,18 @@ def ink_on(color: str) -> str:
 
 
 def is_dark(red: float, green: float, blue: float) -> bool:
-    """Whether white letters have more contrast than black ones on a colour, parts 0 to 1 (WCAG 2)."""
+    """Return whether white letters have more contrast than black ones on a colour, parts 0 to 1 (WCAG 2)."""
     parts = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue))
     luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
     return (luminance + 0.05) ** 2 <= 1.05 * 0.05
 
 
 def blend(share: float, pale: str, dark: str) -> str:
-    """The colour "#rrggbb" at a share of the way from one to another."""
+    """Return the colour "#rrggbb" at a share of the way from one to another."""
     ends = ((int(pale[start : start + 2], 16), int(dark[start : start + 2], 16)) for start in (1, 3, 5))
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in ends)
 
 
 def hex_of(cmap: Colormap, share: float) -> str:
-    """The colour "#rrggbb" at a share of a colormap, 0 to 1."""
+    """Return the colour "#rrggbb" at a share of a colormap, 0 to 1."""
     return "#" + "".join(f"{round(part * 255):02x}" for part in cmap(share)[:3])

@@ -69,7 +69,7 @@ class Paper:
 
     @property
     def is_screen(self) -> bool:
-        """Whether a pixel of the layout is one of the file."""
+        """Return whether a pixel of the layout is one of the file."""
         return self.inch_px == self.dpi and not self.crop_px and self.title
 
     @property
@@ -89,7 +89,7 @@ class Paper:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether what usually stands side by side has to stand one below the other."""
+        """Return whether what usually stands side by side has to stand one below the other."""
         return self.width_px < _NARROW_PX
 
     def width_for(self, *wanted: float) -> int:
@@ -97,7 +97,7 @@ class Paper:
         return self.width_px if self.fixed else math.ceil(max(wanted))
 
     def whole(self, size_px: float, least: int = 1) -> float:
-        """A size in whole pixels, and at least `least`; the size itself where the width is fixed."""
+        """Return a size in whole pixels, and at least `least`; the size itself where the width is fixed."""
         return size_px if self.fixed else max(least, math.floor(size_px))
 
     def image_px(self, size_px: float) -> int:
@@ -105,7 +105,7 @@ class Paper:
         return max(1, math.ceil(size_px * self.dpi / self.inch_px))
 
     def letters(self, size_px: float) -> float:
-        """A font size, no smaller than letters may be."""
+        """Return a font size, no smaller than letters may be."""
         return max(size_px, self.least_px)
 
 

@@ -46,7 +46,7 @@ class Lettering:
     paper: Paper = SCREEN
 
     def spell(self, text: str) -> str:
-        """The text with every character that cannot be drawn replaced by its code point, on one line."""
+        """Return the text with every character that cannot be drawn replaced by its code point, on one line."""
         if text.isascii() and text.isprintable():
             return text
         return "".join(map(self._spell_character, text))
@@ -61,15 +61,15 @@ class Lettering:
 
     @property
     def has_bold(self) -> bool:
-        """Whether there are bold letters of all its families; fonts for other scripts seldom have any."""
+        """Return whether there are bold letters of all its families; fonts for other scripts seldom have any."""
         return all(map(_has_bold, self.families))
 
     def width_px(self, text: str, size_px: float) -> float:
-        """How wide the text is when spelled and drawn at a font size, both in pixels."""
+        """Return how wide the text is when spelled and drawn at a font size, both in pixels."""
         return _width_at_100(self.paths, self.spell(text)) * size_px / 100 * _HINTING
 
     def fit(self, text: str, size_px: float, room_px: float) -> str:
-        """The text spelled, and cut with an ellipsis where it is wider than the room."""
+        """Return the text spelled, and cut with an ellipsis where it is wider than the room."""
         text = self.spell(text)
         if self.width_px(text, size_px) <= room_px:
             return text
@@ -87,7 +87,7 @@ class Lettering:
 
     @property
     def notes(self) -> list[str]:
-        """A sentence on missing characters, if there are any."""
+        """Return a sentence on missing characters, if there are any."""
         if not self.missing:
             return []
         return [f"no installed font has {_sum_up(self.missing)}: written as their code points"]
@@ -119,7 +119,7 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
 
 @lru_cache(maxsize=16)
 def find_font(font: str) -> tuple[str, str]:
-    """The family and the file of a font, from either of the two; refuses what is neither."""
+    """Return the family and the file of a font, from either of the two; refuses what is neither."""
     from matplotlib import font_manager
 
     manager = font_manager.fontManager
@@ -152,7 +152,7 @@ def note_missing(texts: Iterable[str], font: str | None = None) -> str:
 
 
 def _sum_up(missing: Iterable[str]) -> str:
-    """How many characters are missing, and the first of them."""
+    """Return how many characters are missing, and the first of them."""
     points = [f"U+{ord(c):04X}" for c in sorted(missing)]
     return f"{len(points)} of the characters ({', '.join(points[:4])}{', …' if len(points) > 4 else ''})"
 
@@ -163,7 +163,7 @@ def _is_invisible(char: str) -> bool:
 
 @lru_cache(maxsize=256)
 def charmap(path: str) -> frozenset[int]:
-    """The code points that a font file holds."""
+    """Return the code points that a font file holds."""
     from matplotlib.ft2font import FT2Font
 
     try:

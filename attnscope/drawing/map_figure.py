@@ -90,20 +90,20 @@ class MapsFigure:
 
     @property
     def n(self) -> int:
-        """How many maps there are."""
+        """Return how many maps there are."""
         return len(self.names or self.titles)
 
     @property
     def is_labelled(self) -> bool:
-        """Whether its tokens have labels; else cells may share pixels."""
+        """Return whether its tokens have labels; else cells may share pixels."""
         return bool(self.axes[0][1].labels)
 
     @property
     def row_names(self) -> list[str]:
-        """The names of the rows of an overview, from above."""
+        """Return the names of the rows of an overview, from above."""
         return list(dict.fromkeys(row for row, _ in self.names))
 
     @property
     def column_names(self) -> list[str]:
-        """The names of the columns of an overview, from the left."""
+        """Return the names of the columns of an overview, from the left."""
         return list(dict.fromkeys(column for _, column in self.names))

@@ -179,12 +179,12 @@ class MapsPage(Page):
 
     @property
     def _has_copies(self) -> bool:
-        """Whether in pixels the labels of all maps but the first are copies of its labels."""
+        """Return whether in pixels the labels of all maps but the first are copies of its labels."""
         return self.paper.is_screen and len(self.content.axes) == 1 and self.content.is_labelled
 
     @property
     def tokens_per_label(self) -> int:
-        """How many tokens share a label."""
+        """Return how many tokens share a label."""
         return self._label_font(self.places.cell[1], self.paper)[0] * self.pool
 
     @property

@@ -38,13 +38,13 @@ class HeadGrid:
 
     @classmethod
     def over(cls, heads: Iterable[tuple[int, int]]) -> HeadGrid:
-        """The grid of some heads, (layer, head)."""
+        """Return the grid of some heads, (layer, head)."""
         layers, numbers = zip(*heads, strict=True)
         return cls(tuple(sorted({*layers})), tuple(sorted({*numbers})))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many rows and columns it has."""
+        """Return how many rows and columns it has."""
         return len(self.layers), len(self.heads)
 
     def corner(
@@ -67,7 +67,7 @@ class Page(Canvas):
         return layout.PANEL_TITLE_PX if self.paper.fixed else layout.TITLE_PX * zoom
 
     def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False, bold: float = 1.12) -> Text:
-        """Writes title and subtitle; an animated title changes from figure to figure.
+        """Write title and subtitle; an animated title changes from figure to figure.
 
         Bold letters count as `bold` times as wide as plain ones.
         """
@@ -126,7 +126,7 @@ class Page(Canvas):
         return bar
 
     def entitle(self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **options: Any) -> Text:
-        """Writes the title of a panel, or the name of a row or column of panels."""
+        """Write the title of a panel, or the name of a row or column of panels."""
         return self.write(x, y, title, size_px, **{"ha": "left", "weight": "bold"} | options)
 
     def draw_scale(
@@ -141,7 +141,7 @@ class Page(Canvas):
         meaning: str = "",
         inside: bool = False,
     ) -> bool:
-        """Draws a colour bar with its numbers below it, and at its right what the colours mean.
+        """Draw a colour bar with its numbers below it, and at its right what the colours mean.
 
         Args:
             box: The bar.
@@ -173,7 +173,7 @@ class Page(Canvas):
     def legend(
         self, x: float, y: float, heading: str, entries: Sequence[tuple[str, str, str]], columns: int = 1
     ) -> float:
-        """Draws coloured squares with their names, down one column and then the next; returns where it ends.
+        """Draw coloured squares with their names, down one column and then the next; return where it ends.
 
         The middle of the first line is y. An entry is a name, a colour, and a letter in the square.
         """
@@ -199,7 +199,7 @@ class Page(Canvas):
             self.polygons(list(vertices_of(np.array(boxes, np.float64))), facecolors=colors, edgecolors=edge)
 
     def polygons(self, outlines: Sequence[Any], *, animated: bool = False, **options: Any) -> PolyCollection:
-        """Fills outlines, each a sequence of points; `options` is what matplotlib's PolyCollection takes."""
+        """Fill outlines, each a sequence of points; `options` is what matplotlib's PolyCollection takes."""
         from matplotlib.collections import PolyCollection
 
         artist = PolyCollection(outlines, linewidths=self.points(1), **options)
@@ -208,7 +208,7 @@ class Page(Canvas):
         return artist
 
     def bar_axes(self, corners: Sequence[tuple[float, float]], width: float, height: float) -> None:
-        """Draws the axes of panels of bars, and dotted lines where bars of weight 1 end."""
+        """Draw the axes of panels of bars, and dotted lines where bars of weight 1 end."""
         self.lines([[(x, y - 2), (x, y + height)] for x, y in corners])
         self.lines([[(x + width, y - 2), (x + width, y + height)] for x, y in corners], linestyles="dotted")
 
@@ -229,7 +229,7 @@ class Page(Canvas):
         cmap: str,
         share: Callable[[float], float],
     ) -> dict[tuple[int, int], tuple[Box, str]]:
-        """Draws coloured cells of a grid, grey where a value is undefined; returns the box and the colour of each.
+        """Draw coloured cells of a grid, grey where a value is undefined; return the box and the colour of each.
 
         Values are by (row, column), such as (layer, head); `share` tells how far along the colours one is, 0 to 1. A
         cell's width and height include the gap to the next.
@@ -245,10 +245,12 @@ class Page(Canvas):
 
     def number_cells(self, cells: Sequence[tuple[Box, str]], texts: Sequence[str], size_px: float) -> None:
         """A number in the middle of each cell, in the ink that its colour asks for."""
-        self.numbers([
-            Number(x + width / 2, y + height / 2, text, size_px, ink_on(color))
-            for ((x, y, width, height), color), text in zip(cells, texts, strict=True)
-        ])  # fmt: skip
+        self.numbers(
+            [
+                Number(x + width / 2, y + height / 2, text, size_px, ink_on(color))
+                for ((x, y, width, height), color), text in zip(cells, texts, strict=True)
+            ]
+        )
 
     def numbers(self, numbers: Sequence[Number]) -> None:
         """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
@@ -327,7 +329,7 @@ class Page(Canvas):
 
 @lru_cache(maxsize=4096)
 def outline_of(text: str, font: FontStyle, family: str = BASE_FAMILY) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """The outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
+    """Return the outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 

@@ -31,14 +31,14 @@ class Sheet:
 
     @classmethod
     def on(cls, paper: Paper, lettering: Lettering, width: float = 12.0) -> Sheet:
-        """The sizes on a paper; `width` is the figure's on a screen."""
+        """Return the sizes on a paper; `width` is the figure's on a screen."""
         size = 1.0 if not paper.least_px else paper.least_px * 72 / paper.inch_px / _LEAST_PT
         width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else width
         return cls(paper, lettering, width, size, paper.is_narrow)
 
     @property
     def families(self) -> list[str]:
-        """The families of its letters."""
+        """Return the families of its letters."""
         return list(self.lettering.families)
 
     @property
@@ -52,15 +52,21 @@ class Sheet:
         return (0.85 if self.paper.title else 0.1) * self.size
 
     def write(self, figure: Any, x: float, down: float, text: str, points: float, **how: Any) -> None:
-        """Writes a text: x as a share of the figure's width, down in inches from its upper edge."""
+        """Write a text: x as a share of the figure's width, down in inches from its upper edge."""
         at = 1 - down / figure.get_figheight()
         figure.text(
-            x, at, text, fontsize=points * self.size, va="center", parse_math=False, family=self.families,
+            x,
+            at,
+            text,
+            fontsize=points * self.size,
+            va="center",
+            parse_math=False,
+            family=self.families,
             **{"color": INK, **how},
-        )  # fmt: skip
+        )
 
     def open_figure(self, height: float, title: str, subtitle: str) -> Any:
-        """A figure of a height, with its title."""
+        """Return a figure of a height, with its title."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(self.width, height), dpi=self.paper.dpi, facecolor="white")
@@ -74,14 +80,18 @@ class Sheet:
     def add_legend(self, axes: Any, corner: tuple[float, float] = (1.0, 1.04)) -> None:
         """Names lines; `corner` is the legend's upper left one, in shares of the plot."""
         legend = axes.legend(
-            fontsize=9 * self.size, frameon=False, loc="upper left", bbox_to_anchor=corner, handlelength=1.2,
+            fontsize=9 * self.size,
+            frameon=False,
+            loc="upper left",
+            bbox_to_anchor=corner,
+            handlelength=1.2,
             borderaxespad=0.3,
-        )  # fmt: skip
+        )
         for text in legend.texts:
             text.set_family(self.families)
 
     def add_bar(self, figure: Any, image: Any, axes: Any) -> None:
-        """Draws a colour bar at the right of a map; both ends are labelled."""
+        """Draw a colour bar at the right of a map; both ends are labelled."""
         bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
         bar.outline.set_visible(False)
         low, high = image.get_clim()
@@ -95,10 +105,15 @@ class Sheet:
 
 
 def draw_map(
-    figure: Any, axes: Any, values: NDArray[np.float64], limits: tuple[float, float], sheet: Sheet, cmap: str = "Blues",
+    figure: Any,
+    axes: Any,
+    values: NDArray[np.float64],
+    limits: tuple[float, float],
+    sheet: Sheet,
+    cmap: str = "Blues",
     edges: NDArray[np.float64] | None = None,
-) -> None:  # fmt: skip
-    """Draws values, (row, column), as coloured cells with their bar; grey where one is undefined.
+) -> None:
+    """Draw values, (row, column), as coloured cells with their bar; grey where one is undefined.
 
     Columns are equally wide, or go from one of `edges` (columns + 1) to the next.
     """
@@ -129,24 +144,31 @@ class Foot:
     sheet: Sheet
 
     def write(self, figure: Any) -> None:
-        """Writes them into the figure."""
+        """Write them into the figure."""
         top = figure.get_figheight() - self.height
         for number, line in enumerate(self.lines):
             self.sheet.write(figure, 0.02, top + (0.3 + 0.2 * number) * self.sheet.size, line, 9, color=FAINT)
 
 
 def write_foot(notes: Sequence[str], sheet: Sheet) -> Foot:
-    """Lays out notes below a figure, those on parts of the study that failed last."""
+    """Lay out notes below a figure, those on parts of the study that failed last."""
     notes = [*notes, *sheet.lettering.paper.failed]
     lines = wrap_lines(" · ".join(notes), sheet.width * 96 / sheet.size * 0.92, sheet.lettering)
     return Foot(lines, (0.35 + 0.2 * len(lines)) * sheet.size, sheet)
 
 
 def draw_line(
-    axes: Any, steps: Sequence[float], parts: Any, color: str, sheet: Sheet, name: str = "", *, band: bool = True,
+    axes: Any,
+    steps: Sequence[float],
+    parts: Any,
+    color: str,
+    sheet: Sheet,
+    name: str = "",
+    *,
+    band: bool = True,
     **line: Any,
-) -> None:  # fmt: skip
-    """Draws a value over the steps, and the band of its intervals; `line` is what matplotlib's plot takes."""
+) -> None:
+    """Draw a value over the steps, and the band of its intervals; `line` is what matplotlib's plot takes."""
     look = {"linewidth": 1.8 * sheet.size, "zorder": 3, "marker": "o" if len(steps) < 2 else None} | line
     axes.plot(steps, parts[:, 0], color=color, label=name, **look)
     if band and np.isfinite(parts[:, 1:]).all(1).any():
@@ -154,7 +176,7 @@ def draw_line(
 
 
 def finish_axes(axes: Any, sheet: Sheet) -> None:
-    """Draws a faint grid, and no frame above and at the right."""
+    """Draw a faint grid, and no frame above and at the right."""
     axes.grid(color=LINE, linewidth=0.5 * sheet.size, alpha=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
@@ -170,7 +192,7 @@ def _steps(low: float, high: float) -> list[float]:
 
 
 def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> None:
-    """Writes a plot's title, its numbers and what its axis is, in the sheet's letters."""
+    """Write a plot's title, its numbers and what its axis is, in the sheet's letters."""
     axes.set_title(title, fontsize=11 * sheet.size, loc="left", color=INK)
     axes.set_xlabel(across, fontsize=9.5 * sheet.size, color=FAINT)
     for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):

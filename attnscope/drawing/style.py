@@ -71,14 +71,14 @@ class Style:
             find_font(self.font)
 
     def limits(self, tops: Sequence[float]) -> list[float]:
-        """The value of the darkest colour of each map of a figure, from the largest value of each."""
+        """Return the value of the darkest colour of each map of a figure, from the largest value of each."""
         if self.scale == "fixed":
             return [1.0] * len(tops)
         return [(top if self.scale == "head" else max(tops)) or 1.0 for top in tops]
 
     @property
     def paper(self) -> Paper:
-        """The paper that a figure is laid out on."""
+        """Return the paper that a figure is laid out on."""
         if self.width is None:
             inch_px = 100.0 if self.font_size is None else 72 * CAPTION_PX / self.font_size
             least = 0.0 if self.font_size is None else CAPTION_PX
@@ -90,7 +90,7 @@ class Style:
 
 
 def _inches(width: float | str) -> float:
-    """A width in inches, by its name, or with a unit."""
+    """Return a width in inches, by its name, or with a unit."""
     try:
         if isinstance(width, str) and width in WIDTHS:
             return WIDTHS[width]
@@ -110,7 +110,7 @@ def _require(name: str, value: float | None, bounds: tuple[float, float]) -> Non
 
 
 def meanings(what: str, own: str) -> dict[Scale, str]:
-    """The meaning of colours by their scale: `what` a value is, and `own`, its share of each map's largest."""
+    """Return the meaning of colours by their scale: `what` a value is, and `own`, its share of each map's largest."""
     return {"fixed": what, "figure": f"{what} (scale: largest of this figure)", "head": own}
 
 

@@ -57,14 +57,14 @@ def cells_as_rectangles(
 
 
 def vertices_of(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The corners of boxes, (box, 4): x, y, width, height; the last one is the first, (box, 5, 2)."""
+    """Return the corners of boxes, (box, 4): x, y, width, height; the last one is the first, (box, 5, 2)."""
     x, y, width, height = boxes.T
     corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
     return np.stack([np.stack(corner, 1) for corner in corners], 1)
 
 
 def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
-    """An SVG with the letters that its text needs: the same on every machine, and still text to search and edit.
+    """Return an SVG with the letters that its text needs: the same on every machine, and still text to search and edit.
 
     It comes from matplotlib with `svg.fonttype` none. Families are in the order in which a character is looked for.
     """
@@ -92,7 +92,7 @@ def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _subset(path: str, characters: frozenset[str]) -> str:
-    """The part of a font that holds some characters, as WOFF in base64; the same bytes every time."""
+    """Return the part of a font that holds some characters, as WOFF in base64; the same bytes every time."""
     from fontTools import subset
 
     options: Any = subset.Options(flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True)

@@ -108,7 +108,7 @@ class Entry:
 
 
 def list_models() -> list[Entry]:
-    """All models that can be named: the catalogue's, then complete ones in the Hub's cache."""
+    """Return all models that can be named: the catalogue's, then complete ones in the Hub's cache."""
     entries = []
     for name, record in KNOWN.items():
         installed = _installed_folder(record)

@@ -57,7 +57,7 @@ def _best() -> str:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module's first parameter lies; the processor for modules without parameters."""
+    """Return where a module's first parameter lies; the processor for modules without parameters."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
@@ -98,7 +98,7 @@ def is_spread(model: nn.Module) -> bool:
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Where a model takes its inputs: its own device, or that of the first layer of one that is spread."""
+    """Return where a model takes its inputs: its own device, or that of the first layer of one that is spread."""
     first = _first_device(model)
     if first is None:
         return device_of(model)

@@ -139,7 +139,7 @@ def _home(repo_id: str) -> Path:
 
 
 def find_snapshot(repo_id: str, revision: str) -> Path:
-    """Where the snapshot of a revision lies, or would lie."""
+    """Return where the snapshot of a revision lies, or would lie."""
     home = _home(repo_id)
     named = home / "refs" / revision
     return home / "snapshots" / (named.read_text("ascii").strip() if named.is_file() else revision)

@@ -77,7 +77,7 @@ class ModelInfo:
         return kind or self.kinds[0]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
+        """Return all of it as plain JSON values."""
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         facts |= {"heads": dict(self.heads)} if facts.pop("heads") else {}
         return {"road" if name == "path" else name: value for name, value in facts.items()}  # as records have it

@@ -353,7 +353,7 @@ class Model:
 
     @property
     def writer(self) -> Writer | None:
-        """Its decoder."""
+        """Return its decoder."""
         return None
 
     @property

@@ -19,9 +19,22 @@ from attnscope.version import VERSION
 PAGE_SCHEMA = "attnscope.page/1"
 
 MODULES = (
-    "colour", "data", "state", "dom", "pen", "heat", "heads", "grid", "why", "matrix", "links", "words", "text",
-    "compare", "save",
-)  # fmt: skip
+    "colour",
+    "data",
+    "state",
+    "dom",
+    "pen",
+    "heat",
+    "heads",
+    "grid",
+    "why",
+    "matrix",
+    "links",
+    "words",
+    "text",
+    "compare",
+    "save",
+)
 """The ES modules of every page, each after those that it imports."""
 
 PARTS = {
@@ -48,7 +61,7 @@ class Page:
         self.html = html
 
     def save(self, path: str | Path) -> Path:
-        """Writes the file, whole or not at all.
+        """Write the file, whole or not at all.
 
         Raises:
             AttnscopeError: It cannot be written.
@@ -68,7 +81,7 @@ class Page:
 
 @cache
 def script(*parts: str) -> str:
-    """The page's modules joined into one: imports and exports go, as all names are in one scope."""
+    """Return the page's modules joined into one: imports and exports go, as all names are in one scope."""
     source = files("attnscope.pages") / "src"
     joined, modules = [], (*MODULES, *(name for part in parts for name in PARTS[part]), "app")
     for name in modules:
@@ -92,7 +105,7 @@ def script(*parts: str) -> str:
 
 @cache
 def style(*parts: str) -> str:
-    """The page's style sheet."""
+    """Return the page's style sheet."""
     source = files("attnscope.pages") / "src"
     sheets = (source / f"{name}.css" for name in ("style", "views", *parts))
     sheet = "".join(path.read_text(encoding="utf-8") for path in sheets if path.is_file())
@@ -100,12 +113,12 @@ def style(*parts: str) -> str:
 
 
 def policy_hash(text: str) -> str:
-    """The name of an inline script or style in a Content-Security-Policy."""
+    """Return the name of an inline script or style in a Content-Security-Policy."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
 def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = ()) -> str:
-    """The file."""
+    """Return the file."""
     # JSON inside of a script element: "<" could end it. Surrogates that stand alone are no UTF-8; as escapes they are.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     code, css = script(*parts), style(*parts)
@@ -113,15 +126,17 @@ def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence
         f"default-src 'none'; script-src {policy_hash(code)}; style-src {policy_hash(css)}; "
         "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"
     )
-    return "".join((
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-        '<meta name="referrer" content="no-referrer">\n',
-        f'{PAGE_MARK.decode()}{VERSION}">\n<title>attnscope</title>\n',
-        f"<style>{css}</style>\n</head>\n<body>\n",
-        "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
-        f'<script type="application/json" id="manifest">{data}</script>\n',
-        *(f'<script type="text/plain" id="d{n}">{block}</script>\n' for n, block in enumerate(blocks)),
-        f'<script type="module">{code}</script>\n</body>\n</html>\n',
-    ))  # fmt: skip
+    return "".join(
+        (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            '<meta name="referrer" content="no-referrer">\n',
+            f'{PAGE_MARK.decode()}{VERSION}">\n<title>attnscope</title>\n',
+            f"<style>{css}</style>\n</head>\n<body>\n",
+            "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
+            f'<script type="application/json" id="manifest">{data}</script>\n',
+            *(f'<script type="text/plain" id="d{n}">{block}</script>\n' for n, block in enumerate(blocks)),
+            f'<script type="module">{code}</script>\n</body>\n</html>\n',
+        )
+    )

@@ -40,7 +40,7 @@ _POLICY = (
 
 
 def page(batch: Batch) -> str:
-    """The whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
+    """Return the whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
     n_failed = len(batch.failed)
     facts = [amount(batch.n_texts if batch.complete else len(batch.drawn), "text")]
     facts += [f"{n_failed:,} could not be drawn"] if n_failed else []

@@ -71,7 +71,7 @@ class Heads:
 
     @property
     def blocks(self) -> list[str]:
-        """The blocks of a page: first that of all heads, then one per head where there are cards."""
+        """Return the blocks of a page: first that of all heads, then one per head where there are cards."""
         described = {
             "run": self.run,
             "corpus": {name: value for name, value in self.corpus.items() if name != "text"},
@@ -83,7 +83,7 @@ class Heads:
 
     @property
     def roles(self) -> dict[str, Any]:
-        """The marks of roles, and the roles of each head by kind and place, such as "3.1"."""
+        """Return the marks of roles, and the roles of each head by kind and place, such as "3.1"."""
         by_kind: dict[str, dict[str, Any]] = {}
         for head in self.heads:
             by_kind.setdefault(head["kind"], {})[f"{head['layer']}.{head['head']}"] = head["roles"]

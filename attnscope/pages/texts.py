@@ -126,12 +126,16 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
         "changes": list(record.changes),
         "maps": [
             _describe_map(
-                squared, attention, text.full_width.get(attention.kind), blocks,
+                squared,
+                attention,
+                text.full_width.get(attention.kind),
+                blocks,
                 step if record.picture is None else PATCH_STEP,
                 before=len(attention.queries) - len(whole.queries) if record.pictures else 0,
-            ) for attention, whole in zip(squared.maps, record.maps, strict=True)
+            )
+            for attention, whole in zip(squared.maps, record.maps, strict=True)
         ],
-    }  # fmt: skip
+    }
     if record.picture is not None or record.pictures:
         packed["photos"] = pack_photos(record, blocks)
     if record.pictures:
@@ -156,9 +160,13 @@ def _describe_map(
 ) -> dict[str, Any]:
     heads = record.chosen(attention)
     maps = [attention.of(*head) for head in heads]
-    full_maps = {} if full is None else {
-        layer: weights for layer, weights in zip(attention.layers, full, strict=True) if not np.isnan(weights).any()
-    }  # fmt: skip
+    full_maps = (
+        {}
+        if full is None
+        else {
+            layer: weights for layer, weights in zip(attention.layers, full, strict=True) if not np.isnan(weights).any()
+        }
+    )
     chunks = []
     hidden_queries, hidden_keys = record.sinks(attention)
     for chunk in pack([*maps, *full_maps.values()], attention.keys, hidden_keys, step):
@@ -223,7 +231,7 @@ class Chunk:
 
 
 def most_pieces(step: float) -> int:
-    """The largest divisor of a step with which codes fit into 16 bits: 52 for STEP, 5 for FINE_STEP.
+    """Return the largest divisor of a step with which codes fit into 16 bits: 52 for STEP, 5 for FINE_STEP.
 
     The sum over a word of n pieces, more than that many, is off by up to n / that many times half a step.
     """
@@ -231,7 +239,7 @@ def most_pieces(step: float) -> int:
 
 
 def pieces_of(tokens: Tokens, most: int) -> NDArray[np.int64]:
-    """How many pieces the word of each token has, (token,), at most `most`; 1 where words are not known."""
+    """Return how many pieces the word of each token has, (token,), at most `most`; 1 where words are not known."""
     counts = np.ones(len(tokens), np.int64)
     if tokens.words is not None:
         for group in tokens.word_groups():
@@ -305,7 +313,7 @@ def _planes(numbers: NDArray[np.uint16]) -> tuple[bytes, bytes]:
 
 
 def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
-    """Each picture of a record as the page needs it; the pixels go into blocks.
+    """Return each picture of a record as the page needs it; the pixels go into blocks.
 
     All of a photo made small, beside its tiles, is the same photo: it is embedded once.
 
@@ -334,18 +342,20 @@ def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
         else:
             photo = {name: packed[twin][name] for name in ("size", "block")}
         width, height = photo["size"]
-        packed.append({
-            "source": printable(picture.source, 80),
-            "facts": f"{printable(picture.facts, 300)}; embedded as {width} × {height}",
-            "grid": list(picture.grid),
-            "cells": cells,
-            **photo,
-        })  # fmt: skip
+        packed.append(
+            {
+                "source": printable(picture.source, 80),
+                "facts": f"{printable(picture.facts, 300)}; embedded as {width} × {height}",
+                "grid": list(picture.grid),
+                "cells": cells,
+                **photo,
+            }
+        )
     return packed
 
 
 def with_ordinary_patches(record: Heatmap) -> AttentionMap:
-    """Its map with patches as ordinary keys, which stay where special tokens are hidden."""
+    """Return its map with patches as ordinary keys, which stay where special tokens are hidden."""
     attention = record.maps[0]
     special = attention.keys.special.copy()
     for picture in record.pictures:
@@ -355,7 +365,7 @@ def with_ordinary_patches(record: Heatmap) -> AttentionMap:
 
 
 def _is_same_photo(picture: Picture, other: Picture) -> bool:
-    """Whether both show the same part of the same photo."""
+    """Return whether both show the same part of the same photo."""
     if picture.photo != other.photo or picture.area is None or other.area is None:
         return False
     return bool(np.allclose(picture.area, other.area, rtol=0, atol=_SAME * min(picture.size)))

@@ -52,8 +52,12 @@ class AblateOptions:
     modes: tuple[Mode, ...] = option(
         "What replaces a head's output: zero, mean (of its outputs over all tokens), or resample (its outputs on 8 "
         "other texts, one after the other). none: replace no head.",
-        "--ablation", default=("zero", "mean"), choices=MODES, read=_modes, written="zero,mean",
-    )  # fmt: skip
+        "--ablation",
+        default=("zero", "mean"),
+        choices=MODES,
+        read=_modes,
+        written="zero,mean",
+    )
     importance: bool = option(
         "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel et al. 2019).", default=False
     )
@@ -61,15 +65,14 @@ class AblateOptions:
     kind: str | None = kind_option()
     loss: str = option(
         "auto: also the loss, of what the model's head predicts; none: hidden states alone.",
-        default="auto", choices=("auto", "none"),
-    )  # fmt: skip
+        default="auto",
+        choices=("auto", "none"),
+    )
     answer: str | None = option(
         "The class of a classifier whose likelihood is measured.  [default: the one that the whole model gives]",
         default=None,
-    )  # fmt: skip
-    masked: float = option(
-        "Share of tokens that a masked model has to fill in.", default=0.15, rare=True
-    )  # fmt: skip
+    )
+    masked: float = option("Share of tokens that a masked model has to fill in.", default=0.15, rare=True)
     target: str | None = target_option()
     save: Path | None = option(
         "Write the model without the heads of --pick into this new folder.", default=None, panel="Output"
@@ -209,9 +212,14 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
         labels = [heads.columns[name].title for name in together["quantity"].tolist()]
         shown = [row for row, name in enumerate(together["quantity"].tolist()) if name in quantities]
         yield Ranking(
-            what=f"without {listed}", noun="quantity", names=labels, table=together, columns=["value"], order=shown,
+            what=f"without {listed}",
+            noun="quantity",
+            names=labels,
+            table=together,
+            columns=["value"],
+            order=shown,
             most=len(shown),
-        )  # fmt: skip
+        )
     for name in quantities:
         is_printed = name == ablation.main and len(heads) > FEW
         yield HeadMap(

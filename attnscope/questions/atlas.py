@@ -114,16 +114,26 @@ class Atlas(Result):
         ),
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
-        Array("profile", "attention by offset: further back, -64 to 64, further ahead", "share", (0, 1),
-              axes=("heads", str(N_OFFSETS))),
-        Array("even_profile", "the same of uniform attention over the allowed keys", "share", (0, 1),
-              axes=("heads", str(N_OFFSETS))),
+        Array(
+            "profile",
+            "attention by offset: further back, -64 to 64, further ahead",
+            "share",
+            (0, 1),
+            axes=("heads", str(N_OFFSETS)),
+        ),
+        Array(
+            "even_profile",
+            "the same of uniform attention over the allowed keys",
+            "share",
+            (0, 1),
+            axes=("heads", str(N_OFFSETS)),
+        ),
         Array("deciles", "ends of the deciles of the score", axes=("heads", "11")),
         Array("distance", "root of the mean squared Hellinger distance of rows", "", (0, 1), axes=("heads", "heads")),
         Array("kept_key", "a kept key, as the number of a shown token of its example", kind="count", axes=("kept",)),
         Array("kept_code", "its weight x 255", "", (0, 255), kind="count", axes=("kept",)),
         Array("characters", "all excerpts, as code points", kind="count", axes=("characters",)),
-    )  # fmt: skip
+    )
 
     # Examples
 
@@ -204,9 +214,15 @@ class Atlas(Result):
             columns.append("kl_explained")
         names = self.head_names
         ranking = Ranking(
-            printed="with --all", heading="all heads", what="head", names=names, table=heads, columns=columns,
-            order=order, most=len(order),
-        )  # fmt: skip
+            printed="with --all",
+            heading="all heads",
+            what="head",
+            names=names,
+            table=heads,
+            columns=columns,
+            order=order,
+            most=len(order),
+        )
         n_examples = amount(len(self.table("examples")), "example")
         counted = f"{amount(len(heads), 'head')}, {n_examples}"
         if len(order) == 1:

@@ -72,7 +72,7 @@ class Comparison(Result):
 
     @property
     def compared(self) -> str:
-        """What was compared: "heads", "models", "picked" or "texts"."""
+        """Return what was compared: "heads", "models", "picked" or "texts"."""
         return str(self.options["compared"])
 
     @property
@@ -105,12 +105,12 @@ class Comparison(Result):
 
     @property
     def hides_special(self) -> bool:
-        """Whether special tokens are left out of the first distance."""
+        """Return whether special tokens are left out of the first distance."""
         return self.distance_names[0].endswith(WITHOUT_SPECIAL)
 
     @property
     def other_head_names(self) -> list[str]:
-        """What the heads are called that the columns of distances are of."""
+        """Return what the heads are called that the columns of distances are of."""
         return self.table("other_heads").head_names() if self.compared == "models" else self.head_names
 
     def same_heads(self) -> NDArray[np.int64]:

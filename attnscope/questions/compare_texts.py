@@ -162,9 +162,13 @@ class Keys:
         """Say which key's weight changes most in a row, and from what to what; of a key that a text lacks, a dash."""
         before, after = self.weights(comparison, head, pair)
         key = int(np.abs(after - before).argmax())
-        written = ["–" if places[key] < 0 else f"{weight:.2f}" for places, weight in (
-            (self.first, before[key]), (self.second, after[key]),
-        )]  # fmt: skip
+        written = [
+            "–" if places[key] < 0 else f"{weight:.2f}"
+            for places, weight in (
+                (self.first, before[key]),
+                (self.second, after[key]),
+            )
+        ]
         return f"{self.names[key]} {written[0]} → {written[1]}"
 
 

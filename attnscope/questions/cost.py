@@ -33,8 +33,9 @@ class CostOptions:
     model: str | None = option(
         "bert-base, gpt2, gpt3, llama-2-7b, llama-2-70b; or a known name, a folder, a config.json, a Hub id. "
         "Its configuration is read, never its weights.",
-        default=None, argument=True,
-    )  # fmt: skip
+        default=None,
+        argument=True,
+    )
     tokens: int | None = option(
         "Length of the text.  [default: the model's limit]", "-n", "--tokens", default=None, least=1
     )
@@ -66,7 +67,7 @@ class Cost(Result):
 
     @property
     def sizes(self) -> Mapping[str, Any]:
-        """The sizes of the model, by their names in a configuration."""
+        """Return the sizes of the model, by their names in a configuration."""
         sizes: Mapping[str, Any] = self.options["sizes"]
         return sizes
 

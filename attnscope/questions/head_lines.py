@@ -78,9 +78,13 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
         yield Ranking(**about, columns=[*first, *columns], order=shown, most=most)
         yield _next(result, len(order) - len(shown))
         yield Ranking(
-            **about, heading="every head", printed="with --all", columns=[whole_lines, *columns], order=order,
+            **about,
+            heading="every head",
+            printed="with --all",
+            columns=[whole_lines, *columns],
+            order=order,
             most=len(order),
-        )  # fmt: skip
+        )
     if len(result.table("roles")):
         grid = RoleGrid(result)
         yield Special(heading="first role of each head", printed="with --all", figure="roles", view=grid)

@@ -148,23 +148,23 @@ class Heads(Result):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of attention in it, in their order."""
+        """Return the kinds of attention in it, in their order."""
         return tuple(dict.fromkeys(self.table("heads")["kind"].tolist()))
 
     @property
     def head_names(self) -> list[str]:
-        """What its heads are called, with their kind where there are several kinds."""
+        """Return what its heads are called, with their kind where there are several kinds."""
         return self.table("heads").head_names(with_kind=len(self.kinds) > 1)
 
     @property
     def measure_names(self) -> list[str]:
-        """The measures that it has, in their order."""
+        """Return the measures that it has, in their order."""
         heads = self.table("heads")
         return [name for name in self.options.get("measures", ()) if name in heads]
 
     @property
     def is_described(self) -> bool:
-        """Whether heads have lines."""
+        """Return whether heads have lines."""
         return is_described(self)
 
     def row(self, layer: int, head: int, kind: str | None = None) -> int:

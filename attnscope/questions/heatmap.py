@@ -80,12 +80,12 @@ class Heatmap(MapsResult[AttentionMap]):
 
     @property
     def weights(self) -> NDArray[np.float32]:
-        """The weights of the first map, (layer, head, query, key)."""
+        """Return the weights of the first map, (layer, head, query, key)."""
         return self.maps[0].weights
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The labels of the tokens of the first map."""
+        """Return the labels of the tokens of the first map."""
         return self.maps[0].keys.labels
 
     @property
@@ -100,7 +100,7 @@ class Heatmap(MapsResult[AttentionMap]):
 
     @property
     def is_of_text(self) -> bool:
-        """Whether it is neither of a picture nor of a recording."""
+        """Return whether it is neither of a picture nor of a recording."""
         return self.picture is None and self.sound is None and not self.pictures
 
     @property
@@ -202,7 +202,7 @@ class Heatmap(MapsResult[AttentionMap]):
 
     @property
     def averaged(self) -> str:
-        """What its maps are the mean of, such as "mean of 72 heads"; empty = they are those of heads."""
+        """Return what its maps are the mean of, such as "mean of 72 heads"; empty = they are those of heads."""
         return next((change for change in self.changes if change.startswith(MEAN_OF)), "")
 
     def average(self, over: str) -> Heatmap:
@@ -421,7 +421,7 @@ class Rollout(Heatmap):
 
     @property
     def mean(self) -> NDArray[np.float32]:
-        """What the heads of each layer attend to on average, (layer, query, key)."""
+        """Return what the heads of each layer attend to on average, (layer, query, key)."""
         return self.maps[0].weights[:, 0]
 
     @property
@@ -431,12 +431,12 @@ class Rollout(Heatmap):
 
     @property
     def usual_scale(self) -> Any:
-        """The figure's largest; over a picture, each map's."""
+        """Return the figure's largest; over a picture, each map's."""
         return "figure" if self.picture is None else "head"
 
     @property
     def method(self) -> str:
-        """How it was computed, in a sentence."""
+        """Return how it was computed, in a sentence."""
         if self.target:
             return (
                 f"relevance for “{self.target}”: gradient × attention through all layers, in shares of each row "

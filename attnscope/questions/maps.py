@@ -78,13 +78,13 @@ class HeadMaps:
 
     @property
     def values(self) -> NDArray[np.float32]:
-        """The maps: weights, (layer, head, query, key), or cells, (layer, head, row, column)."""
+        """Return the maps: weights, (layer, head, query, key), or cells, (layer, head, row, column)."""
         values: NDArray[np.float32] = getattr(self, self.ARRAYS[0])
         return values
 
     @property
     def first(self) -> tuple[int, int]:
-        """Which query and which key of the whole map come first."""
+        """Return which query and which key of the whole map come first."""
         return (0, 0) if self.part is None else self.part[:2]
 
     def head_name(self, head: int) -> str:
@@ -99,7 +99,7 @@ class HeadMaps:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """All heads, (layer, head), layer by layer; also those that a layer lacks."""
+        """Return all heads, (layer, head), layer by layer; also those that a layer lacks."""
         return [(layer, head) for layer in self.layers for head in self.heads]
 
     def place(self, layer: int, head: int) -> tuple[int, int]:

@@ -42,17 +42,20 @@ class PatchOptions:
 
     by: By = option(
         "What a head gets from the other run: z (its output before the output projection), query, key, value, or "
-        "pattern (its weights).", default="z", choices=BY,
-    )  # fmt: skip
+        "pattern (its weights).",
+        default="z",
+        choices=BY,
+    )
     direction: Direction = option(
         "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.",
-        default="denoise", choices=("denoise", "noise"),
-    )  # fmt: skip
+        default="denoise",
+        choices=("denoise", "noise"),
+    )
     answer: str | None = option(
         "A class of a classifier, such as POSITIVE: it is right in the clean texts, and all others are wrong.  "
         "[default: the answers of the pairs]",
         default=None,
-    )  # fmt: skip
+    )
     positions: bool = option(
         "Also patch each position alone; all pairs must have the same number of tokens.", default=False
     )
@@ -64,8 +67,9 @@ class PatchOptions:
     )
     paths: int | None = option(
         "Path patching among the N strongest heads: head to head through query, key and value, and head to logits.",
-        default=None, least=1,
-    )  # fmt: skip
+        default=None,
+        least=1,
+    )
     choice: Choice = group(Choice)
 
     def require(self) -> None:

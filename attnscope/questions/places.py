@@ -46,7 +46,7 @@ class Picture:
 
     @property
     def photo(self) -> str:
-        """What the photo is called, of which this may be one of several pictures."""
+        """Return what the photo is called, of which this may be one of several pictures."""
         return self.source.removesuffix(SMALL)
 
     def move(self, place_of: NDArray[Any]) -> Picture:
@@ -66,7 +66,7 @@ class Picture:
 
     @property
     def facts(self) -> str:
-        """What it is, in one line."""
+        """Return what it is, in one line."""
         (rows, columns), (high, wide) = self.grid, self.patch
         height, width = self.pixels.shape[:2]
         return (
@@ -148,7 +148,7 @@ class Sound:
 
     @property
     def facts(self) -> str:
-        """What it is, in one line."""
+        """Return what it is, in one line."""
         return (
             f"{self.source}: {self.seconds:.2f} s, {amount(len(self.envelope), 'frame')} of "
             f"{self.seconds_per_frame:g} s; the model listens for {self.window_seconds:g} s"

@@ -55,7 +55,7 @@ class PooledMap(HeadMaps):
 
     @property
     def far(self) -> str:
-        """Which links are meant, after "strongest links"."""
+        """Return which links are meant, after "strongest links"."""
         return "" if self.far_tokens < 0 else f" over more than {self.far_tokens} tokens"
 
     def links(self, layer: int, head: int) -> list[Link]:

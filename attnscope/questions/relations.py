@@ -47,12 +47,17 @@ class AnnotationOptions:
 
     kind: str = option(
         "How the files are annotated: conllu, jsonl, python; auto: by their names.",
-        "--annotated-as", default="auto", panel="Text", rare=True,
-    )  # fmt: skip
+        "--annotated-as",
+        default="auto",
+        panel="Text",
+        rare=True,
+    )
     unit: str = option(
         "How CoNLL-U is split into texts: sentence, or document (coreference across sentences).",
-        "--split", default="sentence", panel="Text",
-    )  # fmt: skip
+        "--split",
+        default="sentence",
+        panel="Text",
+    )
 
 
 @options
@@ -172,7 +177,7 @@ class Relations(Result):
 
     @property
     def is_of_recordings(self) -> bool:
-        """Whether the texts are transcripts of recordings."""
+        """Return whether the texts are transcripts of recordings."""
         return self.corpus.get("of") == RECORDINGS
 
     @property

@@ -41,8 +41,9 @@ class SplitOptions:
     seed: int = seed_option("a random W_O")
     drop: tuple[int, ...] = option(
         "Set the output of these heads to zero, one by one, and measure the change, such as 0,1.",
-        default=(), read=numbers_from,
-    )  # fmt: skip
+        default=(),
+        read=numbers_from,
+    )
 
     def require(self) -> None:
         """Refuse numbers of heads that do not go together with what becomes of them."""
@@ -88,16 +89,31 @@ class Split(Result):
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
         Array("weights", "attention weights", "share", (0, 1), axes=("heads", "queries", "keys")),
-        Array("mean_weights", "mean of the heads, which is no head's own", "share", (0, 1),
-              axes=("counts", "queries", "keys")),
+        Array(
+            "mean_weights",
+            "mean of the heads, which is no head's own",
+            "share",
+            (0, 1),
+            axes=("counts", "queries", "keys"),
+        ),
         Array("output", "the heads side by side, after W_O if there is one", axes=("counts", "queries", "outputs")),
-        Array("disagreement_nats", "Jensen-Shannon divergence of the heads' rows, 0 to ln(heads)", "nats", (0, None),
-              axes=("counts", "queries")),
-        Array("mixing", "from which head each output column comes: share of W_O's squares", "share", (0, 1),
-              axes=("heads", "outputs")),
+        Array(
+            "disagreement_nats",
+            "Jensen-Shannon divergence of the heads' rows, 0 to ln(heads)",
+            "nats",
+            (0, None),
+            axes=("counts", "queries"),
+        ),
+        Array(
+            "mixing",
+            "from which head each output column comes: share of W_O's squares",
+            "share",
+            (0, 1),
+            axes=("heads", "outputs"),
+        ),
         Array("w_o", "W_O as torch.nn.Linear stores it", axes=("outputs", "joined")),
         Array("drop_l2", "L2 norm of the change of each query's output", axes=("drops", "queries")),
-    )  # fmt: skip
+    )
 
     def of(self, n_heads: int) -> Self:
         """Return what was seen with that many heads.
@@ -117,7 +133,7 @@ class Split(Result):
 
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
-        """The labels of queries and of keys."""
+        """Return the labels of queries and of keys."""
         queries, keys = ([printable(token, 40) for token in self.table(name)["token"]] for name in ("queries", "keys"))
         return queries, keys
 

@@ -69,8 +69,10 @@ class TraceOptions:
 
     target: str | None = option(
         "What an encoder-decoder is to write.  [default: its own greedy output]",
-        default=None, panel="Text", rare=True,
-    )  # fmt: skip
+        default=None,
+        panel="Text",
+        rare=True,
+    )
     heads: tuple[int, ...] | None = option(
         "Heads of that layer, such as 1,8-10.", "-H", "--heads", default=None, read=numbers_from, panel="Heads"
     )
@@ -79,8 +81,10 @@ class TraceOptions:
     )
     kind: str | None = option(
         "In an encoder-decoder: encoder, decoder or cross.  [default: the first]",
-        default=None, panel="Heads", rare=True,
-    )  # fmt: skip
+        default=None,
+        panel="Heads",
+        rare=True,
+    )
 
 
 def _arrays() -> Iterator[Array]:
@@ -121,18 +125,18 @@ class Trace(Result):
 
     @property
     def query(self) -> int | None:
-        """The place of the one query that is traced; None = all of them."""
+        """Return the place of the one query that is traced; None = all of them."""
         return int(self.table("traced")["query"][0]) if self.options["one_query"] else None
 
     @property
     def tokens(self) -> dict[str, list[str]]:
-        """The labels of what axes may be: "query" and "key"."""
+        """Return the labels of what axes may be: "query" and "key"."""
         tables = {"query": "queries", "key": "keys"}
         return {axis: [printable(token, 40) for token in self.table(name)["token"]] for axis, name in tables.items()}
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The steps in order: what the table says of each, and its value."""
+        """Return the steps in order: what the table says of each, and its value."""
         header, *rows = self.table("steps").rows()
         steps = [dict(zip(header, row, strict=True)) for row in rows]
         for step in steps:

@@ -75,7 +75,7 @@ class Training(Result):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps, ascending."""
+        """Return the steps, ascending."""
         return tuple(self.table("checkpoints")["step"].tolist())
 
     @property
@@ -86,7 +86,7 @@ class Training(Result):
 
     @property
     def pair_names(self) -> list[str]:
-        """What pairs are called, such as L0H1 → L1H0."""
+        """Return what pairs are called, such as L0H1 → L1H0."""
         pairs, names = self.table("pairs"), self.head_names
         ends = zip(pairs["sender"].tolist(), pairs["receiver"].tolist(), strict=True)
         return [f"{names[sender]} → {names[receiver]}" for sender, receiver in ends]
@@ -256,8 +256,15 @@ def _trends(training: Training) -> Iterator[Block]:
         level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
         limits = (0.0, top) if (least, most) == (0, 1) else None
         yield Trends(
-            figure=_FIGURE, y=title, what="heads", steps=steps, names=names, points=points, limits=limits, level=level,
-        )  # fmt: skip
+            figure=_FIGURE,
+            y=title,
+            what="heads",
+            steps=steps,
+            names=names,
+            points=points,
+            limits=limits,
+            level=level,
+        )
     pairs = training.table("pairs")
     for by in dict.fromkeys(pairs["by"].tolist()):
         rows = np.flatnonzero(pairs["by"] == by)

@@ -113,7 +113,7 @@ class HeadWeights(Result):
 
     @property
     def expected(self) -> Floats:
-        """The mean share for random directions, (Q K V, sender, receiver); see `Composition`."""
+        """Return the mean share for random directions, (Q K V, sender, receiver); see `Composition`."""
         return self._composed.expected
 
     @property
@@ -211,7 +211,7 @@ class Composition:
 
     @property
     def expected(self) -> Floats:
-        """The mean share for random directions, to second order: (1 - variation / 8) / sqrt(d)."""
+        """Return the mean share for random directions, to second order: (1 - variation / 8) / sqrt(d)."""
         expected: Floats = (1 - np.minimum(self.variation, 4) / 8) / np.sqrt(self.dimension)
         return expected
 

@@ -83,23 +83,23 @@ class Why(Result):
 
     @property
     def score(self) -> dict[str, Any]:
-        """What is known of the score, by column of its table."""
+        """Return what is known of the score, by column of its table."""
         return {name: values[0].item() for name, values in self.table("score").values.items()}
 
     @property
     def name(self) -> str:
-        """What the head is called."""
+        """Return what the head is called."""
         return f"L{self.score['layer']}H{self.score['head']}"
 
     @property
     def bias(self) -> float:
-        """What a bias by position adds, nats; 0 where there is none."""
+        """Return what a bias by position adds, nats; 0 where there is none."""
         bias: float = self.score["bias"]
         return 0.0 if math.isnan(bias) else bias
 
     @property
     def excess(self) -> float:
-        """The score above the mean of its query, nats: what the pairs and the bias sum to."""
+        """Return the score above the mean of its query, nats: what the pairs and the bias sum to."""
         score = self.score
         return float(score["score"] - score["mean"])
 

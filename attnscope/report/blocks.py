@@ -289,5 +289,5 @@ class Report:
 
     @property
     def footer(self) -> list[str]:
-        """What stands at the foot of a figure."""
+        """Return what stands at the foot of a figure."""
         return [*self.guide, *self.notes, *self.problems]

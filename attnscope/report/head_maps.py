@@ -91,12 +91,12 @@ class Scale:
 
     @property
     def has_baseline(self) -> bool:
-        """Whether there is a baseline."""
+        """Return whether there is a baseline."""
         return math.isfinite(self.baseline[0])
 
     @property
     def baseline_text(self) -> str:
-        """What the baseline is: 0.03, or 0.02 to 0.09 where it depends on the head."""
+        """Return what the baseline is: 0.03, or 0.02 to 0.09 where it depends on the head."""
         low, high = (self.write(value) for value in self.baseline)
         return low if low == high else f"{low} to {high}"
 

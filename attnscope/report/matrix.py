@@ -30,7 +30,7 @@ def matrix(
     bold: bool = False,
     label_cells: int = 12,
 ) -> RenderableType:
-    """A table of numbers with four decimals, under their column labels and behind their row labels.
+    """Return a table of numbers with four decimals, under their column labels and behind their row labels.
 
     Of very many rows those in the middle are left out, with a mark. So are columns without labels that have no room;
     labelled ones go on below. `names` are the labels of rows, at most `label_cells` wide. `bold` marks the largest
@@ -67,7 +67,7 @@ def matrix(
 
 
 def _leave_out_middle(n: int, most: int, n_last: int) -> list[int | None]:
-    """The first and the `n_last` last of n indices, at most `most` with a None in place of those left out."""
+    """Return the first and the `n_last` last of n indices, at most `most` with a None in place of those left out."""
     return [*range(n)] if n <= most else [*range(most - n_last - (n_last == 1)), None, *range(n - n_last, n)]
 
 
@@ -76,14 +76,14 @@ _NAMED = 5
 
 
 def room_for(layers: Sequence[int], width: int) -> int:
-    """How many of a terminal's columns the names of the layers leave."""
+    """Return how many of a terminal's columns the names of the layers leave."""
     return width - len(_margin(layers))
 
 
 def head_grid(
     layers: Sequence[int], heads: Sequence[int], cell: int, width: int, draw: Callable[[Text, int, int], object]
 ) -> Text:
-    """A grid of layers down and heads across; a layer that is wider than the terminal goes on below.
+    """Return a grid of layers down and heads across; a layer that is wider than the terminal goes on below.
 
     `draw` appends the cell of a layer and head to a text; it is `cell` letters wide.
     """
@@ -108,7 +108,7 @@ def _margin(layers: Sequence[int]) -> str:
 
 
 def _names(heads: Sequence[int], cell: int) -> str:
-    """What stands over the columns; where numbers do not fit, over every second or third."""
+    """Return what stands over the columns; where numbers do not fit, over every second or third."""
     if cell >= _NAMED:
         return "".join(f"H{head}".rjust(cell - 1) + " " for head in heads)
     step = -(-len(f"{heads[-1]} ") // cell)

@@ -16,7 +16,7 @@ _MOST_DECIMALS = 4
 
 
 def number(value: float) -> str:
-    """A number with three digits or so; `–` where it is undefined."""
+    """Return a number with three digits or so; `–` where it is undefined."""
     if not math.isfinite(value):
         return UNDEFINED
     size = abs(value)
@@ -29,7 +29,7 @@ def _is_not_zero(text: str) -> bool:
 
 
 def signed(value: float) -> str:
-    """As `number`, with a + before what is above 0."""
+    """Return as `number`, with a + before what is above 0."""
     text = number(value)
     return text if text.startswith("−") or not _is_not_zero(text) else f"+{text}"
 
@@ -52,22 +52,22 @@ def small_number(value: float) -> str:
 
 
 def fixed(value: float, decimals: int, *, signed: bool = False) -> str:
-    """A number with so many decimals, `signed` with a + before positive ones; `–` where it is undefined."""
+    """Return a number with so many decimals, `signed` with a + before positive ones; `–` where it is undefined."""
     return f"{value:{'+' * signed}.{decimals}f}".replace("-", "−") if math.isfinite(value) else UNDEFINED
 
 
 def digits(value: float, most: int = 3) -> str:
-    """A number with at most so many digits that tell, such as a tick of an axis."""
+    """Return a number with at most so many digits that tell, such as a tick of an axis."""
     return f"{value:.{most}g}".replace("-", "−")
 
 
 def weight(value: float) -> str:
-    """An attention weight with two decimals, or, below 0.005, by its power of ten."""
+    """Return an attention weight with two decimals, or, below 0.005, by its power of ten."""
     return f"{value:.2f}" if value >= 0.005 else f"{value:.0e}"
 
 
 def four_decimals(value: float) -> str:
-    """A number with four decimals; nothing is minus zero."""
+    """Return a number with four decimals; nothing is minus zero."""
     if math.isinf(value):
         return "-inf" if value < 0 else "inf"
     text = f"{value:.4f}"
@@ -75,7 +75,7 @@ def four_decimals(value: float) -> str:
 
 
 def percent(share: float | None, decimals: int = 0) -> str:
-    """A share as percent; `–` where it is undefined."""
+    """Return a share as percent; `–` where it is undefined."""
     return f"{share:.{decimals}%}" if share is not None and math.isfinite(share) else UNDEFINED
 
 
@@ -102,7 +102,7 @@ def writer_of(values: NDArray[np.float64]) -> Callable[[float], str]:
 
 
 def q_value(q: float) -> str:
-    """A q value with three decimals; `–` where it is undefined."""
+    """Return a q value with three decimals; `–` where it is undefined."""
     return "<0.001" if q < 0.001 else fixed(q, 3)
 
 
@@ -112,7 +112,7 @@ def interval(low: float, high: float, written: Callable[[float], str] = number) 
 
 
 def interval_of(estimate: Any, written: Callable[[float], str] = number) -> str:
-    """The interval from an estimate's `low` to its `high`."""
+    """Return the interval from an estimate's `low` to its `high`."""
     return interval(estimate.low, estimate.high, written)
 
 
@@ -133,7 +133,7 @@ def short_interval(low: float, high: float) -> str:
 
 
 def step_text(step: int) -> str:
-    """A step of training as it is written: 500, 2k, 143k."""
+    """Return a step of training as it is written: 500, 2k, 143k."""
     return f"{step // 1000}k" if step >= 1000 and step % 1000 == 0 else str(step)
 
 

@@ -21,9 +21,23 @@ if TYPE_CHECKING:
     from attnscope.results.result import Result
 
 _ASCII = {
-    "√": "sqrt ", "·": "*", "×": "x", "Σ": "sum", "…": "..", "−": "-", "–": "-", "²": "^2", "³": "^3", "≈": "~",
-    "≤": "<=", "≥": ">=", "ᵀ": "^T", "‖": "||", "Δ": "D", "→": "->",
-}  # fmt: skip
+    "√": "sqrt ",
+    "·": "*",
+    "×": "x",
+    "Σ": "sum",
+    "…": "..",
+    "−": "-",
+    "–": "-",
+    "²": "^2",
+    "³": "^3",
+    "≈": "~",
+    "≤": "<=",
+    "≥": ">=",
+    "ᵀ": "^T",
+    "‖": "||",
+    "Δ": "D",
+    "→": "->",
+}
 """What stands for the signs of our own formulas where the terminal's encoding cannot write them."""
 
 _USUAL_WIDTH = 80
@@ -50,7 +64,7 @@ def open_console(**how: Any) -> Console:
 
 
 def print_record(record: Result, console: Console, **options: Any) -> None:
-    """Prints what a record's kind shows of it by `Kind.shown_with`, and below it the parts of the study that failed."""
+    """Print what a record's kind shows of it by `Kind.shown_with`, and below it the parts of the study that failed."""
     view = record.record_kind().view("show")(record, console, **options)
     for part in ([] if view is None else [view]) + [Text(one_line(line), style="bold") for line in record.failed]:
         console.print(part)
@@ -70,19 +84,19 @@ def to_html(record: Result) -> str:
 
 
 def cut(label: str, cells: int) -> str:
-    """A label in at most so many cells, with a mark where something is missing."""
+    """Return a label in at most so many cells, with a mark where something is missing."""
     if cell_len(label) <= cells:
         return label
     return set_cell_size(label, cells - 1).rstrip() + "…" if cells > 0 else ""
 
 
 def has_unicode(console: Console) -> bool:
-    """Whether the terminal's encoding can write every sign."""
+    """Return whether the terminal's encoding can write every sign."""
     return console.encoding.lower().startswith("utf")
 
 
 def spell_out(text: str, console: Console) -> str:
-    """The text with signs that the terminal's encoding lacks spelled out."""
+    """Return the text with signs that the terminal's encoding lacks spelled out."""
     return text if has_unicode(console) else "".join(_ASCII.get(letter, letter) for letter in text)
 
 
@@ -99,7 +113,7 @@ def spell_out_parts(parts: Iterable[RenderableType], console: Console) -> Group:
 
 
 def heading(title: str) -> Text:
-    """A bold title above a table or some lines, with an empty line before it."""
+    """Return a bold title above a table or some lines, with an empty line before it."""
     return Text(f"\n{title}", style="bold")
 
 
@@ -109,11 +123,11 @@ def list_numbers(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
 
 
 def dim_lines(lines: Iterable[str]) -> list[RenderableType]:
-    """Notes below a table, a line each; empty ones are left out."""
+    """Note below a table, a line each; empty ones are left out."""
     return [Text(line, style="dim") for line in lines if line]
 
 
 def shade(share: float, pale: str, dark: str) -> Style:
-    """A background between two colours "#rrggbb", at a share of the way, and letters that can be read on it."""
+    """Return a background between two colours "#rrggbb", at a share of the way, and letters that can be read on it."""
     color = blend(share, pale, dark)
     return Style(color=ink_on(color), bgcolor=color)

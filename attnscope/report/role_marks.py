@@ -39,9 +39,14 @@ MARKS = {
     "diffuse": Mark("U", "#AFC9B4"),
 }
 MORE_COLORS = (
-    "#7C677A", "#901308", "#F4C26A", "#2E40A3", "#8AB181", "#4C3A69",
+    "#7C677A",
+    "#901308",
+    "#F4C26A",
+    "#2E40A3",
+    "#8AB181",
+    "#4C3A69",
     "#5D5588",
-)  # fmt: skip
+)
 _LATIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _BEYOND = "ΓΔΘΛΞΠΣΦΨΩБДЖЗИЛФЦЧШЩЭЮЯÄÖÜÉÈÊÅÆØÑÇÀÂÎÔÕÐÞŁŠŽČĐ"
 _NO_GLYPH_LEFT = "Ŋ"

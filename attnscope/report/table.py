@@ -87,7 +87,7 @@ class TextTable:
             yield Text(f"not shown in {width} columns: {names}; a wider terminal or --json shows all", style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """As wide as its widest block, so that what indents a table adds no blanks behind its rows."""
+        """Return as wide as its widest block, so that what indents a table adds no blanks behind its rows."""
         width = options.max_width
         shown, dropped = self._choose(width)
         if dropped:
@@ -97,7 +97,7 @@ class TextTable:
         return Measurement(min(widest, width), min(widest, width))
 
     def _measure(self, column: TextColumn, cells: Sequence[Text]) -> tuple[int, int]:
-        """How wide a column is at least, and where nothing has to wrap."""
+        """Return how wide a column is at least, and where nothing has to wrap."""
         names = column.name.split("\n") if self._header else []
         lines = chain(names, *(cell.plain.split("\n") for cell in cells))
         whole = max(map(cell_len, lines), default=1)
@@ -109,7 +109,7 @@ class TextTable:
         return min(whole, max(column.least, *map(cell_len, words), 1)), whole
 
     def _choose(self, width: int) -> tuple[list[int], list[int]]:
-        """The columns that are shown, and those that are dropped, in their order."""
+        """Return the columns that are shown, and those that are dropped, in their order."""
         shown, dropped = [*range(len(self._columns))], list[int]()
         while not self._goes_on and not self._has_room(shown, width):
             soonest = max(self._columns[at].drop for at in shown)
@@ -120,7 +120,7 @@ class TextTable:
         return shown, sorted(dropped)
 
     def _blocks(self, width: int) -> list[list[int]]:
-        """The columns that stand side by side, block by block."""
+        """Return the columns that stand side by side, block by block."""
         blocks = [[0]]
         for at in range(1, len(self._columns)):
             if len(blocks[-1]) > 1 and not self._has_room([*blocks[-1], at], width):

@@ -17,7 +17,7 @@ class OfTexts(Protocol):
 
     @property
     def corpus(self) -> Mapping[str, Any]:
-        """What it was made on."""
+        """Return what it was made on."""
 
 
 PICTURES = "pictures"
@@ -39,28 +39,28 @@ _COUNTED = {
 
 
 def printable(text: object, most: int = 200) -> str:
-    """A text from a record on one line, without control characters, of at most `most` characters."""
+    """Return a text from a record on one line, without control characters, of at most `most` characters."""
     line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(text).split()))
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def label(name: str) -> str:
-    """A role's name as people read it."""
+    """Return a role's name as people read it."""
     return printable(name.replace("_", " "))
 
 
 def model_of(run: Mapping[str, Any]) -> str:
-    """The model's name."""
+    """Return the model's name."""
     return printable(run.get("model", "model"))
 
 
 def run_notes(run: Mapping[str, Any]) -> list[str]:
-    """What a run says of itself, each note on one line."""
+    """Return what a run says of itself, each note on one line."""
     return [" ".join(str(note).split()) for note in run.get("notes", ())]
 
 
 def of_senses(record: OfTexts) -> bool:
-    """Whether it was made on pictures or recordings: heads then have measures, and no roles."""
+    """Return whether it was made on pictures or recordings: heads then have measures, and no roles."""
     return record.corpus.get("of") in (PICTURES, RECORDINGS)
 
 
@@ -81,7 +81,7 @@ def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
 
 
 def corpus_notes(findings: OfTexts) -> list[str]:
-    """What is amiss with the texts: one sentence each."""
+    """Return what is amiss with the texts: one sentence each."""
     corpus = findings.corpus
     of = corpus.get("of") if corpus.get("of") in _COUNTED else None
     notes = []
@@ -99,7 +99,7 @@ def corpus_notes(findings: OfTexts) -> list[str]:
 
 
 def _problems_line(problems: Sequence[Any], what: str) -> str:
-    """What could not be read or studied: a source, a line of it, or all from there on."""
+    """Return what could not be read or studied: a source, a line of it, or all from there on."""
     first = problems[0] if isinstance(problems[0], Mapping) else {}
     where = printable(first.get("source", "")) + ("" if first.get("line") is None else f", line {first['line']}")
     reason = f"{where}: {printable(first.get('reason', ''))}"
@@ -107,12 +107,12 @@ def _problems_line(problems: Sequence[Any], what: str) -> str:
 
 
 def hidden_tokens(kind: str) -> str:
-    """What `--hide-special` leaves out of a kind of attention; see `Tokens.sinks`."""
+    """Return what `--hide-special` leaves out of a kind of attention; see `Tokens.sinks`."""
     return "special tokens and the first token" if kind == "decoder" else "special tokens"
 
 
 def change_notes(record: Heatmap, kind: str) -> list[str]:
-    """A note for each change of a record, as the maps of one kind of attention show it."""
+    """Return a note for each change of a record, as the maps of one kind of attention show it."""
     notes = {
         "hide_special": f"{hidden_tokens(kind)} are hidden; each row is divided by what is left of it "
         "(a row with less than 1% left is empty)",

@@ -80,38 +80,38 @@ class Kind:
 
     @property
     def with_article(self) -> str:
-        """What one of them is called, with its article."""
+        """Return what one of them is called, with its article."""
         return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
 
     @property
     def hint(self) -> str:
-        """What to do about a file that is none."""
+        """Return what to do about a file that is none."""
         return f"give the {self.file(LOSSLESS)} that `{self.command}` wrote"
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The formats that it is drawn in."""
+        """Return the formats that it is drawn in."""
         return FIGURE_FORMATS if self.draw else ()
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """The formats of its page."""
+        """Return the formats of its page."""
         return PAGE_FORMATS if self.page else ()
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What may be said of how it is shown; of what has figures `SIZES` too."""
+        """Return what may be said of how it is shown; of what has figures `SIZES` too."""
         names = (name for name in (*self.shown_with, *self.drawn_with, *self.others) if name not in KNOWN)
         return (*dict.fromkeys(names), *(SIZES if self.draw else ()))
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """All formats that it is written in."""
+        """Return all formats that it is written in."""
         return (*self.figures, *self.data, *self.pages)
 
     @property
     def named_files(self) -> frozenset[str]:
-        """The names of its data and its page in a folder; figures are named by what they show."""
+        """Return the names of its data and its page in a folder; figures are named by what they show."""
         return frozenset(self.file(name) for name in (*self.data, *self.pages))
 
     def rename(self, stem: str) -> Kind:
@@ -147,45 +147,79 @@ _MAP_STYLE = ("scale", "cmap", "colours", "smooth")
 
 _ALL = (
     Kind(
-        "heatmap", "record of attention", "questions.heatmap:Heatmap", **_MAPS,
-        glance="questions.heatmap_figures:glance", query="questions.heatmap_figures:require_query", page=PAGE,
-        shown_with=("drawn", "query", "answered", "scale"), drawn_with=("query",),
+        "heatmap",
+        "record of attention",
+        "questions.heatmap:Heatmap",
+        **_MAPS,
+        glance="questions.heatmap_figures:glance",
+        query="questions.heatmap_figures:require_query",
+        page=PAGE,
+        shown_with=("drawn", "query", "answered", "scale"),
+        drawn_with=("query",),
         others=(*WHICH, *_MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
     ),
     Kind(
-        "pooled", "record of pooled attention", "questions.pooled:PooledHeatmap", command="heatmap", **_MAPS,
-        glance="questions.heatmap_figures:glance", page=PAGE,
-        shown_with=("drawn", "answered", "scale"), others=(*WHICH, *_MAP_STYLE),
+        "pooled",
+        "record of pooled attention",
+        "questions.pooled:PooledHeatmap",
+        command="heatmap",
+        **_MAPS,
+        glance="questions.heatmap_figures:glance",
+        page=PAGE,
+        shown_with=("drawn", "answered", "scale"),
+        others=(*WHICH, *_MAP_STYLE),
     ),
     Kind(
-        "rollout", "record of rollout", "questions.heatmap:Rollout", draw="questions.heatmap_figures:pages",
-        show="questions.heatmap_terminal:show_rollout", usual=("npz", "png"),
-        query="questions.heatmap_figures:require_query", shown_with=("query",), drawn_with=("query",),
+        "rollout",
+        "record of rollout",
+        "questions.heatmap:Rollout",
+        draw="questions.heatmap_figures:pages",
+        show="questions.heatmap_terminal:show_rollout",
+        usual=("npz", "png"),
+        query="questions.heatmap_figures:require_query",
+        shown_with=("query",),
+        drawn_with=("query",),
         others=_MAP_STYLE,
     ),
     Kind("shares", "result on two parts", "questions.shares:Shares", command="heatmap"),
     Kind(
-        "heads", "record of heads", "questions.heads:Heads", page=PAGE,
-        shown_with=("measures", "sort", "every", "among"), drawn_with=("measures",), others=WHICH,
+        "heads",
+        "record of heads",
+        "questions.heads:Heads",
+        page=PAGE,
+        shown_with=("measures", "sort", "every", "among"),
+        drawn_with=("measures",),
+        others=WHICH,
     ),
     Kind("compare", "comparison of heads", "questions.compare:Comparison", page=PAGE),
     Kind("relations", "result on relations", "questions.relations:Relations", page=PAGE),
     Kind("ablate", "result of an ablation", "questions.ablate:Ablation", stem="ablation", page=PAGE),
     Kind("patch", "result of patching", "questions.patch:Patching", stem="patching"),
     Kind(
-        "atlas", "atlas", "questions.atlas:Atlas", usual=("html", "npz"), draw="", page=PAGE,
-        shown_with=("every", "sort"), others=WHICH,
+        "atlas",
+        "atlas",
+        "questions.atlas:Atlas",
+        usual=("html", "npz"),
+        draw="",
+        page=PAGE,
+        shown_with=("every", "sort"),
+        others=WHICH,
     ),
     Kind("weights", "result of weights", "questions.weights:HeadWeights", others=("pick",)),
     Kind("why", "result on a score", "questions.why:Why"),
     Kind("training", "result of a training", "questions.training:Training"),
     Kind(
-        "trace", "trace", "questions.trace:Trace", command="learn trace", draw="", data=("npz", "json", "py"),
+        "trace",
+        "trace",
+        "questions.trace:Trace",
+        command="learn trace",
+        draw="",
+        data=("npz", "json", "py"),
         usual=("npz", "json", "py"),
     ),
     Kind("split", "split", "questions.split:Split", command="learn split"),
     Kind("cost", "cost", "questions.cost:Cost", command="learn cost", draw="", usual=("npz", "csv", "json")),
-)  # fmt: skip
+)
 
 KINDS = {kind.name: kind for kind in _ALL}
 """By the name in their schema: that of a heatmap is "attnscope.heatmap/2"."""

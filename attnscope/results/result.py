@@ -83,7 +83,7 @@ class Result:
 
     @property
     def head_names(self) -> list[str]:
-        """What the rows of its table of heads are called, with their kind where there are several kinds."""
+        """Return what the rows of its table of heads are called, with their kind where there are several kinds."""
         heads = self.table("heads")
         kinds = self.run.get("kinds") or heads["kind"].tolist()
         return heads.head_names(with_kind=len({*kinds}) > 1)

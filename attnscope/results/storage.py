@@ -131,9 +131,12 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
 
 
 _KINDS = {
-    stat.S_IFREG: "a file", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFDIR: "a folder",
     stat.S_IFSOCK: "a socket",
-}  # fmt: skip
+}
 
 
 def kind_of(mode: int) -> str:

@@ -69,12 +69,12 @@ class Column:
 
     @property
     def title(self) -> str:
-        """What people read."""
+        """Return what people read."""
         return self.label or self.name.replace("_", " ")
 
     @property
     def head(self) -> str:
-        """What stands above it in a narrow table."""
+        """Return what stands above it in a narrow table."""
         return self.short or self.title
 
 
@@ -211,7 +211,7 @@ class Table:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The names of the columns that hold measured numbers."""
+        """Return the names of the columns that hold measured numbers."""
         return tuple(name for name, column in self.columns.items() if column.kind == "number")
 
     def select(self, rows: Any) -> Table:

@@ -65,7 +65,7 @@ class Tokens:
         return len(self.labels)
 
     def take(self, keep: NDArray[Any]) -> Tokens:
-        """The tokens at the places `keep` (numbers or a boolean mask), in that order."""
+        """Return the tokens at the places `keep` (numbers or a boolean mask), in that order."""
         # Without a list of all places: each chunk of a long text is taken from the whole.
         places = np.flatnonzero(keep) if keep.dtype == np.bool_ else np.where(keep < 0, keep + len(self), keep)
         n_given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
@@ -91,7 +91,7 @@ class Tokens:
         return sinks
 
     def find(self, wanted: str) -> tuple[int, ...]:
-        """Places of the tokens that a user means by `wanted`.
+        """Place of the tokens that a user means by `wanted`.
 
         `@9` is the token at place 9, `@3-5` those from 3 to 5. Anything else is a whole word (all its pieces), else a
         label as it is, else a label without the mark of a word piece or a space; then the same without regard to case;
@@ -112,7 +112,7 @@ class Tokens:
         return tuple(np.flatnonzero((self.segments == (wanted == "B")) & ~self.special).tolist())
 
     def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
-        """What to raise where `find` finds nothing: says which of a list is missing, and which tokens there are.
+        """Return what to raise where `find` finds nothing: says which of a list is missing, and which tokens there are.
 
         Args:
             wanted: What a user named.
@@ -127,7 +127,7 @@ class Tokens:
         return AttnscopeError(f"no token is {wanted!r}", f"the tokens are: {labels}")
 
     def list_labels(self) -> str:
-        """Every token with its place, as `find` takes it: `@0 [CLS]  @1 it`; what a hint about a query says."""
+        """Return every token with its place, as `find` takes it: `@0 [CLS]  @1 it`; what a hint about a query says."""
         return "  ".join(f"@{place} {label}" for place, label in enumerate(self.labels))
 
     def find_repeated(self, wanted: str) -> dict[str, tuple[int, ...]]:
@@ -143,7 +143,7 @@ class Tokens:
         return repeated
 
     def find_one(self, wanted: str) -> tuple[int, ...]:
-        """As `find`, but for lists."""
+        """Return as `find`, but for lists."""
         if match := _PLACES.fullmatch(wanted):
             first, last = int(match[1]), int(match[2] or match[1])
             return tuple(range(first, last + 1)) if first <= last < len(self) else ()
@@ -221,7 +221,7 @@ class Tokens:
         )
 
     def _surface(self, group: Sequence[int]) -> str:
-        """The text that neighbouring tokens cover; their labels where the text is not known."""
+        """Return the text that neighbouring tokens cover; their labels where the text is not known."""
         text = self.text if int(self.segments[group[0]]) == 0 or self.pair is None else self.pair
         start, stop = int(self.offsets[group[0], 0]), max(int(self.offsets[i, 1]) for i in group)
         covered = text[start:stop].strip() if start >= 0 else ""
@@ -256,7 +256,7 @@ _PIECE_MARKS = ("##", "·")
 
 
 def _bare(label: str) -> str:
-    """A label without the mark of a word piece or of a leading space."""
+    """Return a label without the mark of a word piece or of a leading space."""
     for mark in _PIECE_MARKS:
         if label.startswith(mark) and len(label) > len(mark):
             return label[len(mark) :]

@@ -43,7 +43,7 @@ class Photo:
 
 
 def read_photo(given: Any) -> Photo:
-    """Reads a photo.
+    """Read a photo.
 
     Rotated as its EXIF data says; of an animation the first frame; transparent places on white; greys and CMYK as red,
     green and blue; 16-bit greys scaled to 8 bits.

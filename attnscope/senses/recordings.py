@@ -43,11 +43,11 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """How long it lasts."""
+        """Return how long it lasts."""
         return len(self.samples) / self.rate
 
     def at(self, rate: int) -> Recording:
-        """The same at another rate: by a polyphase filter.
+        """Return the same at another rate: by a polyphase filter.
 
         Raises:
             AttnscopeError: It would have more than MOST_SAMPLES samples.
@@ -65,7 +65,7 @@ class Recording:
 
 
 def read_recording(given: Any) -> Recording:
-    """Reads a WAV file of any rate, of 8 to 64 bits; several channels are averaged.
+    """Read a WAV file of any rate, of 8 to 64 bits; several channels are averaged.
 
     Args:
         given: A path, or a pair (samples, rate) with samples (sample,) or (sample, channel), floats from -1 to 1.

@@ -37,7 +37,7 @@ def query_tokens(n: int, words: Sequence[str] = (), objects: Mapping[int, str] |
 
 
 def frame_tokens(n: int, seconds_per_frame: float, source: str) -> Tokens:
-    """The frames of a recording as an encoder has them, each named by when it begins."""
+    """Return the frames of a recording as an encoder has them, each named by when it begins."""
     digits = max(2, len(f"{seconds_per_frame:g}".partition(".")[2]))
     return _tokens(source, [f"{frame * seconds_per_frame:.{digits}f}s" for frame in range(n)])
 

@@ -39,7 +39,7 @@ class _Text(Protocol):
 
 
 def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
-    """Which rows hold a NaN or an infinity, and where a model computed the first one.
+    """Return which rows hold a NaN or an infinity, and where a model computed the first one.
 
     `numbers` are kind -> layer -> (row, ...): arrays, or tensors on any device. Rows are texts, as a rule.
 
@@ -73,12 +73,12 @@ class LeftOut:
 
     @classmethod
     def of(cls, texts: Iterable[_Text], broken: Mapping[int, Place]) -> LeftOut:
-        """The texts that are broken; `broken` has the place of each by its index in the corpus."""
+        """Return the texts that are broken; `broken` has the place of each by its index in the corpus."""
         named = [(text.index, text.source, text.line, broken[text.index]) for text in texts if text.index in broken]
         return cls(len(named), tuple(sorted(named)[:MOST_NAMED]))
 
     def merge(self, other: LeftOut) -> LeftOut:
-        """The texts of both, which have none in common; in any order the same."""
+        """Return the texts of both, which have none in common; in any order the same."""
         return LeftOut(self.n + other.n, tuple(sorted((*self.first, *other.first))[:MOST_NAMED]))
 
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
@@ -94,7 +94,7 @@ class LeftOut:
         return [asdict(problem) for problem in problems]
 
     def require_some_left(self, n_texts: int, info: ModelInfo) -> None:
-        """Refuses a study of which no text is left."""
+        """Refuse a study of which no text is left."""
         if self.n and not n_texts:
             raise AttnscopeError(
                 f"no text is left: on {'the only one' if self.n == 1 else f'all {self.n:,}'}, "
@@ -104,13 +104,13 @@ class LeftOut:
 
 
 def require_finite(numbers: Mapping[str, Mapping[int, Any]], info: ModelInfo, what: str = "this text") -> None:
-    """Refuses numbers, as `broken_rows` takes them, with NaN or infinity on one text: no picture of that is true."""
+    """Refuse numbers, as `broken_rows` takes them, with NaN or infinity on one text: no picture of that is true."""
     for place in broken_rows(numbers).values():
         raise refusal(info, place, what)
 
 
 def refusal(info: ModelInfo, place: Place, what: str = "this text") -> AttnscopeError:
-    """The error of a picture that cannot be drawn, as the model computes NaN or infinity on what it reads."""
+    """Return the error of a picture that cannot be drawn, as the model computes NaN or infinity on what it reads."""
     return AttnscopeError(f"{info.name}'s {describe_place(info, place)} on {what}", hint(info))
 
 
@@ -123,7 +123,7 @@ def describe_place(info: ModelInfo, place: Place) -> str:
 
 
 def hint(info: ModelInfo) -> str:
-    """What may help."""
+    """Return what may help."""
     if info.dtype == "float16":
         return "try --dtype float32 or bfloat16, in which larger numbers fit"
     wider = "" if info.dtype == "float64" else ", or --dtype float64"
@@ -145,7 +145,7 @@ R = TypeVar("R", bound=_Record)
 
 
 def failure(step: str, error: Exception) -> dict[str, str]:
-    """What a record lists among the `failures` of its `run` when a step, such as "--causal", raised an error."""
+    """Return what a record lists among the `failures` of its `run` when a step, such as "--causal", raised an error."""
     if os.environ.get("ATTNSCOPE_TRACEBACK"):
         traceback.print_exception(error)
     if isinstance(error, AttnscopeError):
@@ -168,7 +168,7 @@ def try_step(record: R, step: str, do: Callable[[R], R]) -> R:
 
 
 def add_steps(record: R, steps: Sequence[tuple[str, Callable[[R], R]]]) -> R:
-    """The record after further steps, each with its name; no step follows a failure or an interruption."""
+    """Return the record after further steps, each with its name; no step follows a failure or an interruption."""
     for name, add in steps:
         if not is_interrupted(record.corpus) and not record.run.get("failures"):
             record = try_step(record, name, add)

@@ -46,7 +46,7 @@ class Block(Protocol):
 
     @property
     def texts(self) -> Sequence[Any]:
-        """Its texts; each has an `index`, a `source` and a `line`."""
+        """Return its texts; each has an `index`, a `source` and a `line`."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -29,7 +29,7 @@ _MOST_NUMBERS = 20_000_000
 
 @with_plain_torch
 def split_example(options: SplitOptions | None = None) -> Split:
-    """The worked example with different numbers of heads.
+    """Return the worked example with different numbers of heads.
 
     Raises:
         UsageError: A number of heads does not divide 4.
@@ -154,14 +154,17 @@ def _split(
     if w_o is not None:
         arrays["w_o"] = w_o
     about = {
-        "text": text, "d_model": d_model, "same_columns": options.same_columns, "project": options.project,
+        "text": text,
+        "d_model": d_model,
+        "same_columns": options.same_columns,
+        "project": options.project,
         "seed": run["seed"],
-    }  # fmt: skip
+    }
     return Split(run, {}, about, tables, arrays)
 
 
 def _require_fit(counts: Sequence[int], d_model: int, error: type[AttnscopeError]) -> None:
-    """Refuses numbers of heads that columns cannot be cut into, by an error of this kind."""
+    """Refuse numbers of heads that columns cannot be cut into, by an error of this kind."""
     if unfit := [count for count in counts if d_model % count]:
         fits = ", ".join(str(n) for n in range(1, d_model + 1) if d_model % n == 0)
         raise error(f"{d_model} columns cannot be cut into {unfit[0]} heads", f"what fits: {fits}")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
-    """Parses options, runs, and writes the page."""
+    """Parse options, runs, and write the page."""
     parser = argparse.ArgumentParser(description="Known answers: attnscope on models whose heads are known.")
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas between")
     parser.add_argument("--small", action="store_true", help="a few models of each part")

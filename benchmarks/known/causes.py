@@ -88,7 +88,7 @@ def _relations(known: KnownModel, partners: list[tuple[int, int]]) -> dict[str, 
 
 
 def annotate(known: KnownModel, text: Text) -> Any:
-    """A text with a link from each closing bracket to the one that it closes."""
+    """Return a text with a link from each closing bracket to the one that it closes."""
     from attnscope.annotated import AnnotatedText, Link
 
     rule = next(

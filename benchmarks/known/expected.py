@@ -68,7 +68,7 @@ class Expectations:
     _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(default_factory=OrderedDict, repr=False)
 
     def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
-        """The logarithm of the weights that a head's description expects, up to a constant of each query.
+        """Return the logarithm of the weights that a head's description expects, up to a constant of each query.
 
         Resting keys have the score of the head's rest. All others together have that of one key times their number,
         divided among them by the terms of what the head attends to. What was made of the last texts is kept, as many as
@@ -95,7 +95,7 @@ class Expectations:
         return scores
 
     def terms(self, tokens: Tokens, place: Place, head: int) -> list[tuple[float, NDArray[np.float64]]]:
-        """What a head attends to when it attends: the weight of each term, and its values, (query, key).
+        """Return what a head attends to when it attends: the weight of each term, and its values, (query, key).
 
         Values are 0 to 1; 0 on the keys on which heads rest.
         """
@@ -104,7 +104,7 @@ class Expectations:
         return [(weight, values * ~text.resting) for weight, values in self._attended(fit, number, text)]
 
     def features(self, tokens: Tokens) -> dict[str, NDArray[np.float64]]:
-        """The features that all heads share, by name, 0 to 1, (query, key)."""
+        """Return the features that all heads share, by name, 0 to 1, (query, key)."""
         text, group = self._text(tokens, 0), self.fits[0].group
         return {
             feature.name: block / (feature.levels - 1)
@@ -133,7 +133,7 @@ class Expectations:
 
     @staticmethod
     def _attended(fit: Fitted, number: int, text: _Text) -> Iterator[tuple[float, NDArray[np.float64]]]:
-        """The terms of what a head attends to when it attends."""
+        """Yield the terms of what a head attends to when it attends."""
         group = fit.group
         return _values_of_terms(
             fit.active[number], group.active.columns[number], group, text, range(len(group.features))
@@ -160,7 +160,7 @@ def _values_of_terms(
     text: _Text,
     shared: Sequence[int],
 ) -> Iterator[tuple[float, NDArray[np.float64]]]:
-    """The weight of each of a head's terms, and its values, 0 to 1, (query, key).
+    """Yield the weight of each of a head's terms, and its values, 0 to 1, (query, key).
 
     `shared` are the numbers of the features that all heads share.
     """
@@ -188,7 +188,7 @@ def _values_of_terms(
 def describe_to_expect(
     model: Model, texts: Texts, others: Sequence[CorpusText], options: DescribeOptions | None = None
 ) -> Expectations:
-    """Fits descriptions on texts, for weights that are expected on others.
+    """Fit descriptions on texts, for weights that are expected on others.
 
     The types of tokens in the other texts are known then.
     """

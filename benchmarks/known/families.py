@@ -42,7 +42,7 @@ class Scores:
     places: Floats
 
     def of(self, ids: Sequence[int], causal: bool) -> Floats:
-        """The weights (query, key) that these scores make, in float64: what a model must compute."""
+        """Return the weights (query, key) that these scores make, in float64: what a model must compute."""
         numbers, n = np.asarray(ids), len(ids)
         preceding = np.concatenate([numbers[:1], numbers[:-1]])
         distance = np.arange(n) - np.arange(n)[:, None]
@@ -86,7 +86,7 @@ def _rotary_basis(n_places: int) -> tuple[Floats, Floats]:
 
 
 def build(family: Family, words: Sequence[str], layers: Sequence[Sequence[Scores]], n_places: int) -> Any:
-    """A transformers model whose heads have these scores; head 0 of layer 0 writes the token before.
+    """Return a transformers model whose heads have these scores; head 0 of layer 0 writes the token before.
 
     Args:
         family: "bert", "gpt2" or "llama".
@@ -123,7 +123,7 @@ def _absolute(scores: Scores, blocks: tuple[slice, slice, slice, int], d_head: i
 
 
 def _undo(norm: Any, state: Floats) -> None:
-    """Gives a LayerNorm the weights that leave a state as it is, and all others of its mean and length."""
+    """Give a LayerNorm the weights that leave a state as it is, and all others of its mean and length."""
     norm.weight.fill_(float(np.sqrt(state.var() + getattr(norm, "eps", 1e-12))))
     norm.bias.fill_(float(state.mean()))
 
@@ -135,7 +135,7 @@ def _zeroed(model: Any) -> Any:
 
 
 def _states(of_tokens: Floats, of_places: Floats, before: slice) -> tuple[Floats, Floats]:
-    """A state of the stream ahead of layer 0 and behind it."""
+    """Return a state of the stream ahead of layer 0 and behind it."""
     early = of_tokens[0] + of_places[0]
     late = early.copy()
     late[before.start] = 1

@@ -115,7 +115,7 @@ def _from_asked(name: str, words: str, holds: Callable[[Text, int], bool], asks:
 
 
 def _is_other(text: Text, place: int) -> bool:
-    """Whether a name came once before "to"."""
+    """Return whether a name came once before "to"."""
     until = text.tokens.index("to")
     return place < until and text.tokens[place] in NAMES and text.tokens[:until].count(text.tokens[place]) == 1
 
@@ -154,7 +154,7 @@ def batch(task: Task, n: int, chance: np.random.Generator) -> tuple[np.ndarray, 
 
 
 def train(task: Task, seed: int = 0) -> Any:
-    """A decoder that has learned a task; equal seeds give equal weights on one machine."""
+    """Return a decoder that has learned a task; equal seeds give equal weights on one machine."""
     import torch
 
     from examples.decoder import decoder
@@ -268,7 +268,7 @@ class Measured:
 
 
 def measure(task: Task, weights: dict[str, Floats]) -> Measured:
-    """Which heads follow the task's rules, and which it needs."""
+    """Return which heads follow the task's rules, and which it needs."""
     plain = Plain(weights, task.n_layers, task.positions == "rotary")
     ids, asked = batch(task, 200, np.random.default_rng([9, 5]))
     maps, outputs, _ = plain.run(ids)
@@ -295,7 +295,7 @@ def measure(task: Task, weights: dict[str, Floats]) -> Measured:
 
 
 def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> KnownModel:
-    """A trained decoder as a model whose heads are known.
+    """Return a trained decoder as a model whose heads are known.
 
     Raises:
         WrongTruth: The plain forward pass says something else than what was saved with the weights.
@@ -325,7 +325,7 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
 
 
 def load(path: Path = FILE) -> list[tuple[Task, dict[str, Floats], Measured]]:
-    """The decoders that were trained, and what was measured of them."""
+    """Return the decoders that were trained, and what was measured of them."""
     with np.load(path) as held:
         about = json.loads(bytes(held["about"]))
         made = []
@@ -344,14 +344,14 @@ def load(path: Path = FILE) -> list[tuple[Task, dict[str, Floats], Measured]]:
 
 
 def _train_by_number(number: int) -> dict[str, np.ndarray]:
-    """The weights of a task, in half precision."""
+    """Return the weights of a task, in half precision."""
     return {
         name: tensor.detach().numpy().astype(np.float16) for name, tensor in train(TASKS[number]).state_dict().items()
     }
 
 
 def main() -> None:
-    """Trains all tasks and saves them in half precision; what is known is measured of the saved weights."""
+    """Train all tasks and save them in half precision; what is known is measured of the saved weights."""
     arrays: dict[str, np.ndarray] = {}
     about: dict[str, Any] = {}
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:

@@ -72,7 +72,7 @@ def _causes(results: Sequence[Result], sources: Mapping[str, str]) -> dict[str, 
 
 
 def write(summary: Mapping[str, Any], folder: Path) -> None:
-    """Writes known-answers.json and the page."""
+    """Write known-answers.json and the page."""
     (folder / "known-answers.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", "utf-8")
     (folder / "known-answers.md").write_text(render(summary), "utf-8")
 

@@ -59,7 +59,7 @@ def draw_text(chance: np.random.Generator, both_ends: bool, longest: int = N_PLA
 
 
 def tokenizer(words: Sequence[str], last_token: str | None, first: str = FIRST) -> Any:
-    """A tokenizer of words with blanks between them; special tokens stand around every text."""
+    """Return a tokenizer of words with blanks between them; special tokens stand around every text."""
     import tokenizers
     from tokenizers import models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -123,7 +123,7 @@ def _plant_class(keys: str, queries: str | None) -> Planted:
 
 
 def _plant_pairs(chance: np.random.Generator) -> Planted:
-    """A word of its own for each word: no tool has a name for that."""
+    """Return a word of its own for each word: no tool has a name for that."""
     tokens, before, places = _tables()
     order = chance.permutation(len(WORDS) - 2) + 2
     partner = {WORDS[int(a)]: WORDS[int(b)] for a, b in zip(order, np.roll(order, 1), strict=True)}
@@ -167,7 +167,7 @@ def _plant_last(name: str, words: str, keys: Sequence[str]) -> Planted:
 
 
 def _plant_start(name: str, words: str, ends: Sequence[str], never: Sequence[str]) -> Planted:
-    """The start of the query's sentence or line: the last token that stands after an end."""
+    """Return the start of the query's sentence or line: the last token that stands after an end."""
     tokens, before, places = _tables()
     before[2:, _columns((FIRST, *ends))] = 2
     tokens[:, _columns((FIRST, *never))] = -4
@@ -214,7 +214,7 @@ Maker = Callable[[np.random.Generator], Planted]
 
 
 def makers(family: Family, layer: int) -> dict[str, Maker]:
-    """The rules that a layer of a family can follow, by name."""
+    """Return the rules that a layer of a family can follow, by name."""
     causal = family != "bert"
     sides = [-1, -2, -3, -4] + ([] if causal else [1, 2, 3, 4])
     far = [-6, -7, -8, -9] + ([] if causal else [6, 7, 8])
@@ -252,7 +252,7 @@ MIXED = (("near offset", "same"), ("near offset", "class"), ("same", "class"))
 def draw_head(
     chance: np.random.Generator, family: Family, layer: int, texts: Sequence[Text], source: str
 ) -> tuple[Truth, Scores]:
-    """A head with one rule or two, as sharp as is drawn, with noise and perhaps a sink.
+    """Return a head with one rule or two, as sharp as is drawn, with noise and perhaps a sink.
 
     Sharpness grows until the rule gets the mass that it must have for the truth to be one; scores are what the family
     can do, so that the mass is known before there is a model. What a family cannot do is drawn again: rotary positions
@@ -321,7 +321,7 @@ def _masses(truth: Truth, scores: Scores, text: Text, causal: bool) -> tuple[lis
 
 
 def plant(family: Family, seed: int) -> KnownModel:
-    """A model of one family, all of whose heads are planted: 15, and the writer of the token before."""
+    """Return a model of one family, all of whose heads are planted: 15, and the writer of the token before."""
     import attnscope
 
     chance = np.random.default_rng([seed, FAMILIES.index(family)])

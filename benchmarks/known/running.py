@@ -17,7 +17,7 @@ Job = tuple[str, str, int]
 
 
 def jobs(parts: Sequence[str], small: bool, seed: int, smollm2: str | None) -> list[Job]:
-    """All models, those that take longest first."""
+    """Return all models, those that take longest first."""
     from benchmarks.known import grown
     from benchmarks.known.families import FAMILIES
 
@@ -63,7 +63,7 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def run(todo: Sequence[Job], out: Path | None, workers: int) -> list[dict[str, Any]]:
-    """The results of all jobs, in their order; finished ones are kept in `out`."""
+    """Return the results of all jobs, in their order; finished ones are kept in `out`."""
     done: dict[Job, dict[str, Any]] = {}
     for job in todo:
         if out is not None and (file := _file(out, job)).exists():

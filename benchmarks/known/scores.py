@@ -58,7 +58,7 @@ class HeadScore:
 
 
 def agreement(rule: Rule, pattern: Pattern, known: KnownModel, texts: Sequence[Text]) -> float:
-    """How much of a rule and a pattern is the same, on rows of which the rule speaks: sum of minima over maxima.
+    """Return how much of a rule and a pattern is the same, on rows of which the rule speaks: sum of minima over maxima.
 
     The first token is left out, as it is the sink's.
     """
@@ -75,7 +75,7 @@ def agreement(rule: Rule, pattern: Pattern, known: KnownModel, texts: Sequence[T
 
 
 def is_sink(truth: Truth) -> bool:
-    """Whether a head's only rule is to rest."""
+    """Return whether a head's only rule is to rest."""
     return all(rule.name == "sink" for rule in truth.rules)
 
 
@@ -111,7 +111,7 @@ def roles_of(truth: Truth) -> tuple[set[str], set[str]]:
 def score_tool(
     tool: Tool, known: KnownModel, attention: Sequence[Floats], held_out: Sequence[Floats], seed: int
 ) -> list[HeadScore]:
-    """What a tool says of every known head of a model, scored on texts that it did not see."""
+    """Return what a tool says of every known head of a model, scored on texts that it did not see."""
     answers, vocabulary = tool.answer(known, attention), tool.vocabulary(known)
     cached: dict[str, bool] = {}
 
@@ -194,7 +194,7 @@ def _predicts(
 
 
 def most(rows: Floats) -> Flags:
-    """The fewest keys of each row that hold MOST of it; a key as heavy as the last of these is one, too."""
+    """Return the fewest keys of each row that hold MOST of it; a key as heavy as the last of these is one, too."""
     order = -np.sort(-rows, 1)
     needed = (order.cumsum(1) < MOST * rows.sum(1, keepdims=True) - 1e-9).sum(1, keepdims=True)
     least = np.take_along_axis(order, np.minimum(needed, rows.shape[1] - 1), 1)
@@ -203,7 +203,7 @@ def most(rows: Floats) -> Flags:
 
 
 def roc_auc(high: Floats, low: Floats) -> float:
-    """The chance that a high pair scores above a low one; ties count half."""
+    """Return the chance that a high pair scores above a low one; ties count half."""
     if not len(high) or not len(low):
         return math.nan
     ranks = rankdata(np.concatenate([high, low]))
@@ -221,7 +221,7 @@ def _roles(answer: Answer, truth: Truth, tool: Tool) -> dict[str, float]:
 
 
 def summarize(scores: Sequence[HeadScore], seed: int, draws: int = 400) -> dict[str, dict[str, Any]]:
-    """The mean of each score with its 95% interval, from a bootstrap that draws whole models (Efron 1979)."""
+    """Return the mean of each score with its 95% interval, from a bootstrap that draws whole models (Efron 1979)."""
     made: dict[str, dict[str, Any]] = {}
     models = list(dict.fromkeys(score.model for score in scores))
     for name in SCORES:

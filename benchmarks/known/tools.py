@@ -47,7 +47,7 @@ class Tool(Protocol):
     roles: frozenset[str]
 
     def answer(self, known: KnownModel, attention: Sequence[Floats]) -> Mapping[Place, Answer]:
-        """Says what each known head does.
+        """Say what each known head does.
 
         Args:
             known: The model and its texts. `heads` is the truth: a tool may use its keys alone.
@@ -56,12 +56,12 @@ class Tool(Protocol):
         ...
 
     def vocabulary(self, known: KnownModel) -> Sequence[Pattern]:
-        """Every pattern that it has a name for: a rule that is none of them cannot be asked of it."""
+        """Return every pattern that it has a name for: a rule that is none of them cannot be asked of it."""
         ...
 
 
 def allowed(text: Text, causal: bool) -> Flags:
-    """Which keys each query may see."""
+    """Return which keys each query may see."""
     return np.tri(text.n, dtype=np.bool_) if causal else np.ones((text.n, text.n), np.bool_)
 
 
@@ -154,7 +154,7 @@ class _Expected:
         return lambda text: self.features(text)[name]
 
     def named(self, place: Place) -> tuple[Pattern, ...]:
-        """What a line names, the first first; terms that begin with "not" name together all that is left."""
+        """Return what a line names, the first first; terms that begin with "not" name together all that is left."""
         weights = [weight for weight, _ in self._terms(self._known.texts[0], place)]
         if not weights:
             return (lambda text: np.ones((text.n, text.n)),)
@@ -172,7 +172,7 @@ class _Expected:
         return self._expectations.terms(self.tokens(text), (self._kind, layer), head)
 
     def prediction(self, place: Place) -> Callable[[Text], Floats]:
-        """The weights that a head's line expects."""
+        """Return the weights that a head's line expects."""
         layer, head = place
 
         def predict(text: Text) -> Floats:

@@ -29,12 +29,12 @@ class Text:
 
     @property
     def written(self) -> str:
-        """What a tokenizer reads."""
+        """Return what a tokenizer reads."""
         return " ".join(self.tokens[1 : self.n - self.n_last]) if self.spelled is None else self.spelled
 
     @property
     def n(self) -> int:
-        """How many tokens there are."""
+        """Return how many tokens there are."""
         return len(self.tokens)
 
 
@@ -111,7 +111,7 @@ class WrongTruth(AssertionError):
 
 
 def verify(known: KnownModel, attention: Sequence[NDArray[np.float64]], least: float = 0.5) -> dict[Place, float]:
-    """Compares what is known with the attention that the model computes.
+    """Compare what is known with the attention that the model computes.
 
     Args:
         known: The model.
@@ -146,7 +146,7 @@ def verify(known: KnownModel, attention: Sequence[NDArray[np.float64]], least: f
 
 
 def attention_of(known: KnownModel, texts: Sequence[Text]) -> list[NDArray[np.float64]]:
-    """The model's own weights of each text, (layer, head, query, key)."""
+    """Return the model's own weights of each text, (layer, head, query, key)."""
     import attnscope
 
     maps = []
@@ -164,7 +164,7 @@ def attention_of(known: KnownModel, texts: Sequence[Text]) -> list[NDArray[np.fl
 
 
 def offset(by: int) -> Rule:
-    """The token at a fixed distance; below 0 = before."""
+    """Return the token at a fixed distance; below 0 = before."""
 
     def keys(text: Text) -> Flags:
         return np.eye(text.n, k=by, dtype=np.bool_)
@@ -185,13 +185,13 @@ def between(name: str, words: str, holds: Callable[[str, str], bool]) -> Rule:
 
 
 def same_token() -> Rule:
-    """The same token elsewhere."""
+    """Return the same token elsewhere."""
     rule = between("same", "the same token elsewhere", lambda query, key: query == key)
     return Rule(rule.name, rule.words, lambda text: rule.keys(text) & ~np.eye(text.n, dtype=np.bool_))
 
 
 def induction() -> Rule:
-    """What followed the same token before."""
+    """Return what followed the same token before."""
 
     def keys(text: Text) -> Flags:
         same = np.array([[a == b for b in (None, *text.tokens[:-1])] for a in text.tokens], np.bool_)
@@ -201,7 +201,7 @@ def induction() -> Rule:
 
 
 def last(name: str, words: str, holds: Callable[[Text, int], bool], among: Callable[[str], bool], own: bool) -> Rule:
-    """The last key of which something holds, for some queries.
+    """Return the last key of which something holds, for some queries.
 
     Args:
         name: The rule's kind.

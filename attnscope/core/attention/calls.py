@@ -40,7 +40,7 @@ class Calls(OfChosen[AttentionCall]):
 
 
 def iterate_rows(calls: Sequence[AttentionCall], elements: int) -> Iterator[tuple[slice, Tensor]]:
-    """The weights of several layers on one text, some queries after the others, those of all layers at once.
+    """Yield the weights of several layers on one text, some queries after the others, those of all layers at once.
 
     Args:
         calls: The layers, over the same queries and keys, of one text.
@@ -74,7 +74,7 @@ def iterate_rows(calls: Sequence[AttentionCall], elements: int) -> Iterator[tupl
 
 
 def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
-    """The attention of one head whose queries and keys are those of several heads laid side by side.
+    """Return the attention of one head whose queries and keys are those of several heads laid side by side.
 
         scores = scale / √n · Σ_h q_h · k_h  for n heads: with scale = 1 / √d_head, divided by the root of n · d_head
 
@@ -121,7 +121,7 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
 
 
 def _alike(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors that broadcast to scores hold the same numbers, or both are None."""
+    """Return whether two tensors that broadcast to scores hold the same numbers, or both are None."""
     if a is None or b is None:
         return a is b
     return bool((a == b).all())
@@ -142,7 +142,7 @@ class WeightsBesideFullWidth(Weights):
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps its weights, see Weights; shape and dtype: see `Probe`."""
+        """Compute an attention, and keep its weights, see Weights; shape and dtype: see `Probe`."""
         output = super().__call__(call)
         if call.layer in self.maps.get(call.kind, {}) and (single := full_width(call)) is not None:
             self.full.setdefault(call.kind, {})[call.layer] = single.detach().to("cpu", torch.float32)
@@ -150,7 +150,7 @@ class WeightsBesideFullWidth(Weights):
 
 
 def full_width(call: AttentionCall) -> Float[Tensor, "query key"] | None:
-    """What one head over the full width of a layer would attend to: the `single_head` of all its heads.
+    """Return what one head over the full width of a layer would attend to: the `single_head` of all its heads.
 
     Returns:
         Weights of the first text of the batch, each row in [0, 1] with sum 1, or 0 if a query may attend to nothing.

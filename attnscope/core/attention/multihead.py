@@ -109,7 +109,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weights anew (Glorot and Bengio 2010, uniform) and sets biases to zero."""
+        """Draw weights anew (Glorot and Bengio 2010, uniform) and sets biases to zero."""
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
             if isinstance(projection, nn.Linear):
                 nn.init.xavier_uniform_(projection.weight)
@@ -129,7 +129,7 @@ class MultiHeadAttention(nn.Module):
         probe: Probe | None = None,
         turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attends from queries to keys.
+        """Attend from queries to keys.
 
         Args:
             query: (batch, query, embed_dim), or (query, embed_dim) for a single text.
@@ -193,7 +193,7 @@ class MultiHeadAttention(nn.Module):
         return output[0], None if weights is None else weights[0]
 
     def extra_repr(self) -> str:
-        """What print shows besides the projections."""
+        """Return what print shows besides the projections."""
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, identity={self.identity}"
 
     def _heads(self, projected: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class Grid:
     no_key: Tensor | None = None
 
     def on(self, device: torch.device) -> "Grid":
-        """The same grid, with its tensors on a device."""
+        """Return the same grid, with its tensors on a device."""
         no_query, no_key = (None if out is None else out.to(device) for out in (self.no_query, self.no_key))
         return replace(self, no_query=no_query, no_key=no_key)
 
@@ -210,7 +210,7 @@ class _Reader:
 
 @torch.no_grad()
 def part_of_weights(call: AttentionCall, queries: slice, keys: slice) -> Float[Tensor, "batch n_heads query key"]:
-    """The exact weights of some queries on some keys, in memory of that size; the softmax is over all keys.
+    """Return the exact weights of some queries on some keys, in memory of that size; the softmax is over all keys.
 
     Args:
         call: The attention.

@@ -16,12 +16,12 @@ def without_autocast(device: torch.device | str) -> torch.autocast:
 
 
 def has_float64(device: torch.device | str) -> bool:
-    """Whether a device computes in float64."""
+    """Return whether a device computes in float64."""
     return torch.device(device).type not in WITHOUT_FLOAT64
 
 
 def sum_dtype(device: torch.device | str) -> torch.dtype:
-    """The precision of sums on a device: float64, or float32 where that is the best there is."""
+    """Return the precision of sums on a device: float64, or float32 where that is the best there is."""
     return torch.float64 if has_float64(device) else torch.float32
 
 

@@ -67,7 +67,7 @@ class OfChosen(Generic[Kept]):
     _attend = staticmethod(attend_lean)
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention, and keeps what is wanted of it if its layer is chosen.
+        """Compute an attention, and keep what is wanted of it if its layer is chosen.
 
         Returns:
             Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values; without gradient,
@@ -84,16 +84,16 @@ class OfChosen(Generic[Kept]):
         return output
 
     def _read(self, call: AttentionCall) -> tuple[Tensor, Kept]:
-        """The output of an attention, and what is kept of it."""
+        """Return the output of an attention, and what is kept of it."""
         kept = self._keep(call if self.heads is None else select_heads(call, self.heads))
         return self._attend(call), kept
 
     def _keep(self, chosen: AttentionCall) -> Kept:
-        """What is kept of an attention of the chosen heads alone."""
+        """Return what is kept of an attention of the chosen heads alone."""
         raise NotImplementedError
 
     def _wants(self, kind: Kind, layer: int, n_heads: int) -> bool:
-        """Whether to keep this layer; refuses a layer that came before, and heads that do not exist."""
+        """Return whether to keep this layer; refuses a layer that came before, and heads that do not exist."""
         if self.kinds is not None and kind not in self.kinds:
             return False
         if self.layers is not None and layer not in self.layers:
@@ -134,7 +134,7 @@ class Weights(OfChosen[Tensor]):
         return output, weights.detach().to("cpu", torch.float32)
 
     def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
-        """Keeps weights of all heads, (batch, n_heads, query, key), that an engine computed, if their layer is chosen.
+        """Keep weights of all heads, (batch, n_heads, query, key), that an engine computed, if their layer is chosen.
 
         Raises:
             RuntimeError: The layer of this kind was kept already.
@@ -279,7 +279,7 @@ class Gate:
         self._compute = compute
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Computes an attention and gates its heads; shape and dtype: see `Probe`.
+        """Compute an attention and gates its heads; shape and dtype: see `Probe`.
 
         Raises:
             ValueError: There are not as many factors as heads, or as texts.

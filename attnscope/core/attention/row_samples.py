@@ -115,7 +115,7 @@ class RowSamples:
 def rows_of(
     call: AttentionCall, text: int, queries: Int[Tensor, " query"], n_keys: int
 ) -> tuple[AttentionCall, Bool[Tensor, "query key"]]:
-    """The attention of some queries of one text on its first `n_keys` keys, the real ones of a padded batch.
+    """Return the attention of some queries of one text on its first `n_keys` keys, the real ones of a padded batch.
 
     Returns:
         The attention, of one text; and which keys any of its heads may attend to, bool.
@@ -137,7 +137,7 @@ def rows_of(
 def rows_of_weights(
     weights: Float[Tensor, "text n_heads query key"], kind: str, text: int, queries: Int[Tensor, " row"], n_keys: int
 ) -> tuple[Float[Tensor, "n_heads row {n_keys}"], Bool[Tensor, "row {n_keys}"]]:
-    """The same rows of dense weights, float32; and which keys they may attend to, bool.
+    """Return the same rows of dense weights, float32; and which keys they may attend to, bool.
 
     Weights do not tell what may be attended to: it is taken to be every key, in a decoder every earlier one.
     """

@@ -100,12 +100,12 @@ class AttentionCall:
 
     @property
     def n_heads(self) -> int:
-        """How many query heads there are."""
+        """Return how many query heads there are."""
         return self.query.shape[1]
 
     @property
     def n_kv_heads(self) -> int:
-        """How many key/value heads there are; fewer than n_heads where queries are grouped."""
+        """Return how many key/value heads there are; fewer than n_heads where queries are grouped."""
         return self.key.shape[1]
 
 
@@ -114,7 +114,7 @@ Probe = Callable[[AttentionCall], Tensor]
 
 
 def check_mask_is_boolean(name: str, mask: Tensor) -> None:
-    """Refuses a mask, of any shape, that is not boolean: its 1 or 0 could mean either.
+    """Refuse a mask, of any shape, that is not boolean: its 1 or 0 could mean either.
 
     Raises:
         TypeError: The mask is not boolean; the message states the convention.
@@ -128,7 +128,7 @@ def check_mask_is_boolean(name: str, mask: Tensor) -> None:
 
 
 def _align_axes(name: str, tensor: Tensor, scores: tuple[int, int, int, int]) -> Tensor:
-    """A view with four axes; refuses a tensor that does not broadcast to the scores."""
+    """Return a view with four axes; refuses a tensor that does not broadcast to the scores."""
     shape = tuple(tensor.shape)
     aligned = tensor[(None,) * (4 - len(shape))]
     if len(shape) > 4 or any(size not in (1, whole) for size, whole in zip(aligned.shape, scores, strict=True)):
@@ -137,7 +137,7 @@ def _align_axes(name: str, tensor: Tensor, scores: tuple[int, int, int, int]) ->
 
 
 def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
-    """Which query may attend to which key: the call's mask with causality and window folded in.
+    """Return which query may attend to which key: the call's mask with causality and window folded in.
 
     Causality is aligned at the upper left, as in torch's scaled_dot_product_attention: query i sees keys 0..i, even if
     there are more keys than queries. A decoder that continues from cached keys needs the lower right. It must say so in
@@ -176,7 +176,7 @@ def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Ten
 
 
 def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query key"]:
-    """The exact softmax weights of every head.
+    """Return the exact softmax weights of every head.
 
         s_qk = scale * q · k,  softcap * tanh(s_qk / softcap) if there is a soft cap,  + bias_qk
         A_qk = exp(s_qk) / (exp(sink) + sum over allowed k' of exp(s_qk')),  0 where k is not allowed
@@ -258,7 +258,7 @@ def select_part(
     queries: slice | Tensor = slice(None),
     keys: slice | Tensor = slice(None),
 ) -> AttentionCall:
-    """The same attention with some texts, queries and keys, by range or by number (int64).
+    """Return the same attention with some texts, queries and keys, by range or by number (int64).
 
     Causality and windows count positions: they stay true only if queries and keys are the first ones.
     """
@@ -281,7 +281,7 @@ def select_part(
 
 
 def are_numbers(call: AttentionCall) -> Bool[Tensor, " batch"]:
-    """Which texts' queries and keys are all finite, bool.
+    """Return which texts' queries and keys are all finite, bool.
 
     If they are not, weights are NaN by definition. But torch's fused kernels may then give finite numbers (seen on the
     processor, in every precision), so the output does not tell.
@@ -327,7 +327,7 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
 
 
 def _per_kv_head(rows: Tensor, n_kv_heads: int) -> Tensor:
-    """Lays the query heads of one key/value head end to end: (batch, n_kv_heads, group * query, …).
+    """Lay the query heads of one key/value head end to end: (batch, n_kv_heads, group * query, …).
 
     One matrix product then serves the group; broadcasting over a group axis would make matmul copy the keys.
     """

@@ -55,12 +55,12 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """How many texts, queries and keys."""
+        """Return how many texts, queries and keys."""
         texts, queries, keys = self.texts, self.queries, self.keys
         return texts.stop - texts.start, queries.stop - queries.start, keys.stop - keys.start
 
     def allowed(self, device: torch.device) -> Bool[Tensor, "#text #n_heads #query #key"] | None:
-        """Which query may attend to which key, bool; None = each to all."""
+        """Return which query may attend to which key, bool; None = each to all."""
         if not self.is_causal and self.window is None:
             return self.may
         _, n_queries, n_keys = self.shape
@@ -138,7 +138,7 @@ def blocks(
     queries: slice | None = None,
     unit: int | None = None,
 ) -> list[Block]:
-    """Cuts an attention into tiles: whole short texts together, long ones into ranges of queries.
+    """Cut an attention into tiles: whole short texts together, long ones into ranges of queries.
 
     Depends on the call's mask, causality and shapes alone, so what is worked out for a block serves every layer.
 
@@ -223,7 +223,7 @@ class Buffers:
 
 @torch.no_grad()
 def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffers | None = None) -> Iterator[Tile]:
-    """The weights of an attention, tile by tile.
+    """Yield the weights of an attention, tile by tile.
 
         s_qk = scale * q · k,  softcap * tanh(s_qk / softcap) if there is a soft cap,  + bias_qk
         A_qk = exp(s_qk) / (exp(sink) + sum over allowed k' of exp(s_qk'))
@@ -290,7 +290,7 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffer
 def times_values(
     weights: Float[Tensor, "text n_heads query key"], values: Float[Tensor, "text n_kv_heads key width"]
 ) -> Float[Tensor, "text n_heads query width"]:
-    """A V for grouped heads, in the dtype of both, without repeating values; weights must be contiguous."""
+    """Return a V for grouped heads, in the dtype of both, without repeating values; weights must be contiguous."""
     n_texts, n_heads, n_queries, n_keys = weights.shape
     n_kv_heads, width = values.shape[1], values.shape[3]
     rows = weights.view(n_texts * n_kv_heads, n_heads // n_kv_heads * n_queries, n_keys)
@@ -305,7 +305,7 @@ def attend_in_tiles(
     parts: list[Block] | None = None,
     buffers: Buffers | None = None,
 ) -> Float[Tensor, "batch n_heads query d_value"]:
-    """The output of an attention, whose tiles are read on the way.
+    """Return the output of an attention, whose tiles are read on the way.
 
     Args:
         call: The attention. Dropout is not applied.

@@ -112,7 +112,7 @@ class HuggingFaceModel(Model):
 
     @cached_property
     def writer(self) -> HuggingFaceWriter | None:
-        """Its decoder."""
+        """Return its decoder."""
         return HuggingFaceWriter(self) if "decoder" in self.info.kinds else None
 
     @cached_property
@@ -349,7 +349,7 @@ class HuggingFaceModel(Model):
         )
 
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """All that the forward gets, on the model's device."""
+        """Return all that the forward gets, on the model's device."""
         for mask in (inputs.get("attention_mask"), inputs.get("decoder_attention_mask")):
             if isinstance(mask, Tensor) and mask.ndim == 2 and mixes_lengths(self.base.config, mask):
                 raise MixedLengthsError(

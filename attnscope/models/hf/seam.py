@@ -280,7 +280,7 @@ def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | No
 
 
 def attention_function_like_eager(module: nn.Module, *tensors: Tensor | None, **others: Any) -> tuple[Tensor, None]:
-    """As `attention_function`, for models whose masks say everything."""
+    """Return as `attention_function`, for models whose masks say everything."""
     return attention_function(module, *tensors, **{**others, "is_causal": False})  # type: ignore[arg-type]
 
 

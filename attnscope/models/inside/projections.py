@@ -46,7 +46,7 @@ class OutputWatch:
 
 
 def modules_of(roots: Iterable[nn.Module]) -> list[nn.Module]:
-    """All modules of models, each once."""
+    """Return all modules of models, each once."""
     return list(dict.fromkeys(module for root in roots for module in root.modules()))
 
 
@@ -62,7 +62,7 @@ def hidden_input(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor | Non
 
 
 def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
-    """All linear maps in models."""
+    """Return all linear maps in models."""
     return [module for module in modules_of(roots) if isinstance(module, nn.Linear) or is_transposed(module)]
 
 

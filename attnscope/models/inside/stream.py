@@ -342,9 +342,15 @@ class _Look:
             behind = [p.module for p in self._passed if p.n_calls == n_calls and _same(p.given, written)]
             output_norm = self.norm_of(behind[0]) if behind else None
         return Attention(
-            layer, call.n_heads, call.scale, norm, **projections, output=output, output_norm=output_norm,
+            layer,
+            call.n_heads,
+            call.scale,
+            norm,
+            **projections,
+            output=output,
+            output_norm=output_norm,
             notes=tuple(notes),
-        )  # fmt: skip
+        )
 
     def _projection(self, call: AttentionCall, role: Role) -> Projection | None:
         """Return a projection, if slopes and biases add up to what reached the seam."""

@@ -100,7 +100,7 @@ _FIRST_WRITTEN = EOS_FLAG + 1
 
 
 def written_slot(layer: int, head: int) -> slice:
-    """Where in the residual stream a head writes the mean code of the tokens that it attended to."""
+    """Return where in the residual stream a head writes the mean code of the tokens that it attended to."""
     start = _FIRST_WRITTEN + (layer * N_HEADS + head) * D_CODE
     return slice(start, start + D_CODE)
 
@@ -293,7 +293,7 @@ def _reed_muller() -> Array:
 
 
 def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Array]:
-    """Every weight: "layers.0.q_proj" and so on -> (d_model, d_model); `load_own` says what sharpness is."""
+    """Return every weight: "layers.0.q_proj" and so on -> (d_model, d_model); `load_own` says what sharpness is."""
     if not 0 <= sharpness < 1e4:
         raise AttnscopeError(f"sharpness {sharpness} makes no sense", "0 is uniform; the default is 16")
     weights: dict[str, Array] = {}

@@ -146,7 +146,7 @@ class Encoder:
         return self.max_position_embeddings - offset
 
     def tensors(self) -> dict[str, tuple[str, Shape]]:
-        """Every tensor: our name for it -> its name in the file (without prefix) and its shape."""
+        """Return every tensor: our name for it -> its name in the file (without prefix) and its shape."""
         plan: dict[str, tuple[str, Shape]] = {}
         layout = self.layout
         width = self.hidden_size

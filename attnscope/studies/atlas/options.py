@@ -28,8 +28,10 @@ class AtlasOptions:
     rank: str = option(
         "How a head's examples are ranked: by content_nats (attention outside special tokens and the first, times nats "
         "from uniform), or by a measure.",
-        "--examples-by", default=CONTENT, complete="measures",
-    )  # fmt: skip
+        "--examples-by",
+        default=CONTENT,
+        complete="measures",
+    )
     examples: int = option("How many of its best texts each head shows.", default=10, least=0, most=100)
     sample: int = option(
         "How many texts are drawn at random for the deciles.", default=512, least=1, most=8192, python_only=True

@@ -61,7 +61,7 @@ class ScoredText:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """What texts are sorted by."""
+        """Return what texts are sorted by."""
         return self.lot, self.text.index, self.number
 
 
@@ -86,25 +86,28 @@ class Scores:
     def of(
         cls, heads: Sequence[Place], texts: Sequence[ScoredText], values: NDArray[np.float32], n_top: int, n_sample: int
     ) -> Scores:
-        """The texts that are kept among all given."""
+        """Return the texts that are kept among all given."""
         order = sorted(range(len(texts)), key=lambda at: texts[at].order)
         every = cls(tuple(heads), tuple(texts[at] for at in order), values[order], n_top, n_sample)
         keeps = np.zeros(len(texts), np.bool_)
         keeps[:n_sample] = True
         best = every.best()
         keeps[best[best >= 0]] = True
-        return replace(every, texts=tuple(text for text, is_kept in zip(every.texts, keeps, strict=True) if is_kept),
-                       values=every.values[keeps])  # fmt: skip
+        return replace(
+            every,
+            texts=tuple(text for text, is_kept in zip(every.texts, keeps, strict=True) if is_kept),
+            values=every.values[keeps],
+        )
 
     def merge(self, other: Scores) -> Scores:
-        """Those of the texts of both, which have no text in common."""
+        """Return those of the texts of both, which have no text in common."""
         heads = self.heads or other.heads
         return self.of(
             heads, (*self.texts, *other.texts), np.concatenate([self.values, other.values]), self.n_top, self.n_sample
         )
 
     def best(self) -> NDArray[np.int64]:
-        """The best texts of each head, (head, place), as numbers of texts; -1 where there are no more."""
+        """Return the best texts of each head, (head, place), as numbers of texts; -1 where there are no more."""
         most = min(self.n_top, len(self.texts))
         below = np.where(np.isnan(self.values), np.inf, -self.values.astype(np.float64))
         order = np.argsort(below, axis=0, kind="stable")[:most]  # texts are in the order of their lots: ties go to it
@@ -113,11 +116,11 @@ class Scores:
 
     @property
     def sample(self) -> range:
-        """The texts of the sample, as numbers of texts."""
+        """Return the texts of the sample, as numbers of texts."""
         return range(min(self.n_sample, len(self.texts)))
 
     def deciles(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The deciles of each head's scores in the sample.
+        """Return the deciles of each head's scores in the sample.
 
         Returns:
             Their ends, (head, 11), NaN if no text has a score: the lowest score of each decile, and last the highest of

@@ -38,7 +38,7 @@ def atlas(
     report: Report | None = None,
     workers: Workers | None = None,
 ) -> Atlas:
-    """Measures every head as `heads` does, and collects the texts that show what it does.
+    """Measure every head as `heads` does, and collect the texts that show what it does.
 
         model = attnscope.load("minilm")
         atlas = attnscope.atlas(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
@@ -81,7 +81,7 @@ def study(
     report: Report | None,
     workers: Workers | None = None,
 ) -> Atlas:
-    """Loads a model, and makes an atlas of its heads."""
+    """Load a model, and make an atlas of its heads."""
     corpus = texts.corpus()
     model = loading.load(spec)
     return atlas(model, corpus, order.atlas, report, workers)
@@ -129,7 +129,7 @@ def _heads_of(findings: Heads) -> list[Place]:
 
 
 def _in_order(scores: Scores | None, heads: Sequence[Place]) -> Scores:
-    """The scores of these heads, in their order."""
+    """Return the scores of these heads, in their order."""
     scores = scores or _NO_SCORES
     column_of = {head: column for column, head in enumerate(scores.heads)}
     columns = [column_of[head] for head in heads] if scores.heads else []
@@ -137,7 +137,7 @@ def _in_order(scores: Scores | None, heads: Sequence[Place]) -> Scores:
 
 
 def _failures(texts: Texts, findings: Heads) -> dict[CorpusText, list[tuple[Wanted, str, str]]]:
-    """The tokens whose attention descriptions explain worst, by their texts."""
+    """Return the tokens whose attention descriptions explain worst, by their texts."""
     failures = findings.table("failures")
     ranks: Counter[int] = Counter()
     by_text: dict[int, list[tuple[Wanted, str, str]]] = {}
@@ -185,10 +185,13 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, heads: Seq
         options={**findings.options, **chosen, **meanings},
         tables=tables,
         grids={
-            "profile": profiles, "even_profile": even, "deciles": deciles.astype(np.float64), "distance": distances,
+            "profile": profiles,
+            "even_profile": even,
+            "deciles": deciles.astype(np.float64),
+            "distance": distances,
             **grids,
         },
-    )  # fmt: skip
+    )
 
 
 def _with_scores(table: Table, rank: str, deciles: NDArray[Any], positions: NDArray[Any]) -> Table:
@@ -220,19 +223,35 @@ def example_tables(
     n_kept = n_characters = 0
     for number_of_example, one in enumerate(order):
         wanted = one.wanted
-        rows["examples"].append({
-            "head": wanted.head, "why": wanted.why, "rank": wanted.rank, "score": wanted.score, "text": one.text,
-            "source": one.source, "n_tokens": one.n_tokens, "focus": one.focus,
-            "failure_nats": nats[wanted.failure] if wanted.failure >= 0 else None,
-            "first_character": n_characters, "n_characters": len(one.excerpt),
-        })  # fmt: skip
+        rows["examples"].append(
+            {
+                "head": wanted.head,
+                "why": wanted.why,
+                "rank": wanted.rank,
+                "score": wanted.score,
+                "text": one.text,
+                "source": one.source,
+                "n_tokens": one.n_tokens,
+                "focus": one.focus,
+                "failure_nats": nats[wanted.failure] if wanted.failure >= 0 else None,
+                "first_character": n_characters,
+                "n_characters": len(one.excerpt),
+            }
+        )
         for place, label in enumerate(one.labels):
             start, stop = one.offsets[place] if one.offsets else (0, 0)
-            rows["shown"].append({
-                "example": number_of_example, "place": one.places[place], "special": one.special[place],
-                "label": vocabulary.setdefault(label, len(vocabulary)), "start": start, "stop": stop,
-                "first_kept": n_kept + one.starts[place], "n_kept": one.starts[place + 1] - one.starts[place],
-            })  # fmt: skip
+            rows["shown"].append(
+                {
+                    "example": number_of_example,
+                    "place": one.places[place],
+                    "special": one.special[place],
+                    "label": vocabulary.setdefault(label, len(vocabulary)),
+                    "start": start,
+                    "stop": stop,
+                    "first_kept": n_kept + one.starts[place],
+                    "n_kept": one.starts[place + 1] - one.starts[place],
+                }
+            )
         for failure_row, place, token, weight in expected_rows:
             if failure_row == wanted.failure:
                 key = {"place": place, "token": token, "weight": weight}

@@ -50,7 +50,7 @@ class ReadText:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The number of each token, (token,)."""
+        """Return the number of each token, (token,)."""
         return self.tokens.ids
 
     @property
@@ -106,13 +106,13 @@ class KindTables:
         self._divergences, self._compared = np.zeros((2, total, total))
 
     def _items_of(self, text: ReadText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The items of "asks" and of "gets" that a text has."""
+        """Return the items of "asks" and of "gets" that a text has."""
         asks = np.flatnonzero(np.isin(self._asks, text.ids[text.asks]))
         gets = np.flatnonzero(np.isin(self._gets, text.ids[text.outside_sinks]))
         return asks, gets
 
     def _pair_codes(self, asks: NDArray[np.int64], gets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The pairs of some items, as numbers: query x keys + key; ascending."""
+        """Return the pairs of some items, as numbers: query x keys + key; ascending."""
         codes: NDArray[np.int64] = (asks[:, None] * len(self._gets) + gets).ravel()
         return codes
 
@@ -127,11 +127,15 @@ class KindTables:
         return _Items(
             torch.from_numpy(np.where(text.asks, query_of, -1)),
             torch.from_numpy(np.where(text.outside_sinks, key_of, -1)),
-            asks, gets, pairs[there], there // n, there % n,
-        )  # fmt: skip
+            asks,
+            gets,
+            pairs[there],
+            there // n,
+            there % n,
+        )
 
     def add(self, text: ReadText, read: Callable[[int], Iterable[tuple[slice, Tensor, Tensor]]]) -> None:
-        """Adds a text.
+        """Add a text.
 
         Args:
             text: What is read in it.
@@ -192,7 +196,7 @@ class KindTables:
                 self._sums[side].add(rows_of_layer.start + head, items_of_side, parts[head], even, count, most)
 
     def compare(self, rows: Tensor) -> None:
-        """Adds the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
+        """Add the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
         from attnscope.core.distance import hellinger_sums
 
         sums = hellinger_sums(rows)
@@ -200,7 +204,7 @@ class KindTables:
         self._compared += sums.counts.numpy()
 
     def distances(self) -> NDArray[np.float32]:
-        """The distance of every two heads, (head, head); NaN where they were never compared."""
+        """Return the distance of every two heads, (head, head); NaN where they were never compared."""
         from attnscope.core.distance import as_distance
 
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -232,15 +236,17 @@ class KindTables:
                 for item in choose_items(of_side, head, above_even=side != "asks", least=self._least):
                     query, key = tokens[side][item]
                     estimate = _Estimate(*(part[item, head] for part in (of_side.lift, of_side.low, of_side.high)))
-                    rows.append({
-                        "side": side,
-                        "query": query,
-                        "key": key,
-                        "mass": of_side.mass[item, head],
-                        "lift": estimate,
-                        "n_queries": int(of_side.counts[item, head]),
-                        "n_texts": int(of_side.n_texts[item, head]),
-                    })  # fmt: skip
+                    rows.append(
+                        {
+                            "side": side,
+                            "query": query,
+                            "key": key,
+                            "mass": of_side.mass[item, head],
+                            "lift": estimate,
+                            "n_queries": int(of_side.counts[item, head]),
+                            "n_texts": int(of_side.n_texts[item, head]),
+                        }
+                    )
         return by_head
 
 
@@ -262,7 +268,7 @@ def _round(values: Floats) -> Floats:
 
 
 def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> list[int]:
-    """The items that are listed for a head: those whose lift is surely largest, and those with the largest mass.
+    """Return the items that are listed for a head: those whose lift is surely largest, and those with the largest mass.
 
     By the lower end of the lift, common items don't crowd out rare ones, nor do items that were seen too seldom to tell
     crowd out common ones.
@@ -287,7 +293,7 @@ def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> li
 
 
 def _frequent(numbers: Sequence[NDArray[np.int64]], least: int) -> NDArray[np.int64]:
-    """The numbers that at least so many texts have, those of most texts first."""
+    """Return the numbers that at least so many texts have, those of most texts first."""
     every = np.concatenate([np.unique(of_text) for of_text in numbers] or [np.zeros(0, np.int64)])
     values, counts = np.unique(every, return_counts=True)
     order = np.lexsort((values, -counts))
@@ -296,7 +302,7 @@ def _frequent(numbers: Sequence[NDArray[np.int64]], least: int) -> NDArray[np.in
 
 
 def _numbers(items: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which of some sorted items each value is; -1 = none."""
+    """Return which of some sorted items each value is; -1 = none."""
     if not len(items):
         return np.full(len(values), -1)
     positions = np.minimum(np.searchsorted(items, values), len(items) - 1)

@@ -29,8 +29,13 @@ class BatchOptions:
     )
     formats: tuple[str, ...] = option(
         "What to write: several of png, svg, pdf, npz, json.",
-        "-f", "--format", default=("png",), read=_read_formats, written="png", panel="Output",
-    )  # fmt: skip
+        "-f",
+        "--format",
+        default=("png",),
+        read=_read_formats,
+        written="png",
+        panel="Output",
+    )
     running: SharedWork = group(SharedWork)
     loading: LoadOptions = field(default_factory=LoadOptions)
     style: Style = field(default_factory=Style)
@@ -41,5 +46,5 @@ class BatchOptions:
 
     @property
     def maps(self) -> MapOptions:
-        """What is asked of the maps of each text."""
+        """Return what is asked of the maps of each text."""
         return MapOptions(choice=self.choice, between=self.between, **vars(self.tokens))

@@ -26,12 +26,15 @@ class CompareOptions:
 
     measure: str = option(
         "The distance: hellinger (fast) or jensen-shannon (Clark et al. 2019).",
-        "--measures", default=MEASURES[0], read=lambda name: name.replace("-", "_"),
-    )  # fmt: skip
+        "--measures",
+        default=MEASURES[0],
+        read=lambda name: name.replace("-", "_"),
+    )
     hide_special: bool = option(
         "Show what is left without special tokens (in decoders also the first), rows renormalised.",
-        default=False, panel="Drawing",
-    )  # fmt: skip
+        default=False,
+        panel="Drawing",
+    )
     choice: Choice = group(Choice)
 
     def require(self) -> None:
@@ -40,7 +43,7 @@ class CompareOptions:
 
     @property
     def distances(self) -> list[str]:
-        """The names of the distances, with special tokens and without, the one to look at first."""
+        """Return the names of the distances, with special tokens and without, the one to look at first."""
         names = [self.measure, f"{self.measure}{WITHOUT_SPECIAL}"]
         return names[::-1] if self.hide_special else names
 
@@ -54,16 +57,21 @@ class CompareOrder(CompareOptions):
     )
     other_model: str | None = option(
         "A second model or checkpoint.",
-        "--with-model", default=None, complete="models", panel="Model",
-    )  # fmt: skip
+        "--with-model",
+        default=None,
+        complete="models",
+        panel="Model",
+    )
     ablated: tuple[tuple[int, int], ...] | None = option(
         "The same model without these heads, such as L3H1,L4H2: which later heads change most?",
-        default=None, read=heads_from,
-    )  # fmt: skip
+        default=None,
+        read=heads_from,
+    )
     query: str | None = option(
         "With --with: rank heads at this token, a word, or a place such as @3.",
-        default=None, panel="Drawing",
-    )  # fmt: skip
+        default=None,
+        panel="Drawing",
+    )
 
     def require_for(self, texts: TextsWanted) -> None:
         """Refuse comparisons that do not go together, or not with the texts."""

@@ -77,7 +77,7 @@ class PairSums:
 
     @property
     def layers(self) -> list[int]:
-        """The layers of the first model."""
+        """Return the layers of the first model."""
         return sorted({layer for layer, _ in self.heads[0]})
 
     def arrangement(self, measure: str, distances: Mapping[str, Floats]) -> dict[str, NDArray[Any]]:

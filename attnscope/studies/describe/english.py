@@ -76,7 +76,7 @@ OPEN_CLASSES = ("nouns", "verbs", "adjectives", "adverbs", "numbers", "interject
 
 @cache
 def class_of(word: str) -> str:
-    """The class of a word, closed or open; of several the first; "" for what has characters that are no letters.
+    """Return the class of a word, closed or open; of several the first; "" for what has characters that are no letters.
 
     Args:
         word: As it is written, in lower case.

@@ -47,12 +47,12 @@ class TextFacts:
 
     @cached_property
     def n(self) -> int:
-        """How many tokens there are."""
+        """Return how many tokens there are."""
         return len(self.tokens)
 
     @cached_property
     def surfaces(self) -> tuple[str, ...]:
-        """Each token as it is written in the text, with its line breaks; else as the tokenizer writes it."""
+        """Return each token as it is written in the text, with its line breaks; else as the tokenizer writes it."""
         surfaces = []
         for place, label in enumerate(self.tokens.labels):
             start, stop = (int(at) for at in self.tokens.offsets[place])
@@ -63,7 +63,7 @@ class TextFacts:
 
     @cached_property
     def stripped(self) -> tuple[str, ...]:
-        """The same without white space."""
+        """Return the same without white space."""
         return tuple(surface.strip() for surface in self.surfaces)
 
     @cached_property
@@ -94,13 +94,13 @@ class TextFacts:
 
     @cached_property
     def piece(self) -> Flags:
-        """Which tokens go on with a word that has begun."""
+        """Return which tokens go on with a word that has begun."""
         word = self.word
         return np.append(False, word[1:] == word[:-1]) & ~self.tokens.special
 
     @cached_property
     def word(self) -> NDArray[np.int64]:
-        """The number of each token's word; a token outside words has a number of its own."""
+        """Return the number of each token's word; a token outside words has a number of its own."""
         words = self.tokens.words
         alone = -1 - np.arange(self.n)
         if words is None:
@@ -110,17 +110,17 @@ class TextFacts:
 
     @cached_property
     def sentence(self) -> NDArray[np.int64]:
-        """The number of each token's sentence; special tokens are in none, each with a number of its own."""
+        """Return the number of each token's sentence; special tokens are in none, each with a number of its own."""
         return self._cut(_SENTENCE_ENDS)
 
     @cached_property
     def clause(self) -> NDArray[np.int64]:
-        """The number of each token's clause: what stands between two marks."""
+        """Return the number of each token's clause: what stands between two marks."""
         return self._cut(_CLAUSE_ENDS)
 
     @cached_property
     def line(self) -> NDArray[np.int64]:
-        """The number of each token's line."""
+        """Return the number of each token's line."""
         starts = self.tokens.offsets[:, 0]
         breaks = np.flatnonzero(np.frombuffer(self.tokens.text.encode("utf-32-le"), "<u4") == ord("\n"))
         return np.where(starts >= 0, np.searchsorted(breaks, starts), -1 - np.arange(self.n))
@@ -134,7 +134,7 @@ class TextFacts:
 
     @cached_property
     def opener(self) -> NDArray[np.int64]:
-        """The token with the innermost bracket that each token stands in, opens or closes; -1 = none."""
+        """Return the token with the innermost bracket that each token stands in, opens or closes; -1 = none."""
         standing: list[tuple[str, int]] = []
         openers = np.full(self.n, -1, np.int64)
         for place, surface in enumerate(self.stripped):
@@ -162,7 +162,7 @@ class TextFacts:
         return numbers
 
     def _is_spaced(self, place: int) -> bool:
-        """Whether there is white space before a token."""
+        """Return whether there is white space before a token."""
         start = int(self.tokens.offsets[place, 0])
         return self.surfaces[place][:1].isspace() or self.tokens.text[max(0, start - 1) : max(0, start)].isspace()
 

@@ -29,7 +29,7 @@ _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the las
 
 
 def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | None = None) -> Heads:
-    """Takes each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
+    """Take each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
 
     If neither changes anything, the model does not need the head for what it looks like: attention is no evidence of
     use (Jain and Wallace 2019).

@@ -78,12 +78,12 @@ class Tally:
 
     @property
     def n_texts(self) -> int:
-        """How many units of evidence are in it."""
+        """Return how many units of evidence are in it."""
         return self.measures.n_texts
 
     @property
     def queries_per_count(self) -> float:
-        """How many queries a count of 1 stands for: the harmonic mean length of texts; 1 without any."""
+        """Return how many queries a count of 1 stands for: the harmonic mean length of texts; 1 without any."""
         return 1 / float(self.lengths.ratio()) if self.lengths.n_texts else 1.0
 
     def merge(self, other: Tally) -> Tally:

@@ -57,8 +57,9 @@ class DescribeOptions:
     )
     chunk: int | None = option(
         "Long texts are cut into chunks of this many tokens; None = as many as the model takes.",
-        default=None, python_only=True,
-    )  # fmt: skip
+        default=None,
+        python_only=True,
+    )
     stride: int | None = stride_option()
     seed: int = seed_option("the draw of texts and queries", python_only=True)
 
@@ -74,14 +75,21 @@ class HeadsOptions:
 
     thresholds: Mapping[str, float] = option(
         "Threshold that a role must reach, such as induction=0.3.",
-        "--threshold", default_factory=dict, read=read_thresholds, several=True, complete="roles", rare=True,
-    )  # fmt: skip
+        "--threshold",
+        default_factory=dict,
+        read=read_thresholds,
+        several=True,
+        complete="roles",
+        rare=True,
+    )
     chunk: int | None = chunk_option()
     stride: int | None = stride_option()
     control: bool = option(
         "untrained: also study the same architecture with random weights.",
-        default=False, read=_is_untrained, rare=True,
-    )  # fmt: skip
+        default=False,
+        read=_is_untrained,
+        rare=True,
+    )
     causal: bool = option("Ablate each head that has a role, and print how the model's output changes.", default=False)
     seed: int = seed_option("the random weights of the control", python_only=True)
     describe: DescribeOptions | None = option(
@@ -90,7 +98,7 @@ class HeadsOptions:
 
     @property
     def n_steps(self) -> int:
-        """How many passes over the texts there are."""
+        """Return how many passes over the texts there are."""
         return 1 + self.causal
 
     def require(self) -> None:
@@ -112,7 +120,7 @@ def _depths(listed: str) -> tuple[float, ...]:
 
 
 def write_percent(depth: float) -> str:
-    """A depth as measures are named by it: 0.125 is "12.5"."""
+    """Return a depth as measures are named by it: 0.125 is "12.5"."""
     return f"{100 * depth:g}"
 
 
@@ -124,24 +132,32 @@ class NeedleOptions:
 
     lengths: tuple[int, ...] = option(
         "With --probe needle: lengths of the texts in tokens, such as 1024,4096.",
-        default=(1024,), read=_lengths, written="1024", rare=True,
-    )  # fmt: skip
+        default=(1024,),
+        read=_lengths,
+        written="1024",
+        rare=True,
+    )
     depths: tuple[float, ...] = option(
         "With --probe needle: where in the text the needle is, in per cent.",
-        default=(0.0, 0.25, 0.5, 0.75, 1.0), read=_depths, written="0,25,50,75,100", rare=True,
-    )  # fmt: skip
+        default=(0.0, 0.25, 0.5, 0.75, 1.0),
+        read=_depths,
+        written="0,25,50,75,100",
+        rare=True,
+    )
     n: int = option("With --probe needle: needles per length.", "--needles", default=50, least=1, rare=True)
     answer: int = option(
         "How many tokens of each are to be found; fewer where a vocabulary is too small.",
-        default=8, least=1, python_only=True,
-    )  # fmt: skip
+        default=8,
+        least=1,
+        python_only=True,
+    )
     threshold: float = option(
         "The score from which a head is one of retrieval, above 0 and at most 1.", default=THRESHOLD, python_only=True
     )
     seed: int = seed_option("needles and haystacks", python_only=True)
 
     def require(self) -> None:
-        """Refuses lengths and depths that mean nothing."""
+        """Refuse lengths and depths that mean nothing."""
         if not self.lengths or min(self.lengths) < 1:
             raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
         if max(self.lengths) > MOST_TOKENS:
@@ -165,7 +181,7 @@ class NeedleOptions:
 
     @property
     def measure_names(self) -> tuple[str, ...]:
-        """The measures of each head: the score on the whole, that of the decoy, and by depth."""
+        """Return the measures of each head: the score on the whole, that of the decoy, and by depth."""
         return ("retrieval", "decoy", *(f"retrieval_at_{write_percent(depth)}" for depth in self.depths))
 
 
@@ -210,12 +226,13 @@ class Describing:
 
 
 def measures_option() -> Any:
-    """The field `measures` of what a command about heads is asked."""
+    """Return the field `measures` of what a command about heads is asked."""
     return option(
         "Also print these measures, such as entropy_nats,window; all: every one. Figures then have a large map "
         "of each.",
-        default=None, complete="measures",
-    )  # fmt: skip
+        default=None,
+        complete="measures",
+    )
 
 
 @options
@@ -224,12 +241,14 @@ class HeadsOrder:
 
     image: tuple[str, ...] = option(
         "Photos or patterns, for vision transformers: what heads do in pictures; may be given several times.",
-        default=(), panel="Text",
-    )  # fmt: skip
+        default=(),
+        panel="Text",
+    )
     audio: tuple[str, ...] = option(
         "WAV files or patterns, for models such as Whisper: when heads listen; TEXT is the transcript of one.",
-        default=(), panel="Text",
-    )  # fmt: skip
+        default=(),
+        panel="Text",
+    )
     probe: str | None = option(
         "repeat: random tokens that come twice, the standard test for induction; needle: words hidden in a long text, "
         "that of --file or random tokens, for retrieval heads.",
@@ -242,13 +261,13 @@ class HeadsOrder:
     listing: Listing = group(Listing)
 
     def counted(self) -> tuple[str, ...]:
-        """What is counted as photos or recordings are studied, in the plural; of texts nothing is said."""
+        """Return what is counted as photos or recordings are studied, in the plural; of texts nothing is said."""
         if self.image:
             return "pictures", "patches"
         return ("recordings",) if self.audio else ()
 
     def require(self) -> None:
-        """Refuses a probe that does not exist, and options of needles where none are hidden."""
+        """Refuse a probe that does not exist, and options of needles where none are hidden."""
         if self.probe is not None:
             require_choice("probe", self.probe, ("repeat", "needle"))
         if self.probe != "needle" and self.needles != NeedleOptions():

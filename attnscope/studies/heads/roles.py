@@ -86,7 +86,7 @@ class Rule:
     is_sink: bool = False
 
     def describe(self, threshold: float) -> dict[str, Any]:
-        """The role as a record lists it."""
+        """Return the role as a record lists it."""
         return {"what": self.what, "measure": self.measures[0], "threshold": threshold}
 
 
@@ -101,14 +101,17 @@ RULES: dict[str, Rule] = {
         "attends to the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5, is_sink=True
     ),
     "outlier_token": Rule(
-        "attends to tokens of outlying norm: second sinks (Sun 2024)", ("outlier_token",), 0.3,
-        least_defined=0.1, is_sink=True,
+        "attends to tokens of outlying norm: second sinks (Sun 2024)",
+        ("outlier_token",),
+        0.3,
+        least_defined=0.1,
+        is_sink=True,
     ),
     "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
     "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
     "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True),
     "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
-}  # fmt: skip
+}
 """Roles by name."""
 
 
@@ -247,12 +250,12 @@ class _Judged:
         return baseline
 
     def _best_fixed_offset(self, measure: str) -> float:
-        """What a head that always looks at the best fixed offset would reach on a pair measure."""
+        """Return what a head that always looks at the best fixed offset would reach on a pair measure."""
         shares = self.tally.pairs.ratio()
         return float(np.fmax.reduce(shares[PAIR_MEASURES.index(measure)]))
 
     def _mass_on_the_same(self, test: _Test) -> Floats:
-        """The attention to the same token, here or elsewhere: nothing is more like a token than itself."""
+        """Return the attention to the same token, here or elsewhere: nothing is more like a token than itself."""
         ending = "_active" if test.is_active else ""
         columns = [self._column(f"{name}{ending}") for name in ("self_token", "same_token")]
         mass = sum((self._sums[..., column] for column in columns if column is not None), np.zeros(self.shape))
@@ -276,7 +279,7 @@ class _Judged:
         return limit
 
     def _even_enough(self) -> Floats:
-        """The relative entropy above which a head is diffuse.
+        """Return the relative entropy above which a head is diffuse.
 
         Relative entropy is 1 - d / ln n for a head d nats from uniform attention over n keys. At the same d it is 0.78
         in a sentence of 25 tokens and 0.89 in a text of 500. So the threshold t stands for a distance, that of a text
@@ -304,7 +307,7 @@ class _Judged:
         return _divide(self.counts[..., column], self.counts[..., resting], 0.0)
 
     def _active_share(self, test: _Test) -> Floats:
-        """What share of the attention of a measure's own queries is off the resting keys, as counted.
+        """Return what share of the attention of a measure's own queries is off the resting keys, as counted.
 
         Not 1 less what rests: a learned sink takes attention that is neither.
         """

@@ -78,7 +78,7 @@ def heads(
     report: Report | None = None,
     workers: Workers | None = None,
 ) -> Heads:
-    """Measures every head of a model on a corpus, and gives it roles.
+    """Measure every head of a model on a corpus, and give it roles.
 
         model = attnscope.load("minilm")
         found = attnscope.heads(model, attnscope.Corpus(["corpus/*.txt"], split="paragraph"))
@@ -128,7 +128,7 @@ def study(
     report: Report | None,
     workers: Workers | None = None,
 ) -> Heads:
-    """Loads a model, and studies its heads on texts, repeated tokens, needles, photos or recordings.
+    """Load a model, and studies its heads on texts, repeated tokens, needles, photos or recordings.
 
     Names that the findings will not have are refused before the model loads.
 
@@ -203,7 +203,7 @@ def study_heads(
     measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
     nothing: HeadSums | None = None,
 ) -> tuple[Heads, HeadSums]:
-    """As `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
+    """Return as `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
 
     `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is what it makes of
     no text; None = sums of nothing.
@@ -279,12 +279,12 @@ def study_heads(
 def _make_measurer(
     measurer: Callable[..., HeadMeasurer], model: Model, *, seed: int | None = None, **how: Any
 ) -> HeadMeasurer:
-    """A measurer of a model, or with a seed of its untrained twin."""
+    """Return a measurer of a model, or with a seed of its untrained twin."""
     return measurer(model if seed is None else model.untrained(seed), **how)
 
 
 def _require_measurable(model: Model, options: HeadsOptions) -> dict[str, float]:
-    """The thresholds of roles; an AttnscopeError before anything is read where nothing could come of it."""
+    """Return the thresholds of roles; an AttnscopeError before anything is read where nothing could come of it."""
     thresholds = complete_thresholds(options.thresholds)
     if options.describe is not None:
         require_heads(model, options.describe.heads)
@@ -303,7 +303,7 @@ def _notes(model: Model) -> list[str]:
 
 
 def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    """What was chosen, and what names mean."""
+    """Return what was chosen, and what names mean."""
     from attnscope.core.catalogue import measure_names
 
     return {

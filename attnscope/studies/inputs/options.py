@@ -33,41 +33,47 @@ class LoadOptions:
 
     adapter: Path | None = option(
         "The folder of an adapter of peft, such as LoRA, to merge into the model (needs the extra peft).",
-        default=None, rare=True,
-    )  # fmt: skip
+        default=None,
+        rare=True,
+    )
     engine: str = option(
         "What runs the model. hf: transformers. native: attnscope's own BERT, which starts faster. numpy: the same "
         "without torch, for figures of texts of up to 256 tokens. auto: the fastest of them that can run your model.",
-        default="auto", rare=True,
-    )  # fmt: skip
+        default="auto",
+        rare=True,
+    )
     device: str = option(
         "The device that runs the model: cpu, cuda, cuda:1 or mps. auto: a GPU if you have one. all: split a model "
         "that is too large for one device over all of them (needs the extra accelerate).",
-        default="cpu", rare=True,
-    )  # fmt: skip
+        default="cpu",
+        rare=True,
+    )
     dtype: str = option(
         "Precision of the model: float32, bfloat16, float16, float64. Sums are float32 or better.",
-        default="float32", rare=True,
-    )  # fmt: skip
+        default="float32",
+        rare=True,
+    )
     device_map: str | None = option("As --device all where it is auto.", default=None, python_only=True)
     check: bool | None = option(
         "Compare a Hugging Face model with its own eager attention, or skip that (some models are always compared). "
         " [default: compare once, and remember the verdict]",
-        "--check/--no-check", default=None, rare=True,
-    )  # fmt: skip
+        "--check/--no-check",
+        default=None,
+        rare=True,
+    )
     allow_pickle: bool = option(
         "Load weights that are pickles; those can run any code on your machine.", default=False, rare=True
     )
     trust_remote_code: bool = option("Run Python code that comes with the model.", default=False, rare=True)
 
     def require(self) -> None:
-        """Refuses an engine or a precision that there is not."""
+        """Refuse an engine or a precision that there is not."""
         from attnscope import models
 
         models.require_known(self.engine, self.dtype)
 
     def resolve(self, spec: str) -> models.Source:
-        """Finds the model that a name means, with the adapter that is asked for."""
+        """Find the model that a name means, with the adapter that is asked for."""
         from attnscope import models
         from attnscope.models.catalog import with_adapter
 
@@ -86,13 +92,13 @@ class LoadOptions:
         return self
 
     def load(self, spec: str | models.Source) -> models.Model:
-        """Loads a model with these options."""
+        """Load a model with these options."""
         from attnscope import models
 
         return models.load(spec, **vars(self))
 
     def load_to_look(self, spec: str | models.Source, prompts: Sequence[Prompt]) -> models.Model:
-        """Loads a model of which no more is wanted than what it attends to on some texts.
+        """Load a model of which no more is wanted than what it attends to on some texts.
 
         Where the engine is left open and the texts are short, that is there by NumPy before torch would be loaded.
         """
@@ -116,7 +122,7 @@ class LoadOptions:
 
 
 def refuse_file_names(*texts: str | None, hint: str = "") -> None:
-    """Refuses texts that are names of files, with a hint; "" = that of a TEXT.
+    """Refuse texts that are names of files, with a hint; "" = that of a TEXT.
 
     Raises:
         UsageError: There is such a file.
@@ -140,16 +146,16 @@ class OneText:
     file: Path | None = option("Read the text from a file (UTF-8).", default=None)
 
     def require(self) -> None:
-        """Refuses the name of a file, as `refuse_file_names`."""
+        """Refuse the name of a file, as `refuse_file_names`."""
         refuse_file_names(self.text)
 
     @property
     def is_given(self) -> bool:
-        """Whether there is one."""
+        """Return whether there is one."""
         return self.text is not None or self.file is not None
 
     def read(self, *, may_be_blank: bool = False) -> str:
-        """The text."""
+        """Return the text."""
         from attnscope.text import read_text
 
         return read_text(self.text, self.file, may_be_blank=may_be_blank)
@@ -169,11 +175,11 @@ class ReadingOptions:
     chat: bool = option("Put each text into the model's chat template.", default=False, rare=True)
 
     def require(self) -> None:
-        """Refuses the names of files, as `refuse_file_names`."""
+        """Refuse the names of files, as `refuse_file_names`."""
         refuse_file_names(self.pair, self.target, hint="give the text itself")
 
     def prompt(self, text: str) -> Prompt:
-        """A text, to be read so."""
+        """Return a text, to be read so."""
         from attnscope.studies.inputs.reading import Prompt
 
         return Prompt(text, **vars(self))
@@ -188,8 +194,9 @@ class TextsWanted:
     text: str | None = option("A text; `-` reads stdin.", default=None, argument=True)
     files: tuple[str, ...] = option(
         "Files or patterns: txt, jsonl, csv, also gzipped; may be given several times.",
-        "--file", default=(),
-    )  # fmt: skip
+        "--file",
+        default=(),
+    )
     split: str = option(
         "How a text file is split into texts: line, paragraph or file. auto: by paragraphs where blank lines separate "
         "some, else by lines.",
@@ -198,28 +205,31 @@ class TextsWanted:
     field: str = option(
         "The field of jsonl or csv that holds the text; or two, such as premise,hypothesis, for models that read "
         "pairs.  [default: text, and text_pair where there is one]",
-        default="text", rare=True,
-    )  # fmt: skip
+        default="text",
+        rare=True,
+    )
     pair_field: str | None = option(
         "The field that holds the second text of a pair; None = that after the comma in `field`, else text_pair.",
-        default=None, python_only=True,
-    )  # fmt: skip
+        default=None,
+        python_only=True,
+    )
     chat_template: str | None = option(
         "How conversations in jsonl are written; plain: as ROLE: TEXT.  [default: by the model's chat template]",
-        default=None, rare=True,
-    )  # fmt: skip
+        default=None,
+        rare=True,
+    )
 
     def require(self) -> None:
-        """Refuses the name of a file, as `refuse_file_names`."""
+        """Refuse the name of a file, as `refuse_file_names`."""
         refuse_file_names(self.text)
 
     @property
     def is_given(self) -> bool:
-        """Whether there is any text or file."""
+        """Return whether there is any text or file."""
         return self.text is not None or bool(self.files)
 
     def require_split(self) -> None:
-        """Refuses a split that there is not.
+        """Refuse a split that there is not.
 
         Raises:
             UsageError: There is none.
@@ -230,7 +240,7 @@ class TextsWanted:
             raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
 
     def corpus(self) -> Corpus | list[str]:
-        """The texts, read as they are used.
+        """Return the texts, read as they are used.
 
         Raises:
             UsageError: Not exactly one of text and files is given, or there is no such split.
@@ -267,23 +277,26 @@ class SharedWork:
 
     executor: str = option(
         "Where workers run: local, on this machine; ray, on a Ray cluster (extra [ray]).",
-        default="local", rare=True,
-    )  # fmt: skip
+        default="local",
+        rare=True,
+    )
     workers: int | None = option(
         "Workers that share the texts, each with its own copy of the model.  [default: none but "
         "this process; with Ray, as many as fit]",
-        default=None, rare=True,
-    )  # fmt: skip
+        default=None,
+        rare=True,
+    )
     threads: int | None = option(
         "Threads per worker; more than 1 for large models.  [default: 1]", default=None, rare=True
     )
     ray_address: str | None = option(
         "Address of the cluster, such as 10.0.0.1:6379.  [default: RAY_ADDRESS, else a new one here]",
-        default=None, python_only=True,
-    )  # fmt: skip
+        default=None,
+        python_only=True,
+    )
 
     def share(self, spec: str, loading: LoadOptions) -> Workers | None:
-        """The workers of a study of a model; None = it runs in this process.
+        """Return the workers of a study of a model; None = it runs in this process.
 
         Raises:
             UsageError: They mean nothing.

@@ -24,7 +24,7 @@ _HEAVY = ("torch", "transformers")
 
 
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """What made a record, as plain JSON values."""
+    """Return what made a record, as plain JSON values."""
     return {
         "model": info.name,
         "source": info.source,
@@ -67,7 +67,7 @@ def model_of(run: Mapping[str, Any]) -> str:
 
 @cache
 def versions() -> tuple[tuple[str, str], ...]:
-    """The versions that numbers depend on, by name."""
+    """Return the versions that numbers depend on, by name."""
     return (
         ("attnscope", VERSION),
         ("python", platform.python_version()),

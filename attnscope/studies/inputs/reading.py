@@ -152,7 +152,7 @@ class Reading:
 
     @property
     def after_pictures(self) -> int:
-        """The first token after all that stand for patches: no earlier one is a word that sees them all."""
+        """Return the first token after all that stand for patches: no earlier one is a word that sees them all."""
         if self.axes:
             return next(iter(self.axes.values())).first
         return max((int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None), default=0)
@@ -167,7 +167,7 @@ class Reading:
 
 
 def reader_of(model: Model, item: Given) -> Model:
-    """What of a model reads: of two towers that which the input is for.
+    """Return what of a model reads: of two towers that which the input is for.
 
     Raises:
         AttnscopeError: It is the name of a model.
@@ -180,7 +180,7 @@ def reader_of(model: Model, item: Given) -> Model:
 
 
 def read(model: Model, item: Given) -> Reading:
-    """Makes what a model reads of a text, a photo or a recording; what is over its limit is cut, which a note says.
+    """Make what a model reads of a text, a photo or a recording; what is over its limit is cut, which a note says.
 
     Of two towers, `model` is the one of `reader_of`.
 
@@ -254,7 +254,7 @@ def _note_unknown(model: Model, tokens: Tokens) -> str:
 
 
 def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
-    """What the decoder beside an encoder reads, and a note on it."""
+    """Return what the decoder beside an encoder reads, and a note on it."""
     if prompt.generate:
         raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
     assert model.writer is not None  # it has a decoder
@@ -373,7 +373,7 @@ def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> s
 
 
 def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tuple[Tokens, str]:
-    """The tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
+    """Return the tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
 
     The first tokens stay, and all special ones; of a pair, the longer text is cut first. If the tokens are not those of
     the whole text, the sentence says that there are more.
@@ -410,7 +410,7 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
 
 
 def batch_of(reading: Reading, device: str) -> Batch:
-    """What is read as a model takes it, a batch of one text."""
+    """Return what is read as a model takes it, a batch of one text."""
     import torch
 
     def row(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:

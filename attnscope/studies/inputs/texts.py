@@ -32,7 +32,7 @@ class Progress:
 
 
 def scale_report(report: Report | None, number: int, of: int) -> Report | None:
-    """What reports the share of one of several equal parts as that of all of them."""
+    """Return what reports the share of one of several equal parts as that of all of them."""
     if report is None or of == 1:
         return report
 
@@ -43,7 +43,7 @@ def scale_report(report: Report | None, number: int, of: int) -> Report | None:
 
 
 def texts_of(texts: Corpus | str | Sequence[str] | Sequence[CorpusText], model: Model | None = None) -> Texts:
-    """A corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as in files.
+    """Return a corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as in files.
 
     Conversations are written by the chat template of `model`.
 
@@ -66,7 +66,7 @@ def texts_of(texts: Corpus | str | Sequence[str] | Sequence[CorpusText], model: 
 
 
 def sources_of(texts: Texts) -> list[str]:
-    """Where texts come from: the files of a Corpus, else "texts"."""
+    """Return where texts come from: the files of a Corpus, else "texts"."""
     return list(texts.sources) if isinstance(texts, Corpus) else ["texts"]
 
 
@@ -86,7 +86,7 @@ def split_of(texts: Texts) -> str:
 
 
 def problems_of(texts: Texts) -> list[dict[str, Any]]:
-    """What could not be read, as plain JSON values."""
+    """Return what could not be read, as plain JSON values."""
     return [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else []
 
 
@@ -98,7 +98,7 @@ def share_read(texts: Texts, index: int | None = None) -> float | None:
 
 
 def special_ids(model: Model) -> frozenset[int]:
-    """The numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers.
+    """Return the numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers.
 
     None of a model in memory without a tokenizer.
     """
@@ -118,7 +118,7 @@ def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
-    """Texts padded to one length, as a model takes them; in an encoder-decoder with what its decoder reads."""
+    """Return texts padded to one length, as a model takes them; in an encoder-decoder with what its decoder reads."""
     import torch
 
     def pad(texts: Sequence[Tokens]) -> tuple[Any, Any]:

@@ -54,7 +54,7 @@ def rollout(
 
 @with_plain_torch
 def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollout:
-    """Computes attention rollout of a vision model on a photo (Abnar & Zuidema 2020): the patches a token came from.
+    """Compute attention rollout of a vision model on a photo (Abnar & Zuidema 2020): the patches a token came from.
 
     Args:
         model: A loaded vision model.
@@ -150,7 +150,7 @@ def _roll_out(record: Heatmap, residual: float, query: str | None = None) -> Rol
 
 
 def _whole_maps(model: Model, given: Given) -> Heatmap:
-    """The maps of all layers and heads of the model's first stack."""
+    """Return the maps of all layers and heads of the model's first stack."""
     model = reader_of(model, given)
     if isinstance(given, Prompt) and "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         # What a decoder reads changes nothing in the encoder, so it may read the same.
@@ -179,7 +179,7 @@ def _require_all_layers(model: Model, n_layers: int, n_found: int) -> None:
 
 
 def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
-    """The record with when each word of its transcript is spoken, in `record.sound.words`.
+    """Return the record with when each word of its transcript is spoken, in `record.sound.words`.
 
     A token is spoken from when the path of dynamic time warping (`core.alignment`) comes to what the model
     attends to as it writes that token: the row of the token before it. The path begins with the recording, so the first
@@ -218,7 +218,7 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
 
 
 def heads_to_follow(model: Model, picked: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...]:
-    """The heads that tell when words are spoken: the picked ones, else those that the model's files name."""
+    """Return the heads that tell when words are spoken: the picked ones, else those that the model's files name."""
     named = () if model.writer is None else model.writer.alignment_heads
     if picked or named or model.ears is None:  # what hears nothing is refused as it is given the recording
         return tuple(picked or named)
@@ -229,7 +229,7 @@ def heads_to_follow(model: Model, picked: Sequence[tuple[int, int]] | None) -> t
 
 
 def _words(tokens: Tokens) -> list[tuple[int, int]]:
-    """First token and last + 1 of each word; punctuation belongs to the word before it."""
+    """Return first token and last + 1 of each word; punctuation belongs to the word before it."""
     words: list[tuple[int, int]] = []
     for group in tokens.word_groups():
         if tokens.special[group].any():
@@ -243,7 +243,7 @@ def _words(tokens: Tokens) -> list[tuple[int, int]]:
 
 
 def _spell(tokens: Tokens, word: tuple[int, int]) -> str:
-    """A word as the transcript has it; as its labels, where the tokenizer does not say where it stands."""
+    """Return a word as the transcript has it; as its labels, where the tokenizer does not say where it stands."""
     start, stop = int(tokens.offsets[word[0], 0]), int(tokens.offsets[word[1] - 1, 1])
     spelled = tokens.text[start:stop].strip() if 0 <= start < stop else ""
     return spelled or "".join(tokens.labels[word[0] : word[1]]).replace("·", " ").strip()

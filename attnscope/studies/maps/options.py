@@ -39,20 +39,23 @@ class MapOptions(Tokens):
     pooled: int | None = option(
         "Pool a long text to at most this many rows and columns, 8 to 1024; 0 = never; None = 256 for more than 400 "
         "tokens.",
-        default=None, python_only=True,
-    )  # fmt: skip
+        default=None,
+        python_only=True,
+    )
     pool: str = option(
         "What a pooled cell shows: mean (mass per query) or max (largest weight).", default="mean", python_only=True
     )
     words_from: Path | None = option(
         "A file of words, one a line or between blanks, whose tokens are merged as by --words: Chinese, for instance.",
-        default=None, rare=True,
-    )  # fmt: skip
+        default=None,
+        rare=True,
+    )
     times: bool = option(
         "Say when each word of a recording is spoken, from the heads that the model's files name, or from those that "
         "are picked.",
-        default=False, python_only=True,
-    )  # fmt: skip
+        default=False,
+        python_only=True,
+    )
 
     def require(self) -> None:
         """Refuse what pooled maps do not have."""
@@ -64,7 +67,7 @@ class MapOptions(Tokens):
 
     @property
     def exact_only(self) -> str:
-        """The first of the options that only exact maps have; empty = none is given."""
+        """Return the first of the options that only exact maps have; empty = none is given."""
         named: dict[str, object] = {
             "--words": self.words or self.words_from,
             "--hide-special": self.hide_special,
@@ -116,13 +119,17 @@ class PageOrder(TextFiles):
     record: tuple[Path, ...] = option(
         "A saved record, or its folder; may be given several times. heatmap.npz: show it; heads.npz: name the heads' "
         "roles; atlas.npz: show it too.",
-        default=(), panel="Text",
-    )  # fmt: skip
+        default=(),
+        panel="Text",
+    )
     scale: str | None = option(
         "The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "
         "[default: fixed; head for pictures and sound]",
-        default=None, panel="Drawing", rare=True, choices=("fixed", "head", "figure"),
-    )  # fmt: skip
+        default=None,
+        panel="Drawing",
+        rare=True,
+        choices=("fixed", "head", "figure"),
+    )
     out: Path | None = option(
         "The file to write, such as page.html; - is stdout.", "-o", "--out", default=None, panel="Output"
     )
@@ -148,7 +155,7 @@ class PageOrder(TextFiles):
 
     @property
     def is_read(self) -> bool:
-        """Whether a model reads something for it."""
+        """Return whether a model reads something for it."""
         return bool(self.texts or self.files or self.image)
 
     def start(self) -> dict[str, str]:

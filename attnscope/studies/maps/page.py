@@ -53,17 +53,17 @@ class WrittenPage:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it went to stdout or into a pipe: there is no file then."""
+        """Return whether it went to stdout or into a pipe: there is no file then."""
         return is_stream(self.path)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its reader must know, each sentence once."""
+        """Return what its reader must know, each sentence once."""
         return tuple(dict.fromkeys(note for record in self.records for note in record.run.get("notes", ())))
 
     @property
     def answer(self) -> str:
-        """The strongest link of the first text, in a line of at most 80 characters; empty if it has none."""
+        """Return the strongest link of the first text, in a line of at most 80 characters; empty if it has none."""
         for link in find_links(self.records[0], most=1):
             return f"strongest link: {link.head}  {link.query[:24]} → {link.key[:24]}  {weight(link.weight)}"
         return ""

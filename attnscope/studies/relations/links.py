@@ -65,7 +65,7 @@ class LinkText:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens its chunks have."""
+        """Return how many tokens its chunks have."""
         return sum(len(piece.placed.chunk) for piece in self.pieces)
 
 

@@ -44,7 +44,7 @@ _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
 @with_plain_torch
 def picture_heads(model: Model, images: Any, report: Report | None = None) -> Heads:
-    """Measures every head of a vision transformer on photos.
+    """Measure every head of a vision transformer on photos.
 
         found = attnscope.picture_heads(model, "photos/*.jpg")
         found["heads"].grid("distance_patches", "encoder")  # (layer, head)
@@ -97,14 +97,25 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
         columns = [next(iter(by_layer.values())).names.index(name) for name in names]
         sums, counts, uniform = (stack_layers(by_layer, part)[..., columns] for part in ("sum", "count", "uniform_sum"))
         return _Measured(
-            tuple(sorted(by_layer)), sums, counts, uniform, math.prod(grid), reading.notes,
-            f"picture {pixels.shape}\n", pixels.tobytes(), grid,
-        )  # fmt: skip
+            tuple(sorted(by_layer)),
+            sums,
+            counts,
+            uniform,
+            math.prod(grid),
+            reading.notes,
+            f"picture {pixels.shape}\n",
+            pixels.tobytes(),
+            grid,
+        )
 
     sense = _Sense(
-        PICTURES, "picture", "encoder", PICTURE_MEASURES, lambda heads: heads["resting"],
+        PICTURES,
+        "picture",
+        "encoder",
+        PICTURE_MEASURES,
+        lambda heads: heads["resting"],
         "give photos, such as --image 'photos/*.jpg'",
-    )  # fmt: skip
+    )
     return _study(model, inputs, measure, sense, report)
 
 
@@ -112,7 +123,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
 def sound_heads(
     model: Model, audio: Any, text: str | Sequence[str] | None = None, report: Report | None = None
 ) -> Heads:
-    """Measures every head of a speech model's cross-attention on recordings.
+    """Measure every head of a speech model's cross-attention on recordings.
 
         found = attnscope.sound_heads(attnscope.load("./whisper-tiny"), "talks/*.wav")
         found["heads"].grid("monotonicity", "cross")  # (layer, head): 1 = listens further on with each token
@@ -172,14 +183,24 @@ def sound_heads(
         uniform = counts * [0.0, n_sound / n_frames]
         samples = recording.samples
         return _Measured(
-            tuple(sorted(rows)), sums, counts, uniform, int(asks.sum()), reading.notes,
-            f"recording {len(samples)}\n", samples.tobytes(),
-        )  # fmt: skip
+            tuple(sorted(rows)),
+            sums,
+            counts,
+            uniform,
+            int(asks.sum()),
+            reading.notes,
+            f"recording {len(samples)}\n",
+            samples.tobytes(),
+        )
 
     sense = _Sense(
-        RECORDINGS, "recording", "cross", SOUND_MEASURES, lambda heads: 1 - heads["sound"],
+        RECORDINGS,
+        "recording",
+        "cross",
+        SOUND_MEASURES,
+        lambda heads: 1 - heads["sound"],
         "give WAV files: --audio 'talks/*.wav'",
-    )  # fmt: skip
+    )
     return _study(model, inputs, measure, sense, report)
 
 
@@ -279,7 +300,7 @@ class _Done:
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def add(self, measured: _Measured) -> None:
-        """Adds one."""
+        """Add one."""
         if not self.n:
             self.layers = measured.layers
             self.measures, self.uniform = (RunningSums(measured.counts.shape[-3:]) for _ in range(2))
@@ -316,7 +337,7 @@ def _study(
     sense: _Sense,
     report: Report | None,
 ) -> Heads:
-    """Measures what is given, one after the other; lists what cannot be."""
+    """Measure what is given, one after the other; lists what cannot be."""
     done, complete = _Done(sense), True
     problems: list[dict[str, Any]] = []
     try:

@@ -17,7 +17,7 @@ EXPLAINED = "explained"
 
 
 def known_measures() -> tuple[str, ...]:
-    """The measures that can be followed."""
+    """Return the measures that can be followed."""
     from attnscope.core.catalogue import measure_names
 
     return (*measure_names(), EXPLAINED)
@@ -49,16 +49,20 @@ class TrainingOptions:
     measures: tuple[str, ...] = option(
         "Measures to follow, such as induction,entropy_nats; explained: how well a head's description predicts it.  "
         "[default: previous_token, induction, first_token, entropy_nats]",
-        default=MEASURES, read=_measures, complete="measures",
-    )  # fmt: skip
+        default=MEASURES,
+        read=_measures,
+        complete="measures",
+    )
     composition: tuple[str, ...] = option(
         "Also follow which heads read what others write, by the weights: Q, K or V, or several with commas.",
-        default=(), read=_composition,
-    )  # fmt: skip
+        default=(),
+        read=_composition,
+    )
     loss: str = option(
         "auto: also the loss of each checkpoint on the texts, by what the model's head predicts; none: leave it out.",
-        default="auto", choices=("auto", "none"),
-    )  # fmt: skip
+        default="auto",
+        choices=("auto", "none"),
+    )
     heads: HeadsOptions = group(TrainingHeads)
     describe: DescribeOptions | None = option(
         "How heads are described, for explained; None = as usual.", default=None, python_only=True
@@ -66,7 +70,7 @@ class TrainingOptions:
     loading: LoadOptions = option("How models are loaded.", default_factory=LoadOptions, python_only=True)
 
     def require(self) -> None:
-        """Refuses measures, compositions and roles that there are not, and what a training does not have."""
+        """Refuse measures, compositions and roles that there are not, and what a training does not have."""
         from attnscope.questions.weights import COMPOSITIONS
         from attnscope.studies.heads.roles import complete_thresholds
 
@@ -84,6 +88,6 @@ class TrainingOptions:
 
     @property
     def heads_options(self) -> HeadsOptions:
-        """How the heads of each checkpoint are studied."""
+        """Return how the heads of each checkpoint are studied."""
         described = EXPLAINED in self.measures
         return replace(self.heads, describe=(self.describe or DescribeOptions()) if described else None)

@@ -48,7 +48,7 @@ def training(
     options: TrainingOptions | None = None,
     report: Report | None = None,
 ) -> Training:
-    """Measures all heads of a model at each checkpoint of its training.
+    """Measure all heads of a model at each checkpoint of its training.
 
         training = attnscope.training("run/checkpoint-*", attnscope.Corpus("texts.txt"))
         training.of("induction", 1, 0)  # layer 1, head 0: (checkpoint, 3), value and interval
@@ -107,7 +107,7 @@ class Stage:
 def stages_of(
     models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
 ) -> tuple[list[Stage], list[dict[str, Any]]]:
-    """The checkpoints by step, and the problems of those without a step among others that have one."""
+    """Return the checkpoints by step, and the problems of those without a step among others that have one."""
     if isinstance(models, Mapping):
         if not all(0 <= step <= MOST_STEPS for step in models):
             raise UsageError("a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}")
@@ -134,12 +134,12 @@ def stages_of(
 
 
 def _name(spec: Spec) -> str:
-    """What a model is loaded by; empty if it is loaded already."""
+    """Return what a model is loaded by; empty if it is loaded already."""
     return os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
 
 
 def _expand(name: str) -> list[str]:
-    """The folders that a pattern matches; a plain name as it is."""
+    """Return the folders that a pattern matches; a plain name as it is."""
     path = os.path.expanduser(name)  # noqa: PTH111  # Path would change how a pattern is written
     if not glob.has_magic(path) or os.path.exists(path):  # noqa: PTH110  # Path raises for names that are too long
         return [name]
@@ -153,7 +153,7 @@ _NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", r
 
 
 def step_of(name: str) -> int | None:
-    """The step of a checkpoint, by what transformers wrote beside it, else by its name; None if neither says.
+    """Return the step of a checkpoint, by what transformers wrote beside it, else by its name; None if neither says.
 
     A number with more digits than a count of steps can have is no step.
     """
@@ -202,7 +202,7 @@ class Growing:
         self.skipped: list[dict[str, Any]] = []
 
     def add(self, stage: Stage, report: Report | None = None) -> None:
-        """Measures a checkpoint; refuses one of another training. An interruption leaves it out."""
+        """Measure a checkpoint; refuse one of another training. An interruption leaves it out."""
         model = self._load(stage.spec)
         began = time.perf_counter()
         texts = self._texts = probe_texts(model) if self._texts is None else self._texts
@@ -322,7 +322,7 @@ class Growing:
             )
 
     def _loss_of(self, model: Model, texts: Texts) -> Estimate:
-        """The model's loss on the texts: a pass that takes no head out."""
+        """Return the model's loss on the texts: a pass that takes no head out."""
         self._predicted = model.loss if self._options.loss != "none" and not model.labels else None
         if self._predicted is None:
             return Estimate(np.nan, np.nan, np.nan, count=0)
@@ -343,7 +343,7 @@ class Growing:
         return corpus | {"complete": complete, "n_checkpoints": len(self._done)}
 
     def _describe(self, last: Heads, roles: Sequence[str]) -> dict[str, Any]:
-        """The record's options, with the names of the measures and the facts of the roles that are there."""
+        """Return the record's options, with the names of the measures and the facts of the roles that are there."""
         options = dict(last.options)
         options["measures"] = list(self._options.measures)
         options["roles"] = {name: options["roles"][name] for name in roles}

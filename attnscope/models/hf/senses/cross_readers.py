@@ -172,7 +172,7 @@ class MllamaReader(CrossAttentionReader):
 
     @classmethod
     def stands_alone(cls, base: PreTrainedModel) -> bool:
-        """Its layers without cross-attention are shown on text alone."""
+        """Return its layers without cross-attention are shown on text alone."""
         return True
 
     def _cut(self, output: PhotoPrompt) -> Cut:
