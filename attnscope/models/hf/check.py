@@ -47,7 +47,7 @@ PADDING_MATTERS = "Padding changes what this model computes: texts are best show
 
 
 def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
-    """Find out what a model's attention is, and whether what is shown of it is true; refuse what is neither.
+    """Find a model's attention layers, and check that the weights at the seam are the ones it computes.
 
     Args:
         model: The model, without heads for tasks.
@@ -57,6 +57,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
     seen: list[Seen] = []
     with torch.no_grad():
         try:
+            # The seam path: read the layers off the calls, then compare them with eager.
             output = _rehearse(model, padded, alone, seen)
             survey = read_seam(model.config, alone, output, seen)
             if check or survey.n_calls < sum(survey.n_layers.values()):
@@ -64,6 +65,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
             return replace(survey, checked=check)
         except Unclear as error:
             reason = str(error)
+        # The eager path: the weights that the model itself returns.
         survey = _read_eager(model, padded, alone, reason, len(seen))
         note = _check_long(model, survey) if check else ""
         return replace(survey, notes=(*survey.notes, note)) if note else survey
@@ -104,6 +106,7 @@ def _check_seam(
     padded, alone = inputs
     notes: list[str] = []
     try:
+        # One text, then two padded to one length, then one beyond all windows.
         compare(model, alone, single, eager_or_own(model, alone, survey), survey, notes)
         if padded.batch_size > 1:
             _check_padding(model, survey, padded, alone, single, notes)
@@ -132,8 +135,9 @@ def _check_padding(
         compare(model, padded, both, eager_or_own(model, padded, survey), survey)
     if alone.real is None:  # no texts
         return
-    # The first text fills the batch, so that of it no key is hidden for being padding.
+    # The first text fills the batch, so that none of its keys is hidden as padding.
     for kind in survey.layers.keys() - {"cross"}:
+        # (text, query, head, key) -> (text, head, query, key)
         names = [name for name in single if name.startswith(kind)]
         is_causal = hides_later([single[name].transpose(1, 2) for name in names])
         if is_causal != hides_later([both[name][:1].transpose(1, 2) for name in names]):
@@ -167,6 +171,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
     `reason` says why the seam does not show it. Of the attentions that passed the seam, `n_seen`, all must be given
     out: Depth Pro leaves out an encoder.
     """
+    # Run the model unchanged first: one that cannot run at all is refused for that reason.
     own = _run_own(model, padded, alone)
     try:
         output, maps = _checked_weights(model, alone)
@@ -179,9 +184,11 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
         survey = read_weights(model.config, alone, output, maps)
     except Exception as error:
         raise _refusal(model, reason, _shorten(error)) from error
+    # Asking for weights must not change the result.
     allowed = tolerance(model, len(weights))
     compare(model, alone, states_of(output), own, allowed=allowed)
     notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
+    # The padded text, cut to its own length, must have the weights that it has alone.
     cut = [
         other[-1:, :, : whole.shape[2], : whole.shape[3]]
         for whole, other in zip(weights, sum(padded_maps.values(), []), strict=True)
@@ -213,6 +220,7 @@ def _checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Map
 
 def _require_weights(model: PreTrainedModel, example: Example, kind: str, name: str, weights: Any) -> None:
     """Raise Unclear where a tensor is no map of softmax weights of this kind."""
+    # The shape must be (batch, head, query, key), as long as the texts.
     shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
     queries = example.real_rows(kind)
     keys = example.target_real if kind == "decoder" and model.config.is_encoder_decoder else example.real
@@ -221,6 +229,7 @@ def _require_weights(model: PreTrainedModel, example: Example, kind: str, name: 
         fits = shape[2:] == (queries.shape[1], keys.shape[1])
     if not fits:
         raise Unclear(f"{name} has the shape {shape}, not (batch, head, query, key)")
+    # Each real query's weights must be a softmax, with nothing on padding: (batch, query, head, key).
     allowed = tolerance(model, 1)
     rows = weights.float().transpose(1, 2)
     on_padding = rows if keys is None else rows * ~keys[:, None, None, :]
@@ -278,9 +287,11 @@ _SCORES = 2 * 2**30
 
 def _check_long(model: PreTrainedModel, survey: Survey) -> str:
     """Compare on a text beyond what the configuration names, as far as that is cheap at load; see `_check_at`."""
+    # The longest text that time and memory allow at load; two float32 maps per head take 8 bytes per weight.
     n_heads = sum(survey.n_heads[kind] * len(layers) for kind, layers in survey.layers.items())
     work = _WORK_AT_LOAD / max(1, sum(parameter.numel() for parameter in model.parameters()))
     most = min(work, math.sqrt(_MAPS_AT_LOAD / (8 * max(1, n_heads))))
+    # Of the windows that the configuration names, reach past as many as that length allows.
     named = reaches(model.config)
     lengths = [length_beyond(reach) for reach in named]
     limit = max_tokens(model) or math.inf
@@ -302,6 +313,7 @@ def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, An
         return
     for refused in (survey.refusals[reach] for reach in now if reach in survey.refusals):
         raise AttnscopeError(refused.message, refused.hint)
+    # Eager attention needs the whole map of a layer: longer comparisons do not fit.
     longest = math.sqrt(_SCORES / (12 * max(1, *survey.n_heads.values())))
     compared = [reach for reach in now if length_beyond(reach) <= longest]
     if compared:
@@ -345,6 +357,7 @@ def _check_at(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_map
         if survey.path == "eager":
             return f"Of a text of {n_tokens} tokens {_shorten(error)}: such texts are refused."
         raise
+    # The same text by eager attention, or unchanged where ours is eager already.
     whose = survey if with_maps and survey.path == "seam" else None
     own = run_as_it_is(model, example) if survey.path == "eager" else eager_or_own(model, example, whose)
     compare(model, example, ours, own, whose, allowed=tolerance(model, survey.n_calls))

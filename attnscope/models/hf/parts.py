@@ -30,24 +30,24 @@ def accepts(model: PreTrainedModel, name: str) -> bool:
 
 
 def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
-    """Return what every forward pass gets: no storing of keys and values for a next token, and outputs by name."""
+    """Return the arguments of every forward pass: no cache of keys and values, and outputs by name."""
     return {name: value for name, value in (("use_cache", False), ("return_dict", True)) if accepts(model, name)}
 
 
 def main_input(model: PreTrainedModel) -> str:
-    """Return what a model's own code calls its main input; the first of several (OneFormer)."""
+    """Return the name of a model's main input, the first of several (OneFormer)."""
     name: Any = model.main_input_name
     return str(name if isinstance(name, str) else name[0])
 
 
 def input_name(model: PreTrainedModel) -> str:
-    """Return what a model reads; of towers for pictures that name their language model's input, pixel_values."""
+    """Return the name of a model's input; pixel_values for vision towers that name their language model's input."""
     name = main_input(model)
     return "pixel_values" if not accepts(model, name) and accepts(model, "pixel_values") else name
 
 
 def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    """Return what makes PaliGemma read a text as what it writes, each token with those before it alone.
+    """Return the token types with which PaliGemma reads a text causally, (batch, token); {} for other models.
 
     Without it, its masks say one thing to eager attention and another to sdpa. Its prompts are all of the other type.
     """
@@ -55,12 +55,12 @@ def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 
 
 def is_paligemma(model: PreTrainedModel) -> bool:
-    """Return whether it is PaliGemma, whose prompt is photos and a text without a template, and sees all of itself."""
+    """Return whether a model is PaliGemma: its prompts have no template, and their tokens all see each other."""
     return model.config.model_type == "paligemma"
 
 
 def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
-    """Return what makes an autoencoder (ViT-MAE) read its patches in order, not shuffled; nothing for other models."""
+    """Return the noise that keeps an autoencoder's (ViT-MAE) patches in order, (batch, patch); {} for other models."""
     size = getattr(model.config, "patch_size", None)
     if not accepts(model, "noise") or not isinstance(size, int):
         return {}
@@ -81,7 +81,7 @@ def hidden_states(output: Any) -> Tensor | None:
 
 
 def setting(config: Any, name: str) -> Any:
-    """Return what a configuration says of a name; None where it says nothing, or another thing of each layer."""
+    """Return a setting of a configuration; None where it has none, or one that differs between layers."""
     try:
         return getattr(config, name, None)
     except RuntimeError:  # transformers refuses to give one answer where layers differ
@@ -91,7 +91,7 @@ def setting(config: Any, name: str) -> Any:
 
 
 def vocab_size(model: PreTrainedModel) -> int:
-    """Return how many token numbers a model has."""
+    """Return the size of a model's vocabulary, in tokens."""
     with contextlib.suppress(NotImplementedError, AttributeError):
         table: Any = model.get_input_embeddings()
         return int(table.weight.shape[0])
@@ -99,7 +99,7 @@ def vocab_size(model: PreTrainedModel) -> int:
 
 
 def pad_id(model: PreTrainedModel) -> int:
-    """Return what stands at places that are no token; 0 where the configuration names none."""
+    """Return the number of the padding token; 0 where the configuration names none."""
     number = getattr(model.config.get_text_config(), "pad_token_id", None)
     return number if isinstance(number, int) and 0 <= number < vocab_size(model) else 0
 
@@ -116,6 +116,7 @@ def position_table(model: nn.Module) -> nn.Embedding | None:
 def max_tokens(model: PreTrainedModel) -> int | None:
     """Return the longest text a model takes, in tokens; None where there is no limit."""
     config = model.config.get_text_config()
+    # The limit that the configuration names; relative positions have none.
     table = position_table(model)
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
     limits = (getattr(config, name, None) for name in names)
@@ -133,7 +134,7 @@ def max_tokens(model: PreTrainedModel) -> int | None:
 
 
 def base_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model without what it has on top for its task."""
+    """Return the model without the head for its task."""
     inner = model.base_model
     if not isinstance(inner, PreTrainedModel):
         return model
@@ -195,7 +196,7 @@ def takes_recordings(base: PreTrainedModel) -> bool:
 
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
-    """Return what stands for the tokenizer of a model that reads no text."""
+    """Return a stand-in for the tokenizer of a model that reads no text; it refuses texts and says why."""
     if sees_pictures(base) or (base.main_input_name == "pixel_values" and not accepts(base, "decoder_input_ids")):
         return WordlessTokenizer(name, "sees pictures, and reads no text", "attnscope heatmap --image photo.png")
     if takes_recordings(base):

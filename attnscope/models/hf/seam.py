@@ -68,7 +68,7 @@ LONGEST_WRITTEN_OUT = 16384
 
 @dataclass(frozen=True)
 class Light:
-    """What a mask by key leaves unsaid."""
+    """The rule that a mask by key alone leaves out."""
 
     is_causal: bool  # whether query i sees keys 0..i only
     window: int | None  # query i sees keys less than this many tokens away only; None = all
@@ -138,7 +138,7 @@ _run: ContextVar[_Run | None] = ContextVar("attnscope_run", default=None)
 
 
 def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
-    """Run a model through the seam without knowing it yet; returns its output, and its attention calls in order."""
+    """Run a model through the seam without a plan; return its output, and its attention calls in order."""
     return _forward(model, inputs, _Run(None, None))
 
 
@@ -153,7 +153,7 @@ def perform(
     skipped: Mapping[nn.Module, int] | None = None,
     beside: bool = False,
 ) -> Any:
-    """Run a model with the probe at the seam of every attention; returns what its forward returned.
+    """Run a model with the probe at the seam of every attention; return the output of its forward.
 
     It must compute the attentions that the plan says, and leave as they are masks that say less than it seems.
 
@@ -223,17 +223,20 @@ def attention_function(
     Returns:
         The output, (batch, query, n_heads, d_value), and no weights.
     """
+    # Refuse arguments that could change the result in a way not modelled here.
     for name, argument in others.items():
         if name not in _HARMLESS and argument is not None and argument is not False:
             raise AttnscopeError(f"{type(module).__name__} passes its attention an argument {name} that is not known")
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
+    # Find which layer this is. Attention beside the plan runs as if no run were in progress.
     batch = max(query.shape[0], key.shape[0], value.shape[0])
     run = _run.get()
     if run is not None and run.passes(module):
         run = None
     place: Place = ("encoder", 0) if run is None else run.place(module)
     kind, layer = place
+    # Split masks and biases into booleans and finite floats: each broadcasts to (batch, head, query, key).
     light = None if run is None else _light_of(module, attention_mask, run)
     mask, bias = mask_and_bias(attention_mask, query.dtype)
     if light is not None and light.window is None and mask is not None and bool(mask.all()):
@@ -241,6 +244,7 @@ def attention_function(
         # out once what calls with the same mask share must not take a windowed layer for a whole one.
         mask = None
     more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
+    # A query, key or value with a batch of 1 is shared by all texts.
     call = AttentionCall(
         layer=layer,
         kind=kind,
@@ -258,6 +262,7 @@ def attention_function(
     )
     if light is not None:
         call = replace(call, is_causal=light.is_causal, window=light.window)
+    # (batch, head, query, d_value) -> (batch, query, head, d_value), as transformers expects it.
     output = attend(call) if run is None else run(module, call, others.get("sliding_window"))
     return output.transpose(1, 2).contiguous(), None
 
@@ -280,7 +285,7 @@ def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | No
 
 
 def attention_function_like_eager(module: nn.Module, *tensors: Tensor | None, **others: Any) -> tuple[Tensor, None]:
-    """Return as `attention_function`, for models whose masks say everything."""
+    """Compute as `attention_function` does, for models whose masks say everything: no mask means all keys."""
     return attention_function(module, *tensors, **{**others, "is_causal": False})  # type: ignore[arg-type]
 
 
@@ -310,6 +315,7 @@ def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) ->
     n_keys = int(request["kv_length"])
     if run is None or run.plan is None:
         return written_out(**request)
+    # A light mask needs a rule that two words can say, and padding by key.
     rule = None
     padding = None
     if run.light_from is not None and n_keys >= run.light_from:
@@ -323,6 +329,7 @@ def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) ->
             return sdpa_mask(**{**request, "mask_function": _never_write_out})
         except _NeededError:
             pass
+    # The padding alone, (batch, 1, 1, key); `_light_of` finds the rule by this very tensor.
     batch = int(request["batch_size"])
     if padding is None:
         mask = torch.ones(batch, 1, 1, n_keys, dtype=torch.bool, device=request.get("device", "cpu"))
@@ -350,9 +357,10 @@ def _mask_if_free(written_out: Callable[..., Tensor | None], request: dict[str, 
 
 
 def _rule(request: Mapping[str, Any]) -> Light | None:
-    """Return what a mask function means, None if it is none of those that can be said in two words."""
+    """Return the rule of a mask function; None if it is more than causality, a window, or both."""
     if request.get("q_offset", 0) or request.get("kv_offset", 0):
         return None
+    # The rule must be a conjunction of causality and windows.
     parts = _parts(request.get("mask_function", causal_mask_function))
     if parts is None or (parts != [bidirectional_mask_function] and request["q_length"] != request["kv_length"]):
         return None
@@ -377,7 +385,7 @@ _BIDIRECTIONAL_WINDOW = sliding_window_bidirectional_overlay(1).__code__
 
 
 def _parts(function: Any) -> "list[Callable[..., Any]] | None":
-    """Return the mask functions that all have to allow a key, None if one of them is not known."""
+    """Return the mask functions that must all allow a key; None if one of them is not known."""
     code = getattr(function, "__code__", None)
     if code is _AND:
         parts = [_parts(part) for part in _closure_value(function, "mask_functions")]
@@ -393,7 +401,7 @@ def _closure_value(function: Any, name: str) -> Any:
 
 
 def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None:
-    """Return what a light mask leaves unsaid; None for masks that say it all.
+    """Return the rule behind a light mask; None for masks that say it all.
 
     In a run with light masks any other is refused: it may be what the model made of a light one.
     """
@@ -419,7 +427,7 @@ _settings = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None]:
-    """Make a model use an attention implementation, in eval mode and frozen, and puts everything back afterwards.
+    """Make a model use an attention implementation, in eval mode and frozen, and put everything back afterwards.
 
     What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it. It is
     this thread's turn with the model meanwhile.
@@ -427,10 +435,11 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
     Gradients still flow through whatever a probe brings along. None stands for the implementation that the model has,
     which is all there is of modules that are no model of transformers.
     """
+    # Composite models (LLaVA) have a configuration per part, and each names its own implementation.
     configs = parts_of_config(*(module.config for module in model.modules() if isinstance(module, PreTrainedModel)))
     with take_turn([model]), without_autocast(device_of(model)), restore_state(model, configs):
         settings = _settings.setdefault(model, {})
-        # Those made in inference mode learn nothing, whatever they say, and torch does not let it be said again.
+        # torch refuses to set requires_grad again on tensors made in inference mode, and they never learn.
         learning = [
             parameter for parameter in model.parameters() if parameter.requires_grad and not parameter.is_inference()
         ]
@@ -441,9 +450,9 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
             for parameter in learning:
                 parameter.requires_grad_(False)
             if isinstance(model, PreTrainedModel) and implementation is not None and implementation not in settings:
-                # Slow and thorough the first time: it knows which parts can be switched. Then only its result is set.
+                # transformers' own switch is slow but knows which parts can change: call it once, and keep its result.
                 model.set_attn_implementation(implementation)
-                # Classes chosen when the model was built ignore the name but for "eager", which some ask for anew.
+                # Classes chosen when the model was built look up "eager" alone anew, so every part must name it.
                 dark = implementation == "eager"
                 settings[implementation] = [
                     (c, implementation if dark else c._attn_implementation_internal) for c in configs
@@ -457,7 +466,7 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
 
 
 def parts_of_config(*configs: Any) -> list[Any]:
-    """Configurations and those of their parts, each once, that name an attention implementation."""
+    """Return configurations and those of their parts that name an attention implementation, each once."""
     parts: dict[int, Any] = {}
     waiting = list(configs)
     while waiting:

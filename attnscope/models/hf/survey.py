@@ -24,7 +24,7 @@ class Unclear(Exception):  # noqa: N818 - no error: the other path is taken
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What was found out of a model's attention."""
+    """A model's attention layers: kinds, sizes, where they are computed, and how far they were checked."""
 
     path: str  # "seam" or "eager"
     # kind -> numbers of the layers that have attention, in the order of computation
@@ -53,6 +53,7 @@ class Survey:
 
 def read_seam(config: Any, example: Example, output: Any, seen: Sequence[Seen]) -> Survey:
     """Return the survey of attentions that passed the seam, each with its module."""
+    # Sort the calls by kind; each kind that the architecture has must be there.
     by_kind: dict[Kind, list[Seen]] = {}
     for call, kind in zip(seen, kinds_of(config, example, output, [call.weights for call in seen]), strict=True):
         by_kind.setdefault(kind, []).append(call)
@@ -70,6 +71,7 @@ def read_seam(config: Any, example: Example, output: Any, seen: Sequence[Seen]) 
         kind = kind_of[id(call)]
         plan.setdefault(call.module, []).append((kind, next(numbers[kind])))
 
+    # Head counts may differ between layers: the largest is reported.
     heads = {kind: {(seen.call.n_heads, seen.call.n_kv_heads) for seen in calls} for kind, calls in by_kind.items()}
     notes = _notes_on_gaps(config, layers, n_layers)
     for kind, calls in by_kind.items():
@@ -126,6 +128,7 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     Raises:
         Unclear: A map fits none of the sequences.
     """
+    # The lengths of the sequences that may attend, and the shapes of the maps.
     encoded = getattr(output, "encoder_last_hidden_state", None)
     tokens = None if example.real is None else example.real.shape[1]
     source = tokens if encoded is None else encoded.shape[1]
@@ -149,6 +152,7 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
             return [kind] * len(weights)
         kinds = {(tokens, tokens): kind}
         lengths = f"the text has {tokens} tokens"
+    # Every map must fit, and an encoder must put out as many states as the text has tokens.
     strange = next((shape for shape in shapes if shape not in kinds), None)
     if strange is None and tokens is not None and source is not None and source != tokens:
         strange = (source, source)

@@ -75,6 +75,7 @@ class _Catch(TorchFunctionMode):
             return self._attend(*args, **kwargs)
         if function is F.multi_head_attention_forward:
             return self._multi_head(*args, **kwargs)
+        # A softmax over rows of a map is probably attention by hand: (…, query, key).
         result = function(*args, **kwargs)
         is_softmax = getattr(function, "__name__", "") == "softmax" and isinstance(result, Tensor)
         if is_softmax and result.ndim > 2 and (result.ndim > 3 or result.shape[-1] == result.shape[-2]):
@@ -96,7 +97,7 @@ class _Catch(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Do as torch's scaled_dot_product_attention, by the seam."""
+        """Compute torch's scaled_dot_product_attention through the seam: query, key, value (…, token, d)."""
 
         def own() -> Tensor:
             return F.scaled_dot_product_attention(
@@ -116,6 +117,7 @@ class _Catch(TorchFunctionMode):
                 return tensor
             return as_heads(tensor) if tensor.ndim > 4 or not has_heads else tensor
 
+        # The seam takes four dimensions: (batch, head, token, d).
         mask, bias = mask_and_bias(attn_mask, query.dtype)
         try:
             call = AttentionCall(
@@ -137,7 +139,8 @@ class _Catch(TorchFunctionMode):
         return output.reshape(*lead, *output.shape[1:]) if has_heads else output[:, 0]
 
     def _multi_head(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
-        """Do as torch's multi_head_attention_forward, whose attention is always computed by the seam."""
+        """Compute torch's multi_head_attention_forward with its attention through the seam."""
+        # Run torch's own code, but without weights, so that it calls scaled_dot_product_attention.
         bound = _SIGNATURE.bind(*args, **named)
         bound.apply_defaults()
         asked = dict(bound.arguments)
@@ -160,6 +163,7 @@ class _Catch(TorchFunctionMode):
             self._do = do
         if not asked["need_weights"]:
             return output, None
+        # (batch, head, query, key) -> (batch, query, key), as torch averages by default.
         weights = attention_weights(calls[0])
         weights = weights.mean(1) if asked["average_attn_weights"] else weights
         return output, weights if asked["query"].ndim == 3 else weights[0]
@@ -235,6 +239,7 @@ class CaughtModule:
             return output
 
         output, softmaxes = self._forward(sample, do)
+        # The whole output must also agree: a module may drop weights after its attention.
         if check and calls:
             # As it is: by its own attention. What draws random numbers shows here.
             with self._turn(None, seed=1):
@@ -287,6 +292,7 @@ def _require_equal(what: str, own: Tensor, other: Tensor, n_calls: int) -> None:
     if not other.numel():
         return
     allowed = _TIMES * max(torch.finfo(other.dtype).eps, torch.finfo(torch.float32).eps) * (1 + n_calls) ** 0.5
+    # Rounding is relative to the largest value, and adds up over the attentions like a random walk.
     largest = max(float(other.abs().max()), 1e-30)
     require_rounding(
         what,

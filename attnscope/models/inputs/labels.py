@@ -26,7 +26,11 @@ places; range(0, 96, 8) = times; a list of such lists = names of each sequence. 
 
 
 def read_samples(module: nn.Module, inputs: Any) -> list[BoundArguments]:
-    """Return what the forward receives: a tensor, a tuple by position, a mapping by name; a list = several passes."""
+    """Bind inputs to the arguments of a forward: a tensor, a tuple, or a mapping by name; a list = several passes.
+
+    Raises:
+        AttnscopeError: The inputs do not fit the forward, hold no dense tensor, or hold NaN or infinity.
+    """
     several = inputs if isinstance(inputs, list) else [inputs]
     if not several:
         raise AttnscopeError("inputs is an empty list", "give what the model's forward receives")
@@ -39,6 +43,7 @@ def _read_sample(module: nn.Module, value: Any) -> BoundArguments:
             f"inputs is of type {type(value).__name__}",
             "give a tensor, a tuple of what forward receives, or a mapping by name; a list holds several of these",
         )
+    # Bind the value to the forward's arguments, so that a sample has one form however it was passed.
     signature = inspect.signature(module.forward)
     try:
         if isinstance(value, Mapping):
@@ -79,7 +84,7 @@ def change_tensors(sample: BoundArguments, change: Callable[[Tensor], Tensor]) -
 
 
 def repeat_sample(sample: BoundArguments, times: int, axis: int) -> BoundArguments:
-    """Return the same several times over, along the axis of its first tensor's batch; a mask may have 0 for 1."""
+    """Repeat a sample along the batch axis of its first tensor; a mask may have its batch on axis 0 instead of 1."""
     n = tensors_of(sample)[0].shape[axis]
 
     def repeat(tensor: Tensor) -> Tensor:
@@ -98,6 +103,7 @@ def n_named(labels: Labels | None) -> int | None:
 
 def name_positions(labels: Labels | None, sizes: Sequence[tuple[int, int]]) -> list[list[tuple[str, ...]]]:
     """Return the names of each sample's sequences, of which `sizes` has the number and how many positions they have."""
+    # One list for all sequences, one per pass, or one per sequence.
     n_sequences = sum(n for n, _ in sizes)
     if labels is None:
         lists: list[Any] = [range(n) for count, n in sizes for _ in range(count)]
@@ -112,6 +118,7 @@ def name_positions(labels: Labels | None, sizes: Sequence[tuple[int, int]]) -> l
             f"labels holds {amount(len(lists), 'list')}, and the inputs are {amount(n_sequences, 'sequence')}",
             "give one list of names for all, one per pass, or one per sequence",
         )
+    # Deal the names out to the samples, and check that each sequence has as many names as positions.
     waiting = map(_names, lists)
     rows = [[next(waiting) for _ in range(count)] for count, _ in sizes]
     for row, (_, n) in zip(rows, sizes, strict=True):

@@ -34,7 +34,7 @@ Shape = tuple[int, int, int]
 
 
 class InputsModel(Model):
-    """A torch module on its inputs; see models.model.Model. Each sequence of the inputs is a text, by its number.
+    """A torch module on its inputs, as a Model. Each sequence of the inputs is a text, by its number.
 
     No blocks are known: hidden states belong to whole passes, and studies look at single sequences.
 
@@ -68,6 +68,7 @@ class InputsModel(Model):
         Returns what the module puts out, (batch, position, d): by position where it has one row for each, else all that
         it puts out for the sequence, at every position.
         """
+        # One forward pass runs one sample: all sequences must come from it.
         places = [self._find(ids) for ids in batch.rows()]
         number = places[0][0]
         if any(sample != number for sample, _ in places):
@@ -89,6 +90,7 @@ class InputsModel(Model):
                 return attend(call)
             return probe(call) if is_whole else attend(call).index_copy(0, rows, probe(_take(call, rows)))
 
+        # Repeat the inputs where the batch asks for it. Where as many sequences as positions run, their axis decides.
         sample = self._samples[number]
         batch_is_second = False
         if max(copies) > 1 or n_rows == n:
@@ -98,7 +100,7 @@ class InputsModel(Model):
         return _by_position(self._caught.run(sample, at_seam), n_rows, n, batch_is_second=batch_is_second)[rows]
 
     def modules(self) -> list[nn.Module]:
-        """Return the module."""
+        """Return the module, in a list."""
         return [self.network]
 
     def _find(self, ids: tuple[int, ...]) -> tuple[int, int]:
@@ -112,6 +114,7 @@ class InputsModel(Model):
     def _measure(self, sample: BoundArguments) -> tuple[int, int]:
         """Return how many sequences a sample has, and of how many positions."""
         calls = self._calls(sample)
+        # All layers that are shown must attend among the same positions.
         shapes = {_shape_of(call) for call in calls}
         n_sequences, n_queries, n_keys = _shape_of(calls[0])
         if len(shapes) != 1 or n_queries != n_keys or not n_sequences * n_queries:
@@ -138,6 +141,7 @@ class InputsModel(Model):
         """Return along which axis inputs are a batch, 0 or 1. Tried once: each copy must have the same queries."""
         if number not in self._axes:
             sample = self._samples[number]
+            # Try each axis: two copies must give the queries twice, (2 * sequence, head, query, d_head).
             once = [call.query for call in self._calls(sample)]
             both = [torch.cat([query, query]) for query in once]
             for axis in range(min(2, tensors_of(sample)[0].ndim)):
@@ -177,16 +181,18 @@ def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
 
 def _by_position(output: Tensor, n_sequences: int, n: int, *, batch_is_second: bool) -> Tensor:
     """Return what a module puts out as (sequence, position, d); see `InputsModel.run`."""
+    # (position, sequence, d), as torch puts it by default; then any shape with a row per position.
     if output.ndim == 3 and output.shape[:2] == (n, n_sequences) and (n != n_sequences or batch_is_second):
         return output.transpose(0, 1)
     if output.ndim > 1 and output.shape[:-1].numel() == n_sequences * n:
         return output.reshape(n_sequences, n, -1)
+    # No row per position: the whole output of a sequence stands at each of its positions.
     flat = output.flatten(1) if output.ndim and n_sequences % len(output) == 0 else output.reshape(1, -1)
     return flat.repeat_interleave(n_sequences // len(flat), 0)[:, None].expand(-1, n, -1)
 
 
 def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check: bool = True) -> InputsModel:
-    """Make a Model of a torch module and what its forward receives; see `models.load`.
+    """Make a Model of a torch module and the inputs of its forward; `models.load` explains the arguments.
 
     Its layers are the attentions that it computes over the positions that are named, in the order of computation.
     """
@@ -194,6 +200,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
     if not isinstance(model, nn.Module):
         raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
     name = type(model).__name__
+    # Read inputs and labels, and move the inputs to the model's device.
     samples = read_samples(model, inputs)
     n_labels = n_named(labels)
     compiled = [path for path, part in model.named_modules() if _is_compiled(part)]
@@ -213,6 +220,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
     chosen = [call for call in calls if call.shape == shape]
     others = [call for call in calls if call.shape != shape]
     kind: Kind = "decoder" if all(call.hides_later for call in chosen) else "encoder"
+    # Attentions that are not shown are planned as "cross", so that their calls can be told apart.
     numbers = {True: iter(range(len(chosen))), False: iter(range(len(others)))}
     for call in calls:
         is_shown = call.shape == shape

@@ -28,7 +28,7 @@ _patching = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """One attention of one layer on one text, and what lies around it; None where it could not be seen.
+    """One attention of one layer on one text, with its rotary turn and output projection; None where not seen.
 
     Attributes:
         call: What reached the seam.
@@ -52,13 +52,18 @@ class Surroundings:
 
 
 def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundings:
-    """Run a model once, on one text, and keep what lies around one of its attentions."""
+    """Run a model once on one text, and return one of its attentions with its rotary turn and output projection.
+
+    Raises:
+        AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
+    """
     if model.info.path != "seam":
         raise AttnscopeError(
             f"{model.info.name} ({model.info.architecture}) does not show its queries and keys: its attention does "
             "not pass transformers' attention interface",
             "its weights can be seen with `attnscope heatmap`",
         )
+    # Run once: note each rotary turn until an attention comes, and then look for its W_O.
     roots = model.modules()
     outputs = OutputWatch()
     turns: list[_Turn] = []
@@ -141,6 +146,7 @@ def _watch_turns(roots: Sequence[nn.Module], turns: list[_Turn]) -> Iterator[Non
 
         return turn
 
+    # One thread patches at a time: the names in a module are shared by all threads.
     files = {type(module).__module__ for module in modules_of(roots)}
     with take_turn(roots), _patching, contextlib.ExitStack() as stack:
         for file in sorted(files):
@@ -161,6 +167,7 @@ def _read_turn(call: AttentionCall, turn: _Turn) -> tuple[Rotation | None, tuple
     match = _match(call, turn)
     if match is None:
         return None, None
+    # Learn the rotation on unit vectors, then check it on the text's own queries and keys.
     rotation = _learn_rotation(turn, match, *call.query.shape[2:])
     query, key = match.before
     if rotation is None or not _agrees(rotation, query[0], call.query[0]) or not _agrees(rotation, key[0], call.key[0]):
@@ -178,6 +185,7 @@ class _Match(NamedTuple):
 
 def _match(call: AttentionCall, turn: _Turn) -> _Match | None:
     """Return how a turn became what reached the seam; None if it is something else that did."""
+    # Models turn (batch, head, token, d) or (batch, token, head, d), and all or some of the columns.
     d_head = call.query.shape[3]
     for heads_axis in (1, 2):
         before, after = (tuple(x.transpose(1, heads_axis) for x in pair) for pair in (turn.before, turn.after))
@@ -213,6 +221,7 @@ def _learn_rotation(turn: _Turn, match: _Match, n_tokens: int, d_head: int) -> R
     partner = np.where(strengths.any(1), strengths.argmax(1), own)
     if ((strengths > 0).sum(1) > 1).any() or (partner[partner] != own).any():
         return None
+    # Columns that the function does not turn keep cos 1 and sin 0: (token, d_head).
     cos = np.ones((n_tokens, d_head))
     sin = np.zeros((n_tokens, d_head))
     cos[:, columns] = matrix[:, own, own]

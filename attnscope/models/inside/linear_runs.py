@@ -73,7 +73,7 @@ class _Leaf:
 
 @dataclass(frozen=True, eq=False)
 class TracedScores:
-    """A batch that was run, with the paths from the parts of the model to the seam.
+    """A run over a batch, with the gradient paths from the parts of the model to the seam.
 
     Attributes:
         n_rows: How many texts the batch has.
@@ -94,11 +94,13 @@ class TracedScores:
             output: Queries or keys of a call, (row, head, token, d_head).
             slopes: One of that shape for each sum, (sum, row, head, token, d_head).
         """
+        # (sum, row, head, token, d_head), in chunks that fit the memory bound.
         at_once = max(1, _MOST_NUMBERS // output.numel())
         chunks = [self._along(output, chunk) for chunk in torch.split(slopes.to(output), at_once)]
         return {part: torch.cat([chunk[part] for chunk in chunks]) for part in chunks[0]}
 
     def _along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:
+        # Each gradient has a leaf's shape behind a first axis of sums.
         tensors = [leaf.tensor for leaf in self.leaves]
         gradients = torch.autograd.grad(
             output, tensors, slopes, retain_graph=True, allow_unused=True, is_grads_batched=True
@@ -146,10 +148,12 @@ class ScoreRuns:
         head = model.unembedding()
         self._adding = [m for m in linear if m not in self._branches and m is not head]
         self._embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
+        # Norms are found by measuring every module without children that is no linear map.
         leaves = [m for m in modules if is_leaf(m) and m not in set(linear)]
         with torch.no_grad():
             norms = {m: measure_norm(m) for m in leaves}
         self._norms = {module: norm for module, norm in norms.items() if norm is not None}
+        # Where the stream starts, and which layers each module belongs to.
         self._first = list(dict.fromkeys(block for (_, layer), block in blocks.items() if layer == 0))
         self._layers: dict[nn.Module, set[Place]] = {}
         for place, block in blocks.items():
@@ -192,7 +196,7 @@ class ScoreRuns:
         return set(watch.modules.values()), attentions
 
     def trace(self, batch: Batch, places: Collection[Place]) -> TracedScores:
-        """Run a batch, and keep the paths to the queries and keys of some attentions."""
+        """Run a batch, and keep the gradient paths to the queries and keys of the attentions at `places`."""
         traced = TracedScores(len(batch.ids))
 
         def observe(call: AttentionCall) -> Tensor:
@@ -201,6 +205,7 @@ class ScoreRuns:
                 output = attend(call)
             if self._latest in places:
                 traced.calls[self._latest] = call
+            # One leaf for all heads of the layer: (row, head, query, d_value).
             leaf = output.detach().requires_grad_()
             name = f"{self._prefix(call.kind)}L{call.layer}"
             heads = [Part(f"{name}H{head}", "head", call.layer, head) for head in range(call.n_heads)]
@@ -231,6 +236,7 @@ class ScoreRuns:
             return output + add_leaf(Part(name, "bias"), torch.zeros_like(output), bias.detach().expand_as(output))
 
         def branch(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            # A module that several layers share belongs to the layer whose attention ran last.
             places = self._layers.get(module, set())
             layers = {layer for _, layer in places}
             kind, layer = min(places) if len(layers) == 1 else self._latest
@@ -244,11 +250,13 @@ class ScoreRuns:
             return add_leaf(Part(_name_embedding(inputs[0] if inputs else None, output, batch), "embedding"), apart)
 
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            # Embeddings handed over as vectors, or added by plain code, have no path yet.
             hidden = hidden_input(inputs, named)
             if hidden is not None and not hidden.requires_grad:
                 traced.leaves.append(_Leaf((Part(EMBEDDED, "embedding"),), hidden.requires_grad_(), hidden))
 
         def normalise(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            # Freeze the length: the factor `by` is the one that gives the actual output, (…, 1).
             norm = self._norms[module]
             x = inputs[0] - inputs[0].mean(-1, keepdim=True) if norm.centres else inputs[0]
             gained = x * norm.gain.to(x)
@@ -289,7 +297,7 @@ def _detach(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -
 
 
 def require_gradients(model: Model) -> None:
-    """Refuse a model through which no gradients flow."""
+    """Raise AttnscopeError for a model whose weights were made in inference mode: no gradients flow through it."""
     if any(weight.is_inference() for root in model.modules() for weight in root.parameters()):
         raise AttnscopeError(
             f"the weights of {model.info.name} were made in torch.inference_mode(), and keep no gradients",

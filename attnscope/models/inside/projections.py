@@ -1,4 +1,4 @@
-"""What is seen as a model runs: which linear map is an attention's output projection, how long hidden states are."""
+"""Find linear maps, output projections and hidden states of a model as it runs, by hooks and not by names."""
 
 import contextlib
 import threading
@@ -35,7 +35,7 @@ class OutputWatch:
         self._last = None
 
     def look(self, module: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
-        """The hook after each linear map."""
+        """Compare a linear map's input with the expected output; the hook after each linear map."""
         if self._last is None or not inputs or not isinstance(inputs[0], Tensor):
             return
         place, output = self._last

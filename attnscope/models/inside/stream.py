@@ -41,7 +41,7 @@ class Norm:
     centres: bool  # whether the mean is taken away first (LayerNorm), or not (RMSNorm)
 
     def fold(self, rows: Tensor) -> Tensor:
-        """Rows that read the norm's output, (…, d_model), as rows that read its input, up to its length."""
+        """Turn rows that read the norm's output, (…, d_model), into rows that read its input, up to its length."""
         folded = rows * self.gain.to(rows)
         return folded - folded.mean(-1, keepdim=True) if self.centres else folded
 
@@ -76,7 +76,7 @@ class Attention:
     notes: tuple[str, ...] = ()  # what is not known, and why
 
     def reads(self, role: Role) -> Tensor | None:
-        """W_Q, W_K or W_V of each query head with the norm before it folded in, (n_heads, d_head, d_model)."""
+        """Return a role's weights per query head with the norm before them folded in, (n_heads, d_head, d_model)."""
         projection: Projection | None = getattr(self, role)
         if projection is None:
             return None
@@ -85,7 +85,7 @@ class Attention:
 
     @property
     def writes(self) -> Tensor | None:
-        """W_O of each head with the norm behind it folded in, (n_heads, d_model, d_value)."""
+        """Return W_O of each head with the norm behind it folded in, (n_heads, d_model, d_value); None if not known."""
         if self.output is None or self.output_norm is None:
             return self.output
         centred = self.output - self.output.mean(1, keepdim=True) if self.output_norm.centres else self.output
@@ -94,7 +94,7 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """What lies along the residual stream of a model."""
+    """The weights and norms along the residual stream of a model."""
 
     kind: str
     attentions: tuple[Attention, ...]  # by layer
@@ -107,7 +107,12 @@ class Stream:
 
 
 def stream_of(model: Model) -> Stream:
-    """Find out where a model of text keeps the weights of its heads, by running it on a few tokens."""
+    """Find the weights of each head of a text model, by running it on a few tokens.
+
+    Raises:
+        AttnscopeError: The model has several kinds of attention, its attention does not pass the seam, or no layer
+            shows both W_V and W_O.
+    """
     info = model.info
     if len(info.kinds) != 1:
         raise AttnscopeError(
@@ -119,6 +124,7 @@ def stream_of(model: Model) -> Stream:
             f"{info.name} ({info.architecture}, engine {info.engine}) does not show which weights its heads have",
             "leave out --engine" if info.engine == "numpy" else "choose a model whose attention passes the seam",
         )
+    # Read each attention; a note that several layers share is said once, with their names.
     look = _Look(model)
     attentions = look.attentions()
     notes: list[str] = []
@@ -200,6 +206,7 @@ class _Look:
     # The runs --------------------------------------------------------------------------------------------------------
 
     def _run(self, batch: Batch) -> None:
+        # The first run: every linear map starts a path, and the probe derives along those of its layer.
         head = self._model.unembedding()
 
         def unembed(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -222,6 +229,7 @@ class _Look:
                 self._biases[call.layer, role] = _widen(_first_token(call, role))
             return attend(call)
 
+        # The second run: with projections that read 0, only their biases reach the seam.
         with torch.no_grad(), hooks(self._maps, read_zero, before=True):
             self._model.run(batch, keep_biases)
 
@@ -358,6 +366,7 @@ class _Look:
         bias = self._biases[call.layer, role]
         if weight is None:
             return None
+        # (head, d_head, d_model) @ (d_model,) + (head, d_head) must be the first token's row at the seam.
         source = self._sources[call.layer].reshape(-1, weight.shape[-1])[0].to(weight)
         expected = weight @ source + bias
         # Each product rounds, and so does their sum.
@@ -385,6 +394,7 @@ def _derive(rows: Tensor, starts: Sequence[Tensor]) -> Tensor | None:
     gradients = torch.autograd.grad(
         rows, list(starts), each, retain_graph=True, allow_unused=True, is_grads_batched=True
     )
+    # (number, batch, token, d_model) -> (number, d_model): only the first token is looked at.
     slopes = [slope.flatten(1, -2)[:, 0] for slope in gradients if slope is not None]
     if not slopes:
         return None
@@ -407,10 +417,11 @@ def _widen(tensor: Tensor) -> Tensor:
 
 
 def measure_norm(module: nn.Module) -> Norm | None:
-    """Return a module as a norm, by what it makes of vectors; None if it is neither LayerNorm nor RMSNorm."""
+    """Measure a module as a norm on four vectors; None if it is neither LayerNorm nor RMSNorm."""
     weight = next(iter(module.parameters()), None)
     if weight is None or weight.ndim != 1:
         return None
+    # Four test vectors, (4, n): z and -z tell gain and bias, two random ones whether it centres.
     n = len(weight)
     # Without a mean, of length 1, and nowhere small: divided by, it keeps what is left of the norm's precision.
     z = torch.ones(n, dtype=torch.float64)

@@ -17,7 +17,7 @@ from attnscope.models.turns import take_turn
 
 
 class Tape:
-    """The blocks' outputs in one forward pass, in the order in which they were called.
+    """The recorded outputs of blocks in one forward pass, in the order of their calls.
 
     While a thread records or plays, it has its turn with the model (see models.turns), and the blocks' own forwards are
     replaced. Calls of the blocks from other threads run unchanged.
@@ -38,7 +38,7 @@ class Tape:
 
     @contextlib.contextmanager
     def record(self, batch: int) -> Iterator[None]:
-        """Keep what the blocks return on so many texts."""
+        """Within it, keep what the blocks return in a pass over `batch` texts."""
         self._outputs.clear()
         self._batch = batch
 
@@ -57,7 +57,7 @@ class Tape:
 
     @contextlib.contextmanager
     def play(self, first: int, times: int = 1) -> Iterator[None]:
-        """Let blocks before number `first` return what they returned: all texts, then all again, and so on."""
+        """Within it, blocks before number `first` return their recorded outputs, repeated `times` along the batch."""
         number = 0
 
         def repeat(tensor: Tensor) -> Tensor:
@@ -81,6 +81,7 @@ class Tape:
         mine = threading.get_ident()
 
         def replace(block: nn.Module) -> Callable[..., Any]:
+            # Keep the block's own forward: `function` decides whether it runs.
             forward = block.forward
 
             def call(*args: Any, **named: Any) -> Any:
@@ -98,6 +99,7 @@ def replace_forwards(
 ) -> Iterator[None]:
     """Within it, modules have the forwards that `replace` makes for them."""
     modules = list(modules)
+    # Only forwards set on the module itself are put back; the others come from its class.
     before = [vars(module).get("forward") for module in modules]
     try:
         for module in modules:
