@@ -41,14 +41,17 @@ def level_weights(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> 
     Returns:
         (head, token, frame), in standard deviations.
     """
+    # Weights over the frames with sound: each token's sum to 1.
     values = weights.astype(np.float64)
     total = values.sum(2, keepdims=True)
     np.divide(values, total, out=values, where=total > 0)
+    # Standard deviations from the mean over tokens, frame by frame.
     spread = values.std(1, keepdims=True)
     # A frame that all tokens attend to alike says nothing of where they are.
     level: NDArray[np.float64] = np.divide(
         values - values.mean(1, keepdims=True), spread, out=np.zeros_like(values), where=spread > 0
     )
+    # Running median over frames; both ends are mirrored.
     half = width // 2
     if values.shape[2] > half:
         padded = np.pad(level, ((0, 0), (0, 0), (half, half)), mode="reflect")

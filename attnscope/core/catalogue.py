@@ -2,7 +2,7 @@
 
 A measure reads attention in one of three ways: by what keys are worth, by what pairs of a query and a key are worth, or
 as a number of a row of weights. Its entry says which. The engine (`core.measures`) knows these three and no names. It
-gives out `Measured`.
+returns `Measured`. Roles and intervals are left to `studies.heads`.
 """
 
 import math
@@ -65,7 +65,7 @@ class Measure:
 
     Attributes:
         name: Its name in results and records; the unit is part of it where it has one.
-        what: The meaning of a large value, in one line.
+        what: What a large value means, in one line.
         formula: What is added up for one query q, in terms of weights A, keys k and tokens x; and what it is divided by
             if that is no count of queries.
         source: The publication that the definition is from, or "ours".
@@ -381,6 +381,7 @@ class Columns:
     """
 
     def __init__(self, catalogue: Mapping[str, Measure]) -> None:
+        # Columns are ordered by family: keys, then pairs, then rows.
         names: list[str] = []
         for family in (Keys, Pairs, Row):
             names += [name for name, measure in catalogue.items() if isinstance(measure.family, family)]
@@ -388,14 +389,17 @@ class Columns:
         self.keys = [family for family in self.families if isinstance(family, Keys)]
         self.pairs = [family for family in self.families if isinstance(family, Pairs)]
         self.rows = [family.statistic for family in self.families if isinstance(family, Row)]
+        # Whether each is a set, and the facts and offsets that pairs need.
         masses: list[Keys | Pairs] = [*self.keys, *self.pairs]
         self.is_set = [family.is_set for family in masses]
         self.is_beyond = [family.beyond_uniform for family in self.pairs]
         self.facts = [family.fact for family in self.pairs if not family.offsets]
         self.offsets = sorted({offset for family in self.pairs for offset in family.offsets})
+        # Where each result stands: its view (all keys, or those outside sinks) and its column.
         self.names = measure_names(catalogue)
         self.views = [int(name.endswith("_active")) for name in self.names]
         self.numbers = [names.index(name.removesuffix("_active")) for name in self.names]
+        # Which parts of a row each measure of pairs adds up, (part, pair).
         parts: list[str | int] = ["mass", *self.facts, *self.offsets]
         self.pair_map = [[int(part in (family.offsets or (family.fact,))) for family in self.pairs] for part in parts]
 

@@ -128,14 +128,17 @@ def describe(
     Returns:
         One description per head, in their order.
     """
+    # Only features that vary in enough texts may be terms.
     usable = rows.varies_in >= min(FEWEST_TEXTS, len(np.unique(rows.texts)))
     if candidates is not None:
         usable &= np.isin(np.arange(rows.n_shared), np.asarray(candidates))
     descriptions: list[Description] = []
+    # Some heads at a time: their searches share one product with all features per round.
     for start in range(0, rows.n_heads, _HEADS_AT_ONCE):
         heads = range(start, min(start + _HEADS_AT_ONCE, rows.n_heads))
         searches = [_Search(rows, head, simplicity, most_own) for head in heads]
         while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
+            # One round: each search that is not done takes its next term.
             p = np.stack([search.unscaled() for search in going])  # (head, entry)
             expected = rows.means(p, rows.weights[[search.head for search in going]])
             for search, of_entries, of_features in zip(going, p, expected, strict=True):
@@ -158,12 +161,14 @@ class _Search:
         self._nats = float(rows.mean_nats[head])
         self._left = self._nats
         self.goes_on = self._nats > 0
+        # Features of the head alone: their values by entry, (own feature, entry).
         own = rows.own_features(head)
         columns = [rows.columns[head][number - rows.n_shared] for number in own]
         self._own_values = np.stack([rows.by_entry(number, head) for number in own] or [np.zeros(rows.size)])
         on_own = self._own_values @ rows.weighted(rows.attention[head].astype(np.float64), head)
         spread = [rows.variance(values) for values in self._own_values]
         n_own = len(own)
+        # E_A[f] and the spread of all features, shared and own, (feature,).
         self._expected = np.append(rows.expected[head], on_own[:n_own])
         self._spread = np.append(rows.graded_variances, spread[:n_own])
         self._is_graded = np.append(rows.levels > 2, np.ones(n_own, np.bool_))
@@ -182,11 +187,14 @@ class _Search:
             p: (entry,): the current fit, up to a factor of each row.
             usable: (shared feature,): which of these may be the term.
         """
+        # E_p[f] of the head's own features, after those of the shared ones, (feature,).
         n_own = len(self._expected) - len(expected)
         on_own = self._own_values[:n_own] @ self._rows.weighted(p, self.head)
+        # Which features may be the next term.
         has_room = self._is_fitted[list(self.terms)].sum() < self._most_own
         may_follow = np.append(usable, np.full(n_own, True)) & (has_room | ~self._is_fitted)
         may_follow[list(self.terms)] = False
+        # Refit with each of the best candidates in turn.
         least = LEAST_GAIN * self._nats
         tried = []
         for feature, step in self._candidates(np.append(expected, on_own), may_follow):
@@ -202,6 +210,7 @@ class _Search:
         alike = [trial for trial in alike if self._simplicity[trial[0]] == simplest]
         best = min(left for *_, left in alike)
         feature, weights, _ = min(trial for trial in alike if trial[2] <= best + _TIED * self._nats)
+        # Take it, and fit all terms together once more.
         if not self.terms:
             self._first_weight = float(weights[0])
         self.terms = (*self.terms, feature)
@@ -212,6 +221,7 @@ class _Search:
 
     def _candidates(self, pi: Floats, may_follow: NDArray[np.bool_]) -> list[tuple[int, float]]:
         """Return the features that could gain most, with the weight at which each would be gained."""
+        # Gains of features of 0 and 1: the lower bound of the module's docstring.
         a = np.clip(self._expected, TINY, 1 - TINY)
         pi = np.clip(pi, TINY, 1 - TINY)
         gains = np.where(may_follow, least_gain(a, pi), -1.0)
@@ -221,6 +231,7 @@ class _Search:
         graded_steps = (a - pi) / np.maximum(self._spread, TINY)
         graded = np.where(may_follow & self._is_graded, graded_steps * (a - pi) / 2, -1.0)
         steps = np.clip(np.where(self._is_graded, graded_steps, steps), -LARGEST_STEP, LARGEST_STEP)
+        # The best by either rule, each with the weight to start from.
         best = np.argsort(-gains, kind="stable")[:REFITTED]
         best_graded = np.argsort(-graded, kind="stable")[:REFITTED_GRADED]
         chosen = [*best[gains[best] > 0].tolist(), *best_graded[graded[best_graded] > 0].tolist()]
@@ -313,6 +324,7 @@ def score(rows: Rows, head: int, description: Description) -> tuple[Score, Float
 
 def row_losses(rows: Rows, head: int, description: Description) -> Floats:
     """Return KL(A ‖ p) of each row of a head, (row,), in nats."""
+    # KL(A ‖ p) = -H - Σ w E_A[f] + ln Z, of each row, (row,).
     log_sums = rows.table(description.terms, head).log_sums(description.weights)
     scores = rows.scores(description.terms, description.weights, head)
     losses: Floats = np.maximum(log_sums - rows.sums(rows.scaled(head) * scores) - rows.entropies[:, head], 0.0)
@@ -333,6 +345,7 @@ def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats, mass: F
     """
     if not len(texts):
         return Score(math.nan, math.nan, math.nan, math.nan)
+    # Means over the rows of each text: then all texts weigh the same, (text,).
     _, text, counts = np.unique(texts, return_inverse=True, return_counts=True)
     sums = RunningSums(())
     nats_of_texts = np.bincount(text, nats) / counts

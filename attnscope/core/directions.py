@@ -81,8 +81,10 @@ def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Si
     total = max(float(weights.sum()), 1e-30)
     # Types that are no key of a fitted row change nothing for the others.
     unit = embeddings - embeddings[occurrences > 0].mean(0) if total > 1e-30 else embeddings
+    # Directions of length 1, centred at their mean, weighted by the root of the types' occurrences.
     unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-30)
     unit = unit - (unit * weights).sum(0) / total
+    # Project onto the principal components of the occurrences, (type, DIMENSIONS).
     _, vectors = np.linalg.eigh((unit * weights).T @ unit)
     x = unit @ vectors[:, ::-1][:, :DIMENSIONS]
     length = np.sqrt(float((weights * x**2).sum()) / total)
@@ -104,6 +106,7 @@ def find_columns(
     if not part.size:
         return ((),) * part.n_heads
     at_once = max(1, _AT_ONCE // part.size)
+    # Some heads at a time, so that arrays of (entry, head) stay small.
     columns: list[tuple[Column, ...]] = []
     for start in range(0, part.n_heads, at_once):
         heads = range(start, min(start + at_once, part.n_heads))
@@ -124,11 +127,13 @@ class _Fit:
         self._x = x[self._types]
         self._keys = np.searchsorted(self._types, part.key_types)
         self._queries = np.searchsorted(self._types, part.query_types)
+        # Matrices that sum entries by key type, by query type, by offset and by row: (group, entry).
         self._buckets = np.searchsorted(OFFSET_EDGES, offsets[part.entries], "right")
         self._by_key = _sums_by(self._keys, len(self._types))
         self._by_query = _sums_by(self._queries, len(self._types))
         self._by_bucket = _sums_by(self._buckets, len(OFFSET_EDGES) + 1)
         self._by_row = _sums_by(part.row_of, n_rows)
+        # Attention B times what its row counts, (entry, head). The scores start from 0: uniform attention.
         self._lam = 1.0 / max(1, n_rows)
         self._row_weights = part.weights[list(heads)].T.astype(np.float32)
         attention = np.stack([part.scaled(head) for head in heads], 1).astype(np.float32)
@@ -139,17 +144,20 @@ class _Fit:
 
     def columns(self, candidates: Sequence[int]) -> list[tuple[Column, ...]]:
         """Fit all blocks, and return the columns of each head."""
+        # Offsets and keys explain most, so they come first; gates and pairs get what is left.
         for _ in range(ROUNDS):
             self._fit_offsets()
             self._fit_keys()
         gated = self._screen_gates(candidates)
         pairs = [self._fit_pair() for _ in range(N_PAIRS)]
+        # Scores of all types as keys, (type, head), centred over the keys of fitted rows.
         keys = self._all @ self._linear.T
         keys[self._types] += self._own
         n_keys = np.bincount(self._part.key_types, minlength=len(keys))
         n_queries = np.bincount(self._part.query_types, minlength=len(keys))
         keys -= (n_keys @ keys) / n_keys.sum()
         columns = []
+        # Cut scores into levels: keys, then both signs of each pair, then gated features.
         for head in range(len(self._heads)):
             levels, values = quantise(keys[:, head], n_keys, KEY_CUTS)
             of_head = [Column(KEY_RANK, values, levels)]
@@ -174,6 +182,7 @@ class _Fit:
 
     def _errors(self) -> tuple[Singles, Singles]:
         """Return the errors r = B - p, and p, each times what its row counts, (entry, head)."""
+        # Less the row's largest score, so that the exponential does not overflow.
         self._scores -= self._spread(np.maximum.reduceat(self._scores, self._part.starts[:-1], axis=0))
         p = np.exp(self._scores)
         p *= self._spread(self._row_weights / (self._by_row @ p))
@@ -202,6 +211,7 @@ class _Fit:
     def _ridge(self, current: Singles, g: Singles, h: Singles, rows: float) -> Singles:
         """Return coefficients, (head, column), after a Newton step from the gradient and curvature of types."""
         lam = rows * self._lam
+        # One Newton step per head: a system of as many unknowns as columns.
         ridged = np.empty_like(current)
         for head, coefficients in enumerate(current):
             second = ((self._x * h[:, head, None]).T @ self._x).astype(np.float64)  # the ridge is lost in float32
@@ -211,6 +221,7 @@ class _Fit:
 
     def _fit_pair(self) -> tuple[Singles, Singles]:
         """Fit one more pair, (head, column) of either side; the other blocks are fitted again beside it."""
+        # Scores of the pair are u(query) v(key), (entry, head).
         left, right = self._start_pair()
         of_queries = self._of_queries(left)
         of_keys = self._of_keys(right)
@@ -251,11 +262,13 @@ class _Fit:
         r, p = self._errors()
         x = self._x
         queries = x[self._queries]
+        # The mean of r x_q x_kᵀ, whitened on both sides, has the best pair as its largest singular value.
         n_rows = len(queries)
         white_q = _whitening(queries.T @ queries / n_rows, 0.02)
         curvature = self._by_key @ p
         left = np.empty_like(self._linear)
         right = np.empty_like(self._linear)
+        # One head at a time: errors as a matrix of (row, type).
         for head in range(len(left)):
             errors = sp.csr_array((r[:, head], self._keys, self._part.starts), (n_rows, len(x)))
             white_k = _whitening((x * curvature[:, head, None]).T @ x, 0.05)
@@ -275,15 +288,18 @@ class _Fit:
             For each head up to `N_GATED` pairs of a gate and a feature, the largest gain first, each feature once.
         """
         part = self._part
+        # A gate needs queries and texts on either side.
         gates = [number for number, inside in enumerate(part.gates) if self._has_both_sides(inside)]
         pairs: list[list[tuple[int, int]]] = [[] for _ in self._heads]
         if not gates or not len(candidates):
             return pairs
         inside = part.gates[gates]
         row_weights: Floats = self._row_weights.astype(np.float64)
+        # What rows weigh in each gate, then Σ w E_A[f] and Σ w E_p[f], (gate + 1, head, feature).
         weighed = inside.astype(np.float64) @ row_weights
         on = self._sums_of_gates(self._weighted, inside, candidates)
         expected = self._sums_of_gates(self._errors()[1], inside, candidates)
+        # Take the largest gain again and again; each feature is taken once.
         for number, head in enumerate(self._heads):
             gains = split_gains(on[:, number], expected[:, number], weighed[:, number])
             while len(pairs[number]) < N_GATED and gains.max() >= LEAST_SPLIT * part.mean_nats[head]:
@@ -302,11 +318,13 @@ class _Fit:
         sets, set_of_row = np.unique(inside, axis=1, return_inverse=True)
         set_of = self._part.spread(set_of_row.ravel())
         chosen = np.asarray(candidates)
+        # Sums by set of gates: (set, head, feature).
         sums = np.zeros((sets.shape[1], values.shape[1], len(chosen)))
         for number in range(len(sums)):
             entries = np.flatnonzero(set_of == number)
             levels = self._part.features[np.ix_(chosen, entries)].astype(np.float32)
             sums[number] = values[entries].T @ levels.T
+        # Each gate adds the sets that contain it; the last row adds all of them.
         with_all = np.vstack([sets, np.ones((1, sets.shape[1]))])
         of_gates: Floats = np.einsum("gs,shf->ghf", with_all, sums) / (self._part.levels[chosen] - 1)
         return of_gates
@@ -320,6 +338,7 @@ def split_gains(a: Floats, pi: Floats, weights: Floats) -> Floats:
         pi: (gate + 1, feature): the same of p.
         weights: (gate,): W_g, what each gate's rows weigh, 0 to 1.
     """
+    # W_g b(a_g, π_g) + W_h b(a_h, π_h) - b(a, π), with h outside the gate.
     inside = np.clip(weights, 1e-9, 1 - 1e-9)[:, None]
     outside = 1 - inside
     gain_inside = inside * least_gain(a[:-1] / inside, pi[:-1] / inside)

@@ -65,9 +65,11 @@ def hellinger_sums(
     Source:
         Hellinger 1909; the matrix product is ours.
     """
+    # Rows (head, query, key), their masses (head, query), and where they are distributions.
     first, second = _distributions(a, b)
     masses = [rows.sum(-1) for rows in (first, second)]
     present = [(mass > 0).double() for mass in masses]
+    # All pairs by one product of (head, query x key) matrices.
     products = first.sqrt().flatten(1) @ second.sqrt().flatten(1).T
     sums = (masses[0] @ present[1].T + present[0] @ masses[1].T) / 2 - products
     return _pair_sums(sums, present, b is None)
@@ -87,11 +89,14 @@ def jensen_shannon_sums(
     Source:
         Lin 1991; between heads and summed over tokens: Clark et al. 2019, section 6.
     """
+    # Rows with 0 replaced by a number so small that x ln x is 0, and where they are distributions.
     first, second = _distributions(a, b)
     present = [(rows.sum(-1) > 0).double() for rows in (first, second)]
     first, second = first.clamp_min(_TINY), second.clamp_min(_TINY)
+    # The parts of the second form that need one head alone, (head, query).
     own = [(rows * rows.log()).sum(-1) + math.log(2) * rows.sum(-1) for rows in (first, second)]
     sums = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
+    # One head against all others, some queries at a time: (other head, query, key).
     for head in range(len(first)):
         # Of heads with each other, each pair once.
         others = slice(head + 1 if b is None else 0, None)
@@ -186,10 +191,12 @@ def classical_mds(distances: Floats) -> tuple[Floats, Floats]:
     explained = np.zeros(2)
     if n < 2:
         return coordinates, explained
+    # B: squared distances, centred in rows and columns.
     squares = _fill(distances) ** 2
     centred = -(squares - squares.mean(0) - squares.mean(1)[:, None] + squares.mean()) / 2
     values, vectors = np.linalg.eigh((centred + centred.T) / 2)
     values = np.maximum(values[::-1], 0.0)
+    # The two leading axes, each with a fixed sign.
     axes = vectors[:, :-3:-1]
     signs = np.where(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0) >= 0, 1.0, -1.0)
     explained = values[:2] / max(float(values.sum()), 1e-300)
@@ -219,6 +226,7 @@ def _fill(distances: Floats) -> Floats:
 
 def _distributions(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the rows of a and b in float64, with the share of sinks as a further key; b = a if there is none."""
+    # A row that lacks more than rounding went to a sink: it gets one key more.
     rows = [in_float64(a), in_float64(a if b is None else b)]
     lacking = [(1 - weights.sum(-1, keepdim=True)) * (weights > 0).any(-1, keepdim=True) for weights in rows]
     if any(bool((share > ROUNDING).any()) for share in lacking):

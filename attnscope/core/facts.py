@@ -115,6 +115,7 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
     Returns:
         Fact -> (batch, key): 1 in a set, or what the key is worth. Padding is worth 0. Unknown facts are missing.
     """
+    # Sets of keys by name; those that are None are not known.
     real = keys.real
     sets: dict[str, Tensor | None] = {"resting": keys.resting, "first": keys.first, "special": keys.special}
     sets |= {"cls": keys.cls, "sep": keys.sep, "punctuation": keys.punctuation, **keys.added}
@@ -160,6 +161,7 @@ def _same_token(places: Places) -> Tensor:
 
 def _induction(places: Places) -> Tensor:
     texts = places.texts
+    # The token before each key: if it is the query's own token, the key is what followed it.
     of_queries = torch.where(texts.real, texts.ids, -1)[:, places.q]
     before = torch.where(texts.real, texts.ids, -2).roll(1, 1)[:, None, places.k]
     is_after = (places.k > 0) & (places.k < places.q)

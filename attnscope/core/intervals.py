@@ -102,6 +102,7 @@ def mean_p_above(sample: Sample, threshold: ArrayLike) -> Floats:
     P(T >= (r - threshold) / se): p < (1 - level) / 2 exactly where `mean_interval` at that level lies above the
     threshold. 0 or 1 if se is 0. NaN without an error, or if the threshold is NaN.
     """
+    # t = (r - threshold) / se, infinite where se is 0.
     above = sample.ratio - np.broadcast_to(np.asarray(threshold, np.float64), sample.ratio.shape)
     certain = np.where(above > 0, np.inf, -np.inf)
     t = np.divide(above, sample.error, out=certain, where=sample.error != 0)
@@ -190,10 +191,12 @@ def share_p_above(
     (θ/r)^N, at most 0.5; for θ above r likewise, counted from the other side. NaN without an error, or if the threshold
     is NaN.
     """
+    # The share, and the threshold within 0 to 1.
     part = _share(sample, hits, unseen, dependence, units)
     limit = np.broadcast_to(np.asarray(threshold, np.float64), sample.ratio.shape)
     inside = np.clip(limit, 0, 1)
     distance = np.abs(part.r - inside)
+    # t of the score test; and (θ / r)^N, the chance that units at the other end stay unseen.
     with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
         t = np.maximum(distance - part.correction, 0) / np.sqrt(inside * (1 - inside) / part.n)
         t = np.where(distance > part.correction, t, 0)
@@ -218,6 +221,7 @@ def independent_units(sample: Sample, dependence: ArrayLike = DEPENDENCE, units:
             mean of the lengths. Σc times it is then Kish's effective number of units, (Σc)² / Σ(c/length), of a
             quantity that is defined for the same share of each text.
     """
+    # 1 / N mixes texts (dependence 1) and single units (dependence 0).
     total = sample.total * np.asarray(units, np.float64)
     has_text = total > 0
     rho = np.broadcast_to(np.asarray(dependence, np.float64), sample.ratio.shape)
@@ -328,6 +332,7 @@ def predicted_interval(loss: Sample, mass: ArrayLike, n_texts: int) -> tuple[Flo
         effective texts, unseen ones could have more than MOST_UNSEEN of the weight, or the interval would be wider
         than WIDEST.
     """
+    # L with its interval. The predicted share is 1 - L, so the ends change places.
     low_loss, high_loss = mean_interval(loss)
     weight = weight_of_unseen(unseen_share(max(n_texts, 1), RARELY), mass)
     least, most = skewed_interval(loss.ratio, (high_loss - low_loss) / 2, weight, LARGEST_LOSS)
@@ -379,6 +384,7 @@ def allow_for_unseen(
         The low and the high end.
     """
     r, w = np.asarray(ratio, np.float64), np.asarray(unseen, np.float64)
+    # Distances from r on each side, added as squares.
     below = np.hypot(r - np.asarray(low), w * np.maximum(r - np.asarray(lowest), 0.0))
     above = np.hypot(np.asarray(high) - r, w * np.maximum(np.asarray(highest) - r, 0.0))
     return r - below, r + above
@@ -417,6 +423,7 @@ def simes(p: ArrayLike) -> Floats:
     Returns:
         The p-values, without the last axis; NaN if there is no test.
     """
+    # n·p_(i) / i over the tests that there are, (..., test).
     ascending = np.sort(np.asarray(p, np.float64), axis=-1)  # NaN last
     n = (~np.isnan(ascending)).sum(-1, keepdims=True)
     # A test that is not there says nothing against.
@@ -447,6 +454,7 @@ def benjamini_hochberg(p: ArrayLike) -> Floats:
     values = p_values[tested]
     if ((values < 0) | (values > 1)).any():
         raise ValueError("p-values are between 0 and 1")
+    # n·p_(i) / i, made monotone from the largest p down.
     order = np.argsort(values, kind="stable")
     n = len(values)
     stepwise = values[order] * (n / np.arange(1, n + 1))

@@ -63,10 +63,12 @@ class Patched:
                 tensor[patch.texts, list(patch.heads), patch.tokens] = patch.values.to(tensor)
             return tensor
 
+        # Queries, keys and values are replaced before the model computes attention.
         call = replace(call, query=put("query", call.query), key=put("key", call.key), value=put("value", call.value))
         output = attend(call)
         patterns = [patch for patch in patches if patch.by == "pattern"]
         output = output.clone() if patterns else output
+        # A patched pattern replaces the weights: its product with the values is the head's output.
         for patch in patterns:
             value = select_heads(call, patch.heads).value[patch.texts]
             output[patch.texts, list(patch.heads), patch.tokens] = (patch.values @ value.to(patch.values)).to(output)

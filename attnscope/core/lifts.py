@@ -35,6 +35,7 @@ def offset_masses(
     padded = weights.new_zeros(n_heads, n_queries, n_queries + n_keys)
     padded[..., :n_keys] = weights.flip(-1)
     skewed = padded.flatten(1)[:, : n_queries * width].view(n_heads, n_queries, width).sum(1)
+    # Offsets beyond the furthest fall into the first and the last column.
     offsets = n_keys - 1 - torch.arange(width, device=weights.device) - first
     masses = weights.new_zeros(n_heads, 2 * furthest + 3)
     return masses.index_add_(1, offsets.clamp(-furthest - 1, furthest + 1) + furthest + 1, skewed)
@@ -103,6 +104,7 @@ class ItemSums:
             counts: How many queries could see them.
             most: The largest lift that is possible in such a text.
         """
+        # Items that no query could see say nothing of the head.
         seen = even > 0
         items = items[seen]
         lifts = masses[seen] / even[seen]
@@ -114,6 +116,7 @@ class ItemSums:
         """Return the means over texts, with their intervals."""
         sums, squares, masses, counts, n = self._sums
         with np.errstate(invalid="ignore", divide="ignore"):
+            # Mean lift over the n texts, its variance and Student's t, (item, head).
             lift = sums / n
             variance = np.maximum(squares - n * lift**2, 0.0) / (n - 1) / n
             half = np.where(n > 1, stdtrit(np.maximum(n - 1, 1), 0.975) * np.sqrt(variance), np.nan)
@@ -144,10 +147,12 @@ def keep_rows(weights: NDArray[np.floating], totals: NDArray[np.floating], share
         share: The share of it to keep.
         most: How many keys of a row are kept at most.
     """
+    # The largest keys of each row, (query, most), and what the larger ones hold before each.
     order = np.argsort(-weights, axis=1, kind="stable")[:, :most]
     largest = np.take_along_axis(weights, order, 1).astype(np.float64)
     before = np.cumsum(largest, 1) - largest
     codes = np.rint(255 * np.clip(largest, 0, 1)).astype(np.uint8)
+    # A key is kept while those before it do not yet hold the share.
     is_kept = (before < share * totals[:, None] - 1e-7) & (codes > 0)
     starts = np.concatenate([[0], np.cumsum(is_kept.sum(1))])
     return KeptRows(starts.astype(np.int64), order[is_kept].astype(np.uint8), codes[is_kept])

@@ -43,6 +43,7 @@ def pair_means(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     if n < 2:
         unknown = np.full_like(mean, np.nan)
         return mean, unknown, unknown, unknown
+    # Student's t from the error of the mean, (...,).
     error = values.std(0, ddof=1) / np.sqrt(n)
     degrees, n_pairs = np.full_like(mean, degrees_of_freedom(n)), np.full_like(mean, n)
     low, high = mean_interval(Sample(mean, error, degrees, n_pairs, n_pairs))
@@ -100,6 +101,7 @@ def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floa
     root = np.sqrt(np.maximum(b**2 - a * c, 0))
     is_shown = strength >= weakest
     with np.errstate(divide="ignore", invalid="ignore"):
+        # The quotient itself, then the two roots.
         shares = [means / mean_total, (b - root) / a, (b + root) / a]
     share, low, high = (np.where(is_shown, each, np.nan) for each in shares)
     return share, low, high

@@ -23,6 +23,7 @@ def leave_settings_aside() -> Iterator[None]:
     torch = sys.modules.get("torch")
     with ExitStack() as stack:
         if torch is not None:
+            # Autocast is set by kind of device.
             accelerator = torch.accelerator.current_accelerator()
             for kind in ("cpu", *(() if accelerator is None else (accelerator.type,))):
                 if torch.is_autocast_enabled(kind):

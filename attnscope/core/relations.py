@@ -98,10 +98,12 @@ class Links:
 
 def _links_of_call(call: AttentionCall, facts: LinkFacts) -> Float[Tensor, "cell head 2"]:
     """Return hits and mass in a layer."""
+    # A short batch is read at once.
     n_texts, n_heads, n_queries, _ = call.query.shape
     n_keys = call.key.shape[2]
     if n_texts * n_heads * n_queries * n_keys <= WEIGHTS_AT_ONCE:
         return links_of_weights(attention_weights(call), facts)
+    # A long one is read text by text, some rows at a time.
     sums = _no_sums(facts, n_heads)
     step = max(1, WEIGHTS_AT_ONCE // (n_heads * n_keys))
     for text in range(n_texts):

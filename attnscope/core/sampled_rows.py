@@ -133,6 +133,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         n_rows = len(self.texts)
+        # Fill in what was left out: one key per entry, one type for all, no gates, the whole sample.
         if not len(self.counts):
             self.counts = np.ones(self.size)
         if not len(self.key_types):
@@ -144,11 +145,13 @@ class Rows:
         if not len(self.index):
             self.index = np.arange(n_rows)
             self.entries = np.arange(self.size)
+        # Keep the tables that were used last: about _TABLE_BYTES of them, and at least 16.
         n_kept = max(16, _TABLE_BYTES // (16 * self.size + 1))
         self._tables = lru_cache(n_kept)(self._count)
 
     def select(self, rows: NDArray[np.int64]) -> Rows:
         """Copy some of the rows, by their numbers, (row,), ascending."""
+        # Entries of the chosen rows, by their numbers here; both kinds of arrays are cut along their last axis.
         lengths = self.lengths[rows]
         starts = starts_of(lengths)
         entries = np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1])
@@ -340,6 +343,7 @@ class Rows:
             weights: (p, row): what rows count.
         """
         factors = weights / np.maximum(self.sums(unscaled), 1e-30)
+        # Scale each p so that a row sums to what it counts, (p, entry).
         scaled = unscaled * np.repeat(factors.astype(unscaled.dtype), self.lengths, axis=1)
         means = np.zeros((len(unscaled), self.n_shared))
         for start in range(0, self.size, _ENTRIES_AT_ONCE):
@@ -370,20 +374,25 @@ class Rows:
     def _count(self, terms: tuple[int, ...], head: int) -> Table:
         """Count the combinations: those of all but the last term, each with the last one's levels."""
         n_rows = len(self.texts)
+        # Without terms there is one combination, which all keys have.
         if not terms:
             return Table(np.empty((1, 0)), np.zeros(self.size, np.int32), self.sums(self.counts)[:, None])
+        # A code is the combination of the terms before, times the levels of the last, plus its level.
         before = self.table(terms[:-1], head)
         last = self.values_of(terms[-1], head)
         codes = before.codes * np.int32(len(last))
         codes += self.levels_of(terms[-1], head)
+        # Drop combinations that never occur once there may be many.
         seen = np.arange(len(before.values) * len(last))
         if len(seen) > _MOST_CODES:
             seen = np.flatnonzero(np.bincount(codes, minlength=len(seen)))
             number = np.zeros(int(seen[-1]) + 1, np.int32)
             number[seen] = np.arange(len(seen), dtype=np.int32)
             codes = number[codes]
+        # Values of each combination, (combination, feature).
         values = np.concatenate([before.values[seen // len(last)], last[seen % len(last)][:, None]], 1)
         n = len(seen)
+        # Count by row: sparse if a dense table would be mostly zeros.
         if n_rows * n > _DENSE * self.size:
             return Table(values, codes, sp.csr_array((self.counts, codes, self.starts), (n_rows, n)))
         cells = self.spread(np.arange(n_rows) * n) + codes

@@ -66,18 +66,21 @@ def cut(
             f"{n_heads} heads do not fit query {query.shape}, key {key.shape}, value {value.shape}: all share a width "
             "that is a multiple of the number of heads"
         )
+    # The columns of each head, then queries, keys and values cut by them: (head, token, d_head).
     d_head = d_model // n_heads
     first = np.arange(n_heads) * d_head
     if twins and n_heads > 1:
         first[1] = 0
     columns = np.stack([first, first + d_head], 1)
     q, k, v = (np.stack([rows[:, a:b] for a, b in columns]) for rows in (query, key, value))
+    # Softmax of scaled dot products, (head, query, key).
     dots = q @ k.transpose(0, 2, 1)
     scores = dots / math.sqrt(d_head)
     if may is not None:
         scores = np.where(may, scores, -np.inf)
     exps = np.exp(scores - scores.max(-1, keepdims=True))
     weights = exps / exps.sum(-1, keepdims=True)
+    # Entropy of each row, (head, query), and how many keys it may attend to, (query,).
     entropy = _entropy(weights)
     flattest = np.full(weights.shape[1], key.shape[0]) if may is None else may.sum(-1)
     # A row of a single allowed key is always uniform, and says nothing.

@@ -149,10 +149,12 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
     def add(name: str, title: str, formula: str, code: str, axes: tuple[str, ...]) -> None:
         lines.append(Line(name, title, formula, code, code.split(" = ")[0], axes, head))
 
+    # Names that the lines below use: rows and columns of the head's part.
     row = ":" if query is None else str(query)
     at, more = ("", "") if query is None else (f"[{query}]", f", {query}")
     queries = ("query",) if query is None else ()
     d, d_value, read = inputs.d_head, inputs.d_value, head // (inputs.n_heads // inputs.n_kv_heads)
+    # Take the head's columns of Q and K.
     add(
         "query",
         "Queries" if query is None else "The query",
@@ -168,6 +170,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
         f"k = K[:, {_columns(read, d)}]",
         ("key", "column"),
     )
+    # Turn queries and keys by their positions.
     if inputs.rotation is not None:
         turned = "turned by its position: x_i cos_i + x_partner(i) sin_i"
         add(
@@ -191,6 +194,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
         f"v = V[:, {_columns(read, d_value)}]",
         ("key", "column"),
     )
+    # Scores: dot products, scaled, then all that the model adds to them.
     scores = (*queries, "key")
     add("dot_products", "Dot products", f"q · k, over {d} columns", "dots = q @ k.T", scores)
     add("scores", "Scaling", _scaling(inputs.scale, d), "scores = dots * scale", scores)
@@ -221,6 +225,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
             f"scores = np.where(may[{own}{more}], scores, -np.inf)",
             scores,
         )
+    # Softmax, with a share for the sink if there is one.
     add(
         "exponentials",
         "Softmax: exponentials",
@@ -246,6 +251,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
             "weights = exps / (exps.sum(-1, keepdims=True) + sink)",
             scores,
         )
+    # Output: weights times values.
     if query is not None:
         add(
             "weighted_values",
@@ -278,6 +284,7 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     width = inputs.n_heads * inputs.d_value
     formula = f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = {width} columns"
     code = "joined = np.concatenate(H, axis=-1)" if query is None else f"joined = np.concatenate(H[:, {query}])"
+    # Heads side by side, then W_O.
     lines = [Line("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
     if inputs.W_O is not None:
         shape = f"{inputs.W_O.shape[0]} × {inputs.W_O.shape[1]}"
@@ -290,6 +297,7 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
 
 def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
     """Run lines one after the other from inputs, which stay unchanged: the value of each step after its line."""
+    # Each line sees the names of the inputs and of all lines before it.
     names = {"np": np} | inputs.names()
     values = []
     for line in lines:

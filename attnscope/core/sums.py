@@ -127,6 +127,7 @@ class RunningSums:
 
         NaN if fewer than two texts have a count.
         """
+        # Σd² from the moments; less than rounding is 0, so that equal texts have no error.
         ss, sc, cc = self.moments[[_SS, _SC, _CC]]
         r = np.nan_to_num(self.ratio())
         residual = ss - 2 * r * sc + r**2 * cc
@@ -174,6 +175,7 @@ class RunningSums:
 
 def _moments_of(s: Floats, c: Floats) -> Floats:
     """Return the moments of a batch of texts, (6, *shape), from s and c, (text, *shape)."""
+    # A text with s = c = 0 counts in nothing.
     has = (s != 0) | (c != 0)
     n = has.sum(0)
     sum_s = s.sum(0)
@@ -186,6 +188,7 @@ def _moments_of(s: Floats, c: Floats) -> Floats:
 
 def _merge(a: Floats, b: Floats) -> Floats:
     """Return the moments of the texts of two parts (Chan, Golub & LeVeque)."""
+    # Counts and sums add up; second moments get the distance of both means.
     merged: Floats = a + b
     # Of a part without texts the weight is 0, whatever is taken for its means.
     weight = a[_N] * b[_N] / np.maximum(merged[_N], 1)

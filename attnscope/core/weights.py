@@ -67,6 +67,7 @@ def singular_directions(
 
     The QR factors of both reduce the decomposition to one of k x k.
     """
+    # Orthonormal bases of both factors, (d, k), then the decomposition of the k x k core.
     q_left, r_left = torch.linalg.qr(left.double())
     q_right, r_right = torch.linalg.qr(right.double().mT)
     u, s, vh = torch.linalg.svd(r_left @ r_right.mT)
@@ -90,6 +91,7 @@ def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -
     Source:
         Elhage et al. 2021, "composition".
     """
+    # All pairs in one product: (r·k, d) @ (d, s·j).
     r, k, d = receivers.shape
     s, _, j = senders.shape
     product = receivers.reshape(r * k, d) @ senders.permute(1, 0, 2).reshape(d, s * j)
