@@ -131,6 +131,7 @@ def die_at_once() -> None:
 @contextmanager
 def delay_interrupts() -> Iterator[None]:
     """Put Ctrl-C off until all within is done: sums that were added in part would be worth nothing."""
+    # only the main thread gets signals, and only Python's or our own handler is replaced
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT)
     if not in_main or handler not in _OURS:
@@ -142,6 +143,7 @@ def delay_interrupts() -> Iterator[None]:
         nonlocal came
         came = True
 
+    # note the signal, and raise it when the work is whole
     signal.signal(signal.SIGINT, later)
     try:
         yield

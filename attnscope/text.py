@@ -68,11 +68,13 @@ def build_tokens(
         pair: The second text of a pair.
         style: How the pieces are written; "auto" guesses from the pieces.
     """
+    # labels
     n = len(ids)
     segments = [0] * n if segments is None else segments
     if style == "auto":
         style = _guess_style(pieces)
     labels = tuple(_label(piece, style) or f"<{number}>" for piece, number in zip(pieces, ids, strict=True))
+    # offsets, (token, 2), -1 where unknown; and words, by the first character that is in one
     spans = np.full((n, 2), -1, np.int32)
     words = None
     if offsets is not None:
@@ -118,10 +120,12 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     word. Each Chinese character is a word. Other scripts without spaces (kana, Thai) come as one run.
     """
     spans: list[tuple[int, int]] = []
+    # classes of characters
     start = -1
     alphabet = {*text}  # few characters, each asked about once: texts of megabytes come here
     spaces = {char for char in alphabet if char.isspace()}
     marks = {char for char in alphabet if _is_punctuation(char) or _is_cjk(char)}
+    # a mark or a space ends the word before it; a mark is a word too
     for i, char in enumerate(text):
         if char in marks and not _is_inner_apostrophe(text, i):
             if start >= 0:
@@ -195,10 +199,12 @@ def _guess_style(pieces: Sequence[str]) -> Style:
 
 
 def _label(piece: str, style: Style) -> str:
+    # a byte as sentencepiece writes it, such as <0x0A>
     fallback = _BYTE_FALLBACK.fullmatch(piece)
     if fallback:
         byte = int(fallback[1], 16)
         return _visible(chr(byte)) if byte < 0x80 else f"<0x{byte:02X}>"
+    # GPT-2's letters for bytes; bytes that are no UTF-8 by themselves stay as numbers
     if style == "bytes" and all(char in _BYTE_OF for char in piece):
         decoded = bytes(_BYTE_OF[char] for char in piece).decode("utf-8", "surrogateescape")
         return "".join(
@@ -206,6 +212,7 @@ def _label(piece: str, style: Style) -> str:
             for part in re.split("([\udc80-\udcff])", decoded)
             if part
         )
+    # sentencepiece writes a space as ▁
     if style == "sentencepiece":
         piece = piece.replace("▁", " ")
     return _visible(piece)

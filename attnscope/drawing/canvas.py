@@ -125,6 +125,7 @@ class Canvas(Drawing):
         """Open a figure; its height is 0 where `end_at` sets it later."""
         from matplotlib.figure import Figure
 
+        # one unit of the axes is one pixel, whatever the paper and its dpi
         self.lettering, self.paper, self.width_px = lettering, (paper := lettering.paper), width_px
         edge = paper.crop_px
         size = ((width_px - 2 * edge) / paper.inch_px, 1)
@@ -133,6 +134,7 @@ class Canvas(Drawing):
         self.axes.set_axis_off()
         self.axes.set_xlim(edge, width_px - edge)
         self.axes.set_autoscale_on(False)
+        # artists and boxes that later methods draw again, copy or remove
         self.temporary = False
         self._animated: list[Artist] = []
         self._boxes: dict[Artist, Box] = {}
@@ -301,21 +303,25 @@ class Canvas(Drawing):
 
     def vector(self, kind: str) -> bytes:
         """Return the figure as it stands now as SVG or PDF: cells as rectangles where they are few, numbers as text."""
+        # images whose cells are few enough to become rectangles
         self.trim()
         colours: dict[Any, NDArray[np.uint8]] = {
             image: image.to_rgba(image.get_array(), bytes=True) for image in self._cells
         }
         small = [image for image, cells in colours.items() if max(cells.shape[:2]) <= MOST_VECTOR_CELLS]
         hidden: list[Artist] = [image for image in small if image.get_visible()]
+        # rectangles take the images' place, in the same drawing order
         added: list[Artist] = []
         for order in sorted({image.get_zorder() for image in small}):
             maps = [(self._cells[image], colours[image]) for image in small if image.get_zorder() == order]
             for patch in cells_as_rectangles(maps):
                 patch.set_zorder(order)
                 added.append(self.axes.add_artist(patch))
+        # numbers drawn as outlines become text, which readers can search
         for outlines, numbers in self._outlined:
             hidden.append(outlines)
             added += [self._write_number(number, outlines.get_zorder()) for number in numbers]
+        # the figure is as before afterwards, also if writing fails
         try:
             for artist in hidden:
                 artist.set_visible(False)

@@ -97,9 +97,11 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     """Fonts that together hold the characters of all texts, as far as fonts for them are installed."""
     from matplotlib import font_manager
 
+    # the font that was asked for, then DejaVu
     chosen = [] if paper.font is None else [find_font(paper.font)]
     first = list(dict.fromkeys([*chosen, (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))]))
     wanted = {c for text in texts for c in text if not c.isspace()}
+    # further fonts join until every character has one
     missing, families, paths = set(wanted), [], []
 
     def others() -> Iterator[tuple[str, str]]:  # only texts beyond DejaVu's reach pay for reading these
@@ -113,6 +115,7 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
             missing -= drawable
         if not missing and len(families) >= len(first):
             break
+    # characters that no font has: invisible ones are left out, others are spelled out
     invisible = set(filter(_is_invisible, missing)) | (wanted & _BREAKS_PDF)
     return Lettering(tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible), paper)
 
@@ -122,12 +125,14 @@ def find_font(font: str) -> tuple[str, str]:
     """Return the family and the file of a font, from either of the two; refuses what is neither."""
     from matplotlib import font_manager
 
+    # a file
     manager = font_manager.fontManager
     if Path(font).suffix.lower() in _FONT_FILES:
         if not charmap(font):
             raise AttnscopeError(f"{font!r} is no font that can be read", "give a .ttf, .otf or .ttc file")
         manager.addfont(font)
         return font_manager.get_font(font).family_name, font
+    # the name of an installed family
     names = {entry.name.casefold(): entry.name for entry in manager.ttflist}
     if font.casefold() not in names:
         near = get_close_matches(font.casefold(), names, 1, 0.5)

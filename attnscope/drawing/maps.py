@@ -232,6 +232,7 @@ class MapsPage(Page):
         """
         width, height = self.places.panel
         size = layout.PANEL_TITLE_PX * self.zoom
+        # titles that do not fit lose what the page's title says anyway
         above = 12 * self.zoom + self._above_px
         for number, ((x, y), title) in enumerate(zip(self.corners, self.content.titles, strict=True)):
             if self.lettering.width_px(title, size * 1.12) > width:
@@ -240,10 +241,12 @@ class MapsPage(Page):
             if self.content.captions:
                 room = width - self.lettering.width_px(title, size * 1.2) - 10
                 self._write_caption(x + width, y - above, self.content.captions[number], room)
+        # where maps share their labels, only those of the first are drawn
         self._label(0)
         if not self._has_copies:
             self.label_all()
             return
+        # boxes of pixels, beside and below the first map, that hold its labels
         font = self._label_font(self.places.cell[0], self.paper)[1]
         left, below = (math.ceil(widest(font)) + 2 * _STRIP_PX for widest in self._widest)
         beside = (-left, -_STRIP_PX, left - 2, height + 2 * _STRIP_PX)

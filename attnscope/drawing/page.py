@@ -177,6 +177,7 @@ class Page(Canvas):
 
         The middle of the first line is y. An entry is a name, a colour, and a letter in the square.
         """
+        # the heading, then as many columns as fit
         if heading:
             self.entitle(x, y, heading, layout.CAPTION_PX)
             y += 22
@@ -185,6 +186,7 @@ class Page(Canvas):
         wide = self.paper.room_px / columns
         corners = [(x + number // rows * wide, y + number % rows * pitch) for number in range(len(entries))]
         self.fill([(left, top - 8, 20, pitch - 5) for left, top in corners], [color for _, color, _ in entries])
+        # a letter in each square, its name beside it
         for (name, color, glyph), (left, middle) in zip(entries, corners, strict=True):
             if glyph:
                 self.entitle(left + 10, middle, glyph, 12, ha="center", color=ink_on(color))
@@ -270,6 +272,7 @@ class Page(Canvas):
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path
 
+        # outlines at a size of 100, (point, 2), scaled and moved to their cells
         if not self.lettering.has_bold:
             numbers = [replace(number, font="plain") for number in numbers]
         vertices, codes = [], []
@@ -277,6 +280,7 @@ class Page(Canvas):
             points, kinds = outline_of(number.text, number.font, self.lettering.families[0])
             vertices.append(points * (number.size_px / 100) + (number.x, number.y))
             codes.append(kinds)
+        # one artist for all numbers, in place of a text each
         path = Path(np.concatenate(vertices), np.concatenate(codes))
         artist = PathPatch(path, facecolor=numbers[0].color, edgecolor="none", zorder=order)
         self.axes.add_artist(artist)

@@ -208,14 +208,17 @@ def spread(places: NDArray[np.float64], radius: float, box: Box) -> NDArray[np.f
     """
     at, n = places.astype(np.float64), len(places)
     low, high = np.array(box[:2]) + radius, np.array(box[:2]) + box[2:] - radius
+    # golden-angle directions, (disc, 2), break ties
     turn = np.arange(n) * 2.4  # discs in one and the same place part in different directions
     aside = np.stack([np.cos(turn), np.sin(turn)], -1)
     for _ in range(400):
+        # vectors, (disc, disc, 2), and distances, (disc, disc), between all centres
         apart = at[:, None] - at
         distance = np.hypot(*np.moveaxis(apart, -1, 0))
         close = (distance < 2 * radius) & ~np.eye(n, dtype=bool)
         if not close.any():
             break
+        # each disc moves by a part of its overlaps, and stays in the box
         same = distance < 1e-6
         ways = np.where(same[..., None], aside[:, None] - aside, apart / np.where(same, 1, distance)[..., None])
         at = (at + (ways * (np.where(close, 2 * radius - distance, 0) * 0.3)[..., None]).sum(1)).clip(low, high)

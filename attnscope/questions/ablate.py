@@ -175,6 +175,7 @@ def _answer(ablation: Ablation) -> Iterator[str]:
     if not main:
         yield "No head was taken out"
         return
+    # the head with the largest effect, and a sentence that fits the quantity
     first = _largest_first(heads[main])[0]
     value, low, high = heads.interval(main)[first]
     column = heads.columns[main]
@@ -188,6 +189,7 @@ def _answer(ablation: Ablation) -> Iterator[str]:
         yield f"{name} matters most: without it hidden states change by {small_number(value)} of their norm"
     else:
         yield f"{name} has the largest {main}: {size}"
+    # heads that back each other up do more together than the sum of their single effects
     together = ablation.row("together", main)
     if together is not None:
         size = " ".join(filter(None, [small_number(together[0]), _ends(*together[1:])]))
@@ -204,8 +206,10 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     heads, names, quantities = ablation.table("heads"), ablation.head_names, ablation.quantities
     if not quantities:
         return
+    # each quantity has a column; its spread over texts follows where it was measured
     columns = [name for quantity in quantities for name in (quantity, f"{quantity}{SPREAD}") if name in heads]
     yield Ranking(what="head", names=names, table=heads, columns=columns, order=_largest_first(heads[ablation.main]))
+    # the effect of taking all picked heads out at once
     together = ablation.table("together")
     if len(together):
         listed = ", ".join(names[:15]) + (f" and {len(names) - 15} more" if len(names) > 15 else "")
@@ -220,6 +224,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
             order=shown,
             most=len(shown),
         )
+    # maps only add to the table where there are more heads than it lists
     for name in quantities:
         is_printed = name == ablation.main and len(heads) > FEW
         yield HeadMap(

@@ -210,6 +210,7 @@ class Atlas(Result):
         heads = self.table("heads")
         does = _does(self)
         columns: list[str | Words] = [Words("what it does", does, wraps=True)]
+        # the share that descriptions explain, where it was measured
         if "kl_explained" in heads:
             columns.append("kl_explained")
         names = self.head_names
@@ -225,6 +226,7 @@ class Atlas(Result):
         )
         n_examples = amount(len(self.table("examples")), "example")
         counted = f"{amount(len(heads), 'head')}, {n_examples}"
+        # one head gets its own section; several get a short list of those that stand out
         if len(order) == 1:
             answer = f"{names[order[0]]}: {does[order[0]]}"
             first = _about(self, order[0])

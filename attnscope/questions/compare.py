@@ -321,10 +321,12 @@ def _ranked_pairs(comparison: Comparison, pairs: Sequence[tuple[int, int]], head
     """Return pairs of heads with their distances."""
     columns = []
     values = {}
+    # pairs of (head of the first, head of the second) to two index arrays, each (pair,)
     rows, others = np.array(pairs, np.int64).reshape(-1, 2).T
     for name in comparison.distance_names:
         short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
         columns.append(number(name, "distance of two heads", short=short))
+        # distance grids are (head of the first, head of the second); a pair picks one cell of each
         for part in ("", "_low", "_high"):
             values[f"{name}{part}"] = comparison.grids[f"distance{part}:{name}"][rows, others]
     return Ranking(

@@ -142,6 +142,7 @@ def _sizes_line(cost: Cost) -> str:
 def _blocks(cost: Cost) -> Iterator[Block]:
     table = cost.table("quantities")
     names = table["what"].tolist()
+    # short numbers for the table, exact ones where digits still mean something
     short = []
     exact = []
     formulas = []
@@ -151,6 +152,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         short.append(abbreviate(value, unit))
         exact.append(f"{value:,.0f}" if is_whole else abbreviate(value, unit))
         formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
+    # one table per group of quantities
     for group, title in GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(
@@ -162,6 +164,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
             order=rows,
             most=len(rows),
         )
+    # the formula behind every number
     yield Ranking(
         heading="formulas",
         printed="with --all",

@@ -55,14 +55,17 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     table = result.table("heads")
     order = sort_heads(result, sort)
     columns: list[str | Words] = []
+    # the effect of taking a head out comes first, under the name of its quantity
     effect = _effect_column(result)
     if effect:
         columns.append(effect)
         if effect in _EFFECTS:
             titled = replace(table.columns[effect], short=quantity_column(effect).short)
             table = Table({**table.columns, effect: titled}, table.values)
+    # the interval and the explained share appear only where some head has one
     said = [Words("value [95%]", _values(result)), Words("KL explained", _explained_texts(table))]
     columns += [words for words in said if any(words.texts)]
+    # one head or a few: full lines; all heads: short ones, the heads with most to say first
     whole, short = zip(*(_lines(table, row) for row in range(len(table))), strict=True)
     whole_lines = Words("what it does", whole, wraps=True)
     about: dict[str, Any] = {"what": "head", "names": result.head_names, "table": table}
@@ -77,6 +80,7 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
             shown, most = np.argsort(-_telling(result), kind="stable").tolist()[:MOST_TOLD], MOST_TOLD
         yield Ranking(**about, columns=[*first, *columns], order=shown, most=most)
         yield _next(result, len(order) - len(shown))
+        # with --all: every head with its full line
         yield Ranking(
             **about,
             heading="every head",
@@ -85,6 +89,7 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
             order=order,
             most=len(order),
         )
+    # roles as a grid of letters, and the numbers behind them
     if len(result.table("roles")):
         grid = RoleGrid(result)
         yield Special(heading="first role of each head", printed="with --all", figure="roles", view=grid)
@@ -192,10 +197,12 @@ def _effect_column(result: Result) -> str:
 
 def _evidence(result: Result) -> Block:
     """Show each role's heads, the largest value first, with what the value had to exceed."""
+    # roles stand in the order of their legend
     roles = result.table("roles")
     marks = list(head_roles.marks_of(result))
     by_role = np.array([marks.index(name) for name in roles["role"].tolist()], np.int64)
     names = [result.head_names[head] for head in roles["head"]]
+    # a role outside sinks rests on the part of the attention that sinks leave
     resting = result.table("heads")["resting_share"][roles["head"]].tolist()
     shares = ["all" if math.isnan(active) else percent(active) for active in roles["active_share"].tolist()]
     return Ranking(

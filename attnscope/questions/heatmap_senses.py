@@ -65,11 +65,13 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
     A query is "CLS", "REG0", a patch as "row,column", a place such as `@3`, or "mean"; None = CLS, or where there is
     none, "mean".
     """
+    # the class token stands for the whole picture, where there is one
     tokens = attention.queries
     if query is None:
         query = "CLS" if "CLS" in tokens.labels else MEAN
     if query.casefold() == MEAN:
         return -1, "the mean over all patches"
+    # a row and a column, or a place
     places = tokens.find_one(query.replace(" ", ""))
     if not places:
         special = "".join(f"{tokens.labels[token]}, " for token in np.flatnonzero(tokens.special))
@@ -382,8 +384,10 @@ def _sound_notes(record: Heatmap, shares: Sequence[float]) -> list[str]:
     """Return what a reader of a figure must know; `shares` go to the silence after the sound."""
     attention, sound = record.maps[0], record.sound
     assert sound is not None
+    # a frame of self-attention is a query and a key alike
     if attention.kind != "cross":
         return ["rows: frames of the recording (queries) · columns: the same frames (keys), their loudness above"]
+    # cross-attention: the recording is padded with silence, which gets attention too
     after = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
     rows = "the token that is written; the query is the one before it" if sound.words else "tokens (queries)"
     notes = [
@@ -392,6 +396,7 @@ def _sound_notes(record: Heatmap, shares: Sequence[float]) -> list[str]:
     ]
     if sound.words:
         notes.append(f"framed: when each word is spoken, by dynamic time warping of {_followed(sound)}")
+    # tokens beyond the prompt
     if 0 <= attention.queries.n_given < len(attention.queries):
         notes.append("green tokens were written by the model itself")
     return notes

@@ -117,8 +117,10 @@ def sheets_of_heads(
         after: Ends their file names.
         mean: What the maps are means of, in words: they make one figure. Empty = they are those of heads.
     """
+    # a mean is one figure
     if mean:
         return [Sheet(f"{before}mean{after}", "single" if len(heads) == 1 else "grid", tuple(heads), mean)]
+    # one figure per layer, or per head that was picked
     layers = sorted({layer for layer, _ in heads})
     if picked or len(heads) == 1:
         groups = [[pair] for pair in heads] if apart else [heads]
@@ -130,6 +132,7 @@ def sheets_of_heads(
     if len(layers) > 1 and not picked:  # the overview of one layer would be the same in small
         subject = f"{amount(len(layers), 'layer')}, {amount(len({head for _, head in heads}), 'head')}"
         sheets.append(Sheet(f"{before}overview{after}", "overview", tuple(heads), subject))
+    # the subject of each figure: its layer or its number of heads
     for stem, group in zip(stems, groups, strict=True):
         of_one_layer = len({layer for layer, _ in group}) == 1
         subject = f"layer {group[0][0]}" if of_one_layer else amount(len(group), "head")

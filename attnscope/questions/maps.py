@@ -312,6 +312,7 @@ class MapsResult(Result, Generic[M]):
         """Return the result that `describe` and `arrays` were made of; what is damaged raises anything."""
         stored = Result.rebuild(described, archive)
         cls.require_declared(stored.tables, stored.grids)
+        # tables and arrays of the first map have plain names; those of others end in their kind
         options = stored.options
         maps = []
         for number, row in enumerate(_dicts(stored.tables["maps"])):
@@ -319,6 +320,7 @@ class MapsResult(Result, Generic[M]):
             tables = {name: stored.tables[f"{name}{kind}"] for name in ("heads", "queries", "keys")}
             arrays = {name: stored.grids[f"{name}{kind}"] for name in cls.MAPS.ARRAYS}
             maps.append(cls.MAPS.rebuild(row, options["texts"][number], tables, arrays))
+        # subclasses declare further fields, and read pictures and sound themselves
         picked = options["picked"]
         return cls(
             text=str(options["text"]),

@@ -195,11 +195,13 @@ def _answer(patching: Patching) -> list[str]:
 
 
 def _blocks(patching: Patching) -> Iterator[Block]:
+    # the heads with the largest effects, then the paths between them
     heads, order = patching.table("heads"), patching.strongest()
     names = heads["patched_with"].tolist()
     known = [name for name in ("share", "attribution") if name in heads and np.isfinite(heads[name]).any()]
     yield Ranking(what="head", names=names, table=heads, columns=["effect", "effect_q", *known], order=order)
     yield from _paths(patching)
+    # effects by position: (head, position)
     if "position_effects" in patching.grids:
         title = "effect of each position alone, on the tokens of the first pair"
         yield Grid(
@@ -210,6 +212,7 @@ def _blocks(patching: Patching) -> Iterator[Block]:
             rows=[names[row] for row in order],
             columns=patching.table("positions")["token"].tolist(),
         )
+    # every head, by patching and by its estimate from gradients
     yield HeadMap(heading="effect of every head", printed="with --all", figure="effect", heads=heads, column="effect")
     if "attribution" in heads:
         yield HeadMap(printed="never", figure="attribution", heads=heads, column="attribution")

@@ -290,6 +290,7 @@ def expressed_by(result: Relations) -> list[str]:
 
 def _map(result: Relations) -> Block:
     """Show how far each head is above the best simple rule, framed where it expresses the relation."""
+    # accuracy above the baseline is (relation, head); the relations with the best heads come first
     rows = result.ranked[:MOST_RELATIONS]
     above = result["accuracy"] - result.table("relations")["baseline"][:, None]
     n_left_out = len(result.ranked) - len(rows)
@@ -330,17 +331,20 @@ def _examples(result: Relations) -> Iterator[Block]:
 
 def _answer_on_words(result: Relations) -> list[str]:
     """Say which head follows the words, and how well those that do time them."""
+    # no verdict, or a head other than the one that was chosen
     verdict = result.verdicts[0]
     if verdict not in ("yes", "others"):
         why = result.table("relations")["no_verdict"][0]
         return [f"No head follows the words surely enough to time them by{f': {why}' if why else ''}"]
     head = best_heads(result)[0]
     if verdict == "others":
+        # the accuracy of the chosen head, beside the best simple rule
         return [f"{head} was chosen, but {expressed_by(result)[0]} follows the words surely"]
     low, high = (number(result.at_best(f"accuracy_{end}")[0]) for end in ("low", "high"))
     rule, baseline = (result.table("relations")[name][0] for name in ("rule", "baseline"))
     right = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
     answer = [f"{head} follows the words: {right}; by {printable(rule)} {number(baseline)}"]
+    # how exactly it times words, beside the simple ways to do it
     times = result.table("word_times")
     n_heads = len(result.alignment_heads or ())
     errors = {by: fixed(error, 3) for by, error in zip(times["by"].tolist(), times["median"].tolist(), strict=True)}
@@ -371,6 +375,7 @@ def _word_times(result: Relations) -> Iterator[Block]:
     times = result.table("word_times")
     if not len(times):
         return
+    # names of lists of heads: the best n, n at random, or Whisper's default
     names = []
     for by, n in zip(times["by"].tolist(), times["n_heads"].tolist(), strict=True):
         plural = "s" if n > 1 else ""

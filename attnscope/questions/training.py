@@ -239,19 +239,23 @@ def _listing(training: Training, roles: Sequence[tuple[str, str]]) -> Iterator[B
 
 def _trends(training: Training) -> Iterator[Block]:
     """Follow the loss, each measure, and each composition above that of random directions."""
+    # the loss, where it was measured: (step, line, 3) with one line
     steps, names = training.steps, training.head_names
     loss = training.table("checkpoints").interval("loss")
     if np.isfinite(loss[:, 0]).any():
         yield Trends(
             figure=_FIGURE, y="loss, nats", what="texts", steps=steps, names=["all texts"], points=loss[:, None]
         )
+    # one figure per measure, a line per head; points are (step, head, 3)
     measures = [*training.table("measures").rows()][1:]
     for measure, points, uniform in zip(measures, training.interval("value"), training["uniform"], strict=True):
         name, _, unit, least, most = measure
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
         if unit and unit != "share":
             title += f", {printable(unit, 40)}"
+        # shares have fixed limits, so that figures compare; 0.5 gives weak measures more room
         top = 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5
+        # uniform attention is drawn as a level only where it is the same for all heads and steps
         known = uniform[np.isfinite(uniform)]
         level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
         limits = (0.0, top) if (least, most) == (0, 1) else None
@@ -265,6 +269,7 @@ def _trends(training: Training) -> Iterator[Block]:
             limits=limits,
             level=level,
         )
+    # composition by Q, K and V, a line per pair of heads; without intervals: (step, pair, 3)
     pairs = training.table("pairs")
     for by in dict.fromkeys(pairs["by"].tolist()):
         rows = np.flatnonzero(pairs["by"] == by)

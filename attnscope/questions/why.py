@@ -182,6 +182,7 @@ def _parts(why: Why) -> Ranking:
 def _pairs(why: Why) -> Ranking:
     """Return the pairs of parts that add most."""
     names = why.table("parts")["part"].tolist()
+    # pairs are (part of the query, part of the key); the largest sums, of either sign
     values = why["pairs"]
     order = np.argsort(-np.abs(values), axis=None, kind="stable")[:100]
     rows, columns = np.unravel_index(order, values.shape)
@@ -206,8 +207,10 @@ def _matrix(why: Why) -> Grid:
     """
     parts = why.table("parts")
     names = parts["part"].tolist()
+    # the largest parts of each side, back in the order of the model
     rows = np.sort(np.argsort(-np.abs(parts["query_nats"]), kind="stable")[:MOST_PARTS])
     columns = np.sort(np.argsort(-np.abs(parts["key_nats"]), kind="stable")[:MOST_PARTS])
+    # all others fold into one row and one column; sums at the margins stay exact
     values = _fold(_fold(why["pairs"], rows).T, columns).T
     values = np.vstack([values, values.sum(0)])
     values = np.hstack([values, values.sum(1, keepdims=True)])

@@ -149,6 +149,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     """Draw a table of the first rows, each number with its interval."""
     rows = list(block.order if every else block.order[: block.most])
     widest = max((len(block.names[row]) for row in rows), default=1)
+    # names stay whole up to 30 letters, then wrap
     columns = [
         TextColumn(
             block.what,
@@ -158,6 +159,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
             least=min(widest, 30),
         )
     ]
+    # columns drop from the right where the terminal is narrow; the first always stays
     for place, column in enumerate(block.columns):
         drop = place + 1 if place else 0
         if isinstance(column, Words):
@@ -165,6 +167,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
         else:
             columns += number_columns(block.table, column, drop, rows)
     parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
+    # say how many rows are hidden
     if len(rows) < len(block.order):
         n_more = amount(len(block.order) - len(rows), f"more {block.noun or block.what}")
         parts.append(Text(f"and {n_more}: --all prints all", style="dim"))
@@ -187,6 +190,7 @@ def number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> l
     """Return a column of the numbers of some rows, and one of their intervals where any of the rows has one."""
     title = printable(table.columns[name].head)
     write = writer_for(table, name)
+    # a number has three parts, (row, 3): value and both ends of its interval
     parts = table.interval(name) if table.columns[name].kind == "number" else table[name][:, None]
     values = TextColumn(title, lambda row: write(parts[row, 0]), right=True, wraps=len(title) > 20, drop=drop)
     if parts.shape[1] == 1 or not np.isfinite(parts[list(rows), 1]).any():

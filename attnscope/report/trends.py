@@ -78,13 +78,16 @@ def _place(is_map: bool, *, is_long: bool, is_stacked: bool) -> tuple[float, flo
 
 def _draw_lines(axes: Any, block: Trends, sheet: Sheet) -> None:
     """Draw what changes most in colours, with its intervals, and all others in grey."""
+    # all other lines first, in grey, below the coloured ones
     chosen = find_moving(block.points[..., 0], len(COLORS))
     for line in range(len(block.names)):
         if line not in chosen:
             look = {"color": OTHER, "linewidth": 0.7 * sheet.size, "alpha": 0.7, "zorder": 1}
             axes.plot(block.steps, block.points[:, line, 0], **look)
+    # the level to compare with
     if block.level is not None:
         axes.axhline(block.level, color=FAINT, linewidth=sheet.size, linestyle=(0, (2, 2)), zorder=1)
+    # a single line needs no colour to tell it apart
     colors = COLORS if len(block.names) > 1 else (INK,)
     for color, line in zip(colors, chosen, strict=False):
         draw_line(axes, block.steps, block.points[:, line], color, sheet, block.names[line])

@@ -83,6 +83,7 @@ def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
 def corpus_notes(findings: OfTexts) -> list[str]:
     """Return what is amiss with the texts: one sentence each."""
     corpus = findings.corpus
+    # what ended early, then what was left out, then what went wrong
     of = corpus.get("of") if corpus.get("of") in _COUNTED else None
     notes = []
     if is_interrupted(corpus):

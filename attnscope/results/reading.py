@@ -211,6 +211,7 @@ def require_shown(record: Any) -> None:
     Raises:
         ValueError: A value is of another type, or a number of texts is negative.
     """
+    # the run: names, notes, and steps that failed
     run = _mapping(record, "run")
     corpus = _mapping(record, "corpus")
     _require(isinstance(run.get("model", ""), str), "the model of its run")
@@ -219,6 +220,7 @@ def require_shown(record: Any) -> None:
         _require(_are_texts(run.get(name, ())), f"the {name} of its run")
     for failure in _entries(run, "failures"):
         _require(_are_texts([failure.get(name) for name in ("step", "error", "hint")]), "a failure of its run")
+    # the corpus: sources, problems, and counts
     for problem in _entries(corpus, "problems"):
         _require({"source", "line", "reason"} <= problem.keys(), "a problem of its corpus")
     _require(_are_texts(corpus.get("sources", ())), "the sources of its corpus")

@@ -109,12 +109,15 @@ class Result:
             table: The name of the table.
             rows: A mask, or the places of rows in the order that they shall have.
         """
+        # new row numbers by old ones, (row + 1,)
         chosen = self.table(table)
         places = np.arange(len(chosen))[rows]
         new_places = np.full(len(chosen) + 1, -1)  # its last entry stands for -1
         new_places[places] = np.arange(len(places))
+        # other tables refer to the new numbers
         tables = {name: _renumber(other, table, new_places) for name, other in self.tables.items()}
         tables[table] = tables[table].select(places)
+        # arrays keep the chosen rows along every axis that is named for the table
         grids = {}
         for name, values in self.grids.items():
             axes = self._array(name).axes

@@ -292,10 +292,12 @@ def tokens_of(table: Table, text: str, pair: str | None = None) -> Tokens:
     Raises:
         ValueError: A token has no label, or generated tokens stand before others.
     """
+    # the prompt's tokens come first
     generated = table["generated"]
     n_given = int((~generated).sum())
     if generated[:n_given].any():
         raise ValueError("tokens that the model wrote stand before others")
+    # one unknown word makes all of them unknown
     words = table["word"].astype(np.int32)
     is_unknown = bool((words == UNKNOWN_WORD).any())
     tokens = Tokens(
