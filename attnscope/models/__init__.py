@@ -46,7 +46,7 @@ def load(
     device_map: "DeviceMap | None" = None,
     adapter: "str | os.PathLike[str] | None" = None,
 ) -> Model:
-    """Load a model, or takes one of transformers that is in memory already.
+    """Load a model by name, or take one that is in memory already.
 
     Args:
         spec: A catalogue name, a folder (also of an adapter that names its model), a GGUF file, a Hub id, or what
@@ -79,6 +79,7 @@ def load(
         device_map = "auto"
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
+    # Objects in memory: modules with inputs, or transformers models.
     if not isinstance(spec, str | Source):
         if engine not in ("auto", "hf") or (device, dtype, adapter) != ("cpu", "float32", None):
             hint = "move, cast or adapt (peft) it yourself, and leave out the options"
@@ -98,6 +99,7 @@ def load(
         raise UsageError("inputs go with a torch module in memory", "load the module, and give it instead of a name")
     if tokenizer is not None:
         raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
+    # Options that do not go together.
     if device_map is not None:
         if engine in ("native", "numpy") or device not in ("cpu", "auto"):
             raise UsageError(
@@ -178,7 +180,7 @@ def describe(
     trust_remote_code: bool = False,
     adapter: "str | os.PathLike[str] | None" = None,
 ) -> tuple[ModelInfo, Tokenizer]:
-    """Return what is known of a model, and its tokenizer.
+    """Return the facts of a model, and its tokenizer.
 
     Of a model for the native engine the weights are hashed, and their names, shapes and file lengths compared with its
     configuration, but they are not loaded. Any other is loaded, and compared with eager attention as `check` of `load`
@@ -196,6 +198,7 @@ def describe(
     from attnscope.models.own.checkpoint import Checkpoint
     from attnscope.models.tokenizer import FastTokenizer
 
+    # The headers of the weights alone are read and compared with the configuration.
     config = read_config(source)
     sha256 = verify(source)
     shape = Encoder.of(config)
@@ -214,6 +217,7 @@ def _choose(
 ) -> tuple[Source, bool]:
     """Return the source, and whether the native engine runs it."""
     require_known(engine)
+    # Find the files, then decide which engine computes them exactly.
     source = spec
     if isinstance(source, str):
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)

@@ -35,7 +35,7 @@ from attnscope.results.table import MOST_HEADS
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model's files lie."""
+    """A model's name, the place of its files, and the hashes that they must have."""
 
     spec: str  # what the user asked for
     name: str  # what to call the model: a catalogue name, a Hub id, a folder's name
@@ -111,6 +111,7 @@ def list_models() -> list[Entry]:
     """Return all models that can be named: the catalogue's, then complete ones in the Hub's cache."""
     entries = []
     for name, record in KNOWN.items():
+        # A package wins over the Hub's cache: its files are pinned.
         installed = _installed_folder(record)
         cached = cached_folder(record.repo_id) if record.repo_id else None
         if installed or cached:
@@ -196,7 +197,7 @@ def find_config(spec: str) -> Source:
 
 
 def _name_snapshot(repo_id: str, folder: Path) -> str:
-    """Return what records say of where a snapshot came from."""
+    """Return the origin of a snapshot, as records state it."""
     return f"{HUB}{repo_id}@{folder.name}"
 
 
@@ -207,7 +208,7 @@ def _folder_source(spec: str, folder: Path) -> Source:
 
 @contextlib.contextmanager
 def _look_into(spec: str) -> Iterator[Path]:
-    """The path that a name would be; within it, what the file system refuses becomes one line."""
+    """Yield the path that a name would be; within it, errors of the file system become one line."""
     if not spec.strip():
         raise AttnscopeError("the model's name is empty", _TRY_NAMES)
     try:
@@ -257,7 +258,7 @@ def _installed_folder(record: Known) -> Path | None:
 # Adapters ---------------------------------------------------------------------------------------------------------
 
 ADAPTER = "adapter_config.json"
-"""What a folder that holds an adapter of peft holds."""
+"""The file that marks the folder of a peft adapter."""
 
 
 def _is_adapter(path: Path) -> bool:
@@ -278,6 +279,7 @@ def with_adapter(source: Source, folder: Path) -> Source:
 def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
     """Return the model that an adapter names as its base, with the adapter."""
     try:
+        # The base may be a Hub id or a folder, but no adapter: that could go round in circles.
         base = parse_json((folder / ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
         if _is_adapter(Path(base)):
             raise ValueError("that is an adapter, too")
@@ -321,6 +323,7 @@ def verify(source: Source) -> str:
     """
     if source.folder is None:
         return ""
+    # Compare the weights, then each pinned file beside them.
     sha256 = file_sha256(source.folder / source.file) if source.file else weights_sha256(source.folder)
     for name, pinned in (("the weights", source.pinned_sha256), *source.pinned_files):
         actual = sha256 if name == "the weights" else file_sha256(source.folder / name)
@@ -343,6 +346,7 @@ def _download(repo_id: str, revision: str, allow_pickle: bool = False, trust_rem
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     with _online(repo_id):
+        # Choose the files first: one format of weights, and code only if it may run.
         names = _list_files(repo_id, revision)
         if "config.json" not in names:
             message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
@@ -382,6 +386,7 @@ def _online(repo_id: str) -> Iterator[None]:
 
     close = difflib.get_close_matches(repo_id, [*KNOWN, *BUILT_IN, *cached_ids()], n=1)
     mean = f"did you mean {close[0]}? Else " if close else ""
+    # The hints are the same for most failures: a similar name, or another place for the files.
     elsewhere = f"{mean}give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
     absent = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
     if constants.HF_HUB_OFFLINE:

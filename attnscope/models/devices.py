@@ -1,4 +1,4 @@
-"""Where a model runs, and with what precision: on one device, or spread over several by accelerate."""
+"""Choose where a model runs and with which precision: on one device, or on several by accelerate."""
 
 import atexit
 import contextlib
@@ -22,7 +22,7 @@ DeviceMap = str | Mapping[str, str | int]
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the precision of a name."""
+    """Return the precision of a name, "float32" and so on; refuse any other name."""
     require_choice("precision", name, tuple(_DTYPES))
     return _DTYPES[name]
 
@@ -33,12 +33,13 @@ def name_dtype(dtype: torch.dtype) -> str:
 
 
 def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtype]:
-    """Return the device and the precision that names mean; refused where nothing can be computed there, or not so.
+    """Return the device and the precision of two names; refuse a device that cannot compute, or not in this precision.
 
     The device "auto" is CUDA if there is one, else Apple's GPU, else the processor.
     """
     precision = dtype_of(dtype)
     device = _best() if device == "auto" else device
+    # Try the device: a name may be well formed, and its driver missing.
     try:
         where = torch.zeros(1, device=device).device
         torch.zeros(1, device=where).cpu()  # "meta" holds no numbers

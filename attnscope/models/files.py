@@ -34,6 +34,7 @@ def weights_sha256(folder: Path) -> str:
     Remembers what it hashed (until a file changes), and a second thread that asks waits for the first, so that a
     thread can hash while torch loads. Hashing frees the interpreter lock.
     """
+    # One file's hash is the one that the Hub shows for it.
     files = weight_files(folder, allow_pickle=True)
     hashes = {path.name: file_sha256(path) for path in files}
     if len(hashes) == 1:
@@ -44,6 +45,7 @@ def weights_sha256(folder: Path) -> str:
 
 def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
     try:
+        # The index maps each tensor to its shard.
         names = sorted(set(parse_json((folder / index).read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise AttnscopeError(f"{folder / index} lists no weights: {first_line(error)}", "get the file again") from error
@@ -57,6 +59,7 @@ def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
 
 
 def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
+    # Say what is there instead: pickles need a decision, other formats a conversion.
     pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
     if pickles:
         return AttnscopeError(
@@ -96,7 +99,7 @@ MAIN = "main"
 """The branch of a Hub repository that is meant where no revision is named."""
 
 HUB = "Hugging Face Hub, "
-"""What the origin of a model of the Hub begins with; its id and commit follow."""
+"""The start of the origin of every Hub model; its id and commit follow."""
 
 
 def _cache() -> Path:

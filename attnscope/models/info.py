@@ -1,4 +1,4 @@
-"""What is known of a loaded model, how it shows itself, and what it cannot read."""
+"""The facts of a loaded model, how commands list them, and refusals of inputs that it cannot read."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 _NEEDS_SEAM = "why, ablate, patch, prune and weights: its own modules compute attention, and give its weights alone"
-"""What `info` says of a model whose attention passes no seam, such as BLOOM, MPT, GPT-J, Falcon or DeBERTa."""
+"""The commands that a model without a seam refuses, as `info` names them: BLOOM, MPT, GPT-J, Falcon, DeBERTa."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """What is known of a loaded model; all of it ends up in records.
+    """The facts of a loaded model; all of them end up in records.
 
     Attributes:
         name: What the user called it: a catalogue name, a Hub id, a folder's name.

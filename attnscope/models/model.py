@@ -1,4 +1,4 @@
-"""What every model is, whichever engine runs it."""
+"""The interface of every model, whichever engine runs it: texts in, attention out through the seam."""
 
 from dataclasses import dataclass, field
 from html import escape
@@ -55,7 +55,7 @@ class Tokenizer(Protocol):
 
 
 class BareTokenizer:
-    """What stands for a tokenizer where there is no vocabulary: no ordinary tokens are known."""
+    """A stand-in for a tokenizer where there is no vocabulary: no ordinary tokens are known."""
 
     mask_id = unknown_id = chat = None
 
@@ -109,7 +109,7 @@ class Batch:
         return Batch(ids, None, cut(self.segments, self.mask), cut(self.target_ids, self.target_mask))
 
     def repeat(self, times: int) -> "Batch":
-        """Return all texts, then all of them again, and so on."""
+        """Repeat the batch: all texts, then all of them again, and so on."""
         return Batch(**{name: x.repeat(times, 1) for name, x in vars(self).items() if x is not None})
 
 
@@ -126,7 +126,7 @@ class MixedLengthsError(AttnscopeError):
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a forward pass gives.
+    """The results of a forward pass.
 
     Attributes:
         hidden: The last hidden states, (batch, token, d_model); of an encoder-decoder the decoder's.
@@ -216,7 +216,7 @@ class Slice:
 
 
 class Maps(NamedTuple):
-    """What the heads of an encoder attend to on a text, as NumPy's arrays of its precision, by layer."""
+    """The attention maps of an encoder on a text by layer, as NumPy arrays of its precision."""
 
     weights: "dict[int, NDArray[Any]]"  # (head, query, key)
     # what one head over the full width of the layer would attend to, (query, key); see calls.full_width
@@ -237,7 +237,7 @@ class AttentionAxes:
 
 @dataclass(frozen=True, eq=False)
 class SensoryInput:
-    """What a model makes of a photo, or of a recording.
+    """A photo or a recording as inputs of a model, with its tokens.
 
     Attributes:
         inputs: What its forward gets.
@@ -283,7 +283,7 @@ class Writer(Protocol):
 
 
 class Eyes(Protocol):
-    """What sees pictures."""
+    """The part of a model that sees pictures."""
 
     @property
     def model(self) -> "Model":
@@ -294,7 +294,7 @@ class Eyes(Protocol):
 
 
 class Viewer(Protocol):
-    """What reads pictures and words."""
+    """The part of a model that reads pictures and words."""
 
     @property
     def model(self) -> "Model":
@@ -309,18 +309,18 @@ class Viewer(Protocol):
         """Return whether it can be given words."""
 
     def view(self, photos: "Sequence[Photo]", text: str, n: int = 0) -> SensoryInput:
-        """Photos and a question in the model's own form of chat, and at most n tokens of its answer."""
+        """Return photos and a question in the model's own chat format, and at most n tokens of its answer."""
 
 
 class Ears(Protocol):
-    """What hears recordings."""
+    """The part of a model that hears recordings."""
 
     def hear(self, recording: "Recording") -> SensoryInput:
         """Return a recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
 
 
 Loss = Literal["causal", "masked", "target", "class", "token_class"]
-"""What a head on a model predicts: the next token, masked tokens, a target, or the class of a text or token."""
+"""The target of a model's head: the next token, masked tokens, a target text, or the class of a text or token."""
 
 
 class Model:
@@ -358,22 +358,22 @@ class Model:
 
     @property
     def eyes(self) -> Eyes | None:
-        """Return what of it sees pictures."""
+        """Return the part that sees pictures; None if the model sees none."""
         return None
 
     @property
     def ears(self) -> Ears | None:
-        """Return what of it hears recordings."""
+        """Return the part that hears recordings; None if the model hears none."""
         return None
 
     @property
     def viewer(self) -> Viewer | None:
-        """Return what of it reads pictures and words."""
+        """Return the part that reads pictures and words; None if the model has none."""
         return None
 
     @property
     def loss(self) -> Loss | None:
-        """Return what its head predicts; None without one."""
+        """Return the target of its head; None without a head."""
         return None
 
     @property
@@ -447,7 +447,7 @@ class Model:
         raise NotImplementedError
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """Stand for what a model cannot do, and say so."""
+        """Raise AttnscopeError in place of an operation that the model cannot do."""
         raise AttnscopeError(*self._refusal)
 
     def __repr__(self) -> str:
@@ -498,7 +498,7 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
 
 
 def example_batch(model: Model) -> Batch:
-    """Such a text for a model, as a batch of one."""
+    """Return such a text for a model as a batch of one, (1, token)."""
     import torch
 
     return Batch(torch.from_numpy(example_tokens(model.tokenizer).ids.astype("int64"))[None])

@@ -83,7 +83,7 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
 
 
 def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
-    """Sizes that a user gives: a decoder without biases, feed-forward of 4 · d_model, if not said otherwise."""
+    """Return sizes from options: by default a decoder without biases, with a feed-forward width of 4 · d_model."""
     name = f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}"
     facts = {"kind": "decoder", "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, **others}
     if facts.get("d_head") is None:
@@ -110,7 +110,7 @@ def _divide(d_model: int, n_heads: int) -> int:
 
 
 def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
-    """Sizes with some of them replaced, where they are not None: what would be, if.
+    """Return sizes with some of them replaced, where they are not None, for a hypothetical model.
 
     d_head follows d_model / n_heads where only one of these two is given, and key/value heads follow query heads where
     every query head had its own.
@@ -118,6 +118,7 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
     changes = {name: value for name, value in others.items() if value is not None and value != getattr(sizes, name)}
     if not changes:
         return sizes
+    # Sizes that followed another one before keep following it.
     d_model = changes.get("d_model", sizes.d_model)
     n_heads = changes.get("n_heads", sizes.n_heads)
     if "d_head" not in changes and ("d_model" in changes or "n_heads" in changes):
@@ -146,7 +147,7 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_tokens": "max_position_embeddings",
 }
-"""What most configurations call the sizes."""
+"""The names of the sizes in most configurations."""
 
 _NAMES_OF_GPT2 = {
     "d_model": "n_embd",
@@ -180,6 +181,7 @@ def _gpt2(config: Config) -> dict[str, Any]:
 
 
 def _llama(config: Config) -> dict[str, Any]:
+    # Mistral has no biases, Qwen2 has them at Q, K and V only; Llama's configuration says.
     family = config["model_type"]
     is_llama = family == "llama"
     has_bias = bool(config.get("attention_bias", False))
@@ -212,6 +214,7 @@ def _build_to_count(config: Config) -> dict[str, Any]:
             model: Any = AutoModel.from_config(whole)  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever a stranger's configuration makes transformers raise
         raise AttnscopeError(f"transformers cannot build a {family}: {first_line(error)[:160]}", _BY_HAND) from None
+    # Read the sizes by transformers' names; the kind shows in the modules or in the class that was saved.
     text = whole.get_text_config()
     facts = {field: getattr(text, key, None) for field, key in _NAMES.items()}
     looks_back = any(getattr(module, "is_causal", False) for module in model.modules())
@@ -241,6 +244,7 @@ _FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
 
 def _read_table(family: str, names: Mapping[str, str], numbers: str, name: str, source: str) -> Sizes:
     """Return the sizes of a published model, from its numbers in the order of the configuration's names."""
+    # "-" leaves a number to the family's default.
     known = zip(names.values(), numbers.split(), strict=False)
     config = {key: int(number) for key, number in known if number != "-"}
     return sizes_of({"model_type": family, **config}, name, source)

@@ -65,6 +65,7 @@ class FastTokenizer:
                 f"{folder}: {lacking}",
                 "save a fast tokenizer there: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
             )
+        # tokenizer.json holds the whole; vocab.txt needs BERT's settings beside it.
         settings = _json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -119,7 +120,7 @@ def tokens_of(
 
 
 def style_of(backend: tokenizers.Tokenizer) -> Style:
-    """Return how a tokenizer writes its pieces."""
+    """Return how a tokenizer writes its pieces, told by the names of its parts."""
     parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
     if "ByteLevel" in parts:
         return "bytes"
@@ -153,12 +154,13 @@ def _bert_normalizer(settings: dict[str, Any]) -> normalizers.Normalizer:
 
 
 def _from_vocabulary(path: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """BERT's tokenizer as its files from before tokenizer.json describe it."""
+    """Return BERT's tokenizer from files older than tokenizer.json; raise ValueError without special pieces."""
 
     def token(role: str, default: str) -> str:
         value = settings.get(role, default)
         return str(value["content"] if isinstance(value, dict) else value)
 
+    # A text's template needs these three pieces.
     unknown = token("unk_token", "[UNK]")
     cls = token("cls_token", "[CLS]")
     sep = token("sep_token", "[SEP]")
@@ -166,6 +168,7 @@ def _from_vocabulary(path: Path, settings: dict[str, Any]) -> tokenizers.Tokeniz
     absent = [piece for piece in (unknown, cls, sep) if piece not in vocabulary]
     if absent:
         raise ValueError(f"the vocabulary lacks {absent[0]}")
+    # The same four parts that tokenizer.json would describe.
     backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token=unknown))
     special = (token("pad_token", "[PAD]"), unknown, cls, sep, token("mask_token", "[MASK]"))
     backend.add_special_tokens([piece for piece in special if piece in vocabulary])

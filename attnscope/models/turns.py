@@ -31,6 +31,7 @@ def share_lock(roots: "Iterable[nn.Module]") -> None:
     modules = {module for root in roots for module in root.modules()}
     configs = {id(vars(module)["config"]) for module in modules if vars(module).get("config") is not None}
     with _registering:
+        # Every lock that any related module has already; a pass takes all of them.
         kin = modules | {module for module in _locks if id(vars(module).get("config")) in configs}
         locks = {lock for module in kin for lock in _locks.get(module, ())} or {threading.RLock()}
         shared = _in_order(locks)
@@ -52,7 +53,7 @@ def take_turn(modules: "Iterable[nn.Module]") -> Iterator[None]:
 
 
 def _in_order(locks: "Iterable[threading.RLock]") -> "tuple[threading.RLock, ...]":
-    """One order for all threads, so that no two wait for each other."""
+    """Return locks in one order for all threads, so that no two wait for each other."""
     return tuple(sorted(locks, key=id))
 
 

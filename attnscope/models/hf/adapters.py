@@ -93,6 +93,7 @@ def unwrap(model: Any) -> tuple[Any, Adapter]:
     parts: list[Any] = [part for part in modules if hasattr(part, "merged_adapters")]
     if not parts:
         return model, Adapter()
+    # Merged adapters stay part of the weights; others count only while they are switched on.
     names = {name for part in parts for name in part.merged_adapters}
     names |= {name for part in parts if not part.disable_adapters for name in part.active_adapters}
     name = "+".join(sorted(names))

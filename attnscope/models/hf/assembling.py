@@ -40,7 +40,7 @@ from attnscope.models.turns import share_lock
 
 @dataclass(frozen=True, eq=False)
 class RawModel:
-    """What a model is made of, before it is known what its attention is."""
+    """A model with its tokenizer, processor and adapter, before its attention is surveyed."""
 
     model: PreTrainedModel  # with its head if it has one
     tokenizer: HuggingFaceTokenizer | NumbersTokenizer
@@ -112,6 +112,7 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
                 return open_viewer()
         if eyes is None:
             return _build(raw, check, open_viewer=open_viewer)
+        # A vision tower: before a decoder (TrOCR), or beside a text tower (CLIP).
         seeing = replace(raw, model=eyes, tokenizer=wordless(name, eyes))
         if words is None:
             how = "its decoder is not shown" if reader is None else "with a text beside --image its decoder is shown"
@@ -133,6 +134,7 @@ def _build(
 ) -> HuggingFaceModel:
     base = base_of(raw.model)
     share_lock([raw.model])
+    # A remembered verdict stands for the survey; else the attention is surveyed and compared now.
     memory = None
     if survey is None and raw.identity is not None:
         memory = Memory(raw.model, base, raw.identity)
@@ -169,6 +171,7 @@ def _describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
     """Say whether the head that a model was saved with is there."""
     name = type(model).__name__
     named = (model.config.architectures or [name])[0]
+    # Loading drops heads without weights; classes are listed where the head is a classifier's.
     if model is base:
         return f"dropped: that of {named}" if "For" in named else ""
     if loss_of(model, ("encoder",)) not in CLASS_LOSSES:

@@ -31,6 +31,7 @@ def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, M
             for module in model.modules():
                 vars(module).pop("_output_capturing_hooks_installed", None)
             output = model(**inputs, output_attentions=True)
+    # (batch, head, query, key), cut to the text where the model filled up its last block.
     maps = _maps_in(model, output)
     if "input_ids" in inputs:
         source = inputs["input_ids"].shape[1]
@@ -79,6 +80,7 @@ def run_for_weights(
             f"{name} does not pass its attention through the seam: only its weights can be seen",
             f"{type(probe).__name__} needs another model",
         )
+    # Number the maps by the survey's layers, which may skip those without attention.
     output, maps = run_eager(base, inputs)
     if not base.config.is_encoder_decoder:
         maps = {next(iter(layers)): maps["encoder"]}

@@ -1,4 +1,4 @@
-"""What a Hugging Face model is tried on: random texts, pictures or sounds, and how long a text must be to try it well.
+"""Make up inputs to check a Hugging Face model on: random texts, pictures or sounds, and the lengths of texts.
 
 Windows, chunks and rotary factors that a configuration names are lengths from which on a model may compute otherwise.
 """
@@ -28,12 +28,12 @@ LENGTHS = (9, 6)
 """Tokens of the two texts that are padded together; the second is also run alone."""
 
 TARGET_LENGTHS = (5, 3)
-"""What an encoder-decoder's decoder reads: other lengths than its encoder's tell the kinds of attention apart."""
+"""Tokens of the two targets of an encoder-decoder; lengths unlike its texts' tell the kinds of attention apart."""
 
 MANY_POSITIONS = 512
 
 OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels=…) in Python"
-"""What to do where inputs cannot be made up."""
+"""The hint where inputs cannot be made up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,11 @@ class Example:
 
 
 def examples(model: PreTrainedModel) -> tuple[Example, Example]:
-    """Two random inputs of different length padded together, and the second of them alone."""
+    """Return two random inputs of different length padded together, and the second of them alone.
+
+    Raises:
+        AttnscopeError: Inputs of the model's kind cannot be made up.
+    """
     config = model.config
     name = input_name(model)
     generator = torch.Generator().manual_seed(0)
@@ -73,6 +77,7 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
         if not accepts(model, "decoder_input_ids"):
             message = f"{config.model_type} has a decoder that reads no text, which is not supported"
             raise AttnscopeError(message, OWN_INPUTS)
+        # An encoder-decoder also needs a target, of lengths that differ from the text's.
         target_padded, target_alone = _text_examples(model, "decoder_", TARGET_LENGTHS, generator)
         if padded.batch_size == 1:
             target_padded = target_alone
@@ -84,7 +89,7 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
 
 
 def long_example(model: PreTrainedModel, n_tokens: int) -> Example | None:
-    """One random text of about so many tokens; None for models that read none."""
+    """Return one random text of about `n_tokens` tokens; None for models that read none."""
     inputs = examples(model)[1].inputs
     real: dict[str, Tensor | None] = {}
     for prefix in ("", "decoder_"):
@@ -179,7 +184,7 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
 
 
 def _picture_shape(config: Any) -> tuple[int, ...]:
-    """(colour, height, width) of a picture, of a video (frame, colour, height, width)."""
+    """Return the shape of a picture, (colour, height, width), or of a video, (frame, colour, height, width)."""
     inner = config if hasattr(config, "image_size") else getattr(config, "vision_config", config)
     size = getattr(inner, "image_size", None) or getattr(inner, "crop_size", 32)
     if ratios := getattr(inner, "scaled_images_ratios", None):  # Depth Pro: its smallest copy of a picture is one patch

@@ -67,7 +67,8 @@ def load_huggingface(
     trust_remote_code: bool = False,
     device_map: DeviceMap | None = None,
 ) -> HuggingFaceModel:
-    """Load a model and its tokenizer from a folder; options as of `models.load`."""
+    """Load a model and its tokenizer from a folder; `models.load` explains the options and errors."""
+    # Check names, files and hashes before transformers is asked for anything.
     where, precision = place(device, dtype)
     folder = source.folder
     if folder is None:
@@ -85,6 +86,7 @@ def load_huggingface(
         options["gguf_file"] = gguf
         sha256 = file_sha256(folder / gguf)
     with silence():
+        # Read tokenizer, weights, adapter and processor.
         opened = _open_tokenizer(folder, options)
         model, notes = _read_model(source, folder, options, {**of_weights, "dtype": precision})
         adapter = Adapter()
@@ -104,6 +106,7 @@ def load_huggingface(
                 ) from error
         else:
             notes.append(describe_spread(getattr(model, "hf_device_map", {"": "cpu"})))
+        # The model is complete: check its numbers, and find out what is remembered of it.
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
         identity = None
@@ -204,6 +207,7 @@ def _read_model(
             )
     except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
         raise _explain(error, source, config) from error
+    # Weights of another shape, or missing ones, would be random: only heads may lack them.
     wrong = sorted(report["mismatched_keys"])
     if wrong:
         key, own_shape, expected = wrong[0]
@@ -219,6 +223,7 @@ def _read_model(
             f"{source.name} lacks {len(needed)} weights, such as {needed[0]}, and random ones would take their place",
             "the files are incomplete, or of another model than config.json describes",
         )
+    # Notes on what the files lack and what they hold beyond the model.
     missing = sorted(set(heads.values()))
     notes = [*notes_on_quantisation(config)]
     if missing:
@@ -226,7 +231,7 @@ def _read_model(
     if not quantisation(config):
         notes += notes_on_extras(model, report["unexpected_keys"], source.name)
     if any(head != "pooler" for head in missing):
-        # It would write noise.
+        # A head without weights would write noise.
         if model.base_model is model:
             model = _read_model(source, folder, options, of_weights, transformers.AutoModel)[0]
         model = model.base_model
@@ -241,7 +246,7 @@ CLASSIFIERS = (
 
 
 def _auto_class(config: Any, *, is_gguf: bool) -> Any:
-    """With its head where it can write or fill in masked tokens, else the base model, else as config.json names it."""
+    """Return the class to load: with its head if it writes or fills in masks, else the base model or config.json's."""
     names = set(config.architectures or ())
     for mapping, auto in (
         (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),

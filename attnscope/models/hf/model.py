@@ -62,7 +62,7 @@ _GIVE_A_PICTURE = "give it one: --image photo.jpg"
 
 
 class HuggingFaceModel(Model):
-    """A loaded transformers model; see models.model.Model.
+    """A loaded transformers model, as a Model.
 
     `open_eyes` makes a model of what sees pictures, where that is another part of the same files; `open_viewer` of what
     reads pictures and words, where that is more than this.
@@ -170,7 +170,7 @@ class HuggingFaceModel(Model):
         return resumes
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run a batch; see models.model.Model. Where info.path is "eager", the probe can only be a `Weights`."""
+        """Run a batch as `Model.run` says. Where info.path is "eager", the probe can only be a `Weights`."""
         return self.run_inputs(self.text_inputs(batch), probe)
 
     def run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
@@ -201,7 +201,7 @@ class HuggingFaceModel(Model):
         return hidden
 
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
-        """Run a batch, and its language-model head if there is one and it is asked for; see models.model.Model.
+        """Run a batch as `Model.outputs` says, with the language-model head if there is one and it is asked for.
 
         At the last so many tokens alone, masks are by key alone where texts are long.
         """
@@ -410,7 +410,7 @@ def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, A
 
 
 CLASS_LOSSES = ("class", "token_class")
-"""What classifiers predict."""
+"""The targets of classifiers."""
 
 _LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
     ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),

@@ -1,4 +1,4 @@
-"""What transformers' models are by their code and configuration: which part is shown, what it reads, how long a text.
+"""Read transformers' models by their code and configuration: the part to show, its inputs, and its longest text.
 
 Heads for tasks are left off. Of models that put two together, such as CLIP's of text and of pictures, each is a model
 for itself: neither attends to the other. What fails in a model's own code becomes one line.

@@ -1,4 +1,4 @@
-"""Equality within rounding of what two ways to run a Hugging Face model compute.
+"""Compare the outcomes of two ways to run a Hugging Face model, within rounding.
 
 How much rounding may differ is measured on the model itself where its heads are sharp: against a copy in float64.
 """
@@ -24,7 +24,7 @@ from attnscope.models.hf.seam import Seen, rehearse, use_attention
 from attnscope.models.hf.survey import Survey, Unclear, listed_layers
 
 Outcome = dict[str, Tensor]
-"""What one forward pass computed, by name.
+"""Results of one forward pass, by name.
 
 "hidden" and, of an encoder-decoder, "encoded" are last hidden states, (batch, token, d_model). The weights of
 "decoder layer 3" are (batch, query, head, key), so that both have their rows along the first two axes.
@@ -46,7 +46,7 @@ def states_of(output: Any) -> Outcome:
 
 
 def seen_at_seam(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
-    """Return what passed the seam, each map by its kind and layer."""
+    """Return the hidden states and weights that passed the seam, each map by its kind and layer."""
     outcome = states_of(output)
     waiting = {module: list(places) for module, places in survey.plan.items()}
     for call in seen:
@@ -168,6 +168,7 @@ def compare(
 def _require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
     """Raise a RoundingError where what both have differs by more than is allowed, at real positions."""
     for name in [name for name in ours if name in theirs]:
+        # Only rows of real tokens count: (batch, token, …) -> (row, …).
         own = ours[name].float()
         other = theirs[name].float()
         if own.shape != other.shape:
@@ -214,6 +215,7 @@ def _agree_in_float64(
         if isinstance(value, Tensor) and value.is_floating_point():
             inputs[name] = value.double()
     try:
+        # Both ways on the copy; code that asks for fewer bits gets 64 as well.
         twin = copy.deepcopy(model).double()
         with _AllFloat64():  # type: ignore[no-untyped-call]
             theirs = run_eager(twin, inputs)
@@ -222,6 +224,7 @@ def _agree_in_float64(
             exact = states_of(theirs[0])
             seen = states_of(ours[0])
         else:
+            # The plan names modules of the model: translate it to the copy's.
             twin_of = dict(zip(model.modules(), twin.modules(), strict=True))
             survey = replace(survey, plan={twin_of[module]: places for module, places in survey.plan.items()})
             exact = _seen_by_eager(survey, twin.config, *theirs)

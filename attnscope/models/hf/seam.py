@@ -45,7 +45,7 @@ from attnscope.models.turns import take_turn
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
-"""What our attention and mask functions are called among transformers' implementations."""
+"""The names of our attention and mask functions among transformers' implementations."""
 
 _HARMLESS = frozenset(
     {

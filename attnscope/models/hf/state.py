@@ -1,4 +1,4 @@
-"""What a model holds besides its parameters, put back after a forward pass that changed it.
+"""Put back the attributes, buffers and settings of a model after a forward pass that changed them.
 
 Some models change themselves as they run: BigBird's block-sparse layers become full ones at the first short text and
 stay so, rotary tables grow with the longest text. What is shown of a text would then depend on the texts before it,
@@ -28,6 +28,7 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
     Buffers are put back as the tensors that they were; what is written into one stays. Those of a model that
     accelerate spreads over devices are left to it, which moves them.
     """
+    # Copies of the containers, not of their contents: buffers stay the same tensors.
     owners = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
     before = [(holder, holder.copy()) for attributes in owners for holder in (attributes, *_holders_in(attributes))]
     of_numpy = np.random.get_state()  # noqa: NPY002 - the one that models draw from

@@ -1,4 +1,4 @@
-"""What a model's attention is: whose each attention is (encoder, decoder, cross), and which layer's.
+"""Tell the attentions of a model apart: the kind (encoder, decoder, cross) and the layer of each.
 
 Whose it is shows in what it hides on a small input. The layer shows in how modules are numbered, or by counting. What
 is peculiar becomes a note. Nothing here runs a model.

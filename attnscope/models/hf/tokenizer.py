@@ -20,7 +20,7 @@ Spans = list[tuple[int, int]]
 
 
 class _TokensOfNumbers:
-    """What makes Tokens of token numbers, by `_decode`, `_pieces` and `_special`."""
+    """Makes Tokens of token numbers; subclasses define `_decode`, `_pieces` and `_special`."""
 
     name = ""
     note = ""
@@ -29,16 +29,17 @@ class _TokensOfNumbers:
     _style: Style = "plain"
 
     def encode_ids(self, ids: Sequence[int]) -> Tokens:
-        """Tokens of numbers, where there is no text: the text is what they decode to."""
+        """Return the Tokens of token numbers without a text: the text is their decoding."""
         text, spans = self._decode([int(number) for number in ids])
         return self._build(text, ids, spans)
 
     def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int) -> Tokens:
-        """Tokens of numbers of which some stand for parts of pictures: `elsewhere` are their places, and what to show.
+        """Return Tokens of numbers of which some stand for parts of pictures: `elsewhere` has their labels by position.
 
         The model itself wrote those after the first `n_given`.
         """
         ids = [int(number) for number in ids]
+        # Decode the runs between pictures, and shift their spans to where each run starts in the text.
         text = ""
         spans: Spans | None = [(0, 0)] * len(ids)
         breaks = [i for i in range(len(ids)) if i in elsewhere]  # written tokens go on where the prompt ended
@@ -55,7 +56,8 @@ class _TokensOfNumbers:
         return replace(tokens, labels=labels, n_given=n_given)
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
-        """Tokens of a text and of what a model wrote after it; `n_given` says where that begins."""
+        """Return the Tokens of a text and of the numbers written after it; `n_given` is where these begin."""
+        # Decode the whole: a character may be split between the last given token and the first written one.
         before = tokens.ids.tolist()
         written = [int(number) for number in written]
         whole, spans = self._decode([*before, *written])

@@ -34,7 +34,7 @@ MOST_BYTES = 256 * 1024
 """The largest file that is read or written; a model of 100 layers takes about 10 KiB."""
 
 PACKAGE = Path(__file__).parents[2]
-"""Where attnscope's own code lies."""
+"""The folder of attnscope's own code."""
 
 _PACKAGES = (
     *("attnscope", "torch", "transformers", "numpy", "safetensors", "accelerate", "peft", "timm", "torchvision"),
@@ -43,15 +43,15 @@ _PACKAGES = (
 """Packages that may compute part of a model, if they are installed."""
 
 _OF_TORCH = {"builtins", "torch", "typing", "collections", "abc"}
-"""Where classes come from whose code the versions of Python and torch stand for."""
+"""Packages whose code need not be hashed: the versions of Python and torch stand for it."""
 
 _FIELDS = ("path", "layers", "n_layers", "n_heads", "n_kv_heads", "d_model", "extras", "notes", "reaches")
-"""What is kept of a survey, beside its plan."""
+"""Fields of a survey that are stored, beside its plan."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What distinguishes the files of a model from those of any other."""
+    """Hashes that tell the files of a model from those of any other."""
 
     facts: Mapping[str, str]  # what the files hash to, by name
     again: bool = False  # whether to compare, whatever is remembered
@@ -69,7 +69,7 @@ def identify(folder: Path, sha256: str, adapter: Path | None, *, again: bool) ->
 
 
 class Memory:
-    """What is remembered of one model from files, or of one part of it.
+    """The stored verdict on one model from files, or on one part of it.
 
     Args:
         model: The model, with its head if it has one.
@@ -85,11 +85,12 @@ class Memory:
         self._verdict: dict[str, Any] = {} if identity.again else self._read()
 
     def survey(self, compute: Callable[[], Survey]) -> Survey:
-        """Return what is remembered of the model's attention, else what `compute` finds out.
+        """Return the remembered survey of the model's attention, else the one that `compute` returns.
 
         Raises:
             AttnscopeError: The model cannot be shown truly: now, or when it was compared.
         """
+        # A verdict may be a refusal, or a survey; else the check runs now.
         verdict = self._verdict
         when = f"{verdict.get('date')} with torch {verdict.get('torch')}"
         if "failure" in verdict:
@@ -110,11 +111,11 @@ class Memory:
 
     @property
     def resumes(self) -> bool:
-        """Return whether it is remembered that a run may go on at a layer. False = it is not known."""
+        """Return whether the verdict says that a run may go on at a layer; False = not known."""
         return bool(self._verdict.get("resumes"))
 
     def remember_resumes(self) -> None:
-        """Add that a run may go on at a layer."""
+        """Add to the verdict that a run may go on at a layer."""
         if "survey" in self._verdict:
             self._write({**self._verdict, "resumes": True})
 
@@ -181,6 +182,7 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, identity: Identity) -
     own_code = _hash_files(tuple(sorted(PACKAGE.rglob("*.py"))))
     if code is None or own_code is None:
         return None
+    # Everything that may change the numbers: files, code, packages, shapes, kernels and machine.
     tensors = itertools.chain(base.named_parameters(), base.named_buffers())
     facts = {
         **identity.facts,
@@ -236,7 +238,7 @@ def versions() -> dict[str, str]:
 
 
 def _machine(device: torch.device) -> list[str]:
-    """Return what computes: kernels differ between processors, and a home folder may be on many machines."""
+    """Return the device's facts: kernels differ between processors, and machines may share a home folder."""
     precise = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         return ["cuda", torch.cuda.get_device_name(device), precise, str(torch.version.cuda)]
@@ -248,7 +250,7 @@ def _sha256(content: bytes) -> str:
 
 
 def is_lasting(error: BaseException) -> bool:
-    """Return whether a failure says something of the model, and is no error of other code, or for want of memory."""
+    """Return whether a failure is a property of the model, not an error of other code or a lack of memory."""
     cause: BaseException | None = error
     seen: list[BaseException] = []
     while cause is not None and cause not in seen:

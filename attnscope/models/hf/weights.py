@@ -33,7 +33,7 @@ from attnscope.models.model import Slice
 
 @dataclass(frozen=True, eq=False)
 class _Attention:
-    """What was seen of one attention: on which features of which projections each of its heads depends."""
+    """One attention: the output features of each projection that each of its heads depends on."""
 
     n_heads: int
     group: int  # query heads of a key/value head
@@ -65,6 +65,7 @@ def head_slices(
     Weights are named as the model with its head names them. Where queries are grouped, rows of W_K and W_V only of
     groups that are given whole. Refused where layers share weights, or a head has none of its own.
     """
+    # Weights that several layers share cannot belong to one head: count where each tensor's memory starts.
     seen, outputs = _trace(base, survey, heads)
     names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
     starts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
@@ -82,6 +83,7 @@ def head_slices(
                 slices.append(Slice(f"{names[module]}.weight", axis, features, role, _weight(module)))
                 if isinstance(module.bias, Tensor):
                     slices.append(Slice(f"{names[module]}.bias", 0, features, role, module.bias))
+        # W_O: (d_model, n_heads * d_value), a block of columns per head.
         out = outputs.get(place)
         if out is None:
             raise _refusal(f"what the heads of {where} put out is changed before it is projected")

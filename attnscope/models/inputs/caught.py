@@ -29,7 +29,7 @@ from attnscope.models.hf.seam import mask_and_bias, use_attention
 from attnscope.models.inside.projections import hooks
 
 _EXPLICIT = "attnscope_inputs"
-"""What sdpa is called for models of transformers whose masks say everything."""
+"""The name of sdpa for models of transformers whose masks say everything."""
 
 AttentionInterface.register(
     _EXPLICIT, lambda *tensors, **others: sdpa_attention_forward(*tensors, **{**others, "is_causal": False})
@@ -40,7 +40,7 @@ _TIMES = 64
 """Allowed difference of two ways to compute one attention, in units of rounding of the largest value."""
 
 Do = Callable[[str, AttentionCall, Callable[[], Tensor]], Tensor]
-"""What is done at an attention: the module's name, the call, and what computes it as the module does -> its output."""
+"""A function at each attention: (module's name, call, the module's own computation) -> output."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What lies around one attention of a model: what reaches the seam, how positions turned it, and W_O behind it.
+"""Observe one attention of a model: its call at the seam, its rotary turn before, and W_O behind it.
 
 Nothing is guessed from names. The output projection is the linear map that is fed exactly what the heads put out;
 rotary positions are what the model's own function did to queries and keys on their way. What cannot be seen so, is not
@@ -176,7 +176,7 @@ def _read_turn(call: AttentionCall, turn: _Turn) -> tuple[Rotation | None, tuple
 
 
 class _Match(NamedTuple):
-    """What reached the seam, as what a function for rotary positions gave."""
+    """A call at the seam, matched with the output of a function for rotary positions."""
 
     heads_axis: int  # in what the function was given
     columns: slice  # that it turned

@@ -1,4 +1,4 @@
-"""What the scores of an attention are made of: the parts of the stream that its queries and its keys read.
+"""Split the scores of an attention by the parts of the stream that its queries and keys read.
 
 A query is a sum over parts: what each earlier head and feed-forward network wrote, embeddings and biases, each through
 the frozen norms, the projection and the rotary turn. So is a key. A score is the product of the two sums.
@@ -33,7 +33,7 @@ TOKENS = "tokens"
 POSITIONS = "positions"
 SEGMENTS = "segments"
 EMBEDDED = "embeddings"
-"""What enters the stream where no embedding is a module."""
+"""The name of what enters the stream where no embedding is a module."""
 
 PROJECTION_BIAS = "projection bias"
 OTHER_BIASES = "other biases"
@@ -58,7 +58,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """What parts added to the stream in a run, or to what reads it.
+    """The additions of parts to the stream in a run, or to a projection of it.
 
     Attributes:
         parts: One part, or the heads of a layer along the second axis.

@@ -15,7 +15,7 @@ from attnscope.models.turns import take_turn
 
 Role = Literal["query", "key", "value"]
 ROLES: tuple[Role, ...] = ("query", "key", "value")
-"""What projections of a head's input give; fields of an `AttentionCall`."""
+"""The outputs of the projections of a head's input; fields of an `AttentionCall`."""
 
 
 class OutputWatch:

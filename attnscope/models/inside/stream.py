@@ -1,4 +1,4 @@
-"""What heads read from the residual stream and write to it: W_Q, W_K, W_V and W_O of each head, and the norms around.
+"""Find the weights by which heads read and write the residual stream: W_Q, W_K, W_V, W_O, and the norms around.
 
 Nothing is guessed from names, and there is no table of architectures. The projections are the linear maps that read the
 stream, or a norm of it. What reaches the seam is a function of what they read; its derivative is W_Q, W_K or W_V of

@@ -1,4 +1,4 @@
-"""What the blocks of a network returned in a forward pass, and the same pass again from one block on.
+"""Record the outputs of a network's blocks in a forward pass, and run the same pass again from one block on.
 
 If only a late layer changes, the blocks before it are not computed again: they return their earlier outputs. The rest
 of the network runs unchanged, so all that must be known is which modules its blocks are.

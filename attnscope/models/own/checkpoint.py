@@ -45,7 +45,8 @@ class Checkpoint:
         return any(name.startswith(start) for name in self._files_by_tensor)
 
     def plan(self, shape: Encoder) -> dict[str, str]:
-        """Return the names in the file of all tensors that a network needs, by ours; all are there, in their shapes."""
+        """Return the file's names of all tensors that a network needs, by ours; refuse missing and misshapen ones."""
+        # Check names and shapes first: no tensor is read from a checkpoint that lacks one.
         plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in shape.tensors().items()}
         missing = [name for name, _ in plan.values() if name not in self._files_by_tensor]
         if missing:

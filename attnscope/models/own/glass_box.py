@@ -119,9 +119,10 @@ class Head:
 
 
 def _offset(offset: int, idle: int | None = None) -> tuple[Array, Array]:
-    """Look `offset` tokens ahead; queries with the flag `idle` rest."""
+    """Return projections that look `offset` tokens ahead, each (d_head, d_model); queries with the flag `idle` rest."""
     query, key = _blank()
     rest_place = place_codes(np.array(1))
+    # 2 a(i + o, j) for the place slot; [REST] has its place in its flag.
     query[PLACE, PLACE] = 2 * _turn(offset)
     query[PLACE, REST_FLAG] = 2 * _turn(offset) @ rest_place
     key[PLACE, PLACE] = np.eye(D_PLACE)
@@ -140,12 +141,13 @@ def _first() -> tuple[Array, Array]:
 
 
 def _match(codes: slice) -> tuple[Array, Array]:
-    """Look for the query's token in a slot of the keys, anywhere but at the query itself."""
+    """Return projections that look for the query's token in a slot of the keys, anywhere but at the query itself."""
     query, key = _blank()
     n = len(MODULI)
     token = slice(D_CODE)
     place = slice(D_CODE, D_CODE + D_PLACE)
     constant = D_CODE + D_PLACE
+    # The three terms of "same token": matching codes, minus own place, minus a constant that [REST] gets back.
     query[token, TOKEN] = 4 * n / D_CODE * np.eye(D_CODE)
     key[token, codes] = np.eye(D_CODE)
     query[place, PLACE] = -2 * np.eye(D_PLACE)
@@ -166,7 +168,7 @@ def _punctuation() -> tuple[Array, Array]:
 
 
 def _blank() -> tuple[Array, Array]:
-    """Projections that score all keys alike."""
+    """Return projections that score all keys alike, each (d_head, d_model), all 0."""
     query, key = np.zeros((2, D_HEAD, D_MODEL), np.float32)
     return query, key
 
@@ -283,7 +285,7 @@ def token_codes(ids: NDArray[np.int64]) -> Array:
 
 @cache
 def _reed_muller() -> Array:
-    """Generator matrix of RM(2, 6), (22, 64): products of at most two of six variables, at the 64 points."""
+    """Return the generator matrix of RM(2, 6), (22, 64): products of at most two of six variables, at the 64 points."""
     points = (np.arange(64)[None, :] >> np.arange(6)[:, None]) & 1
     products = [np.ones(64, np.int64), *points, *(points[a] * points[b] for a, b in combinations(range(6), 2))]
     return np.array(products, np.float32)
@@ -293,11 +295,12 @@ def _reed_muller() -> Array:
 
 
 def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Array]:
-    """Return every weight: "layers.0.q_proj" and so on -> (d_model, d_model); `load_own` says what sharpness is."""
+    """Return every weight: "layers.0.q_proj" and so on -> (d_model, d_model); `load_own` explains sharpness."""
     if not 0 <= sharpness < 1e4:
         raise AttnscopeError(f"sharpness {sharpness} makes no sense", "0 is uniform; the default is 16")
     weights: dict[str, Array] = {}
     for layer, names in enumerate(VARIANTS[name].heads):
+        # Values are the keys' token codes; the output copies their mean into the head's own slot.
         query, key = zip(*(_HEADS[head].scores() for head in names), strict=True)
         value, out = np.zeros((2, D_MODEL, D_MODEL), np.float32)
         for head in range(N_HEADS):
@@ -312,7 +315,7 @@ def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Ar
 
 
 def _sha256(weights: dict[str, Array]) -> str:
-    """Hash of names and weights as little-endian float32, in order."""
+    """Return the SHA-256 of names and weights as little-endian float32, in order."""
     digest = hashlib.sha256()
     for name, array in weights.items():
         digest.update(name.encode())
@@ -354,7 +357,7 @@ def own_info(
 
 
 class OwnModel(LayeredModel):
-    """A loaded glass box; see models.model.Model."""
+    """A loaded glass box as a Model: two attention layers on a residual stream, without norms."""
 
     def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
         super().__init__(info, OwnTokenizer(), layers, layers, VOCABULARY)
@@ -362,9 +365,9 @@ class OwnModel(LayeredModel):
         self._variant = variant
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
-        """See models.model.Model; padding may be on either side, and segments are passed over.
+        """Run a batch with the probe at each attention; padding may be on either side, and segments are ignored.
 
-        Returns the residual stream at the end, in which `written_slot` says where a head has written.
+        Returns the final residual stream, (batch, token, d_model); `written_slot` says where a head has written.
         """
         batch = self._require(batch)
         hidden = self._embed(batch.ids, batch.mask)
@@ -396,11 +399,13 @@ class OwnModel(LayeredModel):
     def _embed(self, ids: "Tensor", mask: "Tensor | None") -> "Tensor":
         import torch
 
+        # Places count real tokens only, so that padding on either side moves nothing: (batch, token).
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         places = (real.cumsum(1) - 1).clamp(min=0)
         is_rest = ids == REST
         hidden = torch.zeros(*ids.shape, D_MODEL, dtype=getattr(torch, self.info.dtype), device=ids.device)
         code = torch.from_numpy(place_codes(places.cpu().numpy())).to(hidden)
+        # Fill the disjoint slots of (batch, token, d_model).
         hidden[..., PLACE] = code.masked_fill(is_rest[..., None], 0)
         hidden[..., TOKEN] = self.static_embeddings(ids).to(hidden)
         hidden[..., ONE] = 1
@@ -414,9 +419,10 @@ class OwnModel(LayeredModel):
 def load_own(
     spec: str | Source = "own", *, sharpness: float = SHARPNESS, device: str = "cpu", dtype: str = "float32"
 ) -> OwnModel:
-    """Make a glass box, "own" or "own-causal".
+    """Load a glass box, "own" or "own-causal".
 
-    Sharpness is by how many nats a right key scores above [REST], and [REST] above the others. 0 makes all heads
+    Sharpness, in nats from 0 to below 10,000, is how far a right key scores above [REST], and [REST] above the
+    others. AttnscopeError refuses other names and values. 0 makes all heads
     uniform; the default puts at least 0.996 where the head looks in any text that it takes.
     """
     source = resolve(spec) if isinstance(spec, str) else spec
@@ -429,6 +435,7 @@ def load_own(
     from attnscope.core.attention.multihead import MultiHeadAttention
     from attnscope.models.devices import place
 
+    # Layers are made on the meta device, and the weights put in: nothing is drawn at random first.
     where, precision = place(device, dtype)
     info = own_info(source.name, weights, sharpness=sharpness, device=str(where), dtype=dtype)
     layers = []

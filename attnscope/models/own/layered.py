@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LayeredModel(Model):
-    """A model that is a stack of our own layers and no more: what it can do whatever the layers are.
+    """A model that is a stack of our own layers and no more; subclasses add their forward pass.
 
     Args:
         roots: The modules that hold all others.
@@ -76,5 +76,5 @@ class LayeredModel(Model):
         return rows
 
     def _untrained_info(self, note: str, **changes: Any) -> ModelInfo:
-        """Return what is known of the same architecture with random weights."""
+        """Return the facts of the same architecture with random weights."""
         return replace(self.info, name=f"{self.info.name} untrained", sha256="", notes=(note,), **changes)

@@ -21,7 +21,7 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""What config.json calls an activation -> which it is of the four that native.py and plain.py compute."""
+"""The name of an activation in config.json -> the one of the four in native.py and plain.py that computes it."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,7 @@ class Encoder:
     def of(cls, config: Config) -> "Encoder":
         """Read a configuration that `supports` accepts."""
         layout = LAYOUTS[config["model_type"]]
+        # The file's own value wins, then the family's default, then BERT's; null counts as left out.
         values: Config = {}
         for name, default in _BERT_DEFAULTS.items():
             value = config.get(layout.settings.get(name, name), config.get(name))
@@ -157,6 +158,7 @@ class Encoder:
             if has_bias:
                 plan[f"{ours}.bias"] = (f"{theirs}.bias", shape[:1])
 
+        # The embeddings, and the map from their width to the model's where these differ (ELECTRA).
         add("word", layout.word, self.vocab_size, self.embedding_size, has_bias=False)
         add("position", layout.position, self.max_position_embeddings, self.embedding_size, has_bias=False)
         if layout.segment:
@@ -164,6 +166,7 @@ class Encoder:
         add("embedding_norm", layout.embedding_norm, self.embedding_size)
         if self.embedding_size != width:
             add("projection", layout.projection, width, self.embedding_size)
+        # The layers: W_Q, W_K, W_V and W_O, two norms, and the feed-forward network; (out, in).
         for i in range(self.num_hidden_layers):
             ours = f"layers.{i}."
             theirs = layout.layer.format(i)
@@ -177,7 +180,8 @@ class Encoder:
 
 
 def supports(config: Config) -> str | None:
-    """Why the native engine does not compute a model as it truly is, as the end of a sentence; None if it does."""
+    """Return why the native engine cannot compute a model exactly, as the end of a sentence; None if it can."""
+    # Settings that change the computation in a way that the engine does not know.
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in LAYOUTS:
         return f"its model_type is {kind!r}, not one of {', '.join(sorted(LAYOUTS))}"
@@ -217,7 +221,7 @@ def _fits(name: str, value: Any) -> bool:
 def native_info(
     source: Source, config: Config, *, sha256: str, engine: str = "native", dtype: str = "float32", device: str = "cpu"
 ) -> ModelInfo:
-    """Return what is known of a model on the native or the NumPy engine, all of it from its configuration."""
+    """Return the facts of a model on the native or the NumPy engine, all of them from its configuration."""
     encoder = Encoder.of(config)
     named = str((config.get("architectures") or [""])[0])
     return ModelInfo(

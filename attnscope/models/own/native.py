@@ -36,7 +36,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class NativeModel(LayeredModel):
-    """A loaded encoder; see models.model.Model."""
+    """A loaded encoder as a Model, which runs on torch."""
 
     def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
         layers = list(network.layers)
@@ -45,7 +45,7 @@ class NativeModel(LayeredModel):
         self._network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """See models.model.Model; segments are passed over where the family knows none (DistilBERT, RoBERTa)."""
+        """Run a batch with the probe at each attention; segments are ignored where the family has none (RoBERTa)."""
         batch = self._require(batch)
         segments = batch.segments if self._encoder.layout.reads_segments else None
         if segments is not None:
@@ -55,7 +55,7 @@ class NativeModel(LayeredModel):
         return output
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """Return the rows of the token embedding."""
+        """Return the rows of the token embedding: (…,) token numbers -> (…, d_embedding)."""
         return self._look_up(self._network.word, ids)
 
     def untrained(self, seed: int) -> "NativeModel":
@@ -73,13 +73,18 @@ class NativeModel(LayeredModel):
 
 
 def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
-    """Load a BERT-family encoder from safetensors; device and precision as of `models.load`."""
+    """Load a BERT-family encoder from safetensors; `models.load` explains device and precision.
+
+    Raises:
+        AttnscopeError: `supports` refuses the configuration, or the files are damaged or incomplete.
+    """
     config = read_config(source)
     reason = supports(config)
     if reason or source.folder is None:
         raise AttnscopeError(
             f"the native engine does not run {source.name}: {reason or 'it has no files'}", "use --engine hf"
         )
+    # Read tokenizer and weights; `verify` refuses weights whose hash is not the pinned one.
     where, precision = place(device, dtype)
     tokenizer = FastTokenizer.open(source.folder)
     info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(where))
@@ -90,6 +95,7 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
             note = f"The file holds more layers than the {encoder.num_hidden_layers} that config.json asks for."
             info = replace(info, notes=(note,))
         state = dict(read_weights(weights, encoder, precision, where))
+    # The network takes the tensors as they are: none is allocated twice.
     with torch.device("meta"):
         network = _Network(encoder)
     network.load_state_dict(state, assign=True)
@@ -100,7 +106,7 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
 def read_weights(
     checkpoint: Checkpoint, shape: Encoder, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor that a network of a shape needs, by our name; refuses NaN and infinity."""
+    """Yield every tensor that a network of a shape needs, by our name; refuse NaN and infinity."""
     tensor: Tensor
     for ours, name, tensor in checkpoint.raw(shape):
         converted = tensor.to(dtype)
@@ -134,6 +140,7 @@ class _Network(nn.Module):
         self._padding_id = encoder.pad_token_id if encoder.layout.positions_after_padding else None
 
     def forward(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None, probe: Probe) -> Tensor:
+        # (batch, token) -> (batch, token, d_embedding) -> (batch, token, d_model)
         hidden: Tensor = self.word(ids)
         # In this order, for the sum to round as the original's does.
         if self.segment is not None:

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 
 
 class PlainEncoder(Model):
-    """A loaded encoder that computes with NumPy alone; see models.model.Model. It looks at single texts."""
+    """A loaded encoder as a Model that computes with NumPy alone, on single texts."""
 
     _refusal = (
         "the numpy engine shows exact maps of a text, and does nothing else",
@@ -44,7 +44,7 @@ class PlainEncoder(Model):
         self._weights = weights
 
     def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:
-        """Return what the heads attend to on a text; see Model."""
+        """Return the attention weights of some layers on a text, (head, query, key) each; later layers do not run."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
         n_heads = self._encoder.num_attention_heads
@@ -55,11 +55,14 @@ class PlainEncoder(Model):
             name = f"layers.{number}"
             # (head, token, d_head)
             query, key, value = (self._project(hidden, f"{name}.attention.{part}_proj") for part in "qkv")
+            # (head, query, key)
             scores = query @ key.swapaxes(1, 2) * scale
             weights = _softmax(scores)
+            # The full-width map divides the sum of the heads' dot products by sqrt(d_model), not by sqrt(d_head).
             if number in layers:
                 maps.weights[number] = weights
                 maps.full[number] = _softmax(scores.sum(0) / scale.dtype.type(math.sqrt(n_heads)))
+            # (head, token, d_head) -> (token, d_model); the last layer's output is not needed.
             if number < last:
                 output = (weights @ value).swapaxes(0, 1).reshape(hidden.shape)
                 hidden = self._finish(hidden, output, name)
@@ -76,6 +79,7 @@ class PlainEncoder(Model):
             segments = np.asarray(tokens.segments if encoder.layout.reads_segments else np.zeros_like(ids))
             require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
             hidden = hidden + w["segment.weight"][segments]
+        # Positions, then the norm, then the map to the model's width where it has one: (token, d_model).
         positions = np.arange(len(ids))
         if encoder.layout.positions_after_padding:  # RoBERTa gives a padding token that a user types no position
             real = ids != encoder.pad_token_id
@@ -135,6 +139,7 @@ def _erf(x: Array) -> Array:
     """
     if x.dtype == np.float64:
         return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), np.float64)
+    # Horner's scheme for the polynomial in t, lowest power last.
     t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
     tail = np.zeros_like(t)
     for factor in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):

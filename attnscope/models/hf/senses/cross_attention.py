@@ -40,12 +40,14 @@ def find_modules(base: PreTrainedModel, pattern: str) -> dict[int, nn.Module]:
 
 
 def survey_cross_attention(base: PreTrainedModel, patterns: Patterns, notes: Sequence[str]) -> Survey:
-    """Return what the attention of such a model is, of its words and of its queries; that of its tower is left out."""
+    """Return the survey of the attention of words and queries; that of the vision tower is left out."""
+    # Find the modules of each kind by name; a kind may be missing (BLIP-2 with an encoder-decoder).
     modules: dict[Kind, dict[int, nn.Module]] = {}
     for kind, pattern in patterns.items():
         by_layer = find_modules(base, pattern)
         if by_layer:
             modules[kind] = by_layer
+    # Two kinds in one stack of layers share its depth.
     plan: dict[nn.Module, list[Place]] = {}
     depths: dict[str, int] = {}
     for kind, by_layer in modules.items():
@@ -112,7 +114,7 @@ def compare_cross_attention(
 
 
 def result_of(output: Any) -> Tensor:
-    """Return what a model computes: scores of the vocabulary, or hidden states without a head."""
+    """Return a model's result: scores of the vocabulary, or hidden states without a head, (batch, token, …)."""
     result = getattr(output, "logits", None)
     result = hidden_states(output) if result is None else result
     assert isinstance(result, Tensor)
@@ -125,7 +127,7 @@ _OWN_CODE = {"BlipTextSelfAttention", "TableTransformerAttention", "TrOCRAttenti
 
 
 def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
-    """Return what runs a model with such attention at the seam; None where it has none."""
+    """Return a function that runs a model with such attention through the seam; None where it has none."""
     own = [module for module in base.modules() if type(module).__name__ in _OWN_CODE]
 
     def run(**inputs: Any) -> Any:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class CrossAttentionReader(VisionLanguageReader):
-    """What families share whose words or queries attend across to the patches of one picture.
+    """A reader for families whose words or queries attend across to the patches of one picture.
 
     Attributes:
         modules: The modules of each kind of attention by name, with the layer's number. The first kind goes to the
@@ -65,17 +65,17 @@ class CrossAttentionReader(VisionLanguageReader):
 
     @classmethod
     def survey(cls, base: PreTrainedModel) -> Survey:
-        """Return what its attention is."""
+        """Return the survey of its attention, found by the names of its modules."""
         return survey_cross_attention(base, cls.modules, cls.notes_on(base))
 
     @classmethod
     def notes_on(cls, base: PreTrainedModel) -> list[str]:
-        """Return what a user must know to read the pictures truly."""
+        """Return notes, one sentence each, that a user must know to read the pictures correctly."""
         return []
 
     @property
     def _tower(self) -> Any:
-        """Return what sees the picture."""
+        """Return the module that sees the picture."""
         return self._base.vision_model
 
     def _cut(self, output: PhotoPrompt) -> Cut:
@@ -103,6 +103,7 @@ class CrossAttentionReader(VisionLanguageReader):
                 scores[..., never] = -torch.inf
             return scores
 
+        # The picture stays the same while the model writes: the tower runs once.
         once = replace_forwards([self._tower], _compute_once)
         with silence(), torch.no_grad(), use_attention(self._base, None), once:
             return self._writer.extend_greedily(predict, prompt, n)
@@ -113,6 +114,7 @@ class CrossAttentionReader(VisionLanguageReader):
         words, queries, first = self._queries(inputs, n_given)
         filling = self._filling(inputs)
         axes: dict[str, AttentionAxes] = {}
+        # Only cross-attention has keys in the picture; other kinds attend among words or queries.
         for kind, layers in self.model.survey.layers.items():
             tokens = queries[kind]
             first_query = first if tokens is words else 0
@@ -133,13 +135,14 @@ class CrossAttentionReader(VisionLanguageReader):
         self, photos: Sequence[Photo], labels: Mapping[int, str], filling: NDArray[np.bool_] | None = None
     ) -> Tokens:
         """Return patches, tokens of the tower that stand for no place, and what fills up."""
+        # Keys are patches by their labels, tokens of the tower that stand for no place, and what fills up the batch.
         n_keys = max(labels) + 1 if filling is None else len(filling)
         is_real = np.ones(n_keys, bool) if filling is None else ~filling
         beside = dict.fromkeys(np.flatnonzero(is_real).tolist(), "CLS")
         return key_tokens(n_keys, {**beside, **labels}, [photo.source for photo in photos])
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Compare for each new shape of a picture."""
+        """Compare the seam with the model's own output, once for each new shape of a picture."""
         shape = (*inputs["pixel_values"].shape, len(next(iter(axes.values())).keys))
         if shape not in self._compared:
             sizes = {kind: (len(sides.queries), len(sides.keys)) for kind, sides in axes.items()}
@@ -172,12 +175,13 @@ class MllamaReader(CrossAttentionReader):
 
     @classmethod
     def stands_alone(cls, base: PreTrainedModel) -> bool:
-        """Return its layers without cross-attention are shown on text alone."""
+        """Return True: its layers without cross-attention are shown on text alone."""
         return True
 
     def _cut(self, output: PhotoPrompt) -> Cut:
         """Return tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
         config = self._base.config.vision_config
+        # Keys lie by photo, tile and patch; each tile has its CLS token first.
         side = config.image_size // config.patch_size
         _, n_photos, n_tiles = output.pixels.shape[:3]
         each = self._tower.num_patches
@@ -192,6 +196,7 @@ class MllamaReader(CrossAttentionReader):
         return panes, n_photos * n_tiles * each
 
     def _filling(self, inputs: Mapping[str, Tensor]) -> NDArray[np.bool_] | None:
+        # (photo, tile) of the last token, repeated to one per key: (key,)
         is_real = inputs["cross_attention_mask"][0, -1].reshape(-1).cpu().numpy() > 0
         return np.repeat(~is_real, int(self._tower.num_patches))
 
@@ -216,12 +221,12 @@ class QFormerReader(CrossAttentionReader):
 
     @classmethod
     def fits(cls, base: PreTrainedModel) -> bool:
-        """Of BLIP-2 that ranks texts no words are written."""
+        """Return whether it has a language model: a BLIP-2 that only ranks texts writes no words."""
         return super().fits(base) and hasattr(base, "language_model")
 
     @classmethod
     def notes_on(cls, base: PreTrainedModel) -> list[str]:
-        """See CrossAttentionReader."""
+        """Return notes on the pictures, as CrossAttentionReader says."""
         notes = ["Learned queries (Q0, Q1 …) look at the picture: words attend to these, which have no place in it."]
         if not accepts(base, "qformer_input_ids"):
             notes.append("The queries do not read the text: whatever is asked, they look at the same places.")
@@ -234,7 +239,7 @@ class QFormerReader(CrossAttentionReader):
         return "decoder" in self.model.survey.layers
 
     def _write_prompt(self, text: str, n_photos: int) -> tuple[str, list[str]]:
-        """Without a template its processor marks the picture itself."""
+        """Return the prompt; without a template the processor marks the picture itself."""
         has_template = getattr(self._processor, "chat_template", None)
         return super()._write_prompt(text, n_photos) if has_template else (text, [])
 
@@ -259,6 +264,7 @@ class QFormerReader(CrossAttentionReader):
         stand_ins = self._stand_ins(ids)
         names = {position: f"Q{number}" for number, position in enumerate(stand_ins)}
         words = self.model.vocabulary.encode_among(ids, names, n_given)
+        # InstructBLIP's queries also read the question: they attend to each other and to its tokens.
         question: list[str] = []
         if "qformer_input_ids" in inputs:
             tokenizer = self._processor.qformer_tokenizer
@@ -349,7 +355,7 @@ class EncoderDecoderReader(CaptionReader):
 
     @classmethod
     def notes_on(cls, base: PreTrainedModel) -> list[str]:
-        """See CrossAttentionReader."""
+        """Return notes on the pictures, as CrossAttentionReader says."""
         if cls.stands_alone(base):
             return []
         return ["Its encoder merges patches, and attends within windows: it is not shown, the decoder is."]
@@ -391,7 +397,7 @@ class ObjectReader(ImageProcessorReader):
 
     @classmethod
     def notes_on(cls, base: PreTrainedModel) -> list[str]:
-        """See CrossAttentionReader."""
+        """Return notes on the pictures, as CrossAttentionReader says."""
         return [
             "Object queries (Q0, Q1 …) look at what the encoder makes of the photo; the encoder itself is not shown.",
             "A patch is a place of the feature map: through convolutions and encoder it knows of what lies around it.",
@@ -460,10 +466,10 @@ CROSS_READERS: dict[str, type[CrossAttentionReader]] = {
     "table-transformer": ObjectReader,
     "vision-encoder-decoder": EncoderDecoderReader,
 }
-"""By the type of a model's configuration."""
+"""The type of a model's configuration -> its reader."""
 
 
 def cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
-    """Return what reads pictures in a model with cross-attention to pictures; None = it has none that is known."""
+    """Return the reader for a model with cross-attention to pictures; None = no known family."""
     reader = CROSS_READERS.get(base.config.model_type)
     return reader if reader is not None and reader.fits(base) else None

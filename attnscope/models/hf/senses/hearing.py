@@ -1,4 +1,4 @@
-"""What Hugging Face models hear: a recording through the model's own feature extractor, and its frames as tokens."""
+"""Turn a recording into inputs of a model by its own feature extractor, with its frames as tokens."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFaceEars:
-    """What of a model hears recordings; see models.model.Ears. It may lack its feature extractor."""
+    """The part of a model that hears recordings, its Ears. It may lack its feature extractor."""
 
     def __init__(self, model: "HuggingFaceModel", extractor: Any) -> None:
         self._model = model
@@ -41,6 +41,7 @@ class HuggingFaceEars:
                 f"{self._name} came without its feature extractor",
                 "save it beside the model as preprocessor_config.json, or: attnscope.load(model, extractor)",
             )
+        # Resample to the rate of the extractor; the length in seconds is that of the file.
         seconds = recording.seconds
         recording = recording.at(int(self._extractor.sampling_rate))
         if sees_sound(self._base):
@@ -50,6 +51,7 @@ class HuggingFaceEars:
     def _hear_window(self, recording: Recording, seconds: float) -> SensoryInput:
         """Pad or cut a recording to the window that a model listens for (Whisper)."""
         base = self._base
+        # A frame is `stride` steps of the spectrogram, each of hop_length samples.
         stride = int(base.encoder.conv1.stride[0]) * int(base.encoder.conv2.stride[0])
         frame = stride * int(self._extractor.hop_length)
         n_frames = int(base.config.max_source_positions)
@@ -61,6 +63,7 @@ class HuggingFaceEars:
             notes += (f"{lasts}, {self._name} listens for {window:g} s: the rest is left out",)
         # (1, band, step), of which the encoder merges `stride` steps to a frame
         features = self._extract(samples, (1, int(base.config.num_mel_bins), n_frames * stride))
+        # The spectrogram that is drawn ends with the recording, not with the window.
         sound = self._sound(samples, frame, -(-len(samples) // frame), window, recording.source)
         steps = features[0, :, : len(sound.envelope) * stride]
         sound = replace(sound, spectrogram=_spectrogram(steps, self._extractor))
@@ -74,6 +77,7 @@ class HuggingFaceEars:
         samples = recording.samples
         values = self._extract(samples)
         n_frames = values.shape[1]
+        # Each convolution shortens the sequence: (samples,) -> (frame,).
         if hasattr(config, "conv_stride"):
             frame = math.prod(config.conv_stride)
             for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
@@ -91,12 +95,13 @@ class HuggingFaceEars:
         return SensoryInput(inputs, tokens, sound=sound, notes=recording.notes)
 
     def _hear_spectrogram(self, recording: Recording) -> SensoryInput:
-        """Show what a model looks at that sees sound (AST): time across, pitch down, the lowest at the top."""
+        """Show the spectrogram that a model sees (AST): time across, pitch down, the lowest at the top."""
         config = self._base.config
         values = self._extract(recording.samples, (1, config.max_length, config.num_mel_bins))
         high = config.frequency_stride
         wide = config.time_stride
         side = config.patch_size
+        # Patches may overlap: a stride is smaller than their side.
         rows = (config.num_mel_bins - side) // high + 1
         columns = (config.max_length - side) // wide + 1
         # (band, step), as far as whole strides cover it
@@ -112,7 +117,7 @@ class HuggingFaceEars:
         return SensoryInput(inputs, tokens, picture, notes=notes)
 
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
-        """Return what the feature extractor makes of samples; refused in another shape than the model takes."""
+        """Return the extractor's features of samples; refuse another shape than the model takes."""
         with as_failure(f"the feature extractor of {self._name}"):
             features = self._extractor(samples, sampling_rate=int(self._extractor.sampling_rate), return_tensors="pt")
             values: Tensor = features[self._base.main_input_name].to(self._base.dtype)
@@ -124,8 +129,9 @@ class HuggingFaceEars:
         return values
 
     def _sound(self, samples: NDArray[np.float32], frame: int, n_frames: int, window: float, source: str) -> Sound:
-        """Return what was heard in frames of so many samples: how loud each frame is at its loudest."""
+        """Return the sound in frames of `frame` samples, with the largest absolute sample of each frame."""
         rate = int(self._extractor.sampling_rate)
+        # (frame, sample) -> (frame,); the last frame is filled up with silence.
         loud = np.zeros(max(n_frames * frame, len(samples)), np.float32)
         loud[: len(samples)] = np.abs(samples)
         envelope = loud[: n_frames * frame].reshape(n_frames, frame).max(1)

@@ -40,7 +40,7 @@ class Pane:
 
 @dataclass(frozen=True, eq=False)
 class PhotoPrompt:
-    """What the processor of a transformers model made of photos and a question."""
+    """The output of a transformers processor for photos and a question, with the model and the photos."""
 
     base: Any
     processor: Any
@@ -85,6 +85,7 @@ def one_grid(prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0) -> 
 
 def _llava(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
+    # With "full" the CLS token of the tower stays among the picture tokens.
     keeps_all = config.vision_feature_select_strategy == "full"
     n_before = len(tokens_before(prompt.base.vision_tower)) if keeps_all else 0
     return one_grid(prompt, _height_width(config.vision_config.patch_size), n_before)
@@ -144,6 +145,7 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
 def _idefics3(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
     cell = config.vision_config.patch_size * config.scale_factor
+    # The processor itself says how many rows and columns of tiles it made.
     cut = prompt.processor.image_processor([list(prompt.images)], return_row_col_info=True, return_tensors="pt")
     return _tiles(prompt.pixels[0], cell, list(zip(cut["rows"][0], cut["cols"][0], strict=True)))
 
@@ -151,6 +153,7 @@ def _idefics3(prompt: PhotoPrompt) -> Cut:
 def _internvl(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
     images = prompt.processor.image_processor
+    # The processor's own function says how many tiles each photo becomes.
     canvas = importlib.import_module(type(images).__module__).get_optimal_tiled_canvas
     size = (images.size["height"], images.size["width"])
     shapes = []
@@ -233,7 +236,7 @@ FAMILIES: dict[str, Callable[[PhotoPrompt], Cut]] = {
     "smolvlm": _idefics3,
     "vipllava": _llava,
 }
-"""Of models that read pictures among words, by the type of their configuration."""
+"""The type of a configuration -> the cut of models that read pictures among words."""
 
 
 # Where in the photo -----------------------------------------------------------------------------------------------
@@ -266,6 +269,7 @@ def area_of(picture: NDArray[np.uint8], height: int, width: int) -> tuple[float,
 
 def _edges(shades: NDArray[np.uint8], is_photo: NDArray[np.bool_], size: int) -> tuple[float, float] | None:
     """Return where in a photo a slope along the second axis begins and ends; None of one column."""
+    # Fit a line: middle of a shown column -> place in the photo, in pixels.
     shown = np.broadcast_to(np.arange(shades.shape[1]) + 0.5, shades.shape)[is_photo]
     if len(np.unique(shown)) < 2:
         return None

@@ -1,4 +1,4 @@
-"""The processors of a folder: what makes photos, recordings, and photos among words into what a model reads.
+"""Open the processors of a folder, which turn photos, recordings, and photos among words into inputs.
 
 What of them is for videos is left out: it needs torchvision, and no video is shown.
 """
@@ -74,6 +74,7 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
 
 
 def _processor_class(folder: Path, model_type: str) -> str:
+    # Any of three files may name the class; else the model's type does.
     for name in (*reversed(PROCESSOR_FILES), "tokenizer_config.json"):
         named = _read_settings(folder / name).get("processor_class")
         if isinstance(named, str):
@@ -103,7 +104,7 @@ def _loading(what: str, folder: Path) -> Iterator[None]:
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
-    """Return what a file of settings says; nothing where it cannot be read."""
+    """Return the settings of a JSON file; {} where it cannot be read."""
     try:
         settings = parse_json(path.read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What Hugging Face models see: a photo through the model's own image processor, and its patches as tokens."""
+"""Turn a photo into inputs of a vision model by its own image processor, with its patches as tokens."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
 OTHER_MODELS = "preprocessor_config.json and config.json belong to different models"
-"""What to think of where what a processor makes does not fit the model."""
+"""The hint where a processor's output does not fit the model."""
 
 _NAMED = (("CLS", ("cls_token", "class_embedding", "class_token")), ("DIST", ("distillation_token", "dist_token")))
 _INTERPOLATE = "interpolate_pos_encoding"
@@ -28,7 +28,7 @@ _REGISTERS = ("register_tokens", "register_token", "reg_token")
 
 
 class HuggingFaceEyes:
-    """What of a model sees pictures; see models.model.Eyes. It may lack its image processor."""
+    """The part of a model that sees pictures, its Eyes. It may lack its image processor."""
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         self.model = model
@@ -45,12 +45,14 @@ class HuggingFaceEyes:
             raise AttnscopeError(
                 f"{self._name} came without its image processor", "hand it over: attnscope.load(model, image_processor)"
             )
+        # The processor's picture, either whole, (1, 3, y, x), or already cut into patches.
         sizes = self._resize(photo.size)
         with as_failure(f"the image processor of {self._name}", f" on {photo.source}"):
             features = self._processor(images=photo.image, return_tensors="pt", **sizes)
         high, wide = patch_size(self._base, self._name)
         is_cut = "spatial_shapes" in features
         inputs, whole = self._join_patches(features, high, wide) if is_cut else self._take_pixels(features)
+        # The grid of patches; pixels beyond whole patches are cut off.
         rows = whole.shape[2] // high
         columns = whole.shape[3] // wide
         if not rows or not columns:
@@ -63,16 +65,18 @@ class HuggingFaceEyes:
         colours = np.ascontiguousarray(undo_normalisation(self._processor, whole)[: rows * high, : columns * wide])
         if photo.size and accepts(self._base, _INTERPOLATE):
             inputs[_INTERPOLATE] = True  # type: ignore[assignment]  # the one argument that is no tensor
+        # Tokens before the patches (CLS, registers), then the patches row by row.
         tokens = patch_tokens((rows, columns), tokens_before(self._base), photo.source)
         self.model.expect(inputs, len(tokens))
         picture = Picture(colours, (rows, columns), photo.source, photo.image.size)
         return SensoryInput(inputs, tokens, picture, notes=notes)
 
     def _resize(self, size: int | None) -> dict[str, Any]:
-        """Return what the processor is told to make a square of this size; it crops as much as it does anyway."""
+        """Return the processor's options for a square of `size` pixels; it crops the same share as by default."""
         if size is None:
             return {}
         high, wide = patch_size(self._base, self._name)
+        # Only models that interpolate their positions take other sizes, of whole patches.
         usual, crop = (_sides(getattr(self._processor, name, None)) for name in ("size", "crop_size"))
         can = accepts(self._base, _INTERPOLATE) or self._base.config.model_type.startswith("dinov2")
         if not can or not {"height", "shortest_edge"} & {*usual}:
@@ -119,7 +123,7 @@ class HuggingFaceEyes:
 
 
 def _sides(size: Any) -> dict[str, int]:
-    """Return what a processor says of a size, by name."""
+    """Return the sides of a processor's size, in pixels by name."""
     names = ("height", "width", "shortest_edge")
     return {name: int(side) for name in names if isinstance(side := getattr(size, name, None), int)}
 
@@ -134,7 +138,7 @@ def hides_patches(base: PreTrainedModel) -> bool:
 
 
 def show_all_patches(base: PreTrainedModel) -> list[str]:
-    """Switch off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; says so in a note."""
+    """Switch off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; return a note on it."""
     if not hides_patches(base):
         return []
     hidden = base.config.mask_ratio

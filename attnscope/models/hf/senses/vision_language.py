@@ -1,4 +1,4 @@
-"""What Hugging Face models read of pictures beside words: photos and a text through the model's own processor.
+"""Turn photos and a text into inputs of vision-language models, by the model's own processor.
 
 `VisionLanguageReader` does what all families share. Here are those that read pictures among their words, as LLaVA does;
 those whose words or queries attend to patches by cross-attention are in cross_readers.py.
@@ -36,7 +36,7 @@ Named = tuple[Tokens, dict[str, AttentionAxes]]
 
 
 class VisionLanguageReader:
-    """What of a model reads pictures and words; see models.model.Viewer. It may have come without a processor.
+    """The part of a model that reads pictures and words, a Viewer. It may have come without a processor.
 
     Attributes:
         describes: Whether it writes of a picture without being given words.
@@ -110,17 +110,17 @@ class VisionLanguageReader:
     def _name_tokens(
         self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
     ) -> Named:
-        """Return what attends; `labels` are of the tokens or keys that stand for patches, by position."""
+        """Return the words and axes; `labels` has those of the tokens or keys that stand for patches, by position."""
         raise NotImplementedError
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Refuse a model whose attention at the seam is not what it computes as it is."""
+        """Refuse a model whose output through the seam differs from its own."""
         raise NotImplementedError
 
     # Prompts ---------------------------------------------------------------------------------------------------------
 
     def _write_prompt(self, text: str, n_photos: int) -> tuple[str, list[str]]:
-        """Return photos, then the text, as the model's template of chats puts them; and what else is worth a note."""
+        """Return the prompt, photos before the text, by the model's chat template; and notes."""
         if not getattr(self._processor, "chat_template", None):
             mark = str(getattr(self._processor, "image_token", "<image>"))
             plain = "the processor has no chat template: the model reads the pictures, then the text"
@@ -136,7 +136,7 @@ class VisionLanguageReader:
         return PhotoPrompt(self._base, self._processor, self._process(images, prompt), images)
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
-        """Return what the processor makes of photos and a prompt."""
+        """Return the processor's tensors for photos and a prompt, by argument of the forward."""
         return self._run_processor(prompt, [list(images)])
 
     def _run_processor(self, prompt: str, images: Sequence[Any]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class VisionLanguageReader:
         return inputs
 
     def _require_no_mark(self, text: str) -> None:
-        """Refuse a text that holds what stands for a picture in a prompt: it would stand for one that is not there."""
+        """Refuse a text that holds the mark of a picture: it would stand for a picture that is not there."""
         for name in ("boi_token", "image_token"):
             mark = str(getattr(self._processor, name, None) or "")
             if mark and mark in text:
@@ -169,7 +169,7 @@ class VisionLanguageReader:
         return self._writer.answer(inputs, n, [self._picture_id])
 
     def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
-        """Return what the forward gets of a prompt, and of what was written after it."""
+        """Return the forward's arguments for a prompt and the tokens written after it."""
         more = len(ids) - inputs[self.ids_name].shape[1]
         longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self.model.device)}
         # All of PaliGemma's prompt sees all of it; what is written after it sees what comes before, and is told so.
@@ -184,8 +184,9 @@ class VisionLanguageReader:
     def _place_pictures(
         self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
-        """Return the pictures with the positions of what stands for their patches; and labels of these positions."""
+        """Return the pictures, with the position that stands for each patch, and the labels of these positions."""
         try:
+            # A photo of slopes goes the same way, and tells which part of the photo each picture covers.
             panes, n_tokens = self._cut(output)
             positions = self._positions(output, n_tokens)
             guides, _ = self._cut(self._make([Image.fromarray(slopes(*size)) for size in output.sizes], prompt))
@@ -243,7 +244,7 @@ class InterleavedReader(VisionLanguageReader):
         return self.model.vocabulary.encode_among(ids, {**marks, **labels}, n_given), {}
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Compare once, whatever the photo's size."""
+        """Compare the seam with the model's own output once, whatever the photo's size."""
         if not self._compared:
             with torch.no_grad(), in_one_line(self._name, "does not run on pictures and words"):
                 compare_on(self._base, self.model.survey, Example({**inputs}))

@@ -1,4 +1,4 @@
-"""What a Hugging Face model writes: a text continued, a target answered, a recording transcribed.
+"""Write with a Hugging Face model: continue a text, answer one by a target, transcribe a recording.
 
 All of it greedily, and without the seam.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFaceWriter:
-    """The decoder of a model; see models.model.Writer.
+    """The decoder of a model, its Writer.
 
     The model may lack the head that writing needs: a target can be read without. `ends` are numbers that end a text,
     besides those that its configuration names.
@@ -62,11 +62,11 @@ class HuggingFaceWriter:
         return self._without_end(written[inputs["input_ids"].shape[1] :])
 
     def encode_target(self, text: str) -> Tokens:
-        """Return what the decoder reads that is to write `text`: the start token, then the text."""
+        """Return the decoder's tokens for `text` as its output: the start token, then the text."""
         return self._tokenizer.encode_target(text, self.start_id(), self._end_ids())
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
-        """Return what the decoder reads as it answers a text: the start token, then what it writes itself."""
+        """Return the decoder's tokens as it answers a text: the start token, then its own at most n tokens."""
         self._require_head(is_encoder_decoder=True)
         batch = Batch(torch.from_numpy(tokens.ids)[None])
         inputs = {name: x.to(self._shown.device) for name, x in self._shown.text_inputs(batch, target=False).items()}
@@ -82,12 +82,13 @@ class HuggingFaceWriter:
         return numbers
 
     def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
-        """Return what the decoder reads as it writes what it heard, by plain greedy search.
+        """Return the decoder's tokens as it transcribes a recording by plain greedy search, at most n after its prefix.
 
         Begins with what the tokenizer puts before a transcript (language, task, no times). No token is suppressed or
         forced.
         """
         self._require_head(is_encoder_decoder=True)
+        # The encoder runs once; its states serve every step of the decoder.
         prompt = list(self._tokenizer.prefix_ids) or [self.start_id()]
         features = heard.inputs["input_features"].to(self._shown.device)
         with use_attention(self._base, None), torch.no_grad():
@@ -102,6 +103,7 @@ class HuggingFaceWriter:
 
         def predict(written: list[int]) -> Tensor:
             nonlocal past
+            # With a cache only the last token is new: (1, 1); without one all tokens go in.
             step = torch.tensor([written if past is None else written[-1:]], device=self._shown.device)
             caching = {"past_key_values": past, "use_cache": True} if can_cache else {}
             output = self._model(**{ids_name: step}, **inputs, **caching)
@@ -112,7 +114,7 @@ class HuggingFaceWriter:
         return predict
 
     def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
-        """Return what the forward gets for its decoder."""
+        """Return the decoder's arguments of the forward, (1, token)."""
         return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._shown.device)}
 
     def extend_greedily(self, predict: Callable[[list[int]], Tensor], before: list[int], n: int) -> list[int]:
