@@ -23,7 +23,7 @@ class Keys:
     """Sum over keys k of A_qk f(k).
 
     Attributes:
-        fact: What f is: a fact of `facts.key_facts`, or "outlying", a fact of the layer.
+        fact: The name of f: a fact of `facts.key_facts`, or "outlying", a fact of the layer.
         is_set: Whether f is 1 on a set of keys and 0 elsewhere. A query that sees none of the set is then not counted.
     """
 
@@ -36,7 +36,7 @@ class Pairs:
     """Sum over keys k of A_qk f(q, k), for queries and keys of one text.
 
     Attributes:
-        fact: What f is: a fact of `facts.PAIR_FACTS`, or "offset": 1 at `offsets` and 0 elsewhere.
+        fact: The name of f: a fact of `facts.PAIR_FACTS`, or "offset": 1 at `offsets` and 0 elsewhere.
         is_set: As in Keys.
         offsets: Key minus query in tokens.
         beyond_uniform: Whether the value of uniform attention of the same mass is subtracted.
@@ -65,7 +65,7 @@ class Measure:
 
     Attributes:
         name: Its name in results and records; the unit is part of it where it has one.
-        what: What a large value means, in one line.
+        what: The meaning of a large value, in one line.
         formula: What is added up for one query q, in terms of weights A, keys k and tokens x; and what it is divided by
             if that is no count of queries.
         source: The publication that the definition is from, or "ours".
@@ -365,7 +365,7 @@ def measure_names(catalogue: Mapping[str, Measure] = MEASURES) -> tuple[str, ...
 
 
 class Columns:
-    """Lay the measures of a catalogue out in columns: those of keys first, then of pairs, then of rows.
+    """The columns of a catalogue's measures: those of keys first, then of pairs, then of rows.
 
     Sums have a leading axis of two views: of all keys, and of those outside sinks.
 
@@ -377,7 +377,8 @@ class Columns:
         offsets: Key minus query, in tokens, of the measures of offsets.
         pair_map: Which parts of a row each measure of pairs adds up, (part, pair), 0 or 1. The parts are the mass, a
             sum for each of the facts, and the weight at each of the offsets.
-        names: The sums that are given out, and of each the view and the column.
+        names: The sums that results have, in order.
+        views: The view of each: 0 = all keys, 1 = those outside sinks; likewise `numbers`, its column.
     """
 
     def __init__(self, catalogue: Mapping[str, Measure]) -> None:

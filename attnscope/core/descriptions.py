@@ -120,7 +120,7 @@ def describe(
 
     Args:
         rows: The rows to fit.
-        simplicity: Of each feature; of candidates that are alike, the one with the smallest number is taken.
+        simplicity: (feature,): the rank of each feature. Of candidates that are alike, the smallest rank is taken.
         most: How many terms at most.
         candidates: Which features may be terms; None = all.
         most_own: How many of the terms at most may be fitted to the head alone.
@@ -332,7 +332,7 @@ def row_losses(rows: Rows, head: int, description: Description) -> Floats:
 
 
 def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats, mass: Floats | None = None) -> Score:
-    """Score rows, each text with the same weight, with an interval over texts.
+    """Return the score of rows with its interval over texts, each of which has the same weight.
 
     The explained share is one minus a ratio of sums over texts (Cochran 1977, section 6.4). Its ends are those of
     `core.intervals.predicted_interval`; NaN where these texts cannot tell.

@@ -144,7 +144,7 @@ class _Fit:
 
     def columns(self, candidates: Sequence[int]) -> list[tuple[Column, ...]]:
         """Fit all blocks, and return the columns of each head."""
-        # Offsets and keys explain most, so they come first; gates and pairs get what is left.
+        # Offsets and keys take turns; gates are screened and pairs are fitted on what these leave.
         for _ in range(ROUNDS):
             self._fit_offsets()
             self._fit_keys()

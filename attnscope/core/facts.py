@@ -1,4 +1,7 @@
-"""Facts of texts that measures need; the catalogue has the source of each measure (et al. or ours)."""
+"""Facts of texts that measures need: of tokens, and of pairs of a query and a key.
+
+The catalogue names the source of each measure. This module knows no attention weights, no tokenizer and no model.
+"""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +18,7 @@ from attnscope.core.catalogue import OUTLYING
 
 @dataclass(frozen=True, eq=False)
 class TextFacts:
-    """What measures must know of a padded batch of texts. A fact that is None leaves its measures undefined (count 0).
+    """The facts that measures need of a padded batch of texts. A fact that is None leaves its measures undefined.
 
     A picture is a text of one: its tokens are special ones, then patches.
 
@@ -60,19 +63,19 @@ class TextFacts:
 
     @functools.cached_property
     def asking(self) -> Tensor:
-        """(batch, token), bool: the tokens that count as queries."""
+        """Return the tokens that count as queries, (batch, token), bool."""
         return self.real if self.context is None else self.real & ~self.context
 
     @functools.cached_property
     def first(self) -> Tensor:
-        """(batch, token), bool: the first real token of each text; none of a picture."""
+        """Return the first real token of each text, (batch, token), bool; a picture has none."""
         if self.n_columns is not None:
             return torch.zeros_like(self.real)
         return self.real & (self.real.cumsum(1) == 1)
 
     @functools.cached_property
     def resting(self) -> Tensor:
-        """(batch, token), bool: special tokens and the first, on which most trained heads rest."""
+        """Return special tokens and the first, on which most trained heads rest, (batch, token), bool."""
         return (self.special & self.real) | self.first
 
     def on(self, device: torch.device) -> "TextFacts":

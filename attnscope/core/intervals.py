@@ -309,7 +309,7 @@ def skewed_interval(ratio: ArrayLike, half: ArrayLike, unseen: ArrayLike, highes
         byar = np.maximum(1 - 1 / (9 * k) - z / (3 * np.sqrt(k)), 0.0) ** 3
         fewer = np.where(k < 1, END ** (1 / k), byar)
         more = (1 + 1 / k) * (1 - 1 / (9 * (k + 1)) + z / (3 * np.sqrt(k + 1))) ** 3
-        # Those that were not.
+        # The texts that were not seen.
         low = r * np.exp(-np.hypot(np.log(fewer), np.log1p(-np.asarray(unseen))))
         high = allow_for_unseen(r, low, r * more, unseen, r, highest)[1]
     return low, high

@@ -26,7 +26,7 @@ class Patch(NamedTuple):
     """Values that some heads get in some texts of a batch.
 
     Attributes:
-        by: What they are.
+        by: The kind of value: z, query, key, value or pattern.
         heads: Which heads, from 0; for keys and values: which key/value heads.
         values: (text, head, token, width), or what broadcasts to that; patterns (text, head, query, key).
         texts: Which texts of the batch.
@@ -79,7 +79,7 @@ class Activations:
     """Keep the call and output (text, head, query, d_value) of each place in a run, for patches.
 
     Args:
-        compute: What computes attention.
+        compute: The function that computes attention.
     """
 
     def __init__(self, compute: Callable[[AttentionCall], Tensor] = attend) -> None:
@@ -91,13 +91,13 @@ class Activations:
         """Compute an attention, and keep it; shape and dtype: see `Probe`."""
         output = self._compute(call)
         place = (call.kind, call.layer)
-        # Copies, for a network may compute in place with what it was given.
+        # Copies, because a network may compute in place with its inputs and outputs.
         self.calls[place] = replace(call, query=call.query.clone(), key=call.key.clone(), value=call.value.clone())
         self.outputs[place] = output.clone()
         return output
 
     def values(self, by: By, place: Place, heads: Sequence[int]) -> Tensor:
-        """Return what `by` was in these heads.
+        """Return the values of one kind in some heads of a place.
 
         Returns:
             (text, head, token, width), in the model's units; patterns (text, head, query, key), 0 to 1.
@@ -112,7 +112,7 @@ class Leaves:
     """Make what heads compute leaves of the graph, so that a loss has gradients there.
 
     Args:
-        by: What: z, query, key, value or pattern.
+        by: Which of them: z, query, key, value or pattern.
 
     Attributes:
         tensors: By place, as `Activations.values` has them for all heads.

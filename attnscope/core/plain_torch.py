@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 @contextmanager
 def leave_settings_aside() -> Iterator[None]:
-    """Within it, the caller's autocast, inference mode and default device have no effect.
+    """Switch the caller's autocast, inference mode and default device off within a `with` block.
 
     Autocast would lower the precision of products. Inference mode keeps no gradients, which some studies need. Another
     default device would hold new tensors that the model does not use (and "meta" holds no numbers at all).

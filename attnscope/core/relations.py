@@ -61,7 +61,7 @@ class LinkFacts:
 
 
 class Links:
-    """Adds up links in every layer of one forward pass; no gradient flows through its output.
+    """The links of every layer of one forward pass, added up; no gradient flows through its output.
 
     Attributes:
         sums: Kind -> layer -> hits and mass, (cell, head, 2), as `links_of_weights` returns them.
@@ -143,7 +143,7 @@ def _add_rows(
     pieces: Int[Tensor, "piece 2"],
     picked: Float[Tensor, "piece head key"],
 ) -> None:
-    """Add the links of some rows, given the weights of all their pieces."""
+    """Add the links of some rows to the sums, from the weights of all their pieces."""
     if not len(rows):
         return
     words = word_weights(facts, rows, pieces, picked)
@@ -196,7 +196,7 @@ def word_weights(
     words = torch.zeros(len(rows), n_heads, n_words + 1, dtype=dtype, device=picked.device)
     words.scatter_add_(2, units[:, None].expand(-1, n_heads, -1), of_tokens)
 
-    # What is no other word of the text is out.
+    # Only the other words of the text may be looked at.
     allowed = torch.zeros(len(rows), n_words + 1, dtype=torch.bool, device=picked.device).scatter_(1, units, True)
     if not facts.is_across:
         allowed[number[piece_row], units[number[piece_row], token]] = False

@@ -1,7 +1,8 @@
 """Hold sampled rows of attention and features of their keys, and count these: all that fitting descriptions needs.
 
-To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f]: see `descriptions`. What
-features mean is known in `studies.describe`. An *entry* is a key that the query of a sampled row may attend to. Ours.
+To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f] (`descriptions` says why).
+The meaning of features is left to `studies.describe`. An *entry* is a key that the query of a sampled row may attend
+to. Ours.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Column:
     """A feature of one head alone: a value of the query, 0 to 1, times a value of the key.
 
     Attributes:
-        rank: How simple the feature is; see `descriptions.describe`.
+        rank: How simple the feature is; the smallest is the simplest (`descriptions.describe`).
         key_values: (level,): the values of keys.
         keys: (type,): the level of each type of token as a key; None = keys have the levels of `feature`.
         feature: The number of a feature that all heads share.

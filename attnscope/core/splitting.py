@@ -1,4 +1,7 @@
-"""The same queries, keys and values cut into more or fewer heads. NumPy only."""
+"""Cut the same queries, keys and values into more or fewer heads, and compare what these attend to.
+
+NumPy only. It knows no model and draws nothing.
+"""
 
 import math
 from dataclasses import dataclass
@@ -108,7 +111,7 @@ def random_permutation(width: int, seed: int) -> Array:
 
 
 def head_shares(w_o: Array, columns: NDArray[np.int64]) -> Array:
-    """From which head each output column comes.
+    """Return the share of each head in each output column, by squared weights.
 
         share_hj = Σ over columns i of head h of W_O[j, i]² / Σ over all i of W_O[j, i]²
 
@@ -131,7 +134,7 @@ def _rank_of_product(query: Array, key: Array) -> int:
 
 
 def _entropy(rows: Array) -> Array:
-    """Entropy of rows in nats; 0 · ln 0 counts as 0."""
+    """Return the entropy of rows in nats; 0 · ln 0 counts as 0."""
     logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
     entropy: Array = -(rows * logs).sum(-1)
     return np.maximum(0.0, entropy)

@@ -73,13 +73,13 @@ class Inputs:
 
     @property
     def d_head(self) -> int:
-        """Width of a query or key."""
+        """Return the width of a query or key."""
         width: int = self.Q.shape[1]
         return width // self.n_heads
 
     @property
     def d_value(self) -> int:
-        """Width of a value."""
+        """Return the width of a value."""
         width: int = self.V.shape[1]
         return width // self.n_kv_heads
 

@@ -137,7 +137,7 @@ class RunningSums:
         return np.sqrt(_divide(residual, np.where(apart > 0, apart, 0.0), np.nan))
 
     def sample(self) -> Sample:
-        """Return what `core.intervals` needs to know."""
+        """Return the ratio, its error and the sizes that `core.intervals` needs, arrays of `shape`."""
         return Sample(self.ratio(), self.standard_error(), self._degrees(), self.effective_texts(), self.total("c"))
 
     def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:

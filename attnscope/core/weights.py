@@ -1,6 +1,7 @@
-"""What the weights of heads say without any text: copying, matching, and which head feeds which (Elhage et al. 2021).
+"""Read the weights of heads without any text: copying, matching, and which head feeds which (Elhage et al. 2021).
 
-Everything goes through matrices of d_head x d_head: no product W_O W_V, which has d_model² numbers, is formed.
+Everything goes through matrices of d_head x d_head: no product W_O W_V, which has d_model² numbers, is formed. Callers
+fetch the weights from a model.
 """
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 
 def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*heads"]:
-    """Sum of the eigenvalues divided by the sum of their absolute values, -1 to 1; NaN where all are 0.
+    """Return the sum of the eigenvalues divided by that of their absolute values, -1 to 1; NaN where all are 0.
 
     1 if a map gives each direction back to itself, -1 if it takes it away; near 0 if it does neither.
 
@@ -22,13 +23,13 @@ def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*hea
 
 
 def inner_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"]:
-    """L of rows = L Q with orthonormal rows of Q: a factor without the directions that it reads, in its unit."""
+    """Return L of rows = L Q, where Q has orthonormal rows: the factor without the directions, in the same unit."""
     factor: Tensor = torch.linalg.qr(rows.double().mT, mode="r").R.mT
     return factor
 
 
 def random_rows(n: int, k: int, d: int, seed: int) -> Float[Tensor, "n k d"]:
-    """N times k orthonormal rows in d dimensions, each equally likely (Haar); numbers from -1 to 1."""
+    """Draw n times k orthonormal rows in d dimensions, all equally likely (Haar); numbers from -1 to 1."""
     normal = torch.randn(n, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q, r = torch.linalg.qr(normal)
     rows: Tensor = (q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[:, None]).mT
@@ -41,7 +42,7 @@ def eigenvalue_scores(
     writes: Float[Tensor, "heads d k"],
     draws: Float[Tensor, "draws k k"],
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, "heads draws"]]:
-    """The score of U W_O W_V E for each head, and of heads with the same singular values that read and write anywhere.
+    """Return the score of U W_O W_V E of each head, and the scores of random heads with the same singular values.
 
     The eigenvalues of U W_O W_V E, a matrix of all pairs of tokens, are those of W_V (E U) W_O, except for zeros.
 
@@ -63,7 +64,7 @@ def eigenvalue_scores(
 def singular_directions(
     left: Float[Tensor, "d k"], right: Float[Tensor, "k d"], n: int
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
-    """The first singular directions of left @ right: what it gives, what it reads, their shares of its norm², 0 to 1.
+    """Return the first n singular directions of left @ right: those written, those read, and their shares of norm².
 
     The QR factors of both reduce the decomposition to one of k x k.
     """
@@ -76,7 +77,7 @@ def singular_directions(
 
 
 def sender(writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads d k"]:
-    """W_O W_V with its right factor reduced: the same singular values and left directions, k columns instead of d."""
+    """Return W_O W_V with its right factor reduced to k columns: singular values and left directions stay the same."""
     return writes.double() @ inner_factors(reads)
 
 
@@ -86,7 +87,7 @@ def receiver(left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
 
 
 def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -> Float[Tensor, "s r"]:
-    """Composition of each pair: |X Y| / (|X| |Y|) in Frobenius norm, 0 to 1; NaN where a factor is 0.
+    """Return the composition of each pair, |X Y| / (|X| |Y|) in Frobenius norm, 0 to 1; NaN where a factor is 0.
 
     Source:
         Elhage et al. 2021, "composition".
@@ -102,7 +103,7 @@ def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -
 
 
 def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
-    """Sum of the singular values' fourth powers by the square of the sum of their squares, 1/rank to 1; NaN for 0."""
+    """Return Σ s⁴ / (Σ s²)² over the singular values s of each matrix, 1/rank to 1; NaN where all are 0."""
     wide = factors.double()
     gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
     return gram.pow(2).sum((-1, -2)) / torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1).pow(2)

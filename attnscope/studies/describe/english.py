@@ -1,7 +1,7 @@
-"""Classes of English words, by which found terms are named and against which they compete.
+"""Classes of English words: features that compete with fitted terms, and names for them.
 
 Closed classes are lists. Open ones are lists of frequent words and endings, as no tagger is at hand: each word has one
-class whatever its sentence, and what no list knows is a noun.
+class in every sentence, and a word on no list is a noun.
 """
 
 from functools import cache

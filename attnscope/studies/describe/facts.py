@@ -1,4 +1,7 @@
-"""Say what features know of one text: kinds of tokens, words, sentences, lines and brackets."""
+"""Work out the facts of one text that features need: kinds of tokens, words, sentences, lines and brackets.
+
+It reads the text alone. `features` turns facts into levels for pairs of a query and a key.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _KINDS = (*_SIGNS, "punctuation", "sentence_end", "digit", "capital", "word", *C
 
 @dataclass(frozen=True, eq=False)
 class TextFacts:
-    """What features know of one text, made once.
+    """The facts of one text that features need, each worked out once, arrays (token,) unless said otherwise.
 
     Attributes:
         log_frequency: (token,): natural logarithm of each token's relative frequency.
@@ -63,7 +66,7 @@ class TextFacts:
 
     @cached_property
     def stripped(self) -> tuple[str, ...]:
-        """Return the same without white space."""
+        """Return each token as in `surfaces`, without white space around it."""
         return tuple(surface.strip() for surface in self.surfaces)
 
     @cached_property
@@ -121,13 +124,14 @@ class TextFacts:
     @cached_property
     def line(self) -> NDArray[np.int64]:
         """Return the number of each token's line."""
+        # Offsets count characters, so line breaks are found in code points, not bytes.
         starts = self.tokens.offsets[:, 0]
         breaks = np.flatnonzero(np.frombuffer(self.tokens.text.encode("utf-32-le"), "<u4") == ord("\n"))
         return np.where(starts >= 0, np.searchsorted(breaks, starts), -1 - np.arange(self.n))
 
     @cached_property
     def indentation(self) -> NDArray[np.int64]:
-        """How many blanks each token's line begins with; a tab is one, special tokens have numbers of their own."""
+        """Return how many blanks each token's line begins with, a tab as one; special tokens have their own numbers."""
         lines = self.tokens.text.split("\n")
         widths = np.array([len(line) - len(line.lstrip(" \t")) for line in lines], np.int64)
         return np.where(self.line >= 0, widths[np.maximum(self.line, 0)], self.line)
@@ -135,6 +139,7 @@ class TextFacts:
     @cached_property
     def opener(self) -> NDArray[np.int64]:
         """Return the token with the innermost bracket that each token stands in, opens or closes; -1 = none."""
+        # Brackets that stand open, each with the token it is in.
         standing: list[tuple[str, int]] = []
         openers = np.full(self.n, -1, np.int64)
         for place, surface in enumerate(self.stripped):
@@ -148,12 +153,13 @@ class TextFacts:
         return openers
 
     def _cut(self, ends: frozenset[str]) -> NDArray[np.int64]:
-        """Numbers of runs that end with a mark, and the quotation marks and brackets that close it."""
+        """Return the number of each token's run, which ends with a mark and the quotes and brackets that close it."""
         numbers, number, ended = np.empty(self.n, np.int64), 0, False
         for place, surface in enumerate(self.stripped):
             if self.tokens.special[place] or not surface:
                 numbers[place] = -1 - place
                 continue
+            # A closing mark belongs to the run before it, unless a space stands between them.
             closes = surface[0] in ends or (surface[0] in "\"'”’»)]}" and not self._is_spaced(place))
             if ended and not closes:
                 number, ended = number + 1, False
@@ -173,6 +179,7 @@ def _kinds_of(surface: str) -> frozenset[str]:
     first = surface[0]
     lower = surface.lower()
     is_mark = all(unicodedata.category(character)[0] in "PS" for character in surface)
+    # By the first character, by the whole of it, then by lists of English words.
     of_signs = {name for name, signs in _SIGNS.items() if first in signs}
     tests = {
         "punctuation": is_mark,

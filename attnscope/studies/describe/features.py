@@ -1,4 +1,6 @@
-"""Name the features that descriptions are made of: what a query may see in a key, in plain words. NumPy alone.
+"""Name the features of which descriptions are made: properties of a key that a query may see. NumPy alone.
+
+`facts` works out the facts of a text. `core.descriptions` fits features, and knows none by name.
 
 Source:
     Heads were described by delimiters, offsets and the first token in Clark et al. 2019, section 3; by offsets and rare
@@ -40,12 +42,12 @@ Of = Callable[[TextFacts, NDArray[np.int64]], NDArray[np.generic]]
 
 @dataclass(frozen=True, eq=False)
 class Feature:
-    """Something that a query may see in a key.
+    """A property of a key that a query may see, with one level for each pair.
 
     Attributes:
         name: Its name in files.
-        words: What it is called in a description, such as "the previous token".
-        family: What it goes by.
+        words: Its name in a description, such as "the previous token".
+        family: The property that it depends on: the key, an offset, a group, a list, or a number.
         rank: How simple it is, the simplest first: of features that explain alike the smaller rank is taken.
         of: Its levels for some queries of a text.
         levels: How many levels it has.
@@ -136,6 +138,7 @@ def _nearest(name: str, *, after: bool) -> Of:
     """Find the last key of a class before the query, or the next one after it."""
 
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
+        # Places of the class, and the one beside each query.
         places = np.flatnonzero(facts.classes[name])
         nearest = np.zeros((len(queries), facts.n), np.bool_)
         at = np.searchsorted(places, queries, "right") if after else np.searchsorted(places, queries, "left") - 1
@@ -151,6 +154,7 @@ def _shifted_same(by: int, *, only_before: bool = False) -> Of:
 
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
         ids = facts.tokens.ids
+        # The token `by` places after each key; -1 beyond the text.
         neighbour = np.full(facts.n, -1, np.int64)
         if by < 0:
             neighbour[-by:] = ids[:by]
@@ -173,6 +177,7 @@ def _opener(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
 def _likeness(facts: TextFacts, queries: NDArray[np.int64]) -> NDArray[np.int64]:
     if facts.embeddings is None:
         return np.zeros((len(queries), facts.n), np.int64)
+    # Cosines of 0 to 1, without keys of the query's own token.
     cosine = facts.embeddings[queries] @ facts.embeddings.T
     other = facts.tokens.ids[queries][:, None] != facts.tokens.ids
     levels: NDArray[np.int64] = np.rint((GRADES - 1) * np.clip(cosine, 0, 1) * other).astype(np.int64)
@@ -184,6 +189,7 @@ def _is_alike(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
 
 
 def _rarity(facts: TextFacts) -> NDArray[np.int64]:
+    # ln frequency from -2 (common) to -10 (rare) becomes 0 to 1.
     rarity = np.clip((-facts.log_frequency - 2) / 8, 0, 1) * ~facts.tokens.special
     return np.rint((GRADES - 1) * rarity).astype(np.int64)
 
@@ -267,11 +273,13 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
 
 def _offsets() -> list[Feature]:
     """Return the features of distances."""
+    # Single offsets, up to the farthest with a feature of its own.
     features = [Feature("self", "the token itself", "offset", 0, _at(0))]
     for n in range(1, FARTHEST_OFFSET + 1):
         for sign, word in ((-1, "before"), (1, "after")):
             words = f"the token {n} {word}" if n > 1 else f"the {'next' if sign > 0 else 'previous'} token"
             features.append(Feature(f"offset{sign * n:+d}", words, "offset", n - 1, _at(sign * n)))
+    # Sides, and distances as numbers on either side.
     features.append(Feature("left", "to the left", "offset", 5, _of_offset(lambda d: d < 0)))
     features.append(Feature("right", "to the right", "offset", 5, _of_offset(lambda d: d > 0)))
     graded = (

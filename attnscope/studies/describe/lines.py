@@ -1,4 +1,7 @@
-"""Say what a description comes to: its terms as a line, and all of them as the tables of `questions.heads`."""
+"""Write a description as one line, and all descriptions as the tables of `questions.heads`.
+
+`study` fits descriptions and `words` names their terms. This module knows no model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ HARDLY = 0.02
 
 @dataclass(frozen=True)
 class Term:
-    """One term of a description; the table `terms` of `questions.heads.Heads` says what its fields are.
+    """One term of a description; its fields are the columns of the table `terms` of `questions.heads.Heads`.
 
     `even` is the share under uniform attention, and `own` whether it was fitted to this head.
     """
@@ -143,7 +146,7 @@ class Descriptions:
     """The descriptions of a model's heads.
 
     Attributes:
-        heads: One a head, by kind, layer, head; none where there were too few texts.
+        heads: One description per head, by kind, layer, head; empty if there were too few texts.
         n_texts: How many texts (chunks of long ones) were sampled.
         n_queries: How many of their queries.
         n_scored: On how many of the texts descriptions were scored; on the others they were fitted.

@@ -57,7 +57,7 @@ class Unit:
     """A sampled text, or a chunk of a long one.
 
     Attributes:
-        lot: What it was drawn by.
+        lot: The hash by which it was drawn.
         text_lot: The same of its text; chunks of one text share it.
         queries: (row,): places of its sampled queries, ascending.
         fits: Whether descriptions are fitted on it; else they are scored on it.
@@ -108,6 +108,7 @@ class Drawing:
 
     def sample(self, model: Model, options: DescribeOptions) -> list[Unit]:
         """Draw chunks of the texts that are held, and queries of them; those that are fitted come first."""
+        # Cut the texts into chunks, and draw each by a hash of its own.
         special = special_ids(model)
         limit = model.info.max_tokens
         units: list[Unit] = []
@@ -119,6 +120,7 @@ class Drawing:
                     lot = lot_of(text, self._seed, chunk.number)
                     units.append(Unit(lot, lot_of(text, self._seed), text, chunk, queries))
         units.sort(key=lambda unit: unit.lot)
+        # Keep as many texts and queries as time and memory allow.
         n_heads = sum(np.multiply(model.info.n_heads, model.info.n_layers).tolist())
         bytes_per_entry = _N_FEATURES * len(model.info.kinds) + 2 * max(1, n_heads)
         n_units, n_queries = _cut_sample(units, options.queries, bytes_per_entry)
@@ -154,9 +156,11 @@ def _cut_sample(units: Sequence[Unit], most_rows: int, bytes_per_entry: int) -> 
         is_small = n_entries * bytes_per_entry <= MOST_BYTES and n_entries <= MOST_ENTRIES
         return n_rows <= most_rows and (is_small or n_rows <= _FEWEST_ROWS)
 
+    # First leave out texts, until each may have QUERIES_A_TEXT queries.
     n_units = len(units)
     while n_units > FEWEST_TEXTS and not fits(n_units, QUERIES_A_TEXT):
         n_units -= max(1, n_units // 50)
+    # Then give each as many queries as still fit, by bisection.
     low = 1
     high = max(1, int(sizes[:n_units, 0].max(initial=0)))
     while low < high:
@@ -177,7 +181,7 @@ def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
 
 
 def read_rows(model: Model, units: Sequence[Unit]) -> None:
-    """Run the model on sampled texts, and keep the rows of their queries in them."""
+    """Run the model on sampled texts, and keep the rows of their queries in the units."""
     unit_of = {id(unit.chunk): unit for unit in units}
     room = Room()
     batch: Sequence[Chunk]
@@ -196,6 +200,7 @@ def _run(model: Model, units: Sequence[Unit]) -> bool:
     reader = RowSamples(dict.fromkeys(model.info.kinds, wanted))
     targets = [unit.target for unit in units if unit.target is not None]
     batch = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
+    # Keep the wanted rows as the model runs. A model with dense weights alone gives whole maps first.
     with torch.no_grad():
         if model.info.path != "eager":
             model.run(batch, reader)
@@ -309,14 +314,16 @@ def measure(
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
 ) -> list[Group]:
-    """Read the rows of sampled texts where they lack, and join those of heads that may attend to the same keys.
+    """Read the rows of sampled texts that are not there yet, and join those of heads that may attend to the same keys.
 
     `also` are types of token that other texts have: their numbers and labels.
     """
+    # Read the rows that are not there yet.
     start = decoder_start(model)
     for unit in units:
         unit.target = None if start is None else target_of(start, unit.chunk.tokens)
     read_rows(model, [unit for unit in units if not unit.rows])
+    # Features and types of tokens, of all texts together.
     tokens = [tokens for unit in units for tokens in (unit.chunk.tokens, unit.target) if tokens is not None]
     special = dict.fromkeys(of.labels[place] for of in tokens for place in np.flatnonzero(of.special))
     features = catalogue(list(special))
@@ -324,6 +331,7 @@ def measure(
     types = Types.of(model, {**(also or {}), **labels})
     frequent = frequent_words(units, frequencies)
 
+    # One group for each kind of attention and each set of layers with the same mask.
     groups = []
     for kind in model.info.kinds:
         facts = [text_facts(model, unit.tokens(kind), frequencies, frequent) for unit in units]
@@ -334,7 +342,7 @@ def measure(
 
 
 def text_facts(model: Model, tokens: Tokens, frequencies: Frequencies, frequent: frozenset[int]) -> TextFacts:
-    """Return what features know of a text."""
+    """Return the facts of a text that features need."""
     import torch
 
     embeddings = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
@@ -348,6 +356,7 @@ def text_facts(model: Model, tokens: Tokens, frequencies: Frequencies, frequent:
 
 def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
     """Return the most frequent words, which together are half of all words."""
+    # Words that the sample holds.
     words: set[int] = set()
     for unit in units:
         tokens = unit.chunk.tokens
@@ -357,6 +366,7 @@ def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> frozenset
     ids = np.array(sorted(words), np.int64)
     if not len(ids):
         return frozenset()
+    # The most frequent of them, up to half of all occurrences.
     share = np.exp(frequencies.of(ids))
     order = np.argsort(-share, kind="stable")
     before = np.cumsum(share[order]) - share[order]
@@ -371,6 +381,7 @@ def _alike(
     for layer, weights in sorted(units[0].rows[kind].weights.items()):
         heads = [head for head in range(weights.shape[1]) if chosen is None or (layer, head) in chosen]
         if heads:
+            # Layers whose masks have the same hash in every text are alike.
             digest = hashlib.blake2b()
             for unit in units:
                 digest.update(np.packbits(unit.rows[kind].allowed[layer]).tobytes())
@@ -386,6 +397,7 @@ def _group(
     features: tuple[Feature, ...],
     types: Types,
 ) -> Group:
+    # Features of sinks, and of queries.
     sink_features = [n for n, feature in enumerate(features) if SINK.match(feature.name)]
     resting = next(n for n, feature in enumerate(features) if feature.name == RESTING)
     gates = gates_of(features)
@@ -394,16 +406,19 @@ def _group(
     more: list[dict[str, NDArray[Any]]] = []
     n_sink_rows = 0
     for number, (unit, levels) in enumerate(zip(units, blocks, strict=True)):
+        # Keys that queries may attend to, and the weights of the group's heads.
         allowed = unit.rows[kind].allowed[next(iter(layers))]
         by_layer = [unit.rows[kind].weights[layer][:, heads] for layer, heads in layers.items()]
         weights = np.concatenate(by_layer, 1).transpose(1, 0, 2)  # (head, row, key)
         rests = levels[resting] > 0
         tokens = unit.tokens(kind)
         token_types = types.places(tokens.ids)
+        # Its rows off the sinks, and on them.
         used, of_unit = _active_rows(weights, allowed & ~rests, unit.queries, levels, gates, token_types)
         active.append({**of_unit, "texts": np.full(len(used), number)})
         sinks_used, of_unit = _sink_rows(weights, allowed, rests, levels[sink_features])
         sinks.append({**of_unit, "texts": np.full(len(sinks_used), number)})
+        # Where the active rows stand: in `sinks`, in the text, and how far their keys are.
         queries = unit.queries[used]
         of_row, keys = (allowed & ~rests)[used].nonzero()
         more.append(
@@ -437,11 +452,12 @@ def _active_rows(
     gates: Sequence[int],
     token_types: NDArray[np.int32],
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-    """Return the rows that have two keys off the sinks or more, and what is known of these keys."""
+    """Return the numbers of the rows with at least two keys off the sinks, and the arrays of these keys, by name."""
     n_free = free.sum(1)
     used = np.flatnonzero(n_free > 1)
     is_entry = free[used]
     return used, {
+        # Entries are cut out row by row: (…, row, key) to (…, entry).
         "features": levels[:, used][:, is_entry],
         "lengths": n_free[used],
         "attention": weights[:, used][:, is_entry],
@@ -454,7 +470,10 @@ def _active_rows(
 def _sink_rows(
     weights: NDArray[np.float16], allowed: NDArray[np.bool_], rests: NDArray[np.bool_], levels: NDArray[np.uint8]
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-    """Return the rows with two keys or more, and their resting keys; all free keys together come before them."""
+    """Return the numbers of the rows with at least two keys, and the arrays of their entries, by name.
+
+    The first entry of a row stands for all its free keys; the resting keys follow.
+    """
     free = allowed & ~rests
     used = np.flatnonzero(allowed.sum(1) > 1)  # a query with one key has no choice
     n_free = free[used].sum(1)[:, None]

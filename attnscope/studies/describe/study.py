@@ -1,4 +1,4 @@
-"""What does each head do? One line per head, found in the data, and how much of its attention the line explains.
+"""Describe each head in one line, found in the data, and say how much of its attention the line explains.
 
 A hash of what texts say draws some of them, whatever their order, and whole rows of some of their queries are read. So
 a description is the same for every cut of the corpus.
@@ -56,6 +56,7 @@ def describe(
 
     Raises:
         AttnscopeError: There is no text.
+        UsageError: `options.heads` names a head that does not exist.
     """
     options = options or DescribeOptions()
     corpus = texts_of(texts, model)
@@ -155,9 +156,10 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
 
 
 def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
-    """Return what is known of types: see `core.directions.describe_types`."""
+    """Return the columns X of types (`core.directions.describe_types`): embeddings, spelling, classes, frequency."""
     labels = group.types.labels
     occurrences = np.bincount(fitted.key_types, minlength=len(labels))
+    # Spelling and English classes, (type, column).
     classes = np.array(
         [[not any(map(str.isalnum, label)), any(map(str.isdigit, label)), label.startswith("##")] for label in labels]
     )
@@ -177,33 +179,37 @@ def _distinct(group: Group) -> list[int]:
 
 
 def whole_losses(fit: Fitted, head: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what the description of all of a head's attention leaves, and what sets it apart from uniform attention.
+    """Return the loss of a head's whole description, and that of uniform attention, for each scored row.
 
     Returns:
-        (row of the scored sinks,) each, in nats: of where the head rests, and of the rest by its share.
+        (row of the scored sinks,) each, in nats: KL(A ‖ p) and KL(A ‖ uniform). Each adds the loss of where the head
+        rests, and that of its other attention times its share.
     """
     rows = fit.group.active
+    # Attention off the sinks, put into the rows that it is part of, (loss or nats, row).
     sinks = fit.scored_sinks
     active = np.zeros((2, len(fit.group.sinks.texts)))
     mass = rows.mass[:, head]
     active[0, fit.group.sink_rows] = mass * active_left(fit, head)[0]
     active[1, fit.group.sink_rows] = mass * rows.uniform_nats[:, head]
+    # Add the losses of where it rests, on the scored rows.
     left, nats = active[:, sinks.index]
     return left + row_losses(sinks, head, fit.sinks[head]), nats + sinks.uniform_nats[:, head]
 
 
 def active_left(fit: Fitted, head: int) -> tuple[NDArray[np.float64], bool]:
-    """Return what the description of a head's attention off the sinks leaves, and whether special queries follow it.
+    """Return the loss of a head's description off the sinks, and whether special queries follow the description.
 
     They do unless uniform attention is nearer to theirs on the fitted texts: then it is expected of them.
 
     Returns:
-        (active row,): nats; and whether they follow.
+        KL(A ‖ p), (active row,), in nats; and whether they follow.
     """
     rows = fit.group.active
     ordinary = fit.group.ordinary
     nats = rows.uniform_nats[:, head]
     left = row_losses(rows, head, fit.active[head])
+    # Special queries: does the description or uniform attention suit them better?
     more = rows.mass[:, head] * (left - nats)
     if more[~ordinary & fit.is_fitted].sum() > 0:
         return np.where(ordinary, left, nats), False
@@ -331,6 +337,7 @@ def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: NDArray[np.f
         if text in failures or len(failures) == FAILURES:
             continue
         unit = sample[text]
+        # The token, the keys that it may attend to, and what was expected of it.
         place = int(fit.group.queries[rows.index[row]])
         labels = unit.tokens(fit.group.kind).labels
         entries = slice(rows.starts[row], rows.starts[row + 1])

@@ -1,8 +1,8 @@
 """Put a description into words that a reader takes in at once: kinds of keys, distances, relations and pairs.
 
-Terms overlap, and each holds given the others. A summary says what they come to: how much more attention each kind of
-key gets, and each distance, than all the other terms would give it. Terms that were fitted to one head are called by
-tokens, by a known class, and by strong pairs.
+Terms overlap, and each holds beside the others. A summary says how much more attention each kind of key gets, and each
+distance, than all the other terms would give it. Terms that were fitted to one head are named by tokens, by a known
+class, and by strong pairs. `core.descriptions` fits the terms, and `lines` writes the whole line.
 """
 
 from __future__ import annotations
@@ -122,9 +122,11 @@ class Kinds:
             order = [*_SIGNS, "digit", "piece", *closed_names, "name", *OPEN_CLASSES]
         else:
             order = [*_SIGNS, "digit", "piece", "name", "frequent", "infrequent"]
+        # A key is of the first kind in the order that it has.
         of_entry = np.full(rows.size, len(order))
         for place in reversed(range(len(order))):
             of_entry[rows.features[numbers[order[place]]] > 0] = place
+        # Names of kinds, and of wholes such as function words.
         words = [_SHORT.get(name, features[numbers[name]].words.removeprefix("English ")) for name in order]
         parts = {"punctuation": _SIGNS, "function words": tuple(CLOSED_CLASSES)}
         wholes = {
@@ -133,7 +135,7 @@ class Kinds:
         return cls((*words, "other tokens"), of_entry, wholes, frozenset((*words[: len(_SIGNS) - 1], "punctuation")))
 
     def merge(self, chosen: Sequence[int], matter: NDArray[np.bool_]) -> list[tuple[str, list[int]]]:
-        """Return chosen kinds by what they are called: a whole by its name, if all of it that matters is chosen."""
+        """Return chosen kinds by name: members have the name of their whole, if all of it that matters is chosen."""
         by_words: dict[str, list[int]] = {}
         for number in chosen:
             words = self.words[number]
@@ -179,17 +181,18 @@ class Names:
         return label.strip("·Ġ▁ ") or label
 
     def of_gate(self, gate: int) -> str:
-        """Return what the queries of a gate are called."""
+        """Return the name of the queries of a gate."""
         feature = self.group.features[self.group.gates[gate]]
         return "names" if feature.name == "name" else feature.words.removeprefix("English ")
 
     def of_term(self, term: int, head: int) -> str:
-        """Return what a term is called, such as "tokens like alice, dinah, abbas"."""
+        """Return the name of a term, such as "tokens like alice, dinah, abbas"."""
         column = self.rows.column_of(term, head)
         if column is None:
             return self.group.features[term].words
         if (term, head) in self._words:
             return self._words[term, head]
+        # Attention by entry: the tokens that get most of it are the examples.
         on = self.rows.scaled(head) * self.rows.weights[head][self.rows.row_of]
         if column.gate >= 0:
             words = f"from {self.of_gate(column.gate)}: {self.of_term(column.feature, head)}"
@@ -204,7 +207,8 @@ class Names:
         return words
 
     def of_queries(self, values: Floats, head: int) -> tuple[str, Floats]:
-        """Return what queries are called whose types have high values; and how much each row is one, (row,)."""
+        """Return the name of the queries whose types have high values, and how much each row is one, (row,), 0 to 1."""
+        # Rows of the queries that the column names, and their types by weight.
         of_rows = values[self.queries]
         of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
         weights = self.rows.weights[head] * of_rows
@@ -224,7 +228,7 @@ class Names:
         return words, of_rows
 
     def _keys_of(self, values: Floats, on: Floats) -> str:
-        """Return what keys are called whose types have high values, by the attention that they get."""
+        """Return the name of the keys whose types have high values: labels, those with most attention first."""
         of_entries = values[self.keys]
         high = np.flatnonzero(of_entries >= least_named(of_entries))
         weights = on[high] * of_entries[high]
@@ -234,12 +238,13 @@ class Names:
         return ", ".join(quoted)
 
     def _labels(self, weights: NDArray[np.number]) -> list[str]:
-        """Return how types are written, up to `TOKENS`, the largest weight first."""
+        """Return the labels of types, up to `TOKENS`, the largest weight first."""
         best = [int(t) for t in np.argsort(-weights, kind="stable")[: 2 * TOKENS] if weights[t] > 0]
         return list(dict.fromkeys(map(self.label, best)))[:TOKENS]
 
     def pairs(self, head: int, others: Floats) -> tuple[Pair, ...]:
         """Return the pairs of tokens that get the most attention beyond what some terms, (entry,), give them."""
+        # Attention beyond the terms, times the weight of the row, and the code of the pair of types, (entry,).
         rows = self.rows
         types = self.group.types
         more = (rows.scaled(head) - self.expected(others)) * rows.weights[head][rows.row_of] * len(rows.texts)
@@ -269,6 +274,7 @@ def summarise(names: Names, head: int, description: Description, terms: Sequence
     Returns:
         Pairs with much attention beyond what distances and kinds of keys give them, and the words.
     """
+    # Scores of each group of terms, (entry,), and how much they say alone.
     rows = names.rows
     groups: dict[str, list[int]] = {}
     scores: dict[str, Floats] = {}
@@ -278,6 +284,7 @@ def summarise(names: Names, head: int, description: Description, terms: Sequence
         of_term = description.weights[place] * rows.by_entry(number, head)
         scores[group] = scores.get(group, np.zeros(rows.size)) + of_term
     strengths = {group: _nats(names, head, of_group) for group, of_group in scores.items()}
+    # A phrase for each of the strongest groups, beside what all the others give.
     phrases: dict[str, str] = {}
     for group in sorted(groups, key=lambda group: -strengths[group]):
         if len(phrases) == MOST_GROUPS or strengths[group] < WEAK[group] * max(strengths.values()):
@@ -295,6 +302,7 @@ def summarise(names: Names, head: int, description: Description, terms: Sequence
         if phrase:
             phrases[group] = phrase
 
+    # Join the phrases, the strongest first.
     text = ""
     last = 0.0
     for group, phrase in phrases.items():
@@ -325,7 +333,7 @@ def _group_of(number: int, head: int, names: Names) -> str:
 
 
 def _nats(names: Names, head: int, scores: Floats) -> float:
-    """Return how far attention is from uniform that goes by some scores alone."""
+    """Return KL(p ‖ uniform) of the attention p that some scores alone give, mean over rows, in nats."""
     rows = names.rows
     p = names.expected(scores)
     logs = np.add.reduceat(p * np.log(np.maximum(p, 1e-30)), rows.starts[:-1])
@@ -371,6 +379,7 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
     """
     rows = names.rows
     kinds = names.kinds
+    # Attention of each kind, and what the other terms would give it, (kind,).
     weights = rows.weights[head] * (1.0 if of_rows is None else of_rows)
     of_entries = (weights / max(weights.sum(), 1e-30))[rows.row_of]
     got = rows.scaled(head) * of_entries
@@ -393,6 +402,7 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
         best = [int(n) for n in np.argsort(-of_types)[: 3 if len(named) == 1 else 2] if of_types[n] > 0]
         examples = "" if words in kinds.signs else f" ({', '.join(map(names.label, best))})"
         parts.append((-times, f"{words} {times:.1f}×{examples}"))
+    # The largest lift first, then the kinds that get least.
     phrases = [phrase for _, phrase in sorted(parts, key=lambda part: part[0])]
     avoided = kinds.merge([int(n) for n in np.argsort(shares - expected) if is_less[n]], matter)[:MOST_AVOIDED]
     if avoided:
@@ -407,6 +417,7 @@ def _lift(share: Floats, expected: Floats) -> Floats:
 def by_distance(names: Names, head: int, others: Floats) -> str:
     """Say how far keys are, by how much more attention such keys get than the other terms would give them."""
     rows = names.rows
+    # Attention by entry: of the head, by the other terms, and uniform.
     away = np.abs(names.offsets)
     of_entries = rows.weights[head][rows.row_of]
     got = rows.scaled(head) * of_entries
@@ -420,12 +431,14 @@ def by_distance(names: Names, head: int, others: Floats) -> str:
     def shares(some: NDArray[np.bool_]) -> str:
         return f"({100 * got[some].sum():.0f}%; uniform {100 * uniform[some].sum():.0f}%)"
 
+    # How far it reaches on either side, while each distance gets more than the terms give it.
     lifts = {int(bucket): times(buckets == bucket) for bucket in np.unique(buckets)}
     reach = {-1: 0, 1: 0}
     for side in reach:
         while lifts.get(side * (reach[side] + 1), 0.0) >= NEAR:
             reach[side] += 1
     chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
+    # Name the reach; without one, the single distance that gets most.
     if reach[-1] and reach[-1] == reach[1]:
         phrase = _span(1, reach[1], "away")
     elif any(reach.values()):
@@ -459,7 +472,7 @@ def _bucket(bucket: int) -> str:
 
 
 def _span(first: int, last: int, side: str) -> str:
-    """Return what the keys of some buckets on a side are called, such as "5 to 8 before"."""
+    """Return the name of the keys of some buckets on a side, such as "5 to 8 before"."""
     low = int(_REACHES[first - 1]) + 1
     if last >= len(_REACHES):
         if first > 1:

@@ -29,11 +29,17 @@ _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the las
 
 
 def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | None = None) -> Heads:
-    """Take each head that has a role out of the model, on the first texts, by zero and by mean ablation, kind by kind.
+    """Ablate each head that has a role, on the first texts, and add the effects to the table of heads.
+
+    Heads are ablated by zero and by their mean, one kind of attention after the other.
 
     If neither changes anything, the model does not need the head for what it looks like: attention is no evidence of
     use (Jain and Wallace 2019).
+
+    Raises:
+        AttnscopeError: The model cannot be ablated.
     """
+    # Heads with a role, by kind of attention.
     heads = findings.table("heads")
     labelled: dict[str, list[tuple[int, int]]] = {}
     has_role = heads.select(heads["role"] != "")
@@ -41,12 +47,14 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
         labelled.setdefault(kind, []).append((layer, head))
     if not labelled:
         return findings
+    # Ablate them on the first texts.
     first = list(islice(distinct(texts, Copies()), FIRST_TEXTS))
     # Kind by kind: a layer and a head have a number of their own in each.
     options = [AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind) for kind, pick in labelled.items()]
     ablations = [
         ablate(model, first, of_kind, scale_report(report, n, len(options))) for n, of_kind in enumerate(options)
     ]
+    # Say how effects were measured: by the predictions if the model makes any, else by hidden states.
     ablation = ablations[0]
     quantity = "kl" if len(ablation.table("whole")) else "l2"
     notes: list[str] = [note for each in ablations for note in each.run["notes"] if note not in findings.run["notes"]]
@@ -60,6 +68,7 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
+    # Effects become columns of the table of heads.
     ablated = Table.stack([each.table("heads") for each in ablations])
     for name in ablated.numbers:
         heads = _with_effect(heads, ablated, name)
@@ -74,6 +83,7 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
 
 def _with_effect(heads: Table, ablated: Table, name: str) -> Table:
     """Return a table of heads with an effect, which is NaN for those that were not taken out."""
+    # The row of each head in the ablations; -1 = it was not taken out.
     names = ablated.head_names(with_kind=True)
     row_of = {head: row for row, head in enumerate(names)}
     rows = np.array([row_of.get(head, -1) for head in heads.head_names(with_kind=True)])

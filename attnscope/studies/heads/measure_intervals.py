@@ -155,6 +155,7 @@ def _weights(
     An `_active` measure counts the attention outside sinks. A text of an unseen kind may have all of its attention
     there, so it weighs more than the others if the head mostly rests.
     """
+    # A text of an unseen kind weighs as much as another for whole measures, and more for `_active` ones.
     share = unseen_share(independent_units(sample, kinds.dependence, units), END)
     weight, active = share.copy(), np.ones_like(share)
     for column, name in enumerate(names):
@@ -177,6 +178,7 @@ def _weight_of_full_texts(sample: Sample) -> Floats:
 
 def _range(names: Sequence[str], uniform: Floats, kinds: _Kinds) -> tuple[Floats, Floats]:
     """Return the least and the largest value that measures have in texts of an unseen kind, (…, measure)."""
+    # Between 0 and uniform attention's value, unless the measure is one of those below.
     lowest, highest = np.fmin(uniform, 0.0), np.fmax(uniform, 0.0)
     for column, name in enumerate(names):
         distance = name.removeprefix("signed_")

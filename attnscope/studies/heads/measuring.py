@@ -1,4 +1,4 @@
-"""Measure every head of a model on blocks of texts: texts in, sums per kind of attention out.
+"""Measure every head of a model on blocks of texts, and add the measures up by kind of attention.
 
 `HeadMeasurer` runs the model on batches with the measures of `core.measures` on. `HeadSums` adds up what it gets from a
 block, and `Tally` holds the sums over all texts, of a fixed size. `studies.heads.roles` concludes from them.
@@ -58,7 +58,7 @@ class Tally:
         names: The measures, in the order of the last axis.
         measures: Each measure, (layer, head, measure).
         uniform: The same under uniform attention over the keys that the mask allows.
-        pairs: What a head would reach that always looked at one offset, (pair measure, offset).
+        pairs: The value of each pair measure for a head that always looks at one offset, (pair measure, offset).
         lengths: 1 / n of each text of n queries (`weigh_units`).
     """
 
@@ -94,13 +94,12 @@ class Tally:
 
 @dataclass(kw_only=True, eq=False)
 class HeadSums(Part):
-    """The sums over the texts of one block. Each chunk of a text is a unit of evidence of its own, or several.
+    """The sums over the texts of one block. Each chunk of a text is one unit of evidence, or several.
 
-    One sum for all of a text would leave the evidence of one text, however long it is, and that of little more where
-    all others are short: the longest one outweighs them. A chunk is as long as what the model takes, and where that is
-    much, blocks of its queries count apart (`unit_queries`): what a unit says depends little on the one before it,
-    beyond what all texts like these have in common (the reasoning of the block bootstrap: Künsch 1989, Annals of
-    Statistics 17; Politis & Romano 1994, JASA 89).
+    With one sum per text, a long text would be a single piece of evidence, and would outweigh many short ones. So each
+    chunk counts apart. A long chunk is cut into blocks of its queries, which count apart too (`unit_queries`). Such
+    units depend little on each other (the block bootstrap: Künsch 1989, Annals of Statistics 17; Politis & Romano 1994,
+    JASA 89).
 
     All texts weigh the same: the sums and counts of a text of n queries are divided by n. A text in chunks of which one
     is broken is left out from that chunk on. Of a token that two chunks share, `n_tokens` counts one.
@@ -157,10 +156,12 @@ class HeadSums(Part):
             self._add_chunk(batch[row], hits[row])
 
     def _add_chunk(self, chunk: Chunk, hits: Mapping[str, tuple[Floats, Floats]]) -> None:
+        # All texts weigh the same: a query of a longer one counts less.
         weight = 1 / chunk.n_queries
         for kind, (of_offsets, counts) in hits.items():
             self._hits.setdefault(kind, []).append((of_offsets * weight, counts * weight))
         self.n_tokens += len(chunk) - chunk.n_repeated
+        # The last chunk completes its text.
         self._n_done[chunk.text] = self._n_done.get(chunk.text, 0) + 1
         if self._n_done[chunk.text] == chunk.n_chunks:
             self.n_texts += 1
@@ -179,6 +180,7 @@ class HeadSums(Part):
 
 def stack_layers(by_layer: Mapping[int, Measured], part: str) -> Floats:
     """Return one array of the measures of layers, (unit, layer, head, measure); 0 where a layer has fewer heads."""
+    # Layers may have different numbers of heads: the smaller ones are padded.
     arrays = [np.moveaxis(getattr(by_layer[layer], part), 0, -1) for layer in sorted(by_layer)]
     n_heads = max(array.shape[1] for array in arrays)
     return np.stack([np.pad(array, ((0, 0), (0, n_heads - array.shape[1]), (0, 0))) for array in arrays], 1)
@@ -198,18 +200,18 @@ def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats
 def pair_hits(
     ids: NDArray[np.int64], *, causal: bool, context: NDArray[np.bool_] | None = None
 ) -> tuple[Floats, Floats]:
-    """Return how much of each pair measure a head would reach that always looked `offset` tokens further.
+    """Return the value of each pair measure for a head that always looks `offset` tokens further, as hits and counts.
 
     Tokens of the context, (token,), count nothing as queries.
 
     Returns:
-        Hits and counts, each (pair measure, offset): the counts are the queries that have such a key on the side of the
-        offset. For a head that looks both ways that is too much to ask, and for one that looks back only just right,
-        wherever in a model it is.
+        Hits and counts, each (pair measure, offset). The counts are the queries that have such a key on the side of the
+        offset. A head that looks both ways counts more queries, so for it this baseline is too high.
     """
     n = len(ids)
     position = np.arange(n)
     asks = np.ones(n, np.bool_) if context is None else ~context
+    # The first and the last place of each token's type, (token,).
     _, first, number = np.unique(ids, return_index=True, return_inverse=True)
     first = first[number]
     last = n - 1 - np.unique(ids[::-1], return_index=True)[1][number]
@@ -262,7 +264,7 @@ class Frequencies:
 
 
 class BatchResult(NamedTuple):
-    """What a batch came to.
+    """The results of one batch.
 
     Attributes:
         sums: Kind of attention -> layer -> the measures, in the order of the batch.
@@ -340,6 +342,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         from attnscope.core.attention.row_samples import RowSamples, RowsWanted
         from attnscope.core.measures import HeadMeasures, measures_of_weights
 
+        # The texts that the encoder reads, and those that a decoder beside it writes.
         tokens = [part.tokens for part in batch]
         repeated = [part.repeated for part in batch]
         read = self._facts(tokens, repeated)
@@ -349,6 +352,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             targets = [target_of(self._start, text) for text in tokens]
             written = self._facts(targets, [_after_start(text) for text in repeated])
         inputs = batch_of(tokens, targets).to(self._model.info.device)
+        # The queries whose rows are kept, of each chunk.
         queries = [self._sampled.get((chunk.text, chunk.number)) for chunk in batch]
         wanted = [
             None if rows is None else RowsWanted(rows, n) for rows, n in zip(queries, map(len, batch), strict=True)
@@ -371,6 +375,7 @@ class HeadMeasurer(Measurer[HeadSums]):
                     }
                     for kind, by_layer in weights_probe.maps.items()
                 }
+        # Rows by text and chunk.
         kept: dict[ChunkKey, dict[str, SampledRows]] = {}
         for row, chunk in enumerate(batch):
             if wanted[row] is not None:
@@ -390,12 +395,13 @@ class HeadMeasurer(Measurer[HeadSums]):
         return hits
 
     def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[NDArray[np.bool_]]) -> TextFacts:
-        """Return what measures must know of the texts of a batch, each array (text, token)."""
+        """Return the facts that measures need of the texts of a batch, each array (text, token)."""
         import torch
 
         from attnscope.core.attention.precision import move
         from attnscope.core.facts import TextFacts
 
+        # Where tokens and special tokens are, (text, token).
         lengths = np.array([len(text) for text in tokens])
         real = np.arange(lengths.max()) < lengths[:, None]
         ids = pad_rows([text.ids for text in tokens])
@@ -410,6 +416,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         def tensor(array: NDArray[Any]) -> Tensor:
             return move(torch.from_numpy(array), self._device)
 
+        # Static embeddings are of length 1, so that products are cosines.
         embeddings = unit_embeddings(self._model, tensor(ids))
         return TextFacts(
             real=tensor(real),
@@ -455,7 +462,7 @@ def decoder_start(model: Model) -> Tokens | None:
 
 
 def target_of(start: Tokens, tokens: Tokens) -> Tokens:
-    """Return what a decoder beside an encoder reads as it writes a text again: its start token, then all but the end.
+    """Return the input of a decoder beside an encoder as it writes a text again: its start token, then all but the end.
 
     `start` is what `decoder_start` returns.
     """

@@ -1,4 +1,7 @@
-"""Which heads find things in long texts? Needles in haystacks in, retrieval scores of all heads out."""
+"""Find the heads that retrieve information from long texts: hide needles in haystacks, and score all heads on them.
+
+`corpus.needle_probe` makes the needles. This module runs the model on them, tests the scores and fills the tables.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ def retrieval_heads(
     Args:
         model: A decoder that writes, see `attnscope.load`.
         corpus: Texts to hide needles in, one after the other; None = random tokens of the model's vocabulary.
-        options: What is hidden, and where.
+        options: The needles: how many, how long, how deep.
         report: Called after each pass.
 
     Returns:
@@ -137,13 +140,14 @@ def retrieval_heads(
 
 
 def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
-    """Return what needles are hidden in.
+    """Return the tokens in which needles are hidden.
 
     Raises:
         AttnscopeError: The vocabulary is not known.
     """
     tokenizer = model.tokenizer
     special = special_ids(model)
+    # Ordinary tokens make needles; special tokens before a text stay before it.
     ordinary = np.array(tokenizer.ordinary_ids(), np.int64)
     if not len(ordinary):
         raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "needles are made of its tokens")
@@ -155,6 +159,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
     def encode(text: str) -> list[int]:
         return [number for number in tokenizer.encode(text).ids.tolist() if number not in special]
 
+    # Join the corpus' texts until they are long enough for every haystack.
     n_wanted = _TEXT_TIMES * max(options.lengths)
     ids: list[int] = []
     for text in corpus:
@@ -162,6 +167,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
         if len(ids) >= n_wanted:
             break
     stack = np.array(ids[:n_wanted], np.int64)
+    # Tokens that end a sentence: needles are put after one.
     ends = frozenset(number for number in set(ids) if tokenizer.spell(number).rstrip()[-1:] in tuple(".!?"))
     return Hay(word_ids(ordinary, tokenizer.spell), stack, encode, ends, before)
 
@@ -183,7 +189,7 @@ def _batches(hay: Hay, options: NeedleOptions) -> Iterator[Sequence[Needle]]:
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What a model does on one needle.
+    """The behaviour of a model and its heads on one needle.
 
     Attributes:
         needle: The needle.
@@ -203,7 +209,7 @@ class _Seen:
 
 
 class _Run:
-    """A model that reads needles, and what is seen of them.
+    """A model that reads needles, and its behaviour on each.
 
     Attributes:
         seen: What the model does on each needle, without those on which it computes NaN or infinity.
@@ -336,7 +342,8 @@ def _judge(run: _Run, options: NeedleOptions) -> dict[str, Table]:
 
 
 def _written_table(done: Sequence[_Seen]) -> Table:
-    """Return what the model itself writes, on the whole and by length and depth."""
+    """Return the share of needle tokens that the model itself writes, on the whole and by length and depth."""
+    # Needles by length and depth, then one row for all and one for each.
     cells: dict[tuple[int, float], list[_Seen]] = {}
     for one in done:
         cells.setdefault((len(one.needle), one.needle.depth), []).append(one)
@@ -372,7 +379,7 @@ def _notes(run: _Run, options: NeedleOptions, written: Table) -> list[str]:
 
 
 def _describe(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict[str, Any]:
-    """Return what was chosen, and what names mean."""
+    """Return the choices of the study and the meaning of its role, as the record lists them."""
     what = "attends to the token in the needle that the model writes (Wu 2024)"
     return {
         "probe": "needle",
@@ -391,7 +398,7 @@ def _describe(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict
 
 
 def _describe_measure(name: str) -> str:
-    """Return what a score means."""
+    """Return the meaning of a score, in one line."""
     if name == "decoy":
         return "as retrieval, of a second needle, which answers another question, for the place that is attended to"
     meaning = "share of needle tokens that the model writes while the head attends most to that very token"

@@ -1,4 +1,7 @@
-"""What `attnscope heads`, `atlas` and `training` and their Python functions are asked with. Loads nothing heavy."""
+"""Declare the options of `attnscope heads`, `atlas` and `training`, and of their Python functions.
+
+Each option is declared once, and refuses values out of range. Loads no torch and no model.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,15 @@ THRESHOLD = 0.1
 """The score from which a head is one of retrieval (Wu et al. 2024, section 2)."""
 
 MOST_TOKENS = 1 << 20
-"""Of a text: a longer one is a slip of the pen, which would run for days."""
+"""The longest text in tokens: a longer one is a slip of the pen, which would run for days."""
 
 
 def read_thresholds(listed: list[str]) -> dict[str, float]:
-    """Thresholds by role, from strings such as `induction=0.3`."""
+    """Return thresholds by role from strings such as `induction=0.3`.
+
+    Raises:
+        UsageError: A threshold is no number.
+    """
     thresholds: dict[str, float] = {}
     for item in listed:
         name, _, number = item.partition("=")
@@ -158,6 +165,7 @@ class NeedleOptions:
 
     def require(self) -> None:
         """Refuse lengths and depths that mean nothing."""
+        # Lengths and depths must be in range, and each must differ from the others.
         if not self.lengths or min(self.lengths) < 1:
             raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
         if max(self.lengths) > MOST_TOKENS:
@@ -171,6 +179,7 @@ class NeedleOptions:
             )
         if len(set(self.lengths)) < len(self.lengths) or len(set(map(write_percent, self.depths))) < len(self.depths):
             raise UsageError("a length or a depth is given twice", "give each once")
+        # Each depth needs a needle, or its column would be empty.
         if self.n < len(self.depths):
             raise UsageError(
                 f"{amount(self.n, 'needle')} at {amount(len(self.depths), 'depth')}",

@@ -1,9 +1,9 @@
-"""From sums to evidence: the value of each measure with its interval, and the roles that survive the test.
+"""Turn sums into evidence: the value of each measure with its interval, and the roles that pass the test.
 
-A role is given to a head where its measure is above both a threshold and what it would have anyway, by a one-sided test
-over texts, with the false discovery rate of all heads x roles held. What it would have anyway is uniform attention's
-value; for links between two tokens also that of the best fixed offset; for similar tokens also the mass on the same
-token. Each measure that a role may rest on is a test; those of one role are combined first (Simes), and its evidence is
+A head has a role if its measure is above both a threshold and a baseline. The test is one-sided, over texts, and the
+false discovery rate of all heads x roles is held. The baseline is the value of uniform attention. For links between
+two tokens it is also that of the best fixed offset, and for similar tokens also the mass on the same token. Each
+measure that a role may rest on is a test. Those of one role are combined first (Simes), and its evidence is
 the best of them.
 """
 
@@ -62,7 +62,7 @@ class Rule:
     """What gives a head a role.
 
     Attributes:
-        what: The role in a few words.
+        what: The meaning of the role, in a few words.
         measures: The measures of which one must be above the threshold, whole or `_active`.
         threshold: The threshold.
         beats_uniform: Whether the measure must be above its value under uniform attention too.
@@ -116,7 +116,7 @@ RULES: dict[str, Rule] = {
 
 
 def complete_thresholds(chosen: Mapping[str, float], usual: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Thresholds by role: the chosen ones; the others as usual, None = as in RULES.
+    """Return thresholds by role: the chosen ones, and the usual ones for all other roles (None = those of RULES).
 
     Raises:
         UsageError: There is no such role.
@@ -137,6 +137,7 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
     There is one tally for each kind of attention. `n_texts` is the number of whole texts: blocks and chunks of one text
     say how steady a head is in that text alone.
     """
+    # One false discovery rate over the heads and roles of all kinds of attention.
     judged = [_Judged(tally, thresholds, n_texts) for tally in tallies]
     p_values = np.concatenate([each.role_p.ravel() for each in judged]) if judged else np.zeros(0)
     q_values = benjamini_hochberg(p_values)
@@ -146,6 +147,7 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
     tables = []
     roles: list[dict[str, Any]] = []
     n_heads = 0
+    # Rows and roles of each kind; `head` numbers the rows over all kinds.
     for each in judged:
         stop = start + each.role_p.size
         q = q_values[start:stop].reshape(each.role_p.shape)
@@ -168,14 +170,14 @@ def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Col
 
 
 def effective_texts(tally: Tally) -> float:
-    """How many texts of one length all that was measured amounts to: that of the measure that counts most queries."""
+    """Return the effective number of texts, that of the measure that counts most queries; 0 without any."""
     counts = tally.measures.total("c") * tally.queries_per_count
     return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
 
 
 @dataclass(frozen=True)
 class _Test:
-    """A role by one measure that it may rest on."""
+    """One test: a role, and a measure that it may rest on."""
 
     role: str
     rule: Rule
@@ -194,14 +196,15 @@ class _Judged:
         roles: The last axis of `role_p`.
         tests: The last axis of the other arrays below.
         effective: How many texts of one length the evidence of a test amounts to.
-        baselines: What a measure would have without any preference of the head; NaN = none.
+        baselines: The value of a measure without any preference of the head; NaN = none.
         queries: How many queries a measure counts, or as many of texts of one length as its count amounts to.
-        limits: What the value must be above; NaN = not tested.
+        limits: The number that the value must exceed; NaN = not tested.
         p: One-sided p-values; NaN = not tested, or too few texts.
         role_p: The combined p-values of a role's tests.
     """
 
     def __init__(self, tally: Tally, thresholds: Mapping[str, float], n_texts: int) -> None:
+        # Values, counts and intervals of all measures, (layer, head, measure).
         self.tally, self.thresholds, self.n_texts = tally, thresholds, n_texts
         self.values, self.counts = tally.measures.ratio(), tally.measures.total("c")
         self.uniform = tally.uniform.ratio()
@@ -210,6 +213,7 @@ class _Judged:
         self.low, self.high = measure_intervals(tally.measures, tally.names, units, self.uniform)
         self.shape = self.values.shape[:2]
         self._sums = tally.measures.total("s")
+        # The tests: each role by each measure it may rest on, whole and outside sinks.
         self.tests = [
             _Test(name, rule, measure, tally.names.index(measure))
             for name, rule in RULES.items()
@@ -222,6 +226,7 @@ class _Judged:
         self.limits = np.stack(
             [self._limit(test, self.baselines[..., i]) for i, test in enumerate(self.tests)], axis=-1
         )
+        # p-values by kind of measure, (layer, head, test): shares, or Student's t.
         tested = _part(tally.measures, columns)
         self.effective = tested.effective_texts()
         kinds = kinds_of([test.measure for test in self.tests])
@@ -230,6 +235,7 @@ class _Judged:
         least = np.where(self.low[..., columns] > self.limits, 0.0, 0.5)
         p = np.where(kinds.are_shares, of_shares, np.maximum(tested.p_above(self.limits), least))
         self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
+        # One p-value per role, (layer, head, role): its tests are combined.
         self.roles = tuple(dict.fromkeys(test.role for test in self.tests))
         self.role_p = np.stack(
             [simes(self.p[..., [test.role == role for test in self.tests]]) for role in self.roles], -1
@@ -250,7 +256,7 @@ class _Judged:
         return baseline
 
     def _best_fixed_offset(self, measure: str) -> float:
-        """Return what a head that always looks at the best fixed offset would reach on a pair measure."""
+        """Return the value of a pair measure for a head that always looks at the best fixed offset, 0 to 1."""
         shares = self.tally.pairs.ratio()
         return float(np.fmax.reduce(shares[PAIR_MEASURES.index(measure)]))
 
@@ -263,10 +269,11 @@ class _Judged:
         return _divide(mass, counts, np.nan)
 
     def _limit(self, test: _Test, baseline: Floats) -> Floats:
-        """What the value must be above: the threshold, and the baseline by a margin; NaN where there is no test."""
+        """Return the limit that the value must exceed: threshold, and baseline plus margin; NaN = there is no test."""
         above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
         if test.rule.any_length:
             return self._even_enough()
+        # The threshold; NaN where the measure, or what the rule asks of the head, is missing.
         limit: Floats = np.fmax(np.full(self.shape, self.thresholds[test.role]), above)
         limit[np.isnan(self.values[..., test.column])] = np.nan
         if test.rule.least_defined:
@@ -293,9 +300,10 @@ class _Judged:
         return 1 - (1 - threshold) * math.log(FULL_KEYS) / far
 
     def _share_defined(self, test: _Test) -> Floats:
-        """For what share of the queries a measure is defined; for a sink's `_active` measure, the measure without that.
+        """Return the share of queries for which a measure is defined, (layer, head).
 
-        1 for any other `_active` measure, whose count is a mass.
+        For a sink's `_active` measure it is that of the whole measure. It is 1 for any other `_active` measure, whose
+        count is a mass.
         """
         resting, column = self._column("resting"), test.column
         if test.is_active and test.rule.is_sink:
@@ -318,7 +326,7 @@ class _Judged:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """Row in `tally.layers` and number of each head that something was measured of, (row, 2)."""
+        """Return the layer (a row of `tally.layers`) and number of each head that has any measure, (row, 2)."""
         return np.argwhere(~np.isnan(self.values).all(-1))
 
     def table(self, roles: Sequence[str]) -> Table:
@@ -373,7 +381,7 @@ class _Judged:
 
 
 def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:
-    """Some of the quantities of (layer, head, quantity): the same ones for all heads, or each head's own."""
+    """Return some of the quantities of (layer, head, quantity): the same ones for all heads, or each head's own."""
     index = np.broadcast_to(np.asarray(columns), (*sums.shape[:2], np.shape(columns)[-1]))
     return sums.take(index)
 

@@ -1,4 +1,7 @@
-"""What is each head for? A model and any amount of text in, measures and roles with their evidence out."""
+"""Study the heads of a model on any amount of text: measures, roles with their evidence, and descriptions.
+
+This module orders the steps. `measuring` runs the model, `roles` tests, and `studies.describe` describes.
+"""
 
 from __future__ import annotations
 
@@ -106,9 +109,9 @@ def heads(
 
     Args:
         model: A loaded model, see `attnscope.load`.
-        corpus: What to run it on: a Corpus, or a list of texts.
-        options: How.
-        report: Called after each batch; with workers after each block.
+        corpus: The texts: a Corpus, or a list of texts.
+        options: The choices of the study; None = the defaults.
+        report: The function to call after each batch; with workers, after each block.
         workers: Who studies the blocks; None = this process. They load the model by its name.
 
     Raises:
@@ -128,7 +131,7 @@ def study(
     report: Report | None,
     workers: Workers | None = None,
 ) -> Heads:
-    """Load a model, and studies its heads on texts, repeated tokens, needles, photos or recordings.
+    """Load a model, and study its heads on texts, repeated tokens, needles, photos or recordings.
 
     Names that the findings will not have are refused before the model loads.
 
@@ -136,6 +139,7 @@ def study(
         AttnscopeError: Anything that the user can mend.
     """
     options = order.heads
+    # Photos and recordings.
     if order.image or order.audio:
         from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES
 
@@ -145,6 +149,7 @@ def study(
         if order.image:
             return picture_heads(model, list(order.image), report)
         return sound_heads(model, list(order.audio), texts.text, report)
+    # Needles in long texts, whose options are their own.
     if order.probe == "needle":
         refuse_beside(
             "--probe needle",
@@ -157,6 +162,7 @@ def study(
         require_measures(order.measures, needles.measure_names)
         haystacks = texts.corpus() if texts.is_given else None
         return retrieval_heads(loading.load(spec), haystacks, needles, report)
+    # Texts, or random tokens that repeat.
     if order.probe is not None and texts.is_given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
     corpus: Corpus | list[str] = []
@@ -178,10 +184,15 @@ def require_names(options: HeadsOptions, measures: str | None) -> None:
 
 
 def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
-    """Repeated random tokens of the model's own vocabulary, between its special tokens."""
+    """Return texts of repeated random tokens of the model's vocabulary, between its special tokens.
+
+    Raises:
+        AttnscopeError: The vocabulary is not known.
+    """
     ordinary = model.tokenizer.ordinary_ids()
     if not ordinary:
         raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "give texts instead of --probe")
+    # Special tokens stay around the random ones, as in any text.
     example = example_tokens(model.tokenizer)
     first, last = np.flatnonzero(~example.special)[[0, -1]]
     before, after = example.ids[:first].tolist(), example.ids[last + 1 :].tolist()
@@ -203,7 +214,7 @@ def study_heads(
     measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
     nothing: HeadSums | None = None,
 ) -> tuple[Heads, HeadSums]:
-    """Return as `heads`, by a measurer that may keep more of each block; also what all blocks of the model came to.
+    """Study heads as `heads` does, by a measurer that may keep more of each block; return its sums as well.
 
     `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is what it makes of
     no text; None = sums of nothing.
@@ -214,12 +225,14 @@ def study_heads(
     if how is not None:
         how = replace(how, chunk=options.chunk, stride=options.stride)
     drawing = Drawing(how.seed) if how is not None else None
+    # Read the corpus once, to count tokens and draw the texts that are described.
     counts, n_copies = _count_corpus(model, texts, special, report, drawing)
     frequencies = Frequencies.of_counts(counts)
     chosen = _describe(options, thresholds)
     # Of the reading that is known to have come to the end.
     sha256 = sha256_of(texts)
     problems = problems_of(texts)
+    # Run the model, then its untrained twin if a control is asked for.
     make = partial(
         _make_measurer, measurer, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride
     )
@@ -244,6 +257,7 @@ def study_heads(
         runs.append(going)
         if not runs[-1].complete:
             break
+    # Gather the sums of both runs, and list the blocks that are missing.
     done, complete = runs[0].done, runs[-1].complete
     control = runs[1].done if len(runs) > 1 else HeadSums()
     missing = [problem for each in runs for problem in each.problems(model.info)]
@@ -252,11 +266,13 @@ def study_heads(
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
     studied = runs[0].corpus(texts, model.info)
     studied |= {"n_copies": n_copies, "sha256": sha256, "problems": [*problems, *missing]}
+    # Say how it ran.
     about = run_of(model.info, [*_notes(model), *runs[0].notes])
     threads = workers.threads if workers else _n_threads()
     about |= {"seed": options.seed if options.control else None, "threads": threads}
     if failures := [failed for each in runs for failed in each.failures]:
         about["failures"] = failures
+    # Give roles. The control is judged by the same thresholds.
     tallies = list(done.tallies.values())
     effective = max(map(effective_texts, tallies), default=0.0)
     tables = judge(tallies, thresholds, done.n_texts)
@@ -267,6 +283,7 @@ def study_heads(
         options=chosen,
         tables=tables,
     )
+    # Describe the heads by the rows that were kept of the sample.
     steps: list[tuple[str, Callable[[Heads], Heads]]] = []
     if how is not None:
         for unit in sample:
@@ -303,7 +320,7 @@ def _notes(model: Model) -> list[str]:
 
 
 def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    """Return what was chosen, and what names mean."""
+    """Return the choices of the study and the roles and measures that it knows, as the record lists them."""
     from attnscope.core.catalogue import measure_names
 
     return {

@@ -1,4 +1,7 @@
-"""What does each head of a model that sees or hears do? Any number of photos or recordings in, measures out."""
+"""Measure the heads of models that see or hear, on any number of photos or recordings.
+
+Measures are those of `core.catalogue`; `senses` reads the files. There are no roles here.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
 
     def measure(number: int) -> _Measured:
         name, image = inputs[number]
+        # Read the photo, and add up its measures as the model runs.
         with _leave_out(name):
             photo = read_photo(image)
             reading = read(model, photo)
@@ -155,6 +159,7 @@ def sound_heads(
 
     def measure(number: int) -> _Measured:
         name, recorded = inputs[number]
+        # Read the recording with its transcript, or with what the model writes.
         with _leave_out(name):
             recording = read_recording(recorded)
         reading = read(model, Speech(recording, texts[number]))
@@ -164,6 +169,7 @@ def sound_heads(
                 f"{model.info.name} has no decoder, so there is no cross-attention to measure",
                 "look at single recordings with: attnscope heatmap --audio",
             )
+        # Special tokens write no words: their rows say nothing of listening.
         asks = ~reading.target.special
         if not asks.any():
             raise _LeftOutError("there is no token in what is written")
@@ -173,6 +179,7 @@ def sound_heads(
         functions = np.stack([np.ones(n_sound), times], 1)
         probe = KeySums(functions, kinds=["cross"])
         run_probe(model, reading, probe)
+        # What each token gives to sound, (1, head, token, 2) per layer. One NaN leaves the recording out.
         rows = {layer: of_layer.numpy() for layer, of_layer in probe.maps["cross"].items()}
         for _, layer in broken_rows({"cross": rows}).values():
             raise _LeftOutError(f"attention is not finite (NaN) in layer {layer} in {model.info.dtype}: not studied")
@@ -205,7 +212,7 @@ def sound_heads(
 
 
 def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
-    """Return what measures must know of a picture: patches ask, and the tokens before them do not."""
+    """Return the facts that measures need of a picture: patches are queries, and the tokens before them are not."""
     import torch
 
     from attnscope.core.facts import TextFacts
@@ -230,6 +237,7 @@ def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
             (head, token, 2).
     """
     sums, counts = np.zeros((2, len(rows), 2))
+    # Tokens that hear something have a time; pairs of them are in order or not.
     for head, (share, moment) in enumerate(rows.transpose(0, 2, 1)):
         is_heard = share > 0
         time = moment[is_heard] / share[is_heard]
@@ -248,7 +256,7 @@ class _LeftOutError(Exception):
 
 @contextmanager
 def _leave_out(name: str) -> Iterator[None]:
-    """Within it, what is wrong with one picture or recording leaves that one out."""
+    """Turn an error within a `with` block into one that leaves out this picture or recording alone."""
     try:
         yield
     except AttnscopeError as error:
@@ -257,7 +265,7 @@ def _leave_out(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Sense:
-    """What differs between senses: their names, the kind of attention, its measures, and how much of it rests."""
+    """The differences between senses: their names, the kind of attention, its measures, and how much of it rests."""
 
     of: str
     noun: str
@@ -269,7 +277,7 @@ class _Sense:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """What was measured on one picture or recording, (unit, layer, head, measure) or (layer, head, measure)."""
+    """The sums of one picture or recording, (unit, layer, head, measure) or (layer, head, measure)."""
 
     layers: tuple[int, ...]
     sums: Floats
@@ -284,7 +292,7 @@ class _Measured:
 
 @dataclass
 class _Done:
-    """What was added up, (layer, head, measure), and the same under uniform attention.
+    """The sums over all pictures or recordings, (layer, head, measure), and the same under uniform attention.
 
     A picture or recording is in all of it or in nothing.
     """
@@ -300,7 +308,8 @@ class _Done:
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def add(self, measured: _Measured) -> None:
-        """Add one."""
+        """Add the sums of one picture or recording."""
+        # The first one tells how many layers and heads there are.
         if not self.n:
             self.layers = measured.layers
             self.measures, self.uniform = (RunningSums(measured.counts.shape[-3:]) for _ in range(2))
@@ -316,6 +325,7 @@ class _Done:
         """Return every head with its measures; what nothing defines is NaN."""
         sense, sums = self.sense, self.measures
         counts = sums.total("c")
+        # Heads with any count, and intervals that are cut to the range of each measure.
         layers, heads = np.nonzero(counts.any(-1))
         ends = [np.array([getattr(measure, end) for measure in sense.catalogue.values()]) for end in ("low", "high")]
         low, high = (np.clip(end, *ends) for end in sums.interval())
@@ -337,8 +347,13 @@ def _study(
     sense: _Sense,
     report: Report | None,
 ) -> Heads:
-    """Measure what is given, one after the other; lists what cannot be."""
+    """Measure the inputs one after the other, and list those that cannot be studied.
+
+    Raises:
+        AttnscopeError: No input could be studied.
+    """
     done, complete = _Done(sense), True
+    # One input after the other; an interruption keeps what is done.
     problems: list[dict[str, Any]] = []
     try:
         for number, (name, _) in enumerate(inputs):
@@ -358,6 +373,7 @@ def _study(
     if not done.n:
         first = f"{problems[0]['source']}: {problems[0]['reason']}"
         raise AttnscopeError(f"no {sense.noun} is left of {len(inputs)}: {first}", sense.hint)
+    # Describe what was studied.
     corpus = {
         "of": sense.of,
         "sources": [name for name, _ in inputs],
@@ -388,7 +404,11 @@ def _say_once(notes: Sequence[str], noun: str) -> list[str]:
 
 
 def _list_inputs(items: Any, what: str) -> list[tuple[str, Any]]:
-    """Pictures or recordings with what to call each; files and patterns are looked up."""
+    """Return pictures or recordings, each with its name; files and patterns are looked up.
+
+    Raises:
+        AttnscopeError: There is none.
+    """
     items = items if isinstance(items, list) else [items]
     files = [path for path in items if isinstance(path, str | Path)]
     arrays = [(f"{what} {n}", array) for n, array in enumerate(items, 1) if not isinstance(array, str | Path)]
