@@ -1,6 +1,6 @@
-"""Text on its way in: reading sources, and from tokenizer output to tokens with labels, words and offsets.
+"""Read text, and turn tokenizer output into tokens with labels, words and offsets.
 
-Knows no model and no tokenizer library, so that it loads at once.
+It knows no model and no tokenizer library, so that it loads at once.
 """
 
 import contextlib
@@ -177,7 +177,7 @@ def _is_cjk(char: str) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and up, in order."""
+    """Return GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and up, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -334,7 +334,7 @@ def _read_whole(stream: BinaryIO, name: str) -> bytes:
 
 
 def too_long(name: str) -> tuple[str, str]:
-    """Return what is said of a text of more than MOST_BYTES, and what to do about it."""
+    """Return the message for a text of more than MOST_BYTES, and its hint."""
     return f"{name} is too long for one text: more than {MOST_BYTES:,} bytes", "split it into lines or paragraphs"
 
 
@@ -357,7 +357,7 @@ _NO_TEXT = {
 
 
 def other_format(start: bytes) -> tuple[str, str] | None:
-    """Return what a file is that begins like this and is no UTF-8 text, and what to do; None where it may be text."""
+    """Name the format of a file by its first bytes, and the remedy; None where it may be UTF-8 text."""
     return next((said for magic, said in _NO_TEXT.items() if re.match(magic, start, re.DOTALL)), None)
 
 

@@ -1,4 +1,4 @@
-"""Which tokens are a word: by the characters that both cover, never by counting or by guessing.
+"""Align words with tokens by the characters that both cover, never by counting or by guessing.
 
 A token that reaches into two words ("don" of "do" + "n't") joins them into one: such words can be told apart neither
 as sources nor as targets, and their links are left out. They stay one word among those that may be looked at.
@@ -70,11 +70,13 @@ def place_links(
     Returns:
         The chunks that have links, and how many links none has, by relation and reason.
     """
+    # Map words to the tokens of the whole text; a target looks with its own words.
     whole = pieces_of(text.words, tokens)
     looking = None
     if target is not None:
         target_pieces = pieces_of(text.target_words, target)
         looking = _Words(target_pieces, target_pieces, len(target))
+    # Try every waiting link in each chunk; the first chunk that holds all of it keeps it.
     waiting = dict(enumerate(text.links))
     reasons: dict[int, str] = {}
     placed: list[Placed] = []
@@ -87,6 +89,7 @@ def place_links(
             if isinstance(found, PlacedLink):
                 links.append(found)
                 del waiting[number]
+            # A later chunk may still hold a link that this one cuts, so only whole ones get a reason.
             elif len(parts) == 1 or all(pieces[word] for word in (*link.source, *link.targets)):
                 reasons[number] = found
         if links:
@@ -96,7 +99,7 @@ def place_links(
 
 
 def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
-    """Return for each word the tokens that share characters with it, ascending."""
+    """Return the indices of the tokens that share characters with each word, ascending; special tokens are skipped."""
     pieces: list[list[int]] = [[] for _ in words]
     starts, stops = np.array(words, np.int64).reshape(-1, 2).T
     token_starts, token_stops = tokens.offsets.T
@@ -120,7 +123,8 @@ class _Words:
         n_tokens: How many tokens the chunk has.
 
     Attributes:
-        unit: See `Placed`; so is `word`.
+        unit: The unit of each token, from 0; -1 = none. (token,)
+        word: The number of each unit's word in the text; -1 = several words. (unit,)
         unit_of: The unit of each word that the tokens tell apart.
     """
 
@@ -142,9 +146,11 @@ class _Words:
         groups, first, n_members = np.unique(
             group[:n_words][np.array(sizes, int) > 0], return_index=True, return_counts=True
         )
+        # Number the tokens' units and name the word of each. (token,), (unit,)
         self.unit = np.full(n_tokens, -1, np.int64)
         self.unit[token] = np.searchsorted(groups, group[token + n_words])
         self.word = np.flatnonzero(sizes)[first]
+        # A unit of several words, or of a word that the chunk cuts, has no word number.
         is_cut = [len(pieces[word]) < len(whole[word]) for word in self.word.tolist()]
         self.word[(n_members > 1) | np.array(is_cut, bool)] = -1
         self.unit_of = {word: unit for unit, word in enumerate(self.word.tolist()) if word >= 0}
@@ -152,10 +158,12 @@ class _Words:
 
 def _place_link(link: Link, looking: _Words, looked_at: _Words, causal: bool) -> PlacedLink | str:
     """Return a link in tokens, or the reason why it has none."""
+    # Refuse words that share tokens with others.
     if any(word not in looking.unit_of for word in link.source):
         return UNALIGNED
     if any(word not in looked_at.unit_of for word in link.targets):
         return UNALIGNED
+    # Drop the targets that a causal query cannot see, judged by its last token.
     tokens = sorted(token for word in link.source for token in looking.pieces[word])
     visible = tuple(word for word in link.targets if not causal or looked_at.pieces[word][0] <= tokens[-1])
     if not visible:

@@ -1,4 +1,4 @@
-"""CoNLL-U: dependencies as links in both directions, and coreference (`Entity=` in MISC, as GUM writes it).
+"""Read CoNLL-U: dependencies as links in both directions, and coreference (`Entity=` in MISC, as GUM writes it).
 
 Lines are parsed by the library conllu; what a treebank means by them is known here. Words are the syntactic words. The
 words of a multiword token have the characters that their forms spell ("do" and "n't" in "don't"); where they spell
@@ -28,13 +28,13 @@ _ENTITY = re.compile(r"\((?P<opened>[^()]+)(?P<whole>\))?|(?P<closed>[^()]+)\)")
 
 @dataclass
 class _Sentence:
-    """A sentence, read.
+    """Hold a parsed sentence.
 
     Attributes:
         begin: The line that it begins on.
         rows: Its words; `lines`: the line of each.
         multiword: First word -> last word and row of a multiword token.
-        document: The number of its document; 0 = the file tells of none.
+        document: The number of its document; 0 = the file names no documents.
         mentions: The entity that each mention is of, and the words by which it is known.
     """
 
@@ -55,6 +55,7 @@ def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Ba
     document: list[_Sentence] = []
     n_documents = 0
     for begin, block in paragraphs:
+        # Parse the sentence; skip a malformed one.
         lines = block.split("\n")
         try:
             sentence = _read(lines, begin)
@@ -63,6 +64,7 @@ def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Ba
             continue
         if not sentence.rows:
             continue
+        # A `# newdoc` line ends the document before it.
         if any(line.startswith("#") and line[1:].split()[:1] == ["newdoc"] for line in lines):
             n_documents += 1
             if document:
@@ -85,6 +87,7 @@ def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
     links: list[Link] = []
     mentions: list[tuple[str, list[int]]] = []
     for sentence in sentences:
+        # Word numbers and spans of a sentence move by the words and characters before it.
         first = len(words)
         written, spans = _write(sentence)
         words += [(start + len(text), stop + len(text)) for start, stop in spans]
@@ -126,6 +129,7 @@ def _read(lines: Sequence[str], begin: int) -> _Sentence:
             raise AnnotationError(f"{error} {shorten(line)}", number) from None
         if "deprel" not in row:
             raise AnnotationError(f"{len(row)} columns, not 10: {shorten(line)}", number)
+        # Place each row by its ID: a word, a multiword token or an empty node.
         match row["id"]:
             case int(word) if word == len(rows) + 1:
                 rows.append(row)
@@ -154,11 +158,13 @@ def _write(sentence: _Sentence) -> tuple[str, list[Span]]:
     text = ""
     words: list[Span] = []
     while len(words) < len(sentence.rows):
+        # Take the next word, or all words of the next multiword token.
         n_before = len(words)
         last, token = sentence.multiword.get(n_before + 1, (n_before + 1, sentence.rows[n_before]))
         forms = [row["form"] for row in sentence.rows[n_before:last]]
         start = len(text)
         text += token["form"]
+        # Forms that spell the token get a part of it each; others share all of it.
         for form in forms:
             if "".join(forms) == token["form"]:
                 words.append((start, start + len(form)))
@@ -171,11 +177,12 @@ def _write(sentence: _Sentence) -> tuple[str, list[Span]]:
 
 
 def _misc(row: Token) -> Mapping[str, str]:
+    """Return the MISC column of a row; an empty mapping where it is `_`."""
     return row["misc"] or {}
 
 
 def _dependencies(rows: Sequence[Token], first: int) -> Iterator[Link]:
-    """Link each word to its head, and each head to its dependents, of which any of a label is right.
+    """Link each word to its head, and each head to its dependents; any dependent with the label is right.
 
     `first` is the number of the first word in the text.
     """
@@ -212,15 +219,18 @@ def _mentions(sentence: _Sentence) -> Iterator[tuple[str, list[int]]]:
         if _ENTITY.sub("", entity):
             raise wrong
         for match in _ENTITY.finditer(entity):
+            # GUM writes (name-type-…: the entity's name stands before the first dash.
             name = (match["opened"] or match["closed"]).split("-")[0]
             if match["opened"]:
                 opened.append((name, word))
             if match["opened"] and not match["whole"]:
                 continue
+            # A closing bracket ends the latest open mention of its entity.
             mine = [place for place, (known, _) in enumerate(opened) if known == name]
             if not mine:
                 raise wrong
             _, start = opened.pop(mine[-1])
+            # "[" marks one part of a discontinuous mention.
             if "[" not in name:
                 yield name, _known_by(sentence.rows, range(start, word + 1))
     if opened:

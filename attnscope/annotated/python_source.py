@@ -1,4 +1,4 @@
-"""Python source: the links that `tokenize` and `ast` give without any annotation.
+"""Link names, calls and brackets of Python source by `tokenize` and `ast`, without any annotation.
 
     closing→opening      from a closing bracket to the one that it closes
     name→assignment      from a name to its latest assignment (=, for, with, :=, except, comprehensions)
@@ -44,11 +44,12 @@ _EVALUATED: dict[type[ast.AST], Sequence[str]] = {
 
 
 def parse(text: str, source: str) -> AnnotatedText:
-    """Return the links of a file.
+    """Return a Python file as an annotated text: its words, their kinds and its links.
 
     Raises:
-        AnnotationError: It does not parse.
+        AnnotationError: The file does not parse.
     """
+    # Parse twice: `ast` has the scopes, `tokenize` the words.
     try:
         tree = ast.parse(text)
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
@@ -82,7 +83,7 @@ def parse(text: str, source: str) -> AnnotatedText:
 
 
 def _kind(token: tokenize.TokenInfo) -> str:
-    """Return what kind of word a token of Python is."""
+    """Return the kind of a Python token: keyword, identifier, comment, number, string or operator."""
     if token.type == tokenize.NAME:
         return "keyword" if keyword.iskeyword(token.string) else "identifier"
     return _KINDS.get(token.type, "operator")
@@ -99,7 +100,7 @@ def _link_brackets(operators: Sequence[tuple[int, str]]) -> Iterator[Link]:
 
 
 class _Names(ast.NodeVisitor):
-    """Goes through a file in the order in which Python evaluates it, and links names to what they are bound by.
+    """Visit a file in Python's order of evaluation, and link names to the words that bind them.
 
     Attributes:
         links: The links so far.
@@ -164,7 +165,9 @@ class _Names(ast.NodeVisitor):
             self._visit_all(body)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:  # noqa: N802
+        # Decorators, defaults and annotations are evaluated outside of the function's scope.
         self._visit_all([*node.decorator_list, node.args, node.returns])
+        # The name follows `def`, or `async def`.
         n_keywords = 2 if isinstance(node, ast.AsyncFunctionDef) else 1
         self._bound[node.name] = self._first_word(node) + n_keywords, "call→definition"
         self._visit_body(node.args, node.body)
@@ -182,6 +185,7 @@ class _Names(ast.NodeVisitor):
         self._visit_body(node.args, [node.body])
 
     def _visit_comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        # Python evaluates the first iterable outside of the comprehension's scope.
         first, *others = node.generators
         self.visit(first.iter)
         with self._scope():
@@ -212,6 +216,7 @@ class _Names(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: N802
+        # `x += 1` reads x before it binds it.
         self.visit(node.value)
         if isinstance(node.target, ast.Name):
             self._use(node.target.id, self._first_word(node.target))
@@ -220,6 +225,7 @@ class _Names(ast.NodeVisitor):
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:  # noqa: N802
         self._visit_all([node.type])
         if node.type is not None and node.name is not None:
+            # ast does not place the name after `as`: search the words for it.
             word = self._next_word(node.type)
             while self._spelled[word] != node.name:
                 word += 1

@@ -1,4 +1,4 @@
-"""From files to annotated texts, one after the other, as often as one iterates."""
+"""Read files into annotated texts, one at a time, as often as you iterate. Parsing is left to each format's module."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.text import MOST_CHARACTERS, refuse_other_format
 
 _SPLITS: dict[str, Literal["line", "paragraph", "file"]] = {"conllu": "paragraph", "jsonl": "line", "python": "file"}
-"""What stands for a text in a file of each kind."""
+"""The unit of a file of each kind that holds a text."""
 
 _BY_NAME = {".conllu": "conllu", ".conll": "conllu", ".py": "python", ".pyi": "python"}
 _BY_NAME |= dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")
 
 
 class AnnotatedCorpus:
-    """The annotated texts of files, one after the other, as often as one iterates over it.
+    """Hold the annotated texts of files, read one at a time, as often as you iterate.
 
     Files are read as `attnscope.Corpus` reads them: UTF-8, also compressed, patterns, "-" for stdin; what cannot be
     read is listed in `problems` and does not end the iteration. A malformed sentence (CoNLL-U) or line (jsonl) alone
@@ -34,8 +34,8 @@ class AnnotatedCorpus:
         unit: How a CoNLL-U file is split into texts: sentence or document.
 
     Attributes:
-        sources: What will be read, in order.
-        problems: What could not be read in the last iteration, in order.
+        sources: The files to read, in order.
+        problems: The parts that could not be read in the last iteration, in order.
         sha256: Hash of all annotated texts of the last whole iteration, hex; empty before.
 
     Raises:
@@ -47,6 +47,7 @@ class AnnotatedCorpus:
         for name, value, known in (("kind", kind, ("auto", *_SPLITS)), ("unit", unit, ("sentence", "document"))):
             if value not in known:
                 raise UsageError(f"there is no {name} {value!r}", f"choose one of {', '.join(known)}")
+        # Each file is a corpus of its own: its kind decides how it is split.
         self.sources = Corpus([files] if isinstance(files, str | Path) else files).sources
         self.unit = unit
         self._kinds = [_kind_of(source) if kind == "auto" else kind for source in self.sources]
@@ -59,7 +60,7 @@ class AnnotatedCorpus:
 
     @property
     def share_read(self) -> float | None:
-        """Return how much of it the last iteration has read, in bytes; None = unknown, as of stdin."""
+        """Return the share of all bytes that the last iteration has read, 0 to 1; None = unknown, as for stdin."""
         sizes = [corpus.n_bytes for corpus in self._corpora]
         n_bytes = sum(size or 0 for size in sizes)
         if None in sizes or not n_bytes:
@@ -67,10 +68,12 @@ class AnnotatedCorpus:
         return min(1.0, sum(corpus.bytes_read for corpus in self._corpora) / n_bytes)
 
     def __iter__(self) -> Iterator[AnnotatedText]:
+        # Start a new iteration.
         self.problems = []
         self.sha256 = ""
         for corpus in self._corpora:
             corpus.bytes_read = 0
+        # Read the sources in turn, and hash the texts as they pass.
         digest = hashlib.sha256()
         n_texts = 0
         for kind, corpus in zip(self._kinds, self._corpora, strict=True):
@@ -84,7 +87,7 @@ class AnnotatedCorpus:
         self.sha256 = digest.hexdigest()
 
     def _read(self, kind: str, corpus: Corpus) -> Iterator[AnnotatedText]:
-        """Return the texts of one source; what is wrong with others goes to the problems."""
+        """Yield the texts of one source, and list malformed or oversized ones in the problems."""
         name = "stdin" if corpus.sources[0] == "-" else corpus.sources[0]
         bad = BadLines(name, self.problems)
         try:

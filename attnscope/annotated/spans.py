@@ -1,4 +1,4 @@
-"""Texts with links between character spans, a JSON object a line.
+"""Parse texts with links between character spans, one JSON object per line.
 
     {"text": "The cat slept because it was tired.",
      "links": [{"from": [22, 24], "to": [4, 7], "label": "pronoun"}]}
@@ -30,8 +30,9 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
     """Return the annotated text of a line; None where it is blank.
 
     Raises:
-        AnnotationError: It is no such object, or a span is outside the text, empty, or where it cannot be.
+        AnnotationError: The line is no such object, or a span is empty, outside the text or overlaps its source.
     """
+    # Read and check the fields.
     entry = json_object(line)
     if isinstance(entry, str):
         raise AnnotationError(entry)
@@ -47,11 +48,13 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
         return None
 
     # The words of both texts, and the links between them.
+    # Words are cut at the ends of all spans, so that each span holds whole words.
     goals = [goal for several in targets.values() for goal in several]
     origins = [origin for origin, _ in targets]
     words = _words_of(entry.get("words"), text, goals if target is not None else [*origins, *goals])
     target_words = [] if target is None else _words_of(entry.get("target_words"), target, origins)
     looking = words if target is None else target_words
+    # Turn the spans of each link into word numbers.
     links = []
     for (origin, label), several in targets.items():
         looked_at = {word for goal in several for word in _covered(words, goal)}
@@ -83,6 +86,7 @@ def _read_links(entries: Sequence[Any], text: str, target: str | None) -> dict[t
             raise AnnotationError(f"link {number} is no object: {shorten(repr(entry))}")
         label = " ".join(_text_of(entry.get("label", "link"), f"link {number}: its label").split())
         origin = _span(entry.get("from"), text if target is None else target, f'link {number}: "from"')
+        # "to" is one span or a list of spans.
         goals: Any = entry.get("to")
         is_list = isinstance(goals, list) and bool(goals) and all(isinstance(goal, list) for goal in goals)
         for goal in goals if is_list else [goals]:

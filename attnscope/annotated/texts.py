@@ -1,4 +1,4 @@
-"""Annotated texts: words, and links from one word to where it should look. Knows no format, no model, no tokens."""
+"""Hold annotated texts: words, and links from a word to its targets. Formats, models and tokens are left to others."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -11,10 +11,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Link:
-    """A word, or several that stand for one thing, and the words of which any is right to look at.
+    """Hold a word, or several that stand for one thing, and its targets; looking at any one target is right.
 
     Attributes:
-        relation: What the link is, such as "nsubj→parent".
+        relation: The link's label, such as "nsubj→parent".
         source: Numbers of the words that look, ascending.
         targets: Numbers of the words that may be looked at, ascending; none of them is in `source`.
     """
@@ -26,7 +26,7 @@ class Link:
 
 @dataclass(frozen=True)
 class AnnotatedText:
-    """One text with its links.
+    """Hold one text with its links.
 
     Attributes:
         text: The text.
@@ -57,7 +57,7 @@ class AnnotatedText:
     kinds: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
-        """Return what hashes of annotated texts are made of; where it was read does not enter."""
+        """Return the SHA-256 digest of the text, its words and links; source and line do not enter."""
         pair = () if self.target is None else (self.target, self.target_words)
         links = [(link.relation, link.source, link.targets) for link in self.links]
         content = repr((self.text, self.words, links, *pair))

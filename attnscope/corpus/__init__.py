@@ -1,10 +1,10 @@
-"""Many texts on their way in, in constant memory: from files to texts, blocks of texts, chunks and batches.
+"""Read many texts in constant memory: from files to texts, blocks of texts, chunks and batches.
 
 What a head does is measured over a corpus that need not fit in memory, on one machine or on several. Every cut
 here depends on the texts alone: blocks are fixed runs of consecutive texts, and a fixed budget makes batches inside a
 block. So a number never depends on how the work was split.
 
-Knows no model: tokenising is a function that is handed in.
+It knows no model: callers pass the function that tokenises.
 """
 
 from attnscope.corpus.batching import (

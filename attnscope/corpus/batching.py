@@ -1,4 +1,4 @@
-"""Blocks of texts, chunks of long ones, and batches: cuts that depend on the texts alone."""
+"""Cut a corpus into blocks, long texts into chunks, and chunks into batches. Every cut depends on the texts alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ tokens would take 1.16 instead of 1.23 times as long as a forward (one core)."""
 
 @dataclass(frozen=True)
 class Block:
-    """A run of consecutive texts, numbered from 0; where it ends depends on the texts alone."""
+    """Hold a run of consecutive texts, numbered from 0; its end depends on the texts alone."""
 
     index: int
     texts: tuple[CorpusText, ...]
@@ -63,12 +63,12 @@ def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A text as far as a model takes it at once: the whole, or a part of it.
+    """Hold a text, or the part of one that a model takes at once.
 
     Attributes:
         text: The index of the text in the corpus; the sums of all its chunks are those of one text.
         number: Its number among the `n_chunks` of the text, from 0.
-        n_chunks: See `number`.
+        n_chunks: How many chunks the text has, at least 1.
         tokens: Its tokens, with the special ones of the text at both ends.
         n_opening: How many special tokens stand at its start, as at that of each chunk.
         n_repeated: How many of its tokens, after those, were in the chunk before it as well.
@@ -88,7 +88,7 @@ class Chunk:
 
     @property
     def repeated(self) -> NDArray[np.bool_]:
-        """Return which of its tokens were in the chunk before it: there for context alone, so that each counts once."""
+        """Return a mask (token,) of the tokens that the chunk before it held too: they are context and count once."""
         places = np.arange(len(self)) - self.n_opening
         is_repeated: NDArray[np.bool_] = (places >= 0) & (places < self.n_repeated)
         return is_repeated
@@ -116,6 +116,7 @@ def chunks(
     size = limit if chunk is None else chunk
     if size is not None and limit is not None and size > limit:
         raise AttnscopeError(f"chunks of {size} tokens are too long", f"the model takes at most {limit}")
+    # The ordinary tokens are first … last - 1; special tokens at both ends go into every chunk.
     ordinary = np.flatnonzero(~tokens.special)
     first, last = (int(ordinary[0]), int(ordinary[-1]) + 1) if len(ordinary) else (0, len(tokens))
     n_ends = first + len(tokens) - last
@@ -129,10 +130,12 @@ def chunks(
             f"a stride of {stride} tokens does not fit" + (f" chunks of {size}" if size else ""),
             "it is at least 1" + (f" and at most {room}, for special tokens take {n_ends}" if room else ""),
         )
+    # An empty text has no chunk; one that fits stays whole.
     if not len(tokens):
         return []
     if room is None or last - first <= room:
         return [Chunk(text, 0, 1, tokens, n_queries=len(tokens))]
+    # Cut the ordinary tokens every `step`; neighbouring chunks share room - step of them.
     step = stride or room
     starts = range(first, last - room + step, step)
     opening, closing = np.arange(first), np.arange(last, len(tokens))
@@ -151,6 +154,7 @@ def batches(parts: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[tuple[Ch
     Depends on nothing but the chunks.
     """
     made: list[list[Chunk]] = []
+    # Sorting by length keeps padding small.
     for part in sorted(parts, key=lambda part: (len(part), part.text, part.number)):
         if made and (len(made[-1]) + 1) * len(part) <= budget:
             made[-1].append(part)
@@ -169,7 +173,7 @@ def block_batches(
     budget: int = TOKEN_BUDGET,
     special_ids: Iterable[int] = (),
 ) -> list[tuple[Chunk, ...]]:
-    """Tokenises the texts of a block, cuts those that are too long, and makes batches of all.
+    """Tokenise the texts of a block, cut those that are too long, and batch all chunks.
 
     See `chunks` and `batches`; `special_ids` are the special tokens of texts that come as numbers.
     """
@@ -180,7 +184,7 @@ def block_batches(
 
 
 def tokens_of_ids(ids: Sequence[int], special_ids: Iterable[int] = ()) -> Tokens:
-    """Tokens of nothing but numbers, labelled `<7>`; text, offsets and words are not known."""
+    """Build tokens from numbers alone, labelled `<7>`; text, offsets and words are not known."""
     special = frozenset(special_ids)
     return build_tokens(
         "",

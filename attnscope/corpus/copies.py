@@ -1,4 +1,4 @@
-"""Which texts of a corpus are copies of earlier ones, decided while it is read, in a bounded amount of memory.
+"""Tell which texts of a corpus are copies of earlier ones while it is read, in bounded memory.
 
 A copy is no evidence: twelve copies of a sentence say of a head what one says, and would make chance a certainty. Nor
 are sixty sentences of one template: a few words differ, and a head's attention hardly.
@@ -74,6 +74,7 @@ class Copies:
 
     def holds(self, text: CorpusText) -> bool:
         """Return whether a text is a copy of one that was asked for before; from now on it is known itself."""
+        # Exact copies: one digest for all texts that differ in case, spaces, label or numbers.
         words: list[str] = []
         if text.ids is not None:
             digest = hashlib.blake2b(text.digested(), digest_size=16).digest()
@@ -82,6 +83,7 @@ class Copies:
             words = folded.split()
             digest = _digest(_without_numbers(folded, words))
         is_copy = self._seen.get(digest) is not None
+        # Near-copies of long texts, shared frames of short ones.
         if not is_copy and len(words) >= FEWEST_WORDS:
             is_copy = self._is_near(words)
         elif not is_copy and len(words) >= SHORTEST_FRAME:
@@ -107,11 +109,13 @@ class Copies:
 
     def _is_near(self, words: list[str]) -> bool:
         """Return whether it is an earlier text with other ends, or the third text of a template; if not, note it."""
+        # Hash the pairs of neighbouring words, and look up the texts that have them.
         pairs = {
             zlib.crc32(f"{first} {second}".encode("utf-8", "surrogatepass"))
             for first, second in itertools.pairwise(words)
         }
         earlier = [known for pair in pairs if (known := self._texts.get(pair)) is not None]
+        # Compare with the texts that share two pairs or more.
         variants = []
         for known, n_pairs in Counter(earlier).items():
             if n_pairs < 2:
@@ -123,6 +127,7 @@ class Copies:
                 variants.append(known)
         for known in variants:
             known.has_variant = True
+        # Keep the smallest hashes: similar texts then keep the same pairs.
         new = _Known(words, bool(variants))
         for pair in sorted(pairs)[:_KEPT_PAIRS]:
             self._texts.put(pair, new)
@@ -194,9 +199,11 @@ def _compare(first: list[str], second: list[str]) -> tuple[bool, bool]:
     most = min(MOST_EDITS, shorter // 4)
     if abs(len(first) - len(second)) > most:
         return False, False
+    # Strip the words that both texts share at their start and end.
     n_begin = _n_common(first, second)
     first, second = first[n_begin:], second[n_begin:]
     n_end = _n_common(first[::-1], second[::-1])
+    # One text is the other with words added at one end.
     if n_begin + n_end == shorter and not (n_begin and n_end):
         return True, True
     return _differ_by(first[: len(first) - n_end], second[: len(second) - n_end], most), False
@@ -211,6 +218,7 @@ def _differ_by(first: Sequence[str], second: Sequence[str], most: int) -> bool:
     """Return whether Levenshtein's distance is at most so much; only what is near the diagonal is looked at."""
     if max(len(first), len(second)) <= most:
         return True
+    # Fill the band of the table of distances row by row, and stop when a row exceeds the limit.
     row = {column: column for column in range(most + 1)}
     for i, item in enumerate(first, 1):
         above = row

@@ -1,11 +1,11 @@
-"""From the lines of a source to its texts: plain text, jsonl, CSV, and the conversations of jsonl.
+"""Turn the lines of a source into texts: plain text, jsonl, CSV, and the conversations of jsonl.
 
     {"text": "Who?", "text_pair": "The cat."}
     {"input_ids": [5, 6, 7]}
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]}
 
 A message's content is a text or a list of text parts. `tools` and `documents` go to the chat template as they are.
-Knows no model: what writes the messages is handed in.
+It knows no model: callers pass the function that writes messages.
 """
 
 import csv
@@ -52,12 +52,12 @@ Render = Callable[..., str]
 """Writes messages as a chat template has them; an AttnscopeError where that fails."""
 
 Content = dict[str, Any]
-"""What a source holds at a place, as fields of a `CorpusText`: text, pair, ids, is_chat."""
+"""The fields of a `CorpusText` that a source sets: text, pair, ids, is_chat."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What could not be read.
+    """Hold a part of a source that could not be read.
 
     Attributes:
         source: The file's name; "stdin".
@@ -86,7 +86,7 @@ def suffix_of(name: str) -> str:
 
 
 def format_of(name: str) -> Format:
-    """Return how a file of that name is read."""
+    """Return the format that a file's name stands for; plain text for unknown suffixes."""
     known: dict[str, Format] = {
         ".jsonl": "jsonl",
         ".ndjson": "jsonl",
@@ -123,6 +123,7 @@ def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
     Returns:
         "paragraph" or "line", and all of the lines again.
     """
+    # Read the lines that the guess uses; an unreadable one ends them.
     first: list[str] = []
     failed: UnreadableError | None = None
     size = 0
@@ -167,6 +168,7 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
             size += len(line) + 1
             if size > MOST_BYTES:
                 raise UnreadableError(too_long(f"the {split}")[0], n_lines)
+        # A blank line ends a paragraph.
         elif text:
             yield n_lines - len(text), "\n".join(text)
             text, size = [], 0
@@ -222,6 +224,7 @@ def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render
     """
     if field not in entry and "input_ids" not in entry and "messages" in entry:
         return _write_chat(entry, render)
+    # Read the text or the token numbers.
     used = field if field in entry or "input_ids" not in entry else "input_ids"
     value = _field_of(entry, used)
     if isinstance(value, list) and all(map(is_id, value)):
@@ -229,6 +232,7 @@ def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render
     if not isinstance(value, str):
         raise ValueError(f'"{used}" is neither a text nor a list of token numbers: {shorten(repr(value))}')
     content = {"text": _unicode(value)}
+    # Read the second text; a blank one means that there is none.
     second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
     if second is not None and not isinstance(second, str):
         raise ValueError(f"the second text is no text: {shorten(repr(second))}")

@@ -1,4 +1,4 @@
-"""How often each token comes in a corpus."""
+"""Count how often each token occurs in a corpus. Tokenising is left to the caller's function."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,7 +11,7 @@ from attnscope.errors import AttnscopeError
 
 
 class TokenCounts:
-    """How often each token comes; the order of adding is no matter.
+    """Hold how often each token occurs; the order of adding does not matter.
 
     Attributes:
         counts: By token number, int64; as long as the largest number that was seen needs.

@@ -1,4 +1,4 @@
-"""From the bytes of a source, plain or gzipped, to its lines."""
+"""Turn the bytes of a source, plain or gzipped, into lines. Formats are left to `formats`."""
 
 import contextlib
 import gzip
@@ -30,7 +30,7 @@ class UnreadableError(Exception):
 
 
 class Replay(io.RawIOBase):
-    """A stream that can be read from its start again: what was read is kept, beyond _IN_MEMORY in a temporary file."""
+    """Keep a stream so that it can be read again: in memory, beyond _IN_MEMORY bytes in a temporary file."""
 
     def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
         self._stream = stream
@@ -99,6 +99,7 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
         UnreadableError: The file cannot be read, bytes are no text, or a line is longer than MOST_BYTES. All whole
             lines before that point were given; of damaged compressed data, those before the damaged piece.
     """
+    # gzip is recognised by its first bytes, under any name.
     begin = file.peek(2)[:2] if isinstance(file, io.BufferedReader) else b""
     reader: Any = gzip.GzipFile(fileobj=file) if begin == _GZIP else file
     if begin not in (b"", _GZIP) and Path(name).suffix.lower() == ".gz":
@@ -116,6 +117,7 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
             raise UnreadableError(f"not UTF-8: byte 0x{raw[error.start]:02X}", n_lines + 1) from None
         if "\0" in text:
             raise UnreadableError("a NUL character: not plain text", n_lines + 1)
+        # A line may still hold CR line ends, as old Macs wrote them.
         for line in text.removesuffix("\n").removesuffix("\r").split("\r"):
             n_lines += 1
             yield line

@@ -1,4 +1,4 @@
-"""Pairs of texts with right and wrong answers, from JSONL files or from Python."""
+"""Read pairs of texts with right and wrong answers, from JSONL files or from Python. Tokenising is left to studies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIELDS = ("clean", "corrupt", "right", "wrong")
 
 @dataclass(frozen=True)
 class Pair:
-    """Two texts that differ in what decides between a right and a wrong answer.
+    """Hold two texts that differ in the words that decide between a right and a wrong answer.
 
     Attributes:
         source: The file that it comes from; "pairs" of those that were given as they are.
@@ -39,7 +39,7 @@ class Pair:
 
 
 class Pairs:
-    """Pairs with right and wrong answers: `{"clean": …, "corrupt": …, "right": …, "wrong": …}`, one a line.
+    """Read pairs with right and wrong answers: `{"clean": …, "corrupt": …, "right": …, "wrong": …}`, one a line.
 
     An answer is a string, the number of a token, or a list of these. A study that is told a class needs none. A
     malformed pair is listed in `problems`, and the others are read. So is a pair that was given before: it would count
@@ -58,6 +58,7 @@ class Pairs:
     """
 
     def __init__(self, pairs: str | Path | Sequence[str | Path | Mapping[str, Any]]) -> None:
+        # Mappings are pairs themselves; names are files of pairs.
         listed = [pairs] if isinstance(pairs, str | Path) else list(pairs)
         self.problems: list[Problem] = []
         entries: Iterator[tuple[str, int, Any]]
@@ -68,6 +69,7 @@ class Pairs:
             corpus = Corpus([str(each) for each in listed], format="txt", most_characters=None)
             self.sources = corpus.sources
             entries = ((text.source, text.line, json_object(text.text or "")) for text in corpus)
+        # Keep the first pair of the same two texts, list the others.
         known: dict[tuple[Any, ...], int] = {}
         self._pairs: list[Pair] = []
         for source, line, entry in entries:

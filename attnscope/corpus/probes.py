@@ -1,4 +1,4 @@
-"""Texts made to test heads: words hidden in a long text that ends in a question for them; tokens that come twice."""
+"""Make texts that test heads: words hidden in a long text that asks for them at its end; tokens that come twice."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _LEAST_ROOM = 16
 
 @dataclass(frozen=True, eq=False)
 class Needle:
-    """A text that hides an answer, ends in a question, and then gives the answer.
+    """Hold a text that hides an answer, ends in a question, and then gives the answer.
 
     Attributes:
         ids: Its token numbers.
@@ -68,7 +68,7 @@ class Needle:
 
 @dataclass(frozen=True, eq=False)
 class Hay:
-    """The material of needles and haystacks.
+    """Hold the material of needles and haystacks.
 
     Attributes:
         vocab_ids: Ordinary tokens, of which needles are made, and haystacks without a text.
@@ -88,7 +88,7 @@ class Hay:
 def needle_probe(
     hay: Hay, n: int, depths: Sequence[float], length: int, seed: int, *, answer: int = 8
 ) -> Iterator[Needle]:
-    """Needles in haystacks, the standard test for what a model finds in a long text.
+    """Yield needles in haystacks, the standard test of retrieval from long texts.
 
     With a text the needle is a sentence, "The secret words of the tower are …", that ends in random words, and the
     question asks for them. Without one all are random tokens: two tokens before the needle's answer come again at the
@@ -124,6 +124,7 @@ def needle_probe(
 def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int, seed: int, n_answer: int) -> Needle:
     # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
     chance = np.random.PCG64(np.random.SeedSequence([seed, number, length]))
+    # Draw the cue, the decoy's cue and the question; without a text the answers too.
     if hay.encode is None:
         drawn = _draw(chance, vocabulary, 2 * (n_answer + _CUE_TOKENS))
         cue, other, answer, decoy = np.split(drawn, np.cumsum([_CUE_TOKENS, _CUE_TOKENS, n_answer]))
@@ -135,12 +136,14 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
             for text in (_CUE.format(things[0]), _CUE.format(things[1]), _QUESTION.format(things[0]), ".")
         )
         answer = decoy = end  # drawn below, as they must not come in the text
+    # The haystack is the length left by the needle, the decoy and the question.
     beside = len(hay.before) + len(cue) + len(other) + len(question) + 2 * len(end) + 3 * n_answer
     room = length - beside
     if room < _LEAST_ROOM:
         raise AttnscopeError(
             f"{length} tokens are too few for a needle", f"give a length of at least {beside + _LEAST_ROOM}"
         )
+    # Take the haystack: random tokens, or a random stretch of the text. (room,)
     if hay.text is None:
         straw = np.setdiff1d(vocabulary, drawn)
         stack = straw[(chance.random_raw(room) % np.uint64(len(straw))).astype(np.int64)]
@@ -152,16 +155,19 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
             )
         start = int(chance.random_raw() % (len(hay.text) - room + 1))
         stack = hay.text[start : start + room]
+    # Words of answers must not occur elsewhere, or a head could find them there.
     if hay.encode is not None:
         unused = np.setdiff1d(vocabulary, np.concatenate([stack, cue, other, question, end]))
         if len(unused) < 2 * n_answer:
             raise AttnscopeError("the text has nearly every word of the vocabulary", "give a smaller --lengths")
         answer, decoy = np.split(_draw(chance, unused, 2 * n_answer), 2)
+    # Draw both places near the depth.
     around = _places(stack, depth, hay.ends)
     raw = chance.random_raw(3).tolist()
     # One law for both, and chance says which is first where both are at the same place: a head that does not read
     # them finds one as often as the other.
     at = {is_needle: around[raw[is_needle] % len(around)] for is_needle in (False, True)}
+    # Put needle and decoy into the haystack, in the order of their places.
     parts, places, first = [np.array(hay.before, np.int64)], {}, 0
     for is_needle in sorted(at, key=lambda which: (at[which], which == raw[2] % 2)):
         sentence = np.concatenate([cue, answer, end] if is_needle else [other, decoy, end])
@@ -174,7 +180,7 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
 
 
 def _draw(chance: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
-    """So many different numbers of a pool."""
+    """Draw n different numbers from a pool, (n,)."""
     return pool[chance.random_raw(len(pool)).argsort(kind="stable")[:n]]
 
 
@@ -193,7 +199,7 @@ def depth_range(depth: float, room: int) -> tuple[int, int]:
 
 
 def word_ids(numbers: Numbers, spell: Callable[[int], str]) -> Numbers:
-    """The tokens that are lower-case words with a blank before them, by their spelling; all where there are few."""
+    """Return the tokens spelled as lower-case words after a blank; all tokens where fewer than 200 are."""
 
     def is_word(text: str) -> bool:
         return text[:1] == " " and len(text) > _LEAST_LETTERS and text[1:].isascii() and text[1:].isalpha()
@@ -215,7 +221,7 @@ def repeat_probe(
     before: Sequence[int] = (),
     after: Sequence[int] = (),
 ) -> Iterator[CorpusText]:
-    """Random token sequences that come twice, x1 … xm x1 … xm: the standard test for induction heads.
+    """Yield random token sequences that come twice, x1 … xm x1 … xm: the standard test for induction heads.
 
     Nothing but induction helps a model in the second half (Olsson et al. 2022, In-context Learning and Induction
     Heads). m is drawn anew for each text, from half of `length`, rounded up, to `length`: if it were the same, a head

@@ -1,4 +1,4 @@
-"""The texts of files, one after the other, as often as one asks for them."""
+"""Read the texts of files one at a time, as often as you iterate. Splitting and parsing are left to `formats`."""
 
 import contextlib
 import errno
@@ -37,7 +37,7 @@ from attnscope.text import MOST_CHARACTERS, is_blank
 
 @dataclass(frozen=True)
 class CorpusText:
-    """One text of a corpus, and where it stands.
+    """Hold one text of a corpus and its place.
 
     Attributes:
         index: Its number in the corpus, from 0; blank texts are not counted.
@@ -83,7 +83,7 @@ class CorpusText:
 
 
 class Corpus:
-    """The texts of files, one after the other, as often as one iterates over it.
+    """Hold the texts of files, read one at a time, as often as you iterate.
 
     Files are UTF-8, with or without a byte order mark, with any line ends, plain or gzipped (recognised under any
     name). At most one text is in memory, and 64 KiB of its file. Blank texts are skipped. stdin is read once, and kept
@@ -108,8 +108,8 @@ class Corpus:
         most_characters: A longer text is cut to so many characters, and listed in `problems`; None = none is cut.
 
     Attributes:
-        sources: What will be read, in order.
-        problems: What could not be read in the last iteration, in order.
+        sources: The files to read, in order.
+        problems: The parts that could not be read in the last iteration, in order.
         n_bytes: Size of all sources; None where stdin or a pipe is one of them.
         bytes_read: How much of it the last iteration has read.
         sha256: Hash of all texts of the last whole iteration, hex: the same texts in the same order have the same one,
@@ -154,7 +154,7 @@ class Corpus:
 
     @property
     def n_bytes(self) -> int | None:
-        """Size of all sources in bytes; None where stdin or a pipe is one of them."""
+        """Return the size of all sources in bytes; None where stdin or a pipe is one of them."""
         if "-" in self.sources:
             return None
         sizes = [_size(Path(source)) for source in self.sources]
@@ -167,10 +167,12 @@ class Corpus:
         return next(iter(self._splits)) if len(self._splits) == 1 else ""
 
     def __iter__(self) -> Iterator[CorpusText]:
+        # Start a new iteration.
         self.problems = []
         self.bytes_read = 0
         self.sha256 = ""
         self._splits = set()
+        # Number and hash the texts as they pass; a failing source ends, the next one follows.
         digest = hashlib.sha256()
         index = 0
         for source in self.sources:
@@ -187,6 +189,7 @@ class Corpus:
                 self.problems.append(Problem(name, error.line, error.reason))
             except OSError as error:
                 self.problems.append(Problem(name, None, error.strerror or str(error)))
+        # Nothing was read: say why.
         if not index:
             if len(self.problems) == len(self.sources) == 1 and self.problems[0].reason == os.strerror(errno.ENOENT):
                 raise AttnscopeError(f"there is no file {self.problems[0].source}", "check its name")
@@ -243,6 +246,7 @@ class Corpus:
     def _contents(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Content]]:
         """Yield what lines hold by their format; malformed ones are listed."""
         wanted = self._format_of(name)
+        # Plain text: a stream's lines are passed on as they come, so nothing is guessed from them.
         if wanted == "txt":
             split = self.split
             if split == "auto":
@@ -252,6 +256,7 @@ class Corpus:
             for number, text in split_lines(lines, split):
                 yield number, {"text": text}
             return
+        # jsonl and CSV: list a malformed line, read the next.
         bad = BadLines(name, self.problems)
         entries = json_entries(lines) if wanted == "jsonl" else csv_entries(lines, "\t" if wanted == "tsv" else ",")
         for number, entry in entries:

@@ -42,7 +42,7 @@ B = TypeVar("B")
 
 
 class Function(Protocol):
-    """What is done with each block. A worker gets a pickled copy and keeps it for all of its blocks."""
+    """Measure each block. A worker gets a pickled copy and keeps it for all of its blocks."""
 
     def load(self) -> None:
         """Load what all blocks need, such as a model, unless that is done."""
@@ -53,7 +53,7 @@ class Function(Protocol):
 
 @dataclass(frozen=True)
 class Outcome(Generic[B]):
-    """What came of a block.
+    """Hold the outcome of a block.
 
     Attributes:
         number: Its place among the blocks, from 0.
@@ -68,7 +68,7 @@ class Outcome(Generic[B]):
 
 
 class Executor(Protocol):
-    """Where blocks are run."""
+    """Run blocks somewhere: in processes or on a cluster."""
 
     def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
         """Run a function over blocks, and yield what came of each as soon as it is there, in any order.
@@ -108,8 +108,10 @@ class _Todo(Generic[B]):
 
     def take(self) -> int | None:
         """Return the number of a block to start; None if there is none, or if one long before it is not done."""
+        # Blocks that failed before come first.
         if self._queue:
             return self._queue.popleft()
+        # Stay within AHEAD blocks per worker of the oldest pending one.
         oldest = min(self.pending, default=self._n_read)
         if self._n_read - oldest >= self._n_ahead:
             return None
@@ -158,7 +160,7 @@ class Processes:
         self._n_workers, self._n_threads = n_workers, n_threads
 
     def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
-        """Run a function over blocks; see `Executor`."""
+        """Run a function over blocks, and yield their outcomes as they come, as `Executor` says."""
         pickled = pickle.dumps(function)
         todo = _Todo(blocks, self._n_workers)
         n_failed_starts = 0
@@ -185,6 +187,7 @@ class Processes:
         Raises:
             BrokenProcessPool: A worker died.
         """
+        # Load the model first, so that a failure to load is told from a bad block.
         running[_submit(pool, _load)] = _LOADING
         try:
             while True:
@@ -197,6 +200,7 @@ class Processes:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield from _collect(future, running, todo)
         except KeyboardInterrupt:
+            # Keep the results that are ready.
             for future in [future for future in running if future.done() and not future.exception()]:
                 yield from _collect(future, running, todo)
             raise
@@ -361,6 +365,7 @@ class RayCluster:
             running: dict[Any, int] = {}
             try:
                 while True:
+                    # Start as many tasks as there is room for, then wait for the first result.
                     while len(running) < n_workers and (number := todo.take()) is not None:
                         running[task.remote(self._n_threads, shared, todo.pending[number])] = number
                     if not running:
@@ -424,9 +429,11 @@ def connect(address: str | None) -> Iterator[Any]:
         ray = importlib.import_module("ray")
     except ImportError:
         raise AttnscopeError("--executor ray needs Ray", "pip install 'attnscope[ray]'") from None
+    # Use the connection of this process if it has one.
     if ray.is_initialized():
         yield ray
         return
+    # Connect, and leave Ray's log level as it was.
     _require_reachable(address)
     logger = logging.getLogger("ray")
     level = logger.level

@@ -51,7 +51,7 @@ class Block(Protocol):
 
 @dataclass(kw_only=True, eq=False)
 class Part:
-    """What was added up over some texts. A study adds fields: numbers, tuples, what merges, and mappings of these.
+    """Hold sums over some texts. A study adds fields: numbers, tuples, objects with `merge`, and mappings of these.
 
     Fields whose names open with an underscore are of one block, while it is measured.
 
@@ -93,7 +93,7 @@ P = TypeVar("P", bound=Part)
 
 
 class Measurer(ABC, Generic[P]):
-    """What a study does with each block. A worker has one of its own.
+    """Measure blocks for a study. Each worker has a measurer of its own.
 
     Attributes:
         room: How much of a batch fits into memory at once.
@@ -125,7 +125,7 @@ class Measurer(ABC, Generic[P]):
 
 @dataclass
 class Run(Generic[P]):
-    """What going over the texts came to.
+    """Hold the result of going over the texts.
 
     Attributes:
         done: What was added up.

@@ -1,7 +1,7 @@
-"""How is this attention computed? One head, number by number, beside what the kernel computed.
+"""Compute the attention of heads number by number, and compare it with the model's own kernel.
 
-The steps are lines of NumPy in float64 (`core.stepwise`). What they start from is the model's own; what they
-lead to is compared with what the model's kernel computed, and refused where they differ beyond rounding.
+The steps are lines of NumPy in float64 (`core.stepwise`). They start from the model's own queries, keys and values.
+A result that differs from the kernel's beyond rounding is refused. Drawing is left to `views`.
 """
 
 from __future__ import annotations
@@ -63,10 +63,12 @@ def trace_example(query: str | int | None = None, heads: Sequence[int] | None = 
     Raises:
         AttnscopeError: There is no such token or head.
     """
+    # Check the selection against the worked example.
     chosen = tuple(range(example.N_HEADS)) if heads is None else tuple(sorted(set(heads)))
     beyond = [head for head in chosen if not 0 <= head < example.N_HEADS]
     if beyond:
         raise AttnscopeError(f"there is no head {beyond[0]}: the worked example has 2", "they are numbered 0 and 1")
+    # No weights are read: Q, K and V are constants of the example.
     scale = 1 / math.sqrt(example.Q.shape[1] / example.N_HEADS)
     inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, scale)
     run = {
@@ -113,6 +115,7 @@ def trace(
     """
     from attnscope.models.inside.around import surroundings
 
+    # Find the heads and the query.
     head_numbers = (heads,) if isinstance(heads, int) else heads
     if model is None:
         return trace_example(query, head_numbers)
@@ -134,6 +137,7 @@ def trace(
             f"{n_numbers:,} numbers",
             "trace one query (--query) or fewer heads (-H)",
         )
+    # Run the model up to the layer's attention, and keep its inputs.
     around = surroundings(model, batch_of(reading, model.info.device), kind, layer)
     inputs = _inputs_of(around)
     _require_numbers(model, inputs, kind, layer)
@@ -176,12 +180,14 @@ class _Selection:
         # The concatenation also has the heads that are not traced.
         others = kernel.outputs.copy()
         others[list(self.heads)] = 0
+        # Compute the steps of the heads.
         inputs = replace(inputs, H=others)
         lines = stepwise.all_lines(inputs, self.heads, self.query)
         values = stepwise.compute(lines, inputs)
         grids = self._values(lines, values)
         if np.isnan(grids["weights"]).any():
             raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --query")
+        # Store steps, inputs and labels.
         for name, value in inputs.names().items():
             grids[f"input_{name}"] = np.asarray(value)
 
@@ -300,7 +306,7 @@ def _position(token: str | int | None, labels: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class _Kernel:
-    """What computed the same attention: outputs (head, query, d_value), weights (head, query, key), after W_O."""
+    """Hold a kernel's attention: outputs (head, query, d_value), weights (head, query, key), after W_O."""
 
     name: str
     outputs: Array
@@ -310,7 +316,7 @@ class _Kernel:
 
 
 def _kernel_of(around: Surroundings) -> _Kernel:
-    """Return what a model's attention computes."""
+    """Return the outputs and weights of the model's own attention, float64."""
     import torch
 
     from attnscope.core.attention.seam import attention_weights
@@ -329,7 +335,7 @@ def _kernel_of(around: Surroundings) -> _Kernel:
 
 
 def _kernel_of_example() -> _Kernel:
-    """Return what attnscope's own module computes on the worked example."""
+    """Return the outputs and weights of attnscope's own module on the worked example, float64."""
     import torch
 
     from attnscope.core.attention.multihead import MultiHeadAttention
@@ -364,6 +370,7 @@ def _check(
     Raises:
         AttnscopeError: A difference is beyond rounding.
     """
+    # Find the largest differences over all heads, and the largest score.
     rows = slice(None) if query is None else query
     outputs = 0.0
     weights = 0.0
@@ -384,12 +391,14 @@ def _check(
     rounding_of_weights = 8 * kernel.eps * largest_score * math.sqrt(inputs.d_head)
     rounding = rounding_of_weights * largest_value
     differences = [("outputs", outputs, rounding), ("weights", weights, rounding_of_weights)]
+    # Compare the output after W_O, where the model shows it.
     projected = None
     if kernel.projected is not None:
         difference = _apart(values[-1], kernel.projected[rows])
         differences.append((lines[-1].name, difference, _rounding_projected(joined, inputs, kernel.eps, rounding)))
         if lines[-1].name == "output":
             projected = difference
+    # Refuse differences beyond rounding.
     for name, difference, allowed in differences:
         require_rounding(
             f"the steps do not reproduce what the model computed: {name} differ from {kernel.name}",

@@ -1,4 +1,4 @@
-"""Read the weights of heads, without any text: a model in, a HeadWeights result out."""
+"""Read what heads copy, match, read and write from their weights alone. Runs on texts are left to other studies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def weights(
 
     Args:
         model: A loaded model, see `attnscope.load`: an encoder or a decoder of text.
-        options: What is asked.
+        options: Seed and further choices; None = the defaults.
         report: Is told how many layers are done, and of how many.
 
     Raises:
@@ -69,7 +69,7 @@ def weights(
 
 @dataclass(frozen=True, eq=False)
 class _Ends:
-    """The tokens at either end of a head.
+    """Hold the tokens at both ends of a head.
 
     Attributes:
         ids: Their numbers.
@@ -87,7 +87,7 @@ class _Ends:
 
 
 class _Weights:
-    """The weights of a model, on their way into a result."""
+    """Turn the weights of a model into a result, layer by layer."""
 
     def __init__(self, model: Model, stream: Stream, options: WeightsOptions) -> None:
         self._model = model
@@ -112,7 +112,8 @@ class _Weights:
             )
 
     def study(self, report: Callable[[int, int], None] | None) -> HeadWeights:
-        """Return the result."""
+        """Read all layers, and return the result."""
+        # Number the heads layer by layer. (head,)
         attentions = self._stream.attentions
         layers = np.concatenate([np.full(each.n_heads, each.layer) for each in attentions])
         heads = np.concatenate([np.arange(each.n_heads) for each in attentions])
@@ -123,6 +124,7 @@ class _Weights:
             if report is not None:
                 report(number + 1, len(attentions))
         columns = {name: np.concatenate(parts) for name, parts in self._columns.items()}
+        # Run positions alone, and compose all pairs of heads.
         places, by_position = _read_positions(self._model, self._stream, self._some_ids())
         composed = _compose(self._stream, self._model.info.d_model)
         table = Table.of_arrays(
@@ -160,6 +162,7 @@ class _Weights:
         return rows[0]
 
     def _find_ends(self) -> _Ends | None:
+        # Choose the tokens that have rows in both embeddings and unembedding.
         stream, d_model = self._stream, self._model.info.d_model
         numbers = self._model.tokenizer.ordinary_ids()
         if stream.unembedding is not None:
@@ -176,16 +179,19 @@ class _Weights:
                 "matching, what is read and written)"
             )
             return None
+        # The tokens as the first layer reads them: in float32 or more, normed. (token, d_model)
         read = torch.cat([self._embed(part) for part in torch.split(ids, 8192)])
         read = read.to(torch.promote_types(read.dtype, torch.float32))
         if stream.embedding_norm is not None:
             read = stream.embedding_norm.apply(read)
+        # The rows that writing a token aligns with: the unembedding, else the embeddings. (token, d_model)
         written, name = read, "static embeddings"
         if stream.unembedding is not None:
             name = "unembedding"
             written = stream.unembedding[ids.to(stream.unembedding.device)]
             if stream.final_norm is not None:
                 written = stream.final_norm.fold(written)
+        # Tokens are looked up by direction alone: centre them, and scale to a root mean square of 1.
         looked_up = read - read.mean(1, keepdim=True) if self._centres else read
         length = looked_up.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-30)
         return _Ends(ids, read, looked_up / length, written - written.mean(0), name)
@@ -216,6 +222,7 @@ class _Weights:
 
     def _add_layer(self, attention: Attention, first: int) -> None:
         """Add what is known of the heads of a layer, of which the first is the head number `first`."""
+        # Per-head matrices: reads (head, d_head, d_model), writes (head, d_model, d_head).
         query, key, value = (attention.reads(role) for role in ("query", "key", "value"))
         output = _writes_of(attention, centres=self._centres)
         transposed = None if query is None else query.mT
@@ -232,6 +239,7 @@ class _Weights:
         """Return the score of each head, and the mean, least and largest of random ones, (head, 4)."""
         if reads is None or writes is None or self._ends is None:
             return np.full((n_heads, len(SCORE_PARTS)), np.nan)
+        # Random heads of one width and core are drawn once, and serve all layers.
         core = self._core(name)
         width = reads.shape[1]
         if (name, width) not in self._draws:
@@ -249,6 +257,7 @@ class _Weights:
             # Softmax does not see what a query's scores have in common over the vocabulary, nor is it a match.
             other = self._ends.written.to(read) if name == "copying" else read - read.mean(0, keepdim=True)
             core = (read.T @ other).double()
+            # What no head can read must not score: centre both sides.
             if self._centres:
                 core = core - core.mean(0, keepdim=True)
                 core = core - core.mean(1, keepdim=True)
@@ -262,6 +271,7 @@ class _Weights:
         if left is None or right is None:
             return
         assert self._ends is not None
+        # Take the first singular directions of each head. (head, n, d_model)
         n = min(N_DIRECTIONS, right.shape[1])
         singular = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
         written, read, share = zip(*singular, strict=True)
@@ -300,6 +310,7 @@ def _writes_of(attention: Attention, *, centres: bool) -> Tensor | None:
 
 def _compose(stream: Stream, d_model: int) -> Composition:
     """Return shares of all pairs, and the spreads of what is sent and received."""
+    # Every pair (sender, receiver), heads counted layer by layer; earlier layers send. (composition, sender, receiver)
     centres = _centres(stream)
     starts = np.cumsum([0, *(attention.n_heads for attention in stream.attentions)]).tolist()
     n_heads = starts[-1]
@@ -312,6 +323,7 @@ def _compose(stream: Stream, d_model: int) -> Composition:
         query, key, value = (attention.reads(role) for role in ("query", "key", "value"))
         output = _writes_of(attention, centres=centres)
         sides = ((key, query), (query, key), (None if output is None else output.mT, value))
+        # Compare with all heads of earlier layers.
         for row, (left, reads) in enumerate(sides):
             if left is None or reads is None:
                 continue
@@ -319,6 +331,7 @@ def _compose(stream: Stream, d_model: int) -> Composition:
             received_spread[row, mine] = spread(received).cpu().numpy()
             for senders, written in sent:
                 composed[row, senders, mine] = shares(received.to(written), written).cpu().numpy()
+        # This layer sends to the later ones.
         if output is not None and value is not None:
             own = sender(output, value)
             sent_spread[mine] = spread(own).cpu().numpy()
@@ -340,6 +353,7 @@ def _read_positions(model: Model, stream: Stream, ids: Tensor) -> tuple[str, Map
     blocks = {layer: block for (_, layer), block in model.blocks().items()}
     if set(blocks) != {attention.layer for attention in stream.attentions}:
         return "", {name: np.full(sum(n_heads), np.nan) for name in names}
+    # Every block reads the embeddings in place of the block before it.
     embeddings: list[Tensor] = []
     by_layer: dict[int, dict[str, Floats]] = {}
 
@@ -353,9 +367,11 @@ def _read_positions(model: Model, stream: Stream, ids: Tensor) -> tuple[str, Map
         by_layer[call.layer] = _by_position(call)
         return attend(call)
 
+    # One text per token, the same token at every place. (text, place)
     n_places = min(N_PLACES, model.info.max_tokens or N_PLACES)
     with hooks(blocks.values(), enter, before=True):
         model.run(Batch(ids[:, None].expand(-1, n_places).contiguous()), observe)
+    # Tokens that are alike at every place carry no position.
     first = embeddings[0]
     is_alike = (first - first[:, :1]).abs().amax() <= 1e-5 * first.abs().amax()
     kind = "in the scores" if bool(is_alike) else "in the stream"
@@ -372,6 +388,7 @@ def _by_position(call: AttentionCall) -> dict[str, Floats]:
     own = (query * repeated).sum(-1).mean(0)
     mean = (query.mean(0) * repeated.mean(0)).sum(-1)
     others = (n_texts * mean - own) / max(1, n_texts - 1)
+    # Average queries and keys over tokens, and attend with the means. (1, head, place, d_head)
     mean_call = replace(
         call,
         query=query.mean(0, keepdim=True),

@@ -1,4 +1,4 @@
-"""Why does a head attend there? A model, a text, a head and two tokens in; parts of the score out."""
+"""Take an attention score apart into the parts of the model that add to it. Drawing is left to `views`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def why(
 
     Args:
         model: A loaded model, see `attnscope.load`.
-        text: What to run it on.
+        text: The text or prompt to run it on.
         layer: The head's layer.
         head: Its number.
         query: The token that attends: a token, a word, or its number.
@@ -122,7 +122,9 @@ def _result(
     queries, keys = reading.queries_and_keys(kind)
     hidden = np.flatnonzero(~row.may)
     bias = None if row.bias is None else float(row.bias @ row.less_mean(key))
+    # Rounding grows with the size of the terms, not with their sum.
     size = row.size + float(np.linalg.norm(pairs)) + abs(bias or 0.0)
+    # The cell's numbers, then one row per part.
     score = {
         "kind": kind,
         "layer": layer,
@@ -210,6 +212,7 @@ def _row_of(call: AttentionCall, query: int) -> _Row:
     with torch.no_grad():
         weights = _of_query(attention_weights(call), call, query)
         mask = allowed(call)
+    # Recompute the scores in float64 from the model's queries and keys.
     queries = call.query[0, 0, query].double().cpu().numpy()  # (d_head,)
     keys = call.key[0, 0].double().cpu().numpy()  # (key, d_head)
     may = np.ones(len(keys), np.bool_) if mask is None else _of_query(mask, call, query)
@@ -243,12 +246,15 @@ def _parts_and_pairs(
         query: The query's position.
         key_weights: The weights of the keys whose sum is read, (key,).
     """
+    # Query heads that share a key head read the same keys.
     call = traced.calls[place]
     kv_head = head // (call.n_heads // call.n_kv_heads)
     query_weights = np.zeros(call.query.shape[2])
     query_weights[query] = 1.0
+    # Trace the query, and the weighted sum of keys, back to the parts. (d_head,) each
     read = _vectors_of(traced, call.query, head, query_weights)
     offered = _vectors_of(traced, call.key, kv_head, key_weights)
+    # A part may reach one side alone; it adds 0 on the other.
     parts = tuple(sorted({*read, *offered}, key=_in_order))
     nothing = np.zeros(call.query.shape[3])
     at_query = np.stack([read.get(part, nothing) for part in parts])  # (part, d_head)
@@ -265,6 +271,7 @@ def _vectors_of(traced: TracedScores, tensor: Tensor, head: int, weights: Floats
         head: Which of their heads.
         weights: The weight of each token, (token,).
     """
+    # One slope per column of the head: their gradients give the whole vector. (d_head, batch, head, token, d_head)
     width = tensor.shape[3]
     each = torch.eye(width, dtype=tensor.dtype, device=tensor.device)
     slopes = tensor.new_zeros(width, *tensor.shape)

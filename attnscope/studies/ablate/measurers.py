@@ -58,7 +58,7 @@ class OfRows(Measurer[P]):
 
 @dataclass(eq=False)
 class _TextSum:
-    """Numbers of the rows of a text so far, its predictions, and whether the text counts."""
+    """Hold the numbers of the rows of a text so far, its predictions, and whether the text counts."""
 
     numbers: Floats
     n_predictions: int = 0
@@ -69,7 +69,7 @@ class _TextSum:
 
 @dataclass(kw_only=True, eq=False)
 class TextPart(Part):
-    """What was added up over texts.
+    """Hold sums over texts.
 
     Attributes:
         sums: For each cut each of QUANTITIES, or the slope of each head.
@@ -107,7 +107,7 @@ class TextPart(Part):
 
 @dataclass(frozen=True)
 class OutputSum:
-    """The sum of the outputs of heads, (head, d), float64, over so many queries."""
+    """Hold the sum of the outputs of heads, (head, d), float64, and the number of queries in it."""
 
     total: Tensor
     n_queries: int
@@ -152,6 +152,7 @@ class MeanOutputs(OfRows[MeanPart]):
 
         with torch.no_grad():
             self._model.outputs(read.batch, observe, logits=False)
+        # A row counts in all places or in none.
         is_sound = torch.stack([each.isfinite().flatten(1).all(1) for each in sums.values()]).all(0)
         n_queries = {kind: int(real.cpu()[is_sound].sum()) for kind, real in read.queries.items()}
         return {place: OutputSum(each[is_sound].sum(0), n_queries[place[0]]) for place, each in sums.items()}
@@ -202,7 +203,7 @@ def donors_of(passes: Passes) -> list[tuple[int, Mapping[Place, Tensor]]]:
 
 
 class Cut(NamedTuple):
-    """Heads that are taken out together.
+    """Hold heads that are taken out together.
 
     Attributes:
         heads: The heads.
@@ -216,7 +217,7 @@ class Cut(NamedTuple):
 
 
 class StandIns(NamedTuple):
-    """What may take the place of heads.
+    """Hold the values that may take the place of heads.
 
     Attributes:
         means: The mean of their outputs over all real queries of all texts, (head, d).
@@ -263,6 +264,7 @@ class Cutting(OfRows[TextPart]):
             then of the changes by cuts, with the losses that are left. And rows where it computes no number.
         """
         with torch.no_grad():
+            # Run the whole model once.
             read = self._reader.read(batch)
             rerun = self._model.rerun(read.batch, logits=bool(len(read.rows)))
             # Padding is no hidden state, and what is computed there need not be a number.
@@ -272,6 +274,7 @@ class Cutting(OfRows[TextPart]):
             whole = _Whole(rerun.whole, read)
             numbers = np.zeros((1 + len(self._cuts), len(batch), len(QUANTITIES)))
             numbers[0] = whole.sums()
+            # Take out as many cuts per pass as fit, as repetitions of the batch. (cut * row, …)
             places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
             for first, chosen in rerun.plan(places, self.room.pass_tokens):  # type: ignore[arg-type]  # the model's kinds
                 outputs = rerun.again(self._without(chosen, read), first, len(chosen))
@@ -324,6 +327,7 @@ class Cutting(OfRows[TextPart]):
         numbers = np.array([text.numbers for text in texts])  # (text, 1 + cut, 3)
         counts = np.array([text.n_predictions for text in texts], np.float64)  # (text,)
         whole, cuts = numbers[:, :1], numbers[:, 1:]
+        # Mean over texts: norms per text, losses and KL per prediction.
         l2 = np.sqrt(cuts[..., 0] / whole[..., 0])
         values = np.stack([l2, cuts[..., 1] - whole[..., 1], cuts[..., 2]], -1)
         per_quantity = np.stack([np.ones_like(counts), counts, counts], -1)  # (text, 3)
@@ -374,7 +378,7 @@ def _no_cuts(n_cuts: int) -> TextPart:
 
 
 class _Whole:
-    """What the whole model puts out on a batch, and how other outputs differ from it."""
+    """Hold the whole model's outputs on a batch, and measure how other outputs differ."""
 
     def __init__(self, outputs: Outputs, read: ReadBatch) -> None:
         self._read = read
@@ -413,7 +417,7 @@ class _Whole:
 
 
 class Slopes(OfRows[TextPart]):
-    """Work out dL/dxi of each head; see `measure_importance`."""
+    """Compute dL/dxi of each head, the derivative of the loss by the head's gate."""
 
     def __init__(self, model: Model, reader: Reader, n_heads: Mapping[Place, int]) -> None:
         super().__init__(model, reader)
@@ -430,6 +434,7 @@ class Slopes(OfRows[TextPart]):
             return np.zeros((len(batch), sum(self._n_heads.values())))
         info = self._model.info
         dtype = torch.promote_types(getattr(torch, info.dtype), torch.float32)
+        # One gate of 1 per text and head. (row, head)
         gates = {
             place: torch.ones(len(batch), n, dtype=dtype, device=info.device, requires_grad=True)
             for place, n in self._n_heads.items()
