@@ -161,7 +161,7 @@ def configuration(source: Source) -> dict[str, Any]:
 def open_tokenizer(source: Source) -> Tokenizer | None:
     """Return the tokenizer of a folder that the native engine runs, without torch.
 
-    None where it comes with the model.
+    None for other engines, where the tokenizer comes with the model.
     """
     if source.folder is None or _why_not_native(source) is not None:
         return None

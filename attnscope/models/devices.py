@@ -71,7 +71,7 @@ def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 
 def spreading_options(device_map: DeviceMap) -> dict[str, Any]:
-    """Return what transformers is to load a model with, so that accelerate spreads it over devices."""
+    """Return the options with which transformers lets accelerate spread a model over devices."""
     if isinstance(device_map, str):
         require_choice("device map", device_map, ("auto", "balanced", "balanced_low_0", "sequential"))
     else:
@@ -107,5 +107,6 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def _first_device(model: nn.Module) -> Any:
+    # accelerate's hooks carry the device; the outermost one that has it runs first.
     devices = (getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in model.modules())
     return next((device for device in devices if device is not None), None)

@@ -18,7 +18,7 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
 
 
 def _find_stem(where: str, names: Collection[str], allow_pickle: bool) -> tuple[str, bool]:
-    """Return what the files of weights are called, and whether they are shards with an index.
+    """Return the name of the files of weights, and whether they are shards with an index.
 
     Refused where there are none.
     """
@@ -142,8 +142,9 @@ def _home(repo_id: str) -> Path:
 
 
 def find_snapshot(repo_id: str, revision: str) -> Path:
-    """Return where the snapshot of a revision lies, or would lie."""
+    """Return the folder of a revision's snapshot, whether it exists or not."""
     home = _home(repo_id)
+    # Branches and tags are files that hold a commit; a commit is its own name.
     named = home / "refs" / revision
     return home / "snapshots" / (named.read_text("ascii").strip() if named.is_file() else revision)
 
@@ -159,7 +160,7 @@ def hashes() -> dict[tuple[Path, int, int], str]:
 
 
 def remember_hashes(others: dict[tuple[Path, int, int], str]) -> None:
-    """Take over what `hashes` of another process gave: files that have not changed need no hashing again."""
+    """Take over the `hashes` of another process: files that have not changed need no hashing again."""
     with _hash_lock:
         _hashed.update(others)
 

@@ -68,9 +68,10 @@ class ModelInfo:
     heads: tuple[tuple[str, str], ...] = ()
 
     def choose_kind(self, kind: str | None) -> str:
-        """Return a kind of attention that is asked for, None = the first.
+        """Return the kind of attention that is asked for; None = the first.
 
-        An AttnscopeError refuses one that it has not.
+        Raises:
+            AttnscopeError: The model has no attention of this kind.
         """
         if kind is not None and kind not in self.kinds:
             raise AttnscopeError(f"{self.name} has no {kind} attention", f"it has: {', '.join(self.kinds)}")
@@ -83,13 +84,14 @@ class ModelInfo:
         return {"road" if name == "path" else name: value for name, value in facts.items()}  # as records have it
 
     def lines(self, tokenizer: str) -> list[tuple[str, str]]:
-        """Return what a person wants to know of the model, as (name, value)."""
+        """Return the facts of the model for people, as (name, value)."""
 
         def each(numbers: tuple[int, ...]) -> str:
             if len(self.kinds) == 1:
                 return str(numbers[0])
             return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
 
+        # How parameters were counted, and how the maps were checked.
         has_pooler = self.engine == "native" and self.kinds == ("encoder",)
         counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
         equal = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
@@ -128,7 +130,7 @@ class ModelInfo:
 
 
 def require_length(info: ModelInfo, n_tokens: int) -> None:
-    """Refuse texts over a model's limit."""
+    """Raise AttnscopeError for texts over a model's limit."""
     if info.max_tokens is not None and n_tokens > info.max_tokens:
         raise AttnscopeError(
             f"a text of {n_tokens} tokens is longer than the {info.max_tokens} that {info.name} takes",
@@ -137,7 +139,8 @@ def require_length(info: ModelInfo, n_tokens: int) -> None:
 
 
 def require_numbers(info: ModelInfo, numbers: "Tensor | NDArray[Any]", size: int, what: str = "token") -> None:
-    """Refuse numbers that a model has no embedding for."""
+    """Raise AttnscopeError for numbers that a model has no embedding for: they must be from 0 to size - 1."""
+    # An empty batch has no smallest number.
     low, high = (int(numbers.min()), int(numbers.max())) if 0 not in numbers.shape else (0, 0)
     if low < 0 or high >= size:
         raise AttnscopeError(

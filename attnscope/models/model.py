@@ -27,7 +27,7 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str:
-        """Return what it is, in a few words."""
+        """Return a short description of the tokenizer."""
 
     @property
     def mask_id(self) -> int | None:
@@ -270,16 +270,16 @@ class Writer(Protocol):
         """Continue a text greedily by at most n tokens; `n_given` of what is returned says where they begin."""
 
     def encode_target(self, text: str) -> Tokens:
-        """Return what the decoder of an encoder-decoder reads that is to write `text`."""
+        """Return the decoder's tokens in an encoder-decoder that writes `text`."""
 
     def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
-        """Return what the decoder of an encoder-decoder reads as it answers a text by its own greedy output."""
+        """Return the decoder's tokens in an encoder-decoder that answers a text greedily."""
 
     def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
-        """Return what the decoder reads as it writes what it heard, greedily, at most n tokens."""
+        """Return the decoder's tokens as it transcribes a recording greedily, at most n of its own."""
 
     def decoder_inputs(self, target: Tokens) -> "Mapping[str, Tensor]":
-        """Return what the forward gets for its decoder."""
+        """Return the decoder's arguments of the forward."""
 
 
 class Eyes(Protocol):
@@ -461,12 +461,12 @@ class Model:
 
 
 def eyes_of(model: Model) -> Model:
-    """Return what sees pictures: of two towers the one for pictures, else the model."""
+    """Return the model that sees pictures: of two towers the one for pictures, else the model itself."""
     return model if model.eyes is None else model.eyes.model
 
 
 def viewer_of(model: Model) -> Model:
-    """Return what reads pictures and words: of a model whose text is shown without pictures another one."""
+    """Return the model that reads pictures and words; another one where the model shows text without pictures."""
     return model if model.viewer is None else model.viewer.model
 
 

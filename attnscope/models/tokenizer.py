@@ -46,7 +46,7 @@ class FastTokenizer:
     def ordinary_ids(self) -> list[int]:
         """Return the numbers of all tokens that stand for text, in order.
 
-        No special ones, none that are kept unused.
+        Special tokens and those kept unused are left out.
         """
         added = {number for number, token in self.backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self.backend.get_vocab().items()
@@ -98,7 +98,7 @@ class FastTokenizer:
 
 
 def unreadable(pair: str | None, error: Exception) -> AttnscopeError:
-    """Return what to raise where a tokenizer fails on a text, or on a pair of texts."""
+    """Return the error for a text, or a pair of texts, that a tokenizer fails on."""
     what = "a pair of texts" if pair is not None else "this text"
     return AttnscopeError(f"the tokenizer cannot read {what}: {first_line(error)}", "give another text")
 
@@ -106,7 +106,7 @@ def unreadable(pair: str | None, error: Exception) -> AttnscopeError:
 def tokens_of(
     encoding: tokenizers.Encoding, text: str, pair: str | None, style: Style, special: Sequence[bool] | None = None
 ) -> Tokens:
-    """Return what the tokenizers library made of a text, or of a pair of texts, as Tokens."""
+    """Return the tokenizers library's encoding of a text, or of a pair of texts, as Tokens."""
     return build_tokens(
         text,
         ids=encoding.ids,

@@ -199,7 +199,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
 
 
 def _checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Maps]:
-    """Return what a model's own eager attention gives out.
+    """Return the output and the weights of a model's own eager attention.
 
     Raises:
         Unclear: These are not the softmax weights of all of its attention.
@@ -243,7 +243,7 @@ def _require_weights(model: PreTrainedModel, example: Example, kind: str, name: 
 
 
 def _run_own(model: PreTrainedModel, padded: Example, alone: Example) -> Outcome:
-    """Return what a model computes as it is, asked for its hidden states if it does not give them unasked."""
+    """Return the outcome of the unchanged model, asked for its hidden states if it does not give them unasked."""
     try:
         own = run_as_it_is(model, alone)
         if "hidden" not in own and not extras_of(alone):
@@ -263,6 +263,7 @@ def _run_own(model: PreTrainedModel, padded: Example, alone: Example) -> Outcome
 def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
     """Say that neither path shows a model truly, or that it has no attention at all."""
     kind = model.config.model_type
+    # A model without attention needs another message than one whose attention cannot be shown.
     names = {type(module).__name__ for module in model.modules()} - _ATTENTION_IN_NAME_ONLY
     if any(re.search("attention|attn", name, re.IGNORECASE) for name in names):
         why = reason if more == reason else f"{reason}; and by eager attention, {more}"
@@ -378,5 +379,5 @@ def compare_on(model: PreTrainedModel, survey: Survey, example: Example) -> None
 
 
 def _shorten(error: BaseException) -> str:
-    """Return what an error says, in one line without its full stop."""
+    """Return an error's message, in one line without its full stop."""
     return (error.message if isinstance(error, AttnscopeError) else first_line(error)).rstrip(".")

@@ -133,7 +133,7 @@ _FRAMES = 96
 
 
 def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
-    """Return what a model must be given beside its main input, (batch, ...); nothing is padded in it."""
+    """Return the arguments that a model needs beside its main input, (batch, ...), without padding."""
     if accepts(model, "noise"):
         return patch_order(model, values)
     whole = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)
@@ -249,7 +249,7 @@ def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
 
 
 def _length_class(config: Any, n_tokens: int) -> tuple[int, ...]:
-    """Return what differs between lengths that are not computed alike."""
+    """Return the properties that differ between lengths which a model computes differently."""
     limit = _full_up_to(config)
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", 0)

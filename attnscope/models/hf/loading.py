@@ -156,7 +156,7 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
 def _readers(
     source: Source, folder: Path, base: PreTrainedModel, tokenizer: HuggingFaceTokenizer | None, options: dict[str, Any]
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
-    """Return what makes a model's input of texts, and of pictures or sound (None = it needs or has nothing)."""
+    """Return a model's tokenizer, and its processor of pictures or sound (None = it needs or has none)."""
     reader = cross_reader(base)
     if sees_pictures(base) or (reader is not None and not reader.reads_words):
         return wordless(source.name, base), open_image_processor(folder, options)
@@ -315,9 +315,10 @@ _COMPUTED = re.compile(
 
 
 def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: str) -> list[str]:
-    """Return what the files hold beyond the model.
+    """Return a note on the weights that the files hold beyond the model.
 
-    Refused where a part of the base model that is there would use it.
+    Raises:
+        AttnscopeError: A part of the base model that is there would use these weights.
     """
     buffers = {key for key, _ in model.named_buffers()}
     extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
@@ -342,7 +343,7 @@ def _name_in_base(key: str, model: PreTrainedModel) -> str:
 
 
 def read_gguf_config(source: Source) -> dict[str, Any]:
-    """Return what config.json would hold, as transformers reads it from a GGUF file."""
+    """Return the configuration in a GGUF file, as transformers reads it."""
     assert source.folder is not None
     try:
         with silence():

@@ -117,14 +117,14 @@ class HuggingFaceModel(Model):
 
     @cached_property
     def eyes(self) -> HuggingFaceEyes | None:
-        """Return what of it sees pictures."""
+        """Return the part that sees pictures; None if it sees none."""
         if self._open_eyes is not None:
             return self._open_eyes().eyes
         return HuggingFaceEyes(self, self._processor) if sees_pictures(self.base) else None
 
     @cached_property
     def viewer(self) -> VisionLanguageReader | None:
-        """Return what of it reads pictures and words."""
+        """Return the part that reads pictures and words; None if it has none."""
         if self._open_viewer is not None:
             return self._open_viewer().viewer
         reader = cross_reader(self.base) if self.survey.beside else None
@@ -135,14 +135,14 @@ class HuggingFaceModel(Model):
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
-        """Return what of it hears recordings, or says why that is not supported."""
+        """Return the part that hears recordings, or refuses them with a reason; None for other models."""
         if not takes_recordings(self.base) and (reads_text(self.base) or sees_pictures(self.base)):
             return None
         return HuggingFaceEars(self, self._processor)
 
     @cached_property
     def loss(self) -> Loss | None:
-        """Return what its head predicts; None without one that does."""
+        """Return the target of its head; None without a head that predicts."""
         return loss_of(self.model, self.info.kinds) if self.at_seam else None
 
     @property
@@ -174,7 +174,7 @@ class HuggingFaceModel(Model):
         return self.run_inputs(self.text_inputs(batch), probe)
 
     def run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
-        """Run what the forward takes: input_ids, pixel_values, input_features … Return the last hidden states.
+        """Run the forward on its arguments, input_ids, pixel_values and so on; return the last hidden states.
 
         Raises:
             AttnscopeError: It does not run, or layers do not each see all tokens of a picture or a sound.
@@ -215,7 +215,7 @@ class HuggingFaceModel(Model):
         last: int | None = None,
         skipped: Mapping[nn.Module, int] | None = None,
     ) -> Outputs:
-        """Do as `outputs`; modules do not make the first calls that are skipped, as that part is not computed."""
+        """Run as `outputs` does; modules leave out their `skipped` first calls, in the part that is not computed."""
         inputs = self._forward_inputs(inputs)
         self.require_seam("its heads cannot be changed")
         plan = self.survey.plan
@@ -237,7 +237,7 @@ class HuggingFaceModel(Model):
         return Rerun(forward, batch, blocks)
 
     def expect(self, inputs: Mapping[str, Any], n_tokens: int) -> None:
-        """Have runs on inputs of this shape, a picture's or a sound's, refused where layers see other tokens."""
+        """Refuse later runs on pictures or sounds of this shape whose layers do not see `n_tokens` tokens."""
         self._expected[self._shape_of(inputs)] = n_tokens
 
     def _shape_of(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
@@ -245,7 +245,7 @@ class HuggingFaceModel(Model):
         return tuple(values.shape) if isinstance(values, Tensor) else ()
 
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
-        """Return what the forward gets for texts, with the model's own padding."""
+        """Return the forward's arguments for texts, (batch, token) each, with the model's own padding."""
         if self.survey.beside:
             raise AttnscopeError(f"{self.info.name} {_READ_BESIDE}", _GIVE_A_PICTURE)
         if not reads_text(self.base):
@@ -292,7 +292,7 @@ class HuggingFaceModel(Model):
         return blocks_by_layer(self.base, self.survey.plan)
 
     def unembedding(self) -> nn.Module | None:
-        """Return what its scores of the vocabulary come from; None where its head predicts no words."""
+        """Return the map from hidden states to scores of the vocabulary; None where its head predicts no words."""
         head: Any = None if self.loss is None or self.labels else self.model.get_output_embeddings()
         return head if isinstance(head, nn.Module) else None
 

@@ -167,7 +167,7 @@ def reads_pictures(base: PreTrainedModel) -> bool:
 def hears(base: PreTrainedModel) -> bool:
     """Return whether a model listens as Whisper does.
 
-    To a window of fixed length, by an encoder that a decoder reads.
+    Its encoder hears a window of fixed length, and a decoder reads the encoder.
     """
     encoder = getattr(base, "encoder", None)
     convolves = hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
@@ -177,7 +177,7 @@ def hears(base: PreTrainedModel) -> bool:
 def listens(base: PreTrainedModel) -> bool:
     """Return whether a model is an encoder of sound whose tokens are frames in time.
 
-    Wav2vec 2.0, HuBERT, WavLM, w2v-BERT.
+    Such models are wav2vec 2.0, HuBERT, WavLM and w2v-BERT.
     """
     takes = "input_values" if hasattr(base.config, "conv_stride") else "input_features"
     frames = hasattr(base.config, "conv_stride") or hasattr(base.config, "feature_projection_input_dim")
@@ -207,9 +207,9 @@ def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
 
 
 def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
-    """Return what reads the text where another part sees pictures and neither attends to the other (CLIP).
+    """Return the text tower of a model whose other tower sees pictures, where neither attends to the other (CLIP).
 
-    Else None.
+    None where there are no two such towers.
     """
     tower = getattr(base, "text_model", None)
     if not isinstance(tower, PreTrainedModel) or picture_tower(base) is None:
@@ -218,11 +218,9 @@ def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
-    """Return what sees pictures: beside a text tower, or before a decoder that writes of them (TrOCR).
+    """Return the vision tower beside a text tower (CLIP), or before a decoder that writes of pictures (TrOCR).
 
-    None = there is none.
-
-    Models whose language model reads pictures among its tokens (LLaVA) are no such.
+    None where there is none. A language model that reads pictures among its tokens (LLaVA) has no such tower.
     """
     # SmolVLM's parts have the names of CLIP's, but its text has tokens that stand for a picture.
     is_beside = hasattr(base, "text_model") and getattr(base.config, "image_token_id", None) is None
@@ -293,6 +291,7 @@ def _is_ours(error: BaseException) -> bool:
 
     Torch only passes on what its caller did. That a model was called with what it does not take is the model's.
     """
+    # The last frame outside of torch is the one whose call failed.
     caller = ("", "")
     trace = error.__traceback__
     while trace is not None:

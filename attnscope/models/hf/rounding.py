@@ -58,7 +58,7 @@ def seen_at_seam(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
 
 
 def _seen_by_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outcome:
-    """Return what a model computed by its own eager attention, each map by its kind and layer.
+    """Return the outcome of a model's own eager attention, each map by its kind and layer.
 
     Raises:
         Unclear: There are other layers than those that passed the seam.
@@ -79,13 +79,13 @@ def _seen_by_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outc
 
 
 def run_as_it_is(model: PreTrainedModel, example: Example) -> Outcome:
-    """Return what a model computes with the attention implementation that it has."""
+    """Return the outcome of a model with the attention implementation that it has."""
     with use_attention(model, None):
         return states_of(model(**example.inputs))
 
 
 def eager_or_own(model: PreTrainedModel, example: Example, survey: Survey | None = None) -> Outcome:
-    """Return what a model computes by its own eager attention, or as it is where it has none that works.
+    """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work.
 
     Its weights are among that where the survey says whose they are.
     """
@@ -206,7 +206,7 @@ def _largest(values: Tensor) -> float:
 def _agree_in_float64(
     model: PreTrainedModel, example: Example, survey: Survey | None, allowed: float
 ) -> Outcome | None:
-    """Return what a float64 copy of a model computes by its own eager attention; None if the seam differs from it.
+    """Return the outcome of a float64 copy of a model by eager attention; None if the seam differs from it.
 
     None also if the copy does not run. Where there is no memory for it, the error of that is let through.
     """

@@ -203,7 +203,7 @@ def attention_function(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return what transformers' models call as their attention, in the form of `sdpa_attention_forward`.
+    """Compute a call of transformers' attention interface at the seam, in the form of `sdpa_attention_forward`.
 
     Args:
         module: The module whose attention it is.

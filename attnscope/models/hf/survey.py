@@ -110,7 +110,7 @@ def read_weights(config: Any, example: Example, output: Any, maps: Mapping[Kind,
 
 
 def extras_of(example: Example) -> dict[str, Any]:
-    """Return what the forward must be given besides the inputs."""
+    """Return the arguments that the forward needs besides the inputs."""
     return {name: example.inputs[name] for name in ("output_hidden_states",) if name in example.inputs}
 
 
@@ -266,7 +266,7 @@ def _configured_kv_heads(config: Any, n_heads: int) -> int:
 
 
 def _notes_on_kind(kind: Kind, by_layer: Mapping[int, Seen]) -> list[str]:
-    """Return what a user must know of a kind of attention to read the pictures truly."""
+    """Return notes on caps, sinks, windows and shared weights of a kind of attention."""
     peculiar: dict[str, list[int]] = {}
     for layer, seen in by_layer.items():
         if seen.call.softcap is not None:
@@ -284,7 +284,7 @@ def _notes_on_kind(kind: Kind, by_layer: Mapping[int, Seen]) -> list[str]:
 
 
 def _notes_on_gaps(config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]) -> list[str]:
-    """Return which layers have no attention of text."""
+    """Return notes on layers without attention of text."""
     crossing = setting(config.get_text_config(), "cross_attention_layers") or ()
     notes = []
     for kind, numbers in layers.items():

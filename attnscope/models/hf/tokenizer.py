@@ -176,10 +176,11 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
             raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
 
     def encode_target(self, text: str, start: int, ends: Collection[int]) -> Tokens:
-        """Return what a decoder reads that is to write `text`: the start token, then the text without its end token.
+        """Return the decoder's tokens for `text` as its output: the start token, then the text without its end token.
 
         `ends` are the numbers that end a text. The decoder writes such a token and never reads it.
         """
+        # Tokenise as a target: Marian and M2M have other special tokens there.
         require_tokenizable(text)
         is_fast = self.backend.is_fast
         try:
@@ -210,6 +211,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
             return str(self.backend.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
         text = decode(len(ids))
+        # Decode each prefix: its length is where the next token starts. U+FFFD marks half a character.
         starts = [decode(n).rstrip("\ufffd") for n in range(len(ids) + 1)]
         if not all(text.startswith(start) for start in starts):
             return text, None
@@ -235,6 +237,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         if "token_type_ids" not in self.backend.model_input_names:
             return {}
         try:
+            # Try a pair: segments of texts are 0 and 1, other numbers belong to special tokens.
             types = self.backend("a", "b", verbose=False)["token_type_ids"]
             tokens = self.encode("a", "b")
         except (AttnscopeError, ValueError, NotImplementedError, KeyError):
@@ -253,7 +256,7 @@ class NumbersTokenizer(_TokensOfNumbers, BareTokenizer):
     note = "There is no tokenizer: texts are given as token numbers."
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Read token numbers; refuses anything else."""
+        """Read token numbers, separated by spaces or commas; refuse anything else."""
         numbers = text.replace(",", " ").split()
         if pair is not None or not numbers or not all(number.isdecimal() for number in numbers):
             raise AttnscopeError("this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9")
@@ -296,15 +299,17 @@ class WordlessTokenizer(NumbersTokenizer):
 
 
 def align(text: str, pieces: Sequence[str], special: Sequence[bool]) -> Spans | None:
-    """(first, last + 1) of each piece in the text, (0, 0) for special ones; None if they cannot be found.
+    """Return (first, last + 1) of each piece in the text, (0, 0) for special ones; None if they cannot be found.
 
     Each piece is sought where the one before it ended, white space passed over: without marks of word pieces and
     spaces, compared without case and accents. Pieces that are single bytes (ByT5) are those of their characters.
     """
+    # Pieces that are the bytes of the text, one by one.
     own = [piece for piece, is_special in zip(pieces, special, strict=True) if not is_special]
     if all(len(piece) == 1 for piece in own) and [ord(piece) for piece in own] == list(text.encode()):
         places = iter([i for i, char in enumerate(text) for _ in char.encode()])
         return [(0, 0) if is_special else (i := next(places), i + 1) for is_special in special]
+    # Else seek each piece in the folded text, from where the one before it ended.
     folded, origin = _fold(text)
     place = 0
     spans: Spans = []

@@ -142,6 +142,7 @@ def _names(labels: Labels) -> tuple[str, ...]:
             f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)"
         )
     names: list[str] = []
+    # A grid stands for all its places, row by row; the count is checked before names are made.
     for label in [labels] if _is_grid(labels) else labels:
         if len(names) + (prod(label) if _is_grid(label) else 1) > MOST_NAMES:
             raise AttnscopeError(f"labels name more than {MOST_NAMES:,} positions", "give one label per position")

@@ -180,7 +180,7 @@ def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
 
 
 def _by_position(output: Tensor, n_sequences: int, n: int, *, batch_is_second: bool) -> Tensor:
-    """Return what a module puts out as (sequence, position, d); see `InputsModel.run`."""
+    """Return a module's output as (sequence, position, d), by the rule of `InputsModel.run`."""
     # (position, sequence, d), as torch puts it by default; then any shape with a row per position.
     if output.ndim == 3 and output.shape[:2] == (n, n_sequences) and (n != n_sequences or batch_is_second):
         return output.transpose(0, 1)

@@ -86,7 +86,7 @@ class TracedScores:
     leaves: list[_Leaf] = field(default_factory=list)
 
     def along(self, output: Tensor, slopes: Tensor) -> dict[Part, Tensor]:
-        """Return what each part adds to sums of output * slope, each (sum, row), float64.
+        """Return the sums of output * slope that each part adds, each (sum, row), float64.
 
         Parts from which no path leads there are left out.
 
@@ -217,7 +217,7 @@ class ScoreRuns:
         return traced
 
     def _prefix(self, kind: str) -> str:
-        """Return what tells the parts of two stacks apart: cross-attention is the decoder's own."""
+        """Return the prefix that tells the parts of two stacks apart; "" for a model of one stack."""
         return f"{kind} " if len(self._model.info.kinds) > 1 else ""
 
     @contextlib.contextmanager

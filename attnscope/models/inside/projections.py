@@ -38,6 +38,7 @@ class OutputWatch:
         """Compare a linear map's input with the expected output; the hook after each linear map."""
         if self._last is None or not inputs or not isinstance(inputs[0], Tensor):
             return
+        # The map that reads the heads' outputs side by side, (batch, query, head, d_value), and nothing else.
         place, output = self._last
         if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
             self.modules[place] = module
@@ -84,6 +85,7 @@ def weight_of(module: nn.Module) -> Tensor | None:
     """
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.is_meta:
+        # accelerate leaves an empty tensor on the meta device, and keeps the weight in its hook.
         hook = getattr(module, "_hf_hook", None)
         elsewhere = (getattr(each, "weights_map", None) or {} for each in (hook, *getattr(hook, "hooks", ())))
         weight = next((tensors["weight"] for tensors in elsewhere if "weight" in tensors), None)
@@ -122,7 +124,7 @@ def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: boo
 
 
 class HiddenNorms:
-    """Norms of what each layer reads of the residual stream."""
+    """The norms of the hidden states that each layer reads."""
 
     def __init__(self, blocks: Mapping[Place, nn.Module]) -> None:
         self._blocks = dict(blocks)
@@ -130,7 +132,7 @@ class HiddenNorms:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """While it lasts, what the blocks are given is noted."""
+        """Within it, keep the norms of the hidden states that the blocks are given."""
         try:
             with hooks(dict.fromkeys(self._blocks.values()), self._note, before=True):
                 yield
@@ -138,13 +140,14 @@ class HiddenNorms:
             self._latest.clear()
 
     def of(self, kind: Kind, layer: int) -> Tensor | None:
-        """|h| of each token as the layer reads it, (batch, token), float32 or float64; None where it cannot be seen."""
+        """Return |h| of each token as the layer reads it, (batch, token), float32 or float64; None if not seen."""
         block = self._blocks.get((kind, layer))
         return None if block is None else self._latest.get(block)
 
     def _note(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         hidden = hidden_input(inputs, named)
         if hidden is not None and hidden.ndim == 3:
+            # (batch, token, d_model) -> (batch, token); squares overflow in half precision.
             precise = torch.promote_types(hidden.dtype, torch.float32)
             self._latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precise)
         else:

@@ -308,7 +308,7 @@ class _Look:
 
     @torch.no_grad()
     def attentions(self) -> tuple[Attention, ...]:
-        """Return what is known of each layer's attention."""
+        """Return the weights of each layer's attention, as far as they are known."""
         adapted = adapted_maps(self._model.modules())
         return tuple(self._attention(layer, adapted) for layer in sorted(self.calls))
 

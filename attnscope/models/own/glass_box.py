@@ -240,7 +240,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return what every head is: (layer, head) -> the role that it is made for, then those that follow from it.
+    """Return the roles of every head: (layer, head) -> the role that it is made for, then those that follow from it.
 
     To attend to the token itself or to the same token elsewhere is also to attend to a similar token; that role goes
     without saying and is not listed.
@@ -262,7 +262,7 @@ def _heads_by_place(name: str) -> dict[tuple[int, int], Head]:
 def place_codes(places: NDArray[np.int64]) -> Array:
     """Return the codes of places in a text, (…, 98), 0 or 1.
 
-    For each modulus, the remainder as one of that many numbers.
+    A code holds one block per modulus, with a 1 at the remainder.
 
     Codes of places nearer than 34,782 to each other share at most 2 of their 3 ones. Negative places count backwards.
     """
@@ -273,9 +273,8 @@ def place_codes(places: NDArray[np.int64]) -> Array:
 def token_codes(ids: NDArray[np.int64]) -> Array:
     """Return the codes of tokens, (…, 64).
 
-    For each number below 2**22 a codeword of the Reed-Muller code RM(2, 6), as signs.
-
-    All 0 for special tokens. Dot products of different codes are at most 32.
+    Each number below 2**22 has a codeword of the Reed-Muller code RM(2, 6), as signs. Special tokens have all 0.
+    Dot products of different codes are at most 32.
     """
     bits = ((ids[..., None] >> np.arange(CODE_BITS)) & 1).astype(np.float32)
     codes: Array = 1 - 2 * ((bits @ _reed_muller()) % 2)
@@ -334,7 +333,7 @@ def own_info(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> ModelInfo:
-    """Return what is known of a glass box, without loading torch."""
+    """Return the facts of a glass box, without loading torch."""
     variant = VARIANTS[name]
     weights = own_weights(name, sharpness) if weights is None else weights
     return ModelInfo(

@@ -41,6 +41,7 @@ class LayeredModel(Model):
         self._roots = roots
         self._layers = layers
         self._n_numbers = n_numbers
+        # One lock for all modules: two models of the same layers take turns.
         share_lock(roots)
 
     def _require(self, batch: Batch) -> Batch:

@@ -29,15 +29,16 @@ class OwnTokenizer:
     mask_id = unknown_id = chat = None
 
     def ordinary_ids(self) -> list[int]:
-        """Numbers of words, one in a thousand of them: all would be millions."""
+        """Return the numbers of words, about one in a thousand: all would be millions."""
         return list(range(FIRST_WORD, VOCABULARY, 997))
 
     def spell(self, number: int) -> str:
-        """Return a number is a hash, and its word is not known."""
+        """Return "": a number is a hash, and its word is not known."""
         return ""
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""
+        # One row per token: number, piece, offsets, whether it is special, and segment.
         rows = [_special_row(BOS, 0), _special_row(REST, 0), *_split(text, 0)]
         if pair is not None:
             rows += [_special_row(SEP, 0), *_split(pair, 1)]
@@ -65,7 +66,9 @@ def _split(text: str, segment: int) -> Iterator[_Row]:
 def _number(word: str) -> int:
     if len(word) == 1 and _is_punctuation(word):
         return FIRST_PUNCTUATION + ord(word)
+    # Case folding can undo composition, so that words are composed before and after it.
     plain = unicodedata.normalize("NFC", unicodedata.normalize("NFC", word).casefold())
+    # A 64-bit hash is so wide that its remainder favours no number.
     digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return FIRST_WORD + int.from_bytes(digest, "little") % (VOCABULARY - FIRST_WORD)
 

@@ -148,7 +148,7 @@ def _attend_as_itself(
     spatial_position_embeddings: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Return what the forward of such a module computes where nothing is cached.
+    """Compute the forward of such a module through the seam, without a cache.
 
     Positions that are given are in queries and keys, not in values.
     """

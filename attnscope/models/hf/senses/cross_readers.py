@@ -333,7 +333,7 @@ class BlipReader(CaptionReader):
         self._writer = HuggingFaceWriter(model, ends={self._base.config.text_config.sep_token_id})
 
     def _ids_of(self, text: str) -> list[int]:
-        """Return what it is trained to continue: a token of its own, then the text, without an end."""
+        """Return the prompt that it was trained to continue: a token of its own, then the text, without an end."""
         ids = self._backend(text, add_special_tokens=False, verbose=False)["input_ids"]
         return [int(self._base.config.text_config.bos_token_id), *ids]
 
@@ -431,7 +431,7 @@ class ObjectReader(ImageProcessorReader):
         return queries, {"cross": queries, "decoder": queries}, 0
 
     def _find_objects(self, inputs: Mapping[str, Tensor]) -> dict[int, str]:
-        """Return what each query finds that finds something; nothing where the head for it was not loaded."""
+        """Return the class of each query that is sure of an object; {} where the head for it was not loaded."""
         if self.model.model is self._base:
             return {}
         with torch.no_grad(), silence(), use_attention(self._base, None):

@@ -139,7 +139,7 @@ class HuggingFaceEars:
 
 
 def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
-    """Return what an extractor like Whisper's reports, (band, step), with its bands; None where it does not say these.
+    """Return the spectrogram of an extractor like Whisper's, (band, step), with its bands; None if these are unknown.
 
     It gives (log10 of the power + 4) / 4: a step of 1 is 40 decibels.
     """

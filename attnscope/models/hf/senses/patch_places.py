@@ -254,7 +254,7 @@ def slopes(height: int, width: int) -> NDArray[np.uint8]:
 
 
 def area_of(picture: NDArray[np.uint8], height: int, width: int) -> tuple[float, float, float, float] | None:
-    """Return what of a photo a picture covers: left, top, right and lower edge, in pixels.
+    """Return the area of a photo that a picture covers: left, top, right and lower edge, in pixels.
 
     The picture is what became of the slopes of the photo's size. Return None for photos of a few pixels. Refuse a
     picture that is not the photo in one piece: it would be shaded in wrong places.

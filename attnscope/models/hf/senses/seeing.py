@@ -90,7 +90,7 @@ class HuggingFaceEyes:
         return {"size": {"shortest_edge": edge}, "crop_size": square}
 
     def _take_pixels(self, features: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
-        """Return what the forward gets of a picture that the model cuts itself; and the picture, (1, 3, y, x)."""
+        """Return the forward's arguments for a picture that the model cuts itself, and the picture, (1, 3, y, x)."""
         pixels = features.get("pixel_values")
         shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
         if not isinstance(pixels, Tensor) or len(shape) != 4 or shape[:2] != (1, 3):
@@ -175,7 +175,7 @@ def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
 
 
 def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
-    """Return what a processor made of a photo as colours from 0 to 255, (height, width, 3)."""
+    """Return a processor's picture of a photo as colours from 0 to 255, (height, width, 3)."""
     values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):
         values = values * np.asarray(processor.image_std, np.float64) + np.asarray(processor.image_mean, np.float64)

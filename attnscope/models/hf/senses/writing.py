@@ -74,7 +74,7 @@ class HuggingFaceWriter:
         return self._tokenizer.extend(self._tokenizer.encode_ids([start]), self._without_end(written))
 
     def _generate(self, inputs: Mapping[str, Tensor], n: int, **options: Any) -> list[int]:
-        """Return what transformers' own `generate` gives: with the model's settings, without sampling and beams."""
+        """Return the numbers from transformers' own `generate`: the model's settings, without sampling or beams."""
         # In this order, as a load takes them: else two threads could wait for each other.
         with silence(), torch.no_grad(), use_attention(self._base, None):
             result = self._model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=n, **options)
@@ -97,7 +97,7 @@ class HuggingFaceWriter:
         return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), written)
 
     def _predictor(self, ids_name: str, **inputs: Any) -> Callable[[list[int]], Tensor]:
-        """Return what gives scores of the vocabulary after all numbers so far; it keeps keys and values if it can."""
+        """Return a function from all numbers so far to scores, (1, token, vocabulary), with a cache if possible."""
         can_cache = "use_cache" in standing_arguments(self._model)
         past: Any = None
 
