@@ -1,4 +1,4 @@
-"""Which layers, heads, queries and keys are asked for."""
+"""Hold which layers, heads, queries and keys to show, and check them against a model and its maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @options
 class Choice:
-    """Which heads are asked for."""
+    """The layers and heads that a user asked for."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -36,7 +36,7 @@ class Choice:
             raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
 
     def within(self, info: ModelInfo) -> Chosen:
-        """The heads that are meant in a model; a layer or head that it lacks is refused, with how many there are."""
+        """Return the chosen heads of a model; refuse a layer or head that it lacks, and say how many it has."""
         # single heads name their layers as well
         n_layers, n_heads = max(info.n_layers), max(info.n_heads)
         layers = tuple(layer for layer, _ in self.pick) if self.pick is not None else self.layers
@@ -78,7 +78,7 @@ Span = tuple[int, int | None]
 
 @options
 class Tokens:
-    """How tokens are shown."""
+    """The options for showing tokens."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -137,7 +137,7 @@ class Between:
 
 @options
 class Cut:
-    """Which part of a map is asked for."""
+    """The part of a map that a user asked for."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -171,7 +171,7 @@ class Cut:
         return self.rows is not None or self.cols is not None
 
     def within(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
-        """The queries and keys that are meant in a map; tokens that it lacks are refused, with how many there are."""
+        """Return the chosen queries and keys of a map; refuse tokens that it lacks, and say how many it has."""
         slices = []
         for name, span, n in (("rows", self.rows, n_queries), ("cols", self.cols, n_keys)):
             start, stop = span or (0, None)

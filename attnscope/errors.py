@@ -63,7 +63,7 @@ _WANT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether what was raised says that memory did not suffice: the device's, which only torch knows of, or ours."""
+    """Return whether an exception says that memory ran out: the device's, which only torch knows, or the host's."""
     if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WANT_OF_MEMORY)
@@ -81,7 +81,7 @@ def catch_panics() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of a library says, in one line of at most 200 characters; its name where it says nothing."""
+    """Return a library's message in one line of at most 200 characters; the exception's name if it has none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 

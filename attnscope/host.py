@@ -50,7 +50,7 @@ _cutter: _ImportCutter | None = None
 
 
 def raise_outside_imports(_: int, frame: FrameType | None) -> None:
-    """Handles SIGINT as Python does, but after a running import, or between two modules of a long one.
+    """Handle SIGINT as Python does, but after a running import, or between two modules of a long one.
 
     Raises:
         KeyboardInterrupt: Nothing is being imported by the main thread.
@@ -93,7 +93,7 @@ def _interrupt_main_thread() -> None:
 
 
 def _raise_what_was_swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Handles what Python cannot raise: tries an interruption again that fell into a destructor or a callback."""
+    """Repeat an interruption that Python could not raise, because it fell into a destructor or a callback."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _interrupt_again()
     else:
@@ -107,7 +107,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _outermost_import(frame: FrameType | None) -> FrameType | None:
-    """The frame of the import that is under way, of several the one that needs the others; None = there is none."""
+    """Return the frame of the running import, the outermost of several; None = no import runs."""
     importing = [one for one in _frames(frame) if one.f_code.co_filename.startswith("<frozen importlib._bootstrap")]
     return importing[-1] if importing else None
 

@@ -20,7 +20,7 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option beside its type and default.
+    """The declaration of an option, beside its type and default.
 
     Attributes:
         help: What it does, for `--help` and the docstring of the dataclass.
@@ -86,7 +86,7 @@ def option(
 
 
 def group(kind: type) -> Any:
-    """A field of a dataclass of options that is such a dataclass itself: the command line has its options too."""
+    """Return a field that is itself a dataclass of options; the command line takes its options too."""
     return dataclasses.field(default_factory=kind, metadata={"group": kind})
 
 
@@ -191,7 +191,7 @@ _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
 
 
 def numbers_from(listed: str) -> tuple[int, ...]:
-    """Numbers in a list such as `0,3-5`."""
+    """Return the numbers of a list such as `0,3-5`."""
     numbers: list[int] = []
     for part in _parts(listed, "layer or head", "layers and heads are chosen like this: 0,3-5"):
         if part == "mean":
@@ -207,7 +207,7 @@ def numbers_from(listed: str) -> tuple[int, ...]:
 
 
 def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
-    """Numbers in a list such as `1024,4096`, of an option of a command."""
+    """Return the numbers of a command-line list such as `1024,4096`."""
     parts = _parts(listed, option, "numbers with commas between, such as 1024,4096")
     for part in parts:
         if not (part.isascii() and part.isdecimal()):
@@ -216,7 +216,7 @@ def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
 
 
 def read_number(digits: str, what: str) -> int:
-    """A whole number that is written in digits; refuses more digits than any size has. `what` names it in a message."""
+    """Return a whole number from its digits; refuse more digits than any size has. `what` names it in a message."""
     if len(digits) > _MOST_DIGITS:
         raise UsageError(f"{what} has {len(digits):,} digits", f"give a number of at most {_MOST_DIGITS} digits")
     return int(digits)
@@ -244,7 +244,7 @@ def _parts(listed: str, what: str, hint: str) -> list[str]:
 
 
 def read_span(written: str, option: str) -> tuple[int, int | None]:
-    """Numbers from a first one up to, but without, a last one: `1000:1064`, `:64`, `1000:`."""
+    """Return a range of numbers without its end: `1000:1064`, `:64`, `1000:`."""
     match = _SPAN.fullmatch(written.strip())
     if not match or (not match[1] and not match[2]) or len(written) > 20:
         raise UsageError(

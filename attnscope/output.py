@@ -46,7 +46,7 @@ _CHANGES: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
 
 @dataclass(frozen=True)
 class Output:
-    """What is to become of a record.
+    """The files, figures and printed text that a record becomes.
 
     Attributes:
         kind: What kind of record it is.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @options
 class BatchTexts(TextFiles):
-    """Which texts are drawn, and where figures go."""
+    """The options for the texts to draw, and for the folder of their figures."""
 
     files: tuple[str, ...] = option(
         "Files or patterns: txt, jsonl, csv, also gzipped; `-` draws lines of stdin as they come.",

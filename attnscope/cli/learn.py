@@ -21,7 +21,7 @@ class ExampleOrText(OneText):
 
 @options
 class Quiz:
-    """Whether the numbers are asked for."""
+    """The option that turns a trace into a quiz."""
 
     quiz: bool = option("Ask you for the numbers of a query, and grade your answers.", default=False)
 

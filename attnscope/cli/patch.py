@@ -8,7 +8,7 @@ from attnscope.questions.patch import PatchOptions
 
 @options
 class PairFiles:
-    """Where pairs are read from."""
+    """The option for the file of pairs."""
 
     pairs: tuple[str, ...] = option(
         'JSONL files or patterns, a {"clean", "corrupt", "right", "wrong"} per line; - is stdin.', argument=True

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iterator[Report | None]":
-    """A progress bar on stderr with texts, tokens, tokens a second and the time left; elsewhere a line a minute."""
+    """Show a progress bar on stderr with texts, tokens per second and the time left; elsewhere a line a minute."""
     started, step = time.monotonic(), ""
     with _bar(quiet, "reading") as update:
 
@@ -33,7 +33,7 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
 
 @contextlib.contextmanager
 def progress_of_steps(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
-    """A progress bar on stderr for work whose steps are counted, with the time left; only on a terminal."""
+    """Show a progress bar on stderr for work with counted steps, with the time left; only on a terminal."""
     with _bar(quiet, what) as update:
         yield (lambda done, of: update(completed=done, total=of)) if update else None
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @options
 class Chosen:
-    """Which model is asked, and how it is loaded."""
+    """The options for the model, and for loading it."""
 
     PANEL: ClassVar[str] = "Model"
 
@@ -40,7 +40,7 @@ class Chosen:
 
 @options
 class Printing:
-    """What is said on stdout and stderr."""
+    """The options for output on stdout and stderr."""
 
     PANEL: ClassVar[str] = "Output"
 
@@ -50,7 +50,7 @@ class Printing:
 
 @options
 class Files(Printing):
-    """Where results go: files, and what is printed."""
+    """The options for results: files and printed output."""
 
     out: Path | None = option(
         "The folder to write to; of what is one file its name, such as page.html.", "-o", "--out", default=None
@@ -72,7 +72,7 @@ class Files(Printing):
 
 @options
 class Drawing:
-    """How figures are drawn."""
+    """The options for drawing figures."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -108,7 +108,7 @@ class Drawing:
 
 @options
 class MapDrawing(Drawing):
-    """How figures of weights are drawn."""
+    """The options for drawing figures of weights."""
 
     scale: str | None = option(
         "The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "

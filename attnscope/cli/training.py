@@ -12,7 +12,7 @@ from attnscope.studies.training.options import TrainingOptions
 
 @options
 class Checkpoints:
-    """Which checkpoints are read, and how they are loaded."""
+    """The options for checkpoints, and for loading them."""
 
     checkpoints: tuple[str, ...] = option(
         "Folders of one training, a quoted pattern such as 'run/checkpoint-*', or Hub revisions org/name@rev.",

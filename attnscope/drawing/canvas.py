@@ -78,7 +78,7 @@ class Drawing:
 
     @property
     def dpi(self) -> int:
-        """Pixels per inch."""
+        """Return the pixels per inch."""
         return round(self.figure.dpi)
 
     def pixels(self) -> NDArray[np.uint8]:
@@ -185,13 +185,13 @@ class Canvas(Drawing):
         return size_px * 72 / self.paper.inch_px
 
     def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
-        """The step at which labels side by side have room, `pitch_px` being the distance of two; 1 on a screen."""
+        """Return the step between labels that have room side by side, at a pitch of `pitch_px` pixels; 1 on a screen."""
         if not self.paper.least_px:
             return 1
         return max(1, math.ceil((self.lettering.width_px(longest, size_px) * 1.15 + 4) / pitch_px))
 
     def keep(self, artist: Artist, animated: bool = False) -> None:
-        """Remembers whether an artist, which is on the axes, is drawn anew in each figure."""
+        """Remember whether an artist on the axes is drawn anew in each figure."""
         artist.set_animated(animated or self.temporary)
         if animated or self.temporary:
             self._animated.append(artist)
@@ -254,7 +254,7 @@ class Canvas(Drawing):
         self.keep(artist, animated)
 
     def outline(self, boxes: Sequence[Box], color: str, width_px: float, *, animated: bool = False) -> None:
-        """Frames on the edges of boxes."""
+        """Draw frames on the edges of boxes."""
         frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
         self.lines(frames, color=color, width_px=width_px, animated=animated)
 

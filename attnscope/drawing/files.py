@@ -71,7 +71,7 @@ def first_png(pages: Iterable[tuple[str, Drawing]]) -> bytes:
 
 
 def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
-    """Pixels, (height, width, 3), as a PNG file.
+    """Return pixels, (height, width, 3), as a PNG file.
 
     Every row is filtered as its difference to the one above (PNG specification, third edition, 9.2): figures are made
     of rectangles. Libraries try all filters on every row, which takes twice as long and makes larger files of them.

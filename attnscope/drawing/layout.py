@@ -74,7 +74,7 @@ class Paper:
 
     @property
     def most_px(self) -> float:
-        """How tall a figure may be that could be two: as tall as the text of a page, where its width is fixed."""
+        """Return the largest height of a figure that could be split; on paper of fixed width, that of a page's text."""
         return TALLEST_INCHES * self.inch_px + 2 * self.crop_ends_px if self.fixed else math.inf
 
     @property
@@ -101,7 +101,7 @@ class Paper:
         return size_px if self.fixed else max(least, math.floor(size_px))
 
     def image_px(self, size_px: float) -> int:
-        """Pixels of an image that is so wide on the layout: as many as in the PNG."""
+        """Return the pixels of an image of this width on the layout: as many as in the PNG."""
         return max(1, math.ceil(size_px * self.dpi / self.inch_px))
 
     def letters(self, size_px: float) -> float:
@@ -127,7 +127,7 @@ class Around:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be laid out: panels of equal size, each with rows and columns of cells.
+    """The panels to lay out, of equal size, each with rows and columns of cells.
 
     Attributes:
         n: How many panels there are.
@@ -163,7 +163,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Places:
-    """Where panels stand; all in pixels.
+    """The places of panels, all in pixels.
 
     Attributes:
         width_px: Of the page.
@@ -286,7 +286,7 @@ def columns_for(n_panels: int) -> int:
 
 
 def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
-    """A text broken into lines that fit the room, at spaces; a dot between two notes stands at the end of a line."""
+    """Break a text at spaces into lines that fit the room; a dot between two notes ends a line."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".strip()

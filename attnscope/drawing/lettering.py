@@ -94,7 +94,7 @@ class Lettering:
 
 
 def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
-    """Fonts that together hold the characters of all texts, as far as fonts for them are installed."""
+    """Return fonts that together hold the characters of all texts, as far as such fonts are installed."""
     from matplotlib import font_manager
 
     # the font that was asked for, then DejaVu

@@ -50,7 +50,7 @@ class HeadGrid:
     def corner(
         self, layer: int, head: int, start: tuple[float, float], cell: tuple[float, float]
     ) -> tuple[float, float]:
-        """The upper left corner of a head's cell; `start` is the grid's, `cell` the width and height of cells."""
+        """Return the upper left corner of a head's cell; `start` is the grid's corner, `cell` the size of a cell."""
         return start[0] + self.heads.index(head) * cell[0], start[1] + self.layers.index(layer) * cell[1]
 
 
@@ -196,7 +196,7 @@ class Page(Canvas):
         return y + rows * pitch
 
     def fill(self, boxes: Sequence[Box], colors: Sequence[Any], edge: str = "none") -> None:
-        """Filled rectangles."""
+        """Draw filled rectangles."""
         if boxes:
             self.polygons(list(vertices_of(np.array(boxes, np.float64))), facecolors=colors, edgecolors=edge)
 
@@ -217,7 +217,7 @@ class Page(Canvas):
     def matrix(
         self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float], ground: str = UNKNOWN
     ) -> None:
-        """Values as coloured cells; the ground shows where a value is unknown."""
+        """Draw values as coloured cells; the ground shows where a value is unknown."""
         self.fill([box], [ground])
         image = self.image(box, colormap(cmap) if isinstance(cmap, str) else cmap, animated=False)
         image.set_zorder(1.5)  # over the ground, under lines
@@ -246,7 +246,7 @@ class Page(Canvas):
         return cells
 
     def number_cells(self, cells: Sequence[tuple[Box, str]], texts: Sequence[str], size_px: float) -> None:
-        """A number in the middle of each cell, in the ink that its colour asks for."""
+        """Write a number in the middle of each cell, in an ink that can be read on its colour."""
         self.numbers(
             [
                 Number(x + width / 2, y + height / 2, text, size_px, ink_on(color))
@@ -255,20 +255,20 @@ class Page(Canvas):
         )
 
     def numbers(self, numbers: Sequence[Number]) -> None:
-        """Numbers as outlines, all of a colour at once: a text for each of thousands would take seconds."""
+        """Draw numbers as outlines, all of a colour at once: thousands of texts would take seconds."""
         for color in sorted({number.color for number in numbers}):
             self.outline_numbers([number for number in numbers if number.color == color], 3)
         self.written_numbers = (*self.written_numbers, *numbers)
 
     def dot(self, at: tuple[float, float], radius: float, color: str, order: float = 4, edge_px: float = 0) -> None:
-        """A disc over what is there, with a white edge."""
+        """Draw a disc with a white edge on top."""
         from matplotlib.patches import Circle
 
         edge = {"edgecolor": "#ffffff" if edge_px else "none", "linewidth": self.points(edge_px or 1)}
         self.keep(self.axes.add_artist(Circle(at, radius, facecolor=color, zorder=order, **edge)))
 
     def outline_numbers(self, numbers: Sequence[Number], order: float) -> None:
-        """Numbers of one colour as outlines; text in vector files."""
+        """Draw numbers of one colour as outlines; vector files get them as text."""
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path
 
@@ -296,7 +296,7 @@ class Page(Canvas):
         size_px: float = layout.PANEL_TITLE_PX,
         above_px: float = 14,
     ) -> None:
-        """Names rows of panels at their left and columns above; where there is no room for all, every n-th.
+        """Name the rows of panels at their left and the columns above; every n-th where there is no room for all.
 
         Each panel has the names of its row and its column, and its upper left corner; the first is the upper left one.
         `panel` is their width and height, `pitch` the distance from one column to the next.
@@ -317,7 +317,7 @@ class Page(Canvas):
         cell: tuple[float, float],
         size_px: float = layout.PANEL_TITLE_PX,
     ) -> None:
-        """Names layers at the left and heads above; where there is no room for all, every n-th."""
+        """Name layers at the left and heads above; every n-th where there is no room for all."""
         size = self.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
         widest = self.lettering.width_px(f"H{max(grid.heads, default=0)}", size)
         step = math.ceil(math.ceil(widest * 1.25) / cell[0])

@@ -78,7 +78,7 @@ class Sheet:
         return figure
 
     def add_legend(self, axes: Any, corner: tuple[float, float] = (1.0, 1.04)) -> None:
-        """Names lines; `corner` is the legend's upper left one, in shares of the plot."""
+        """Add a legend of the lines; `corner` is its upper left one, in shares of the plot."""
         legend = axes.legend(
             fontsize=9 * self.size,
             frameon=False,
@@ -202,7 +202,7 @@ def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> No
 
 
 def spread(places: NDArray[np.float64], radius: float, box: Box) -> NDArray[np.float64]:
-    """Centres of discs of one radius, (disc, 2), moved apart within a box until none covers another.
+    """Return centres of discs, (disc, 2), moved apart within a box until no disc covers another.
 
     Discs that overlap push each other apart, step by step. In a box that is too full some overlap stays.
     """

@@ -25,7 +25,7 @@ _INCHES, _DPI, _POINTS = (1.0, 40.0), (30, 2400), (3.0, 40.0)
 
 @dataclass(frozen=True)
 class Style:
-    """How figures are drawn.
+    """The look of figures: colours, scale, paper and font.
 
     Attributes:
         scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or

@@ -27,7 +27,7 @@ _SEAM_PT = 0.1  # viewers let the ground shine through between rectangles that o
 def cells_as_rectangles(
     maps: Sequence[tuple[tuple[float, float, float, float], NDArray[np.uint8]]],
 ) -> Iterator[PathPatch]:
-    """Cells as rectangles, one patch a colour; neighbours in a row that have the same colour are one rectangle.
+    """Yield cells as rectangles, one patch per colour; neighbours in a row with one colour share a rectangle.
 
     A map is its box (x, y, width, height), and its colours, (row, column, red green blue alpha).
     """

@@ -90,5 +90,5 @@ def _cut(text: str) -> str:
 
 
 def _to_html(text: str) -> str:
-    """A text for HTML; what no browser shows (controls) or what would turn the text around, as its code point."""
+    """Return a text for HTML; controls, and characters that would turn the text around, become code points."""
     return escape(_UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text))

@@ -48,7 +48,7 @@ PLACES = ("map_x", "map_y", "resting_share", "active_share")
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """What a page shows of heads.
+    """The heads of a page: their numbers, roles, words and marks.
 
     Attributes:
         run: What made it.

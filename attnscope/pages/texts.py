@@ -250,7 +250,7 @@ def pieces_of(tokens: Tokens, most: int) -> NDArray[np.int64]:
 def pack(
     weights: Sequence[NDArray[np.float32]], keys: Tokens, hidden: NDArray[np.bool_], step: float = STEP
 ) -> Iterator[Chunk]:
-    """Packs the heads of a map, (query, key) each, 0 to 1.1, into chunks in their order; small heads share one.
+    """Pack the heads of a map, (query, key) each, 0 to 1.1, into chunks in their order; small heads share one.
 
     Keys that are `hidden` go where special tokens are hidden; `step` is the value of a code.
     """

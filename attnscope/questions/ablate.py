@@ -47,7 +47,7 @@ def _modes(listed: str) -> tuple[Mode, ...]:
 
 @options
 class AblateOptions:
-    """What is taken out, and what is looked at."""
+    """The heads to take out, and the quantities to measure."""
 
     modes: tuple[Mode, ...] = option(
         "What replaces a head's output: zero, mean (of its outputs over all tokens), or resample (its outputs on 8 "
@@ -88,7 +88,7 @@ class AblateOptions:
 
 
 class Ablation(Result):
-    """What heads do for a model on texts, found by taking them out.
+    """The effect of each head of a model on texts, measured by taking it out.
 
     A column of `heads` is a quantity such as `zero_loss`: the mode of ablation, and what is measured. `whole` has the
     loss of the unchanged model, and `together` the same quantities without all heads at once, if some were picked.

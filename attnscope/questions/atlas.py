@@ -53,7 +53,7 @@ _STAND_OUT, _MOST_CELLS = 5, 70
 
 
 class Atlas(Result):
-    """What every head of a model does on a corpus, with the texts that show it.
+    """A description of every head of a model on a corpus, with the texts that show it.
 
     The table `heads` has what a study of heads measures, and `roles` the evidence for roles. `examples` are texts of a
     head, `shown` the tokens of them that are shown, with the weights that were kept of each. In an encoder-decoder, the

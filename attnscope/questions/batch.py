@@ -50,7 +50,7 @@ class DrawnText:
 
 @dataclass(frozen=True)
 class FailedText:
-    """What could not be drawn, or not even be read.
+    """A text that could not be read or drawn.
 
     Attributes:
         source: The file.
@@ -72,7 +72,7 @@ class FailedText:
 
 @dataclass(frozen=True)
 class Batch:
-    """What became of the texts of a corpus.
+    """The figures of all texts of a corpus, and the texts that failed.
 
     Attributes:
         model: What the user called the model.

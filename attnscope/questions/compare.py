@@ -77,7 +77,7 @@ class Comparison(Result):
 
     @property
     def distance_names(self) -> list[str]:
-        """The names of its distances, such as "hellinger_without_special"; the first is that to look at first."""
+        """Return the names of its distances, such as "hellinger_without_special", the main one first."""
         return [str(name) for name in self.options["distances"]]
 
     def distance(self, name: str = "") -> Floats:

@@ -119,7 +119,7 @@ def _difference(first: Floats, second: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """What rows of two texts attend to, in the order of the first; what the second has alone follows its neighbour.
+    """The keys of two texts in the order of the first; a key of the second alone follows its neighbour.
 
     Attributes:
         names: What the keys are called.

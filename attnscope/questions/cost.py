@@ -47,7 +47,7 @@ class CostOptions:
 
 
 class Cost(Result):
-    """What a model's attention costs.
+    """The parameters, operations and memory of a model's attention.
 
     Its `options` have the sizes, the length of the text (`n_tokens`), the precision (`dtype`), and notes.
     """

@@ -91,7 +91,7 @@ DESCRIPTION = (
 
 
 class Heads(Result):
-    """What every head of a model does on a corpus.
+    """The measures, roles and descriptions of every head of a model on a corpus.
 
     `heads` has the roles of each head, every measure under its name with interval, baseline (uniform attention) and
     count (queries of texts of one length that say as much), what changes without it (`--causal`), and what it does in a

@@ -39,7 +39,7 @@ class AttentionMap(HeadMaps):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heatmap(MapsResult[AttentionMap]):
-    """What every chosen head of a model attends to on one text; see `MapsResult` for text, maps, run and picked.
+    """The exact attention weights of the chosen heads on one text; `MapsResult` has text, maps, run and picked.
 
     Attributes:
         changes: What was done to the weights after the model gave them, in order: "hide_special", "words", and
@@ -90,12 +90,12 @@ class Heatmap(MapsResult[AttentionMap]):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Numbers of the layers of the first map."""
+        """Return the numbers of the layers of the first map."""
         return self.maps[0].layers
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Numbers of the heads of the first map."""
+        """Return the numbers of the heads of the first map."""
         return self.maps[0].heads
 
     @property
@@ -426,7 +426,7 @@ class Rollout(Heatmap):
 
     @property
     def rollout(self) -> NDArray[np.float32]:
-        """How much of each input token is in each place after each layer, (layer, query, token); rows sum to 1."""
+        """Return the share of each input token at each place after each layer, (layer, query, token); rows sum to 1."""
         return self.maps[0].weights[:, 1]
 
     @property

@@ -191,7 +191,7 @@ M = TypeVar("M", bound=HeadMaps)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MapsResult(Result, Generic[M]):
-    """What every chosen head of a model attends to on one text.
+    """The attention maps of the chosen heads of a model on one text, exact or pooled.
 
     Attributes:
         MAPS: The class of its maps.

@@ -38,7 +38,7 @@ BY: tuple[By, ...] = get_args(By)
 
 @options
 class PatchOptions:
-    """What comes from which run, and what is measured."""
+    """The values to patch, the run they come from, and the quantities to measure."""
 
     by: By = option(
         "What a head gets from the other run: z (its output before the output projection), query, key, value, or "
@@ -79,7 +79,7 @@ class PatchOptions:
 
 
 class Patching(Result):
-    """How a logit difference right - wrong changes where heads compute with values of another run.
+    """The change of a logit difference, right - wrong, when heads take values from another run.
 
     The table `whole` has the logit difference of the "clean" and the "corrupt" run, and the "total" effect, clean -
     corrupt. `heads` has the effect of each head, positive towards right answers, and `by_pair` the same on each pair.

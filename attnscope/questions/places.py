@@ -24,7 +24,7 @@ MEAN = "mean"
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What a vision model saw of a photo.
+    """A photo as a vision model saw it.
 
     Attributes:
         pixels: The picture after the model's own resizing and cropping, without its normalisation, as far as patches
@@ -124,7 +124,7 @@ class Spectrogram:
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """What a speech model heard.
+    """A recording as a speech model heard it.
 
     Attributes:
         envelope: The loudest sample of each frame, (frame,), float32, 0 to 1.

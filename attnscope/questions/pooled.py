@@ -81,7 +81,7 @@ class PooledMap(HeadMaps):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PooledHeatmap(MapsResult[PooledMap]):
-    """What every chosen head attends to on one long text, pooled to a grid of cells; see `MapsResult`.
+    """The attention of the chosen heads on one long text, pooled to a grid of cells; see `MapsResult`.
 
     Attributes:
         pool: What a cell shows. "mean": the share of attention that the queries of its row give to the keys of its

@@ -43,7 +43,7 @@ def _labels(listed: str) -> tuple[str, ...]:
 
 @options
 class AnnotationOptions:
-    """How annotated files are read."""
+    """The options for reading annotated files."""
 
     kind: str = option(
         "How the files are annotated: conllu, jsonl, python; auto: by their names.",
@@ -62,7 +62,7 @@ class AnnotationOptions:
 
 @options
 class RelationsOptions:
-    """How relations are studied."""
+    """The options for studying relations."""
 
     only: tuple[str, ...] | None = option(
         "Only these relations, by label or whole name, such as nsubj,obj.  [default: all]", default=None, read=_labels
@@ -75,7 +75,7 @@ class RelationsOptions:
 
 
 class Relations(Result):
-    """Which heads of a model express which relations, the most frequent relations first.
+    """The accuracy of each head for each relation, the most frequent relations first.
 
     Of every two texts that hold a relation, one goes to each of two halves, at random. One half chooses the head; the
     other half scores it, and the best simple rule is chosen there, in the rule's favour. The table `heads` and the

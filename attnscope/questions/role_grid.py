@@ -42,7 +42,7 @@ _VALUE_CELL_PX = 32
 
 @dataclass(frozen=True, eq=False)
 class RoleGrid:
-    """What shows the first role of every head.
+    """The view of the first role of every head, in the terminal and as a figure.
 
     Letters alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, cells narrow first, then
     its heads go on below. The kinds of attention of an encoder-decoder stand one under the other.

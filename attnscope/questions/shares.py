@@ -20,7 +20,7 @@ _SHARE = share("share", "what the queries of a part give to the keys of another:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shares(Result):
-    """What each head gives from one part of a text to another.
+    """The attention that each head gives from one part of a text to another.
 
     Attributes:
         tables: `heads`, a row for each head.

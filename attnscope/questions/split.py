@@ -31,7 +31,7 @@ OF_COUNT = count("n_heads", "how many heads there are", label="heads")
 
 @options
 class SplitOptions:
-    """How queries, keys and values are cut, and what becomes of the heads."""
+    """The options for splitting queries, keys and values into heads."""
 
     counts: tuple[int, ...] = option(
         "Numbers of heads to split into, such as 1,2,4.", default=(1, 2, 4), read=numbers_from, written="1,2,4"

@@ -65,7 +65,7 @@ _KINDS = {"may": "flag", "partner": "count"}
 
 @options
 class TraceOptions:
-    """What is traced of a layer."""
+    """The options for tracing a layer."""
 
     target: str | None = option(
         "What an encoder-decoder is to write.  [default: its own greedy output]",

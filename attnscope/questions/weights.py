@@ -57,7 +57,7 @@ SCORE_PARTS = ("", "_random", "_least", "_most")
 
 @options
 class WeightsOptions:
-    """What is asked of the weights."""
+    """The options for reading heads off their weights."""
 
     pick: tuple[tuple[int, int], ...] | None = option(
         "Print everything about these heads, such as L3H1,L5H11.", default=None, read=heads_from, panel="Heads"
@@ -66,7 +66,7 @@ class WeightsOptions:
 
 
 class HeadWeights(Result):
-    """What the weights of all heads of a model say, without any text.
+    """The scores of all heads of a model from their weights alone, without any text.
 
     `options` has the `kind` of attention, what tokens stand for what is written (`ends`), how `places` are known to the
     model, over how many places shares are means (`n_places`), the `dimension` of the stream that heads can read, and
@@ -118,7 +118,7 @@ class HeadWeights(Result):
 
     @property
     def excess(self) -> Floats:
-        """Shares above what is expected of random directions, (Q K V, sender, receiver)."""
+        """Return shares above the expectation for random directions, (Q K V, sender, receiver)."""
         excess: Floats = self["composition"] - self.expected
         return excess
 
@@ -182,7 +182,7 @@ class HeadWeights(Result):
 
 @dataclass(frozen=True, eq=False)
 class Composition:
-    """How much each head reads of what each earlier one writes, beside random directions.
+    """The share that each head reads of the output of each earlier head, beside random directions.
 
     Attributes:
         share: |X Y| / (|X| |Y|), (Q K V, sender, receiver), float32; NaN where the receiver is in no later layer.

@@ -22,7 +22,7 @@ MOST_PARTS = 12
 
 @options
 class WhyOptions:
-    """Which score is taken apart."""
+    """The score to take apart: its head, query and key."""
 
     PANEL: ClassVar[str] = "Heads"
 

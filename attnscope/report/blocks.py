@@ -21,7 +21,7 @@ Printed = Literal["always", "with --all", "never"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Block:
-    """What all blocks have.
+    """The fields that all blocks share.
 
     Attributes:
         heading: What it is called in the terminal.

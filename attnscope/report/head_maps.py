@@ -67,7 +67,7 @@ _BASELINE = "▲ uniform: the value of a head that attends to all keys that the 
 
 @dataclass(frozen=True)
 class Scale:
-    """How the numbers of a column are coloured.
+    """The colours and limits for the numbers of a column.
 
     Attributes:
         low: The number of the first colour: 0; -high where numbers are negative; a round one where all are far from 0.
@@ -133,7 +133,7 @@ def grids_of(table: Table) -> dict[str, HeadGrid]:
 
 @dataclass(frozen=True)
 class HeadCells:
-    """Where the cells of all heads are on a page.
+    """The places of the cells of all heads on a page, in pixels.
 
     Attributes:
         grids: The rows and columns of each kind of attention.
@@ -244,7 +244,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
 
 @dataclass(frozen=True)
 class SmallMaps:
-    """Where small maps stand on a page.
+    """The places of small maps on a page, in pixels.
 
     Attributes:
         columns: How many stand side by side.

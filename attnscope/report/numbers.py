@@ -35,7 +35,7 @@ def signed(value: float) -> str:
 
 
 def small_number(value: float) -> str:
-    """A number with two or three digits that tell: effects of single heads are small; `–` where it is undefined."""
+    """Return a number with two or three significant digits, as effects of heads are small; `–` = undefined."""
     if not math.isfinite(value):
         return UNDEFINED
     size = abs(value)
@@ -117,7 +117,7 @@ def interval_of(estimate: Any, written: Callable[[float], str] = number) -> str:
 
 
 def short_interval(low: float, high: float) -> str:
-    """An interval for a small cell, such as 0.00–0.03, with as many decimals as tell its ends apart; empty without one.
+    """Return an interval such as 0.00–0.03, with enough decimals to tell its ends apart; empty if there is none.
 
     It is no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
     """
@@ -138,7 +138,7 @@ def step_text(step: int) -> str:
 
 
 def abbreviate(value: float, unit: str) -> str:
-    """A number in short, such as 9.66 GB (9.00 GiB), 109.5 M or 25.9%; B is a thousand millions, T a million millions.
+    """Return a number in short, such as 9.66 GB (9.00 GiB), 109.5 M or 25.9%; B is 10^9, T is 10^12.
 
     Bytes have both their decimal and their binary name, as both are called GB elsewhere.
     """

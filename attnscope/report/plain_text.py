@@ -56,7 +56,7 @@ class _PlainConsole(Console):
 
 
 def open_console(**how: Any) -> Console:
-    """The `rich` console of every command: names and texts come from anywhere, so no markup, emoji or control."""
+    """Return the `rich` console of every command, without markup, emoji or control: names come from anywhere."""
     console = _PlainConsole(markup=False, emoji=False, **how)
     if console.width < 1:  # a terminal that does not know its size says 0
         console.width = _USUAL_WIDTH
@@ -101,7 +101,7 @@ def spell_out(text: str, console: Console) -> str:
 
 
 def spell_out_parts(parts: Iterable[RenderableType], console: Console) -> Group:
-    """Parts one below the other, each text spelled out with styles where they belong."""
+    """Return the parts one below the other, each text spelled out, with its styles in place."""
 
     def spell(text: Text) -> Text:
         ends = [0, *accumulate(len(_ASCII.get(letter, letter)) for letter in text.plain)]
@@ -118,7 +118,7 @@ def heading(title: str) -> Text:
 
 
 def list_numbers(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
-    """Names, each with its number beside it."""
+    """Return names, each with its number beside it."""
     return Text(gap).join(Text(f"{name} ").append(number, style="cyan") for name, number in entries)
 
 

@@ -11,7 +11,7 @@ UNCLASSIFIED = "·"
 
 @dataclass(frozen=True)
 class Mark:
-    """How a role is drawn: a capital letter that has a small one, for tentative roles, and a colour "#rrggbb"."""
+    """The letter and colour "#rrggbb" of a role: a capital letter, whose small form marks tentative roles."""
 
     glyph: str
     color: str

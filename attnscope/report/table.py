@@ -71,7 +71,7 @@ class TextTable:
         self._least, self._whole = [least for least, _ in widths], [whole for _, whole in widths]
 
     def fit(self, width: int) -> tuple[list[str], list[str]]:
-        """The names of the columns that a terminal of so many cells shows, and of those that it has no room for."""
+        """Return the names of the columns that fit a terminal of this width, and of those that do not."""
         shown, dropped = self._choose(width)
         return [self._columns[at].name for at in shown], [self._columns[at].name for at in dropped]
 
@@ -132,7 +132,7 @@ class TextTable:
         return sum(self._least[at] + self._gap for at in shown) <= width + self._gap
 
     def _fit_widths(self, shown: Sequence[int], width: int) -> list[int]:
-        """How wide each column is: the widest of those that wrap gives way first; if need be, all columns break."""
+        """Return the width of each column: the widest that wraps shrinks first; if need be, all columns break."""
         room = max(len(shown), width - self._gap * (len(shown) - 1))
         widths, least = [self._whole[at] for at in shown], [self._least[at] for at in shown]
         if sum(least) > room:
@@ -144,7 +144,7 @@ class TextTable:
         return widths
 
     def _share_room(self, shown: Sequence[int], widths: list[int], room: int) -> None:
-        """Shares the room that other columns leave among those that have a part of it; none gets more than it fills."""
+        """Divide the room that other columns leave among those with a share; none gets more than it fills."""
         parts = {place: part for place, at in enumerate(shown) if (part := self._columns[at].part)}
         room -= sum(width for place, width in enumerate(widths) if place not in parts)
         n_parts = sum(parts.values())

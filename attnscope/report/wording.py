@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class OfTexts(Protocol):
-    """What was made on texts, and says on which."""
+    """A record that was made on texts, and names them."""
 
     @property
     def corpus(self) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ SLACK = 0.01
 
 @dataclass(frozen=True)
 class Column:
-    """What the values under one name are.
+    """The declaration of a column: its name, meaning, unit and range.
 
     Attributes:
         name: Its name in Python and in files.
@@ -80,7 +80,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Array(Column):
-    """What the numbers of an array along the rows of tables are.
+    """The declaration of an array along the rows of tables.
 
     Attributes:
         axes: Per axis a table, whose rows it follows; a whole number, its size; or a name of its own, which stands for

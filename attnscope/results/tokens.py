@@ -106,7 +106,7 @@ class Tokens:
         return tuple(sorted({*itertools.chain(*parts)})) if all(parts) else ()
 
     def find_part(self, wanted: str) -> tuple[int, ...]:
-        """As `find`; of a pair `A` and `B` are all tokens of the first and the second text but the special ones."""
+        """Find tokens as `find` does; `A` and `B` are all tokens of a pair's two texts, without special ones."""
         if self.pair is None or wanted not in ("A", "B"):
             return self.find(wanted)
         return tuple(np.flatnonzero((self.segments == (wanted == "B")) & ~self.special).tolist())
@@ -131,7 +131,7 @@ class Tokens:
         return "  ".join(f"@{place} {label}" for place, label in enumerate(self.labels))
 
     def find_repeated(self, wanted: str) -> dict[str, tuple[int, ...]]:
-        """Of what `wanted` names, by its label, the tokens that stand in several places and are not told apart."""
+        """Return the tokens that `wanted` names by a label that stands in several places, by label."""
         parts = [wanted] if self.find_one(wanted) else [part.strip() for part in wanted.split(",")]
         groups = self.word_groups()
         repeated = {}
@@ -186,7 +186,7 @@ class Tokens:
         return replace(self, words=numbers)
 
     def word_groups(self) -> list[list[int]]:
-        """Tokens grouped by word, in order; a token that is part of no word is a group by itself."""
+        """Return tokens grouped by word, in order; a token without a word is a group by itself."""
         groups: list[list[int]] = []
         last: tuple[int, int] | None = None
         for i in range(len(self)):
