@@ -1,4 +1,4 @@
-"""Hold which layers, heads, queries and keys to show, and check them against a model and its maps."""
+"""Check the layers, heads, queries and keys that a user asks for against a model and its maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exceptions that a user sees as one clean line."""
+"""Exceptions that a user sees as one line: a message, and a hint at what to do. `__main__` prints them."""
 
 import contextlib
 import difflib

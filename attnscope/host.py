@@ -56,15 +56,18 @@ def raise_outside_imports(_: int, frame: FrameType | None) -> None:
         KeyboardInterrupt: Nothing is being imported by the main thread.
     """
     global _waits_since, _cutter
+    # outside imports
     outermost = _outermost_import(frame)
     if outermost is None:
         _waits_since = None
         raise KeyboardInterrupt
+    # within: wait for the end of the import
     if _waits_since is None:
         _waits_since = time.monotonic()
     if time.monotonic() - _waits_since < _PATIENCE_S:
         _interrupt_again()
         return
+    # a long import ends between two of its modules
     _waits_since, _cutter = None, _ImportCutter(outermost)
     sys.meta_path.insert(0, cast(Any, _cutter))
 

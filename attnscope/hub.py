@@ -1,4 +1,4 @@
-"""The Hugging Face Hub's client within limits of time: alone it tries for half a minute, and longer."""
+"""Call the Hugging Face Hub's client within limits of time: alone it retries for half a minute and longer."""
 
 import sys
 import threading
@@ -40,6 +40,7 @@ def run_while_growing(work: Callable[[], _T], size: Callable[[], int], what: str
         TimeoutError: Nothing came for STALL_S.
         Exception: What `work` raises.
     """
+    # look now and then whether it grows
     running = _Running(work)
     reached, since, is_said = size(), time.monotonic(), False
     while not running.is_over(_LOOK_S):

@@ -1,4 +1,4 @@
-"""Named pipes among the inputs: opening one waits for a writer, so it is said what is waited for, and not for ever."""
+"""Open named pipes among the inputs: say which writer is awaited, and give up after a while."""
 
 import os
 import select

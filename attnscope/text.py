@@ -254,6 +254,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         AttnscopeError: Neither or both are given; the file cannot be read; bytes are not UTF-8; the text holds
             NUL characters or nothing that can be seen, or is longer than MOST_BYTES.
     """
+    # a file, stdin or the text itself, in this order
     if text is not None and file is not None:
         raise UsageError("both a text and a file are given", "give one of them")
     if file is not None and str(file) != "-":
@@ -275,6 +276,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     else:
         raise UsageError("no text is given", "give a text, - for stdin, or --file PATH")
 
+    # whatever the source: no NUL, and something to see
     if not (may_be_blank and is_blank(result)):
         require_text(result, name)
     return result
@@ -290,6 +292,7 @@ def refuse_file_name(text: str, hint: str) -> None:
     It is one if there is a file of that name. Without spaces, so is a name that ends as text files do. The hint says
     how to pass a file, and such a text.
     """
+    # a file of that name
     try:
         is_file = Path(text).is_file()
     except OSError:  # longer than any name
@@ -297,6 +300,7 @@ def refuse_file_name(text: str, hint: str) -> None:
     if is_file:
         refuse_other_format(text, f"the text {text!r} names a file that")
         raise UsageError(f"the text {text!r} is the name of a file", hint)
+    # a name without a file: spaces make it a text
     if any(letter.isspace() for letter in text):
         return
     if text.lower().endswith(_TEXT_FILES):

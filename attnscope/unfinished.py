@@ -1,4 +1,4 @@
-"""Studies that were interrupted, or failed in part: where they are written, and how the command ends."""
+"""Settle studies that were interrupted or failed in part: where to write them, and how the command ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, elsewhere a line once a minute."""
+"""Show progress on stderr: a bar on a terminal, elsewhere a line once a minute."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""A trace as a quiz: what goes into a head is printed, what comes out is asked for and graded."""
+"""Run a trace as a quiz: print the inputs of each head, ask for its outputs, and grade the answers."""
 
 from __future__ import annotations
 

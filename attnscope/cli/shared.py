@@ -1,4 +1,4 @@
-"""Options that several commands share: the model, how figures are drawn, and where results go."""
+"""Declare options that several commands share: the model, the look of figures, and the place of results."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class Canvas(Drawing):
         return size_px * 72 / self.paper.inch_px
 
     def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
-        """Return the step between labels that have room side by side, at a pitch of `pitch_px` pixels; 1 on a screen."""
+        """Return the step between labels that have room side by side, at a pitch in pixels; 1 on a screen."""
         if not self.paper.least_px:
             return 1
         return max(1, math.ceil((self.lettering.width_px(longest, size_px) * 1.15 + 4) / pitch_px))
@@ -211,6 +211,7 @@ class Canvas(Drawing):
         """Return an image in a box (x, y, width, height); what it shows is set later by `set_data`."""
         from matplotlib.image import AxesImage
 
+        # rows of pixels go down, as the axes do
         x, y, width, height = box
         extent = (x, x + width, y + height, y)
         image = AxesImage(self.axes, cmap=cmap, interpolation="none", origin="upper", extent=extent)
@@ -218,6 +219,7 @@ class Canvas(Drawing):
         image.set_clim(0, 1)
         self.axes.add_artist(image)
         self.keep(image, animated)
+        # animated images note their box, so that figures can be drawn without the axes
         if animated:
             self._boxes[image] = box
         return image
@@ -354,13 +356,17 @@ class Canvas(Drawing):
         """Let a figure without a title begin where what it shows begins."""
         if self.paper.title or self._trimmed:
             return
+        # a figure is trimmed once, after all is drawn
         self._trimmed = True
+        # the top of letters, images and shapes in pixels of the page
         data, below = self.axes.transData, self.axes.get_ylim()[0]
         artists = (*self.axes.texts, *self.axes.images, *self.axes.patches)
         extents = [artist.get_window_extent(self.agg.get_renderer()) for artist in artists if artist.get_visible()]
         highest = max((extent.y1 for extent in extents if extent.width and extent.height), default=0.0)
         tops = [float(data.inverted().transform((0, highest))[1])]
+        # collections, such as filled cells, know their place without a renderer
         tops += [y for artist in self.axes.collections if math.isfinite(y := artist.get_datalim(data).y0)]
+        # the margin stays, and the figure keeps at least a pixel
         top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
         top = min(max(top, self.axes.get_ylim()[1]), below - 1)
         self.axes.set_ylim(below, top)

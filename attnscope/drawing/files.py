@@ -1,4 +1,4 @@
-"""Figures as files: several formats of several pages, compressed beside drawing."""
+"""Write figures as files in several formats; pages are compressed while the next one is drawn."""
 
 from __future__ import annotations
 

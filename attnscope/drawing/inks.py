@@ -1,4 +1,4 @@
-"""Colours: between two others, of a colormap, and which letters can be read on them."""
+"""Compute colours: blends of two, colours of a colormap, and inks that can be read on them."""
 
 from __future__ import annotations
 

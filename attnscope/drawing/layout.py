@@ -1,4 +1,4 @@
-"""The layout of figures in pixels: plain numbers, no drawing."""
+"""Compute the layout of figures in pixels. It works on plain numbers, and leaves drawing to `page`."""
 
 from __future__ import annotations
 

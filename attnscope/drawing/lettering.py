@@ -1,4 +1,4 @@
-"""Text on figures: fonts that hold every character, labels that fit, and a note where they cannot."""
+"""Choose fonts that hold every character, fit labels to their room, and note what no font has."""
 
 from __future__ import annotations
 
@@ -144,10 +144,12 @@ def find_font(font: str) -> tuple[str, str]:
 
 def note_missing(texts: Iterable[str], font: str | None = None) -> str:
     """One sentence on the fonts to install where figures show code points; empty if every character can be drawn."""
+    # characters that DejaVu Sans may lack
     wanted = {c for text in texts for c in text if ord(c) >= _FIRST_OF_OTHERS}
     missing = lettering_for(wanted, Paper(font=font)).missing if wanted else frozenset()
     if not missing:
         return ""
+    # a package for each script
     packages = sorted({next(name for name, holds in _PACKAGES if holds(c)) for c in missing})
     return (
         f"no installed font has {_sum_up(missing)}: figures show their code points; "

@@ -94,6 +94,7 @@ class Sheet:
         """Draw a colour bar at the right of a map; both ends are labelled."""
         bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
         bar.outline.set_visible(False)
+        # ticks inside the bar keep away from its labelled ends
         low, high = image.get_clim()
         if (extent := high - low) > 0:
             inner = [tick for tick in _steps(low, high) if _END < (tick - low) / extent < 1 - _END]
@@ -117,11 +118,13 @@ def draw_map(
 
     Columns are equally wide, or go from one of `edges` (columns + 1) to the next.
     """
+    # cells have edges, one more than there are columns
     n_rows, n_columns = values.shape
     across = np.arange(n_columns + 1) - 0.5 if edges is None else edges
     image = axes.pcolormesh(
         across, np.arange(n_rows + 1) - 0.5, np.ma.masked_invalid(values), cmap=cmap, vmin=limits[0], vmax=limits[1]
     )
+    # the first row on top
     axes.set_ylim(n_rows - 0.5, -0.5)
     axes.set_xlim(across[0], across[-1])
     axes.set_facecolor("#dcdcdc")

@@ -1,4 +1,4 @@
-"""How figures are drawn: colours, size, letters."""
+"""Declare and check how figures look: colours, size, letters. Drawing them is left to `canvas` and `page`."""
 
 from __future__ import annotations
 

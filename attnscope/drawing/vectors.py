@@ -1,4 +1,4 @@
-"""Vector files: cells as rectangles instead of pixels, and letters that come with an SVG."""
+"""Make vector files: cells become rectangles instead of pixels, and an SVG carries its letters."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def _subset(path: str, characters: frozenset[str]) -> str:
     """Return the part of a font that holds some characters, as WOFF in base64; the same bytes every time."""
     from fontTools import subset
 
+    # kerning and marks stay; the time of the run goes, so that bytes are the same
     options: Any = subset.Options(flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True)
     options.recalc_timestamp, options.drop_tables = False, [*options.drop_tables, "FFTM"]
     options.font_number = 0  # of a collection

@@ -121,6 +121,7 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
     nor first and more than two tokens away. The head with the largest mean score is taken; None = no key is as far.
     """
     attention = record.maps[0]
+    # pairs (query, key) that count
     queries = np.arange(len(attention.queries))
     keys = np.arange(len(attention.keys))
     counts = (np.abs(queries[:, None] - keys) > 2) & ~attention.keys.special & (keys > 0)
@@ -128,6 +129,7 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
     if not heads or not counts.any():
         return None
 
+    # a key that all queries choose says little: its mean is taken off
     def score(head: tuple[int, int]) -> float:
         weights = attention.of(*head)
         return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())
@@ -158,6 +160,7 @@ def _map_of_cells(pooled: PooledMap) -> AttentionMap:
 
 def _cell_tokens(tokens: Tokens, size: int) -> Tokens:
     """Return the tokens along one side of a pooled map; `size` of them are a cell."""
+    # a cell of several tokens is named by its place and its first words
     labels = list(tokens.labels)
     if size > 1:
         labels = []
@@ -165,6 +168,7 @@ def _cell_tokens(tokens: Tokens, size: int) -> Tokens:
             some = tokens.labels[first : first + size]
             words = " ".join(some[:6])[:28]
             labels.append(f"{first} {words}{'…' if len(some) > 1 else ''}")
+    # no offsets, words or ids: cells are no tokens
     n = len(labels)
     offsets = np.full((n, 2), -1, np.int32)
     zeros = np.zeros(n, np.int32)

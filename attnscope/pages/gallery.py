@@ -1,4 +1,4 @@
-"""A batch as one HTML page of thumbnails: no scripts, no other files than the figures, opens from disk."""
+"""Write a batch as one HTML page of thumbnails, which has no scripts and opens from disk."""
 
 from __future__ import annotations
 

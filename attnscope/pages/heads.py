@@ -101,6 +101,7 @@ def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
     Raises:
         AttnscopeError: The record holds no heads.
     """
+    # each kind of record has its own table of heads
     if record.is_empty:
         raise AttnscopeError("there is no head to show")
     if isinstance(record, Atlas):
@@ -288,6 +289,7 @@ def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
 def _kept_bytes(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
     """Return how many keys each shown token of some examples keeps; then the keys, and then their codes."""
     shown = atlas.table("shown")
+    # numbers of kept keys, (token,), and the keys and codes of all tokens in a row
     counts, keys, codes = [], [], []
     for example in examples:
         rows = atlas.tokens_of(example)

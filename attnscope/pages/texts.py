@@ -85,6 +85,7 @@ def require_room(records: Iterable[Heatmap]) -> int:
     Raises:
         AttnscopeError: It is none, or more than a browser opens in comfort.
     """
+    # rows of tokens that a part lacks count as well
     n = sum(_n_weights(record, attention) for record in records for attention in record.maps)
     if not n:
         raise AttnscopeError("there is no head to show")

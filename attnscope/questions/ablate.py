@@ -1,4 +1,4 @@
-"""Ablation: what changes without a head. Its columns, and what is said of them."""
+"""Declare the result of an ablation, what changes without a head: its columns and its report."""
 
 from __future__ import annotations
 
@@ -154,12 +154,14 @@ _MEASURED = {
 
 def quantity_column(name: str) -> Column:
     """Return the column of a quantity such as "zero_loss": a mode of ablation, and what is measured."""
+    # importance and spreads have no mode
     if name == "importance":
         meaning = "E |dL/dξ|, ξ the factor on a head's output"
         return number(name, meaning, "nats", label="importance E |dL/dξ|", short="|dL/dξ|")
     if name.endswith(SPREAD):
         meaning = "standard deviation over the texts whose outputs take the head's place"
         return number(name, meaning, short="± over texts")
+    # a mode and what is measured, such as zero and loss
     mode, _, measured = name.partition("_")
     meaning, label, short = _MEASURED[measured]
     unit = "relative L2" if measured == "l2" else "nats"
@@ -264,6 +266,7 @@ def _guide(ablation: Ablation) -> Iterator[str]:
         "mean": "its mean output over all tokens",
         "resample": "its output on 8 other texts, one after the other",
     }
+    # the modes that were run
     modes = [f"{mode}: {what}" for mode, what in meant.items() if mode in (ablation.options.get("modes") or ())]
     if modes:
         yield "; ".join(modes)

@@ -1,4 +1,4 @@
-"""What became of many texts: which files each has, and what could not be drawn."""
+"""Declare the result of a batch: the files of each text, and the texts that failed."""
 
 from __future__ import annotations
 

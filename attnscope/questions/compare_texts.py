@@ -160,6 +160,7 @@ class Keys:
 
     def largest_change(self, comparison: Comparison, head: int, pair: int) -> str:
         """Say which key's weight changes most in a row, and from what to what; of a key that a text lacks, a dash."""
+        # both rows over the keys of both texts, (key,)
         before, after = self.weights(comparison, head, pair)
         key = int(np.abs(after - before).argmax())
         written = [

@@ -1,4 +1,4 @@
-"""Names of the distances between heads, and what is said of them. Plain values."""
+"""Name the distances between heads, and explain them to readers. The distances are computed in `core`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def distance_line(name: str) -> str:
 
 def guide(comparison: Comparison) -> list[str]:
     """Return the meaning of the first distance, and the rows that it leaves out."""
+    # the meaning, then the interval, then the tokens that are left out
     name = comparison.distance_names[0]
     lines = [MEANINGS[name.removesuffix(WITHOUT_SPECIAL)]]
     if np.isfinite(comparison.grids.get(f"distance_low:{name}", np.nan)).any():

@@ -111,10 +111,12 @@ def _telling(result: Result) -> Floats:
 
 def _next(result: Result, n_more: int) -> Note:
     """Say how many heads are not listed, and what to do next."""
+    # the rest of the heads, then a command for them
     lines = [f"… {n_more} more with --all"] if n_more else []
     sources = [str(source) for source in result.corpus.get("sources") or () if "." in str(source)]
     model = result.run.get("model")
     where = "" if model in (None, "minilm", "all-MiniLM-L6-v2") else f" -m {printable(model)}"
+    # decoders without induction on plain text may show it on repeated text
     kinds = {*result.table("heads")["kind"].tolist()}
     if kinds == {"decoder"} and "induction" not in result.table("roles")["role"] and sources:
         lines.append(f"next, heads that repeat what came before: attnscope heads --probe repeat{where}")
@@ -148,10 +150,12 @@ def _lines(heads: Table, row: int) -> tuple[str, str]:
 
 def _fit(parts: Sequence[str], room: int) -> str:
     """Join as many parts of a line as there is room for; the first always stands, without its examples if need be."""
+    # the first part has to fit, so it may lose its examples
     line = ""
     if parts and len(parts[0]) > room - 2:
         first = re.sub(r" \([^)]*\)", "", parts[0])
         parts = [cut(first, room - 2), *parts[1:]]
+    # whole parts, as many as fit
     for number_of_part, part in enumerate(parts):
         joined = f"{line} {part}".strip()
         if number_of_part and len(joined) > room - 2:
@@ -177,6 +181,7 @@ def _explained_texts(heads: Table) -> list[str]:
     if "kl_explained" not in heads:
         return [""] * len(heads)
     texts = []
+    # attention close to uniform leaves nothing to explain
     for (explained, low, high), nats in zip(heads.interval("kl_explained").tolist(), heads["nats"], strict=True):
         if not nats >= EVEN:
             texts.append("")
@@ -237,6 +242,7 @@ def sample_line(result: Any) -> str:
     described = result.options.get("described")
     if not described:
         return ""
+    # numbers of texts and queries
     n_sampled, n_queries, n_scored = (described[name] for name in ("n_texts", "n_queries", "n_scored"))
     n_texts = result.corpus.get("n_texts")
     is_part = isinstance(n_texts, int) and n_texts > n_sampled

@@ -1,4 +1,4 @@
-"""What is said of the roles of heads and of their evidence: marks, counts, what does nothing."""
+"""Report the roles of heads and their evidence: marks, counts, and heads whose removal changes nothing."""
 
 from __future__ import annotations
 

@@ -198,12 +198,14 @@ class Heads(Result):
             every: Whether it has all columns; else those of `FIRST`. Pictures, recordings and needles have all.
         """
         heads, roles = self.table("heads"), self.table("roles")
+        # the first role's value with its interval and baseline; NaN for heads without a role
         if len(roles):
             first = first_role(self)
             parts = {part: np.where(first < 0, np.nan, roles.part("value", part)[first]) for part in PARTS[:3]}
             meaning = "value of the measure that its first role rests on"
             values = np.where(first < 0, np.nan, roles["value"][first])
             heads = heads.with_column(numbers("role_value", meaning), values, **parts)
+        # all columns, or those of `FIRST`
         header, *rows = heads.rows()
         if every or not self.is_described:
             return csv_text([header, *rows])
@@ -454,6 +456,7 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
 def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
     """Draw maps of all measures, and large ones of some."""
     heads = result.table("heads")
+    # how well descriptions explain; then all measures as small maps, and some as large ones
     if result.is_described:
         yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
     defined = [name for name in result.measure_names if np.isfinite(heads[name]).any()]

@@ -1,4 +1,4 @@
-"""Records of attention weights as figures, whatever was read: text, a long text pooled, a picture, a recording."""
+"""Draw records of attention weights as figures: of a text, a pooled long text, a picture or a recording."""
 
 from __future__ import annotations
 

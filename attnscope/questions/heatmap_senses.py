@@ -158,6 +158,7 @@ def _picture_figure(
 
     `fields` are further fields of the figure.
     """
+    # one cell per patch: (row, column)
     rows, columns = picture.grid
     n = len(values)
     captions = [(f"max {patches.max():.3g}", *more) for patches, more in zip(values, facts, strict=True)]
@@ -191,12 +192,15 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], str
 
     They are those that are named, else those that the model wrote; where it wrote none, the words after the pictures.
     """
+    # whole words, not pieces
     tokens = record.maps[0].queries
     groups = [tuple(group) for group in tokens.word_groups()]
     words = [Word(_name(tokens, group), group) for group in groups]
+    # the words that are named
     if query is not None:
         named = _find_words(record, query, words)
         return [word for word in words if named & {*word.tokens}], ""
+    # the words that the model wrote, or all without special tokens
     written = [word for word in words if 0 <= tokens.n_given <= word.tokens[0]]
     words = [word for word in written or words if not tokens.special[word.tokens[0]]] or words
     note = f"the first {MOST_WORDS} of {len(words)} words: --query names others" if len(words) > MOST_WORDS else ""

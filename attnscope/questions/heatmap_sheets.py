@@ -1,4 +1,4 @@
-"""The figures of maps: which heads are in each, its words, and the pages that are drawn of them."""
+"""List the figures of maps, with the heads and titles of each, and draw their pages."""
 
 from __future__ import annotations
 
@@ -91,10 +91,12 @@ def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, Ma
 def _show(page: MapsPage, plate: Plate, style: Style) -> None:
     """Put the values of a figure on its page."""
     values: Sequence[NDArray[Any]] = plate.values
+    # the largest value of each map, or of the whole figure
     tops = style.limits([float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values])
     if plate.top is not None:
         tops = [plate.top] * len(tops)
     end = tops[0] if style.scale == "figure" or plate.top else 1.0
+    # decades of a logarithmic scale become equal shares of the bar
     if plate.is_logarithmic:
         ticks = {float(step): f"{end * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
         shares = [log_share(cells, top) for cells, top in zip(values, tops, strict=True)]

@@ -1,4 +1,4 @@
-"""Records of attention weights in the terminal, whatever was read: text, a long text pooled, a picture, a recording."""
+"""Show records of attention weights in the terminal: of a text, a pooled long text, a picture or a recording."""
 
 from __future__ import annotations
 
@@ -354,6 +354,7 @@ def _words(record: Heatmap, console: Console, query: str | None) -> Iterable[Ren
     """Yield each picture's patches as words see them: those of a query, or those that the model wrote."""
     words, more = words_of(record, query)
     heads = record.chosen(record.maps[0])
+    # a map of patches, (row, column), per word
     for picture in record.pictures:
         titled = []
         for word in words:

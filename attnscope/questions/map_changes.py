@@ -1,4 +1,4 @@
-"""What is done to maps of weights: rows without some keys, word pieces merged, means of heads. NumPy only."""
+"""Change maps of weights: leave out keys, merge word pieces, average heads. NumPy only."""
 
 from __future__ import annotations
 

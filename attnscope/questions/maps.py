@@ -334,6 +334,7 @@ class MapsResult(Result, Generic[M]):
     def require_whole(self) -> None:
         """Refuse a result that has no maps, shows none of its heads, or has tokens that cannot be shown."""
         super().require_whole()
+        # tokens, then kinds, then the heads that were picked
         for attention in self.maps:
             attention.queries.require_whole()
             attention.keys.require_whole()

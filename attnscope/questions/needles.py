@@ -1,4 +1,4 @@
-"""Needles in haystacks: what is said of how much a model finds in long texts."""
+"""Report how much a model finds in long texts, by the needles hidden in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patching: which heads carry a behaviour. Its columns, and what is said of them."""
+"""Declare the result of patching, which heads carry a behaviour: its columns and its report."""
 
 from __future__ import annotations
 

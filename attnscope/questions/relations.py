@@ -1,4 +1,4 @@
-"""Relations: which heads link X to Y. Its columns, and what is said of them."""
+"""Declare the result about relations, which heads link X to Y: its columns and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same queries, keys and values seen with different numbers of heads. Its columns, and its report."""
+"""Declare the result about splitting queries, keys and values into more or fewer heads: columns and report."""
 
 from __future__ import annotations
 

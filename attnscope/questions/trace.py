@@ -1,4 +1,4 @@
-"""One attention computed step by step: every number, its formula, and its line of NumPy."""
+"""Declare a trace, attention computed step by step: every number, its formula, and its line of NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training: how the heads of a model came to be. Its columns, and what is said of them."""
+"""Declare the result about training, how the heads of a model formed: its columns and its report."""
 
 from __future__ import annotations
 

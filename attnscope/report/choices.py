@@ -1,4 +1,4 @@
-"""Which points of many are shown where there is little room. Plain values."""
+"""Choose the points and lines to show where there is little room. Plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as figures: a function draws each type of block. PNG, SVG and PDF files are made of them."""
+"""Draw a report as figures: one function per type of block. The figures become PNG, SVG and PDF files."""
 
 from __future__ import annotations
 

@@ -379,14 +379,17 @@ def draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Sca
 
     If `fades`, those that are not above their baseline are pale, unless no head is above.
     """
+    # only measures from 0 on have a baseline to be above
     baseline = table.part(name, "baseline")
     is_above = table[name] > baseline
     fades = fades and scale.low >= 0 and bool(is_above.any())
     for kind, corner in cells.corners.items():
+        # the cells of one kind of attention
         mine = table.select(table["kind"] == kind)
         places = list(zip(mine["layer"].tolist(), mine["head"].tolist(), strict=True))
         values = dict(zip(places, mine[name].tolist(), strict=True))
         drawn = page.grid_cells(corner, cells.size, values, scale.cmap, scale.share)
+        # white over the cells that are not above
         is_pale = fades & (mine[name] <= mine.part(name, "baseline"))
         faded = [drawn[place] for place, pale in zip(places, is_pale.tolist(), strict=True) if pale]
         page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
@@ -396,6 +399,7 @@ def draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) -
     """Draw the colour bar with its numbers: up to `most` of them, else the ends alone."""
     if not scale.has_values:
         return
+    # round numbers, or the ends and zero where there is little room
     ticks = layout.ticks_between(scale.low, scale.high)
     if len(ticks) > most:
         ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)

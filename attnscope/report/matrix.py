@@ -1,4 +1,4 @@
-"""Matrices of numbers, and grids of heads, in the terminal."""
+"""Draw matrices of numbers, and grids of heads, in the terminal."""
 
 from __future__ import annotations
 

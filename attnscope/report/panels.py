@@ -1,4 +1,4 @@
-"""Rows of matrices of weights in one figure, on one colour scale. It knows no question: it gets titles and numbers."""
+"""Draw rows of matrices in one figure, on one colour scale. It knows no question, only titles and numbers."""
 
 from __future__ import annotations
 
@@ -166,9 +166,11 @@ def _write_labels(
         return
     x, y = corner
     size = page.paper.letters(min(_LABEL, plan.cell * 0.8))
+    # queries
     for row in range(0, len(queries), plan.label_step):
         label = page.lettering.fit(queries[row], size, min(_MOST_LABEL, x - layout.MARGIN_PX - 8))
         page.write(x - 8, y + (row + 0.5) * plan.cell, label, size, ha="right")
+    # keys, turned by a quarter
     for column in range(0, len(keys), plan.label_step):
         label = page.lettering.fit(keys[column], size, _MOST_LABEL)
         page.write(

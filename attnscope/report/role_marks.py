@@ -1,4 +1,4 @@
-"""How roles are drawn: a letter and a colour for each. Plain values."""
+"""Declare the letter and the colour of each role. Plain values."""
 
 from __future__ import annotations
 

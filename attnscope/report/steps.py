@@ -1,4 +1,4 @@
-"""Steps of a computation in the terminal: title and shape, formula, line of NumPy, numbers. It knows no question."""
+"""Show the steps of a computation in the terminal: title and shape, formula, line of NumPy, numbers."""
 
 from __future__ import annotations
 

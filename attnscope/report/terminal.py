@@ -1,4 +1,4 @@
-"""A report in the terminal: the answer, the blocks, how to read them. With rich, a function per type of block."""
+"""Show a report in the terminal: the answer, the blocks, how to read them. One function per type of block."""
 
 from __future__ import annotations
 
@@ -220,11 +220,13 @@ def _curves(block: Curves, console: Console, every: bool) -> list[RenderableType
             return f"{write(low)} to {write(high)}"
         return write(value)
 
+    # a row per point, a column per line
     columns = [TextColumn(block.across, lambda point: f"{block.x[point]:g}")]
     for place, series in enumerate(block.series):
         title = f"{block.y}, {series.name}" if series.name else block.y
         cell = partial(write_point, series, writer_of(series.points))
         columns.append(TextColumn(title, cell, right=True, wraps=True, least=14, drop=place))
+    # as many points as a screen shows, the first and last among them
     n = len(block.x)
     return [TextTable(columns, range(n) if every else spread_evenly(n, _MOST_POINTS), gap=2)]
 

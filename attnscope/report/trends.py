@@ -1,4 +1,4 @@
-"""Figures of what heads do over the steps of a training: lines that change most, and a map of all of them."""
+"""Draw how heads change over the steps of a training: the lines that change most, and a map of all."""
 
 from __future__ import annotations
 
@@ -104,14 +104,17 @@ def _draw_lines(axes: Any, block: Trends, sheet: Sheet) -> None:
 
 def _draw_map(figure: Any, axes: Any, block: Trends, sheet: Sheet) -> None:
     """Draw all lines, one per row, over the same axis; a step reaches halfway to the next."""
+    # (step, line, 3) to the values of (line, step)
     values = block.points[..., 0].T
     low, high = finite_range(values)
+    # both signs: white is 0
     is_signed = low < 0 < high
     extent = max(abs(low), abs(high))
     limits = (-extent, extent) if is_signed else (min(low, 0.0), high or 1.0)
     colors = "RdBu_r" if is_signed else "Blues"
     draw_map(figure, axes, values, block.limits or limits, sheet, colors, edges=step_edges(block.steps))
     _scale_steps(axes, block.steps)
+    # names of some rows where there are too many
     names = [printable(name, 24) for name in block.names]
     rows = range(len(names)) if len(names) <= _MOST_NAMES else every_nth(len(names), _MOST_NAMES // 2)
     axes.set_yticks(list(rows), [names[row] for row in rows])
@@ -128,11 +131,13 @@ def step_edges(steps: Sequence[int]) -> Floats:
 
 def _scale_steps(axes: Any, steps: Sequence[int]) -> None:
     """Scale the axis of steps, the same for lines and maps: logarithmic where the steps are."""
+    # an even axis
     first, last = steps[0], steps[-1]
     if not are_logarithmic(steps):
         axes.set_xlim(first, last if last > first else first + 1)
         axes.locator_params(axis="x", nbins=6, integer=True)
         return
+    # a logarithmic axis with a linear part from 0 to the first step
     least = next(step for step in steps if step > 0)
     axes.set_xscale("symlog", linthresh=least, linscale=0.4, base=10)
     ticks = [step for step in (0, *(10**power for power in range(9))) if first <= step <= last]

@@ -1,4 +1,4 @@
-"""What every view says of a record: models, texts, measures and heads by name, and what is amiss. Plain values."""
+"""Name models, texts, measures and heads for every view, and say what is wrong with a record."""
 
 from __future__ import annotations
 
@@ -67,12 +67,14 @@ def of_senses(record: OfTexts) -> bool:
 def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
     """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
     corpus = record.corpus
+    # nouns for what was counted: texts, pictures or recordings
     nouns = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
     if corpus.get("split") == "paragraph" and not corpus.get("of"):
         nouns["n_texts"] = ("paragraph",)
     if predictions and corpus.get("n_predictions"):
         nouns["n_predictions"] = ("prediction",)
     counts = [amount(corpus[name], *words) for name, words in nouns.items() if isinstance(corpus.get(name), int)]
+    # up to three sources; texts of the command line have no name
     listed = corpus.get("sources")
     sources = [source for source in listed if source != GIVEN] if isinstance(listed, list | tuple) else []
     names = [printable(source, 60) for source in sources[:3]]

@@ -1,4 +1,4 @@
-"""How records are kept in files: whole or not at all, and known by the schema that they name."""
+"""Write records to files, whole or not at all, and recognise them by the schema that they name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of a text: finding them, merging them into words, and keeping them as a table. NumPy only."""
+"""Hold the tokens of a text: find them, merge them into words, keep them as a table. NumPy only."""
 
 from __future__ import annotations
 
@@ -161,10 +161,12 @@ class Tokens:
 
     def _find_phrase(self, words: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of several words that stand one after the other, in any case of letters."""
+        # one word is found by its label
         if len(words) < 2:
             return ()
         phrase = r"\s+".join(map(re.escape, words))
         pattern = re.compile(rf"(?<!\w){phrase}(?!\w)", re.IGNORECASE)
+        # tokens that overlap a match, in the text or in the second of a pair
         starts, stops = self.offsets.T
         is_found = np.zeros(len(self), bool)
         for segment, text in enumerate((self.text, self.pair or "")):
@@ -188,6 +190,7 @@ class Tokens:
     def word_groups(self) -> list[list[int]]:
         """Return tokens grouped by word, in order; a token without a word is a group by itself."""
         groups: list[list[int]] = []
+        # a word of the second text may have the number of one of the first
         last: tuple[int, int] | None = None
         for i in range(len(self)):
             word = -1 if self.words is None else int(self.words[i])
@@ -201,8 +204,10 @@ class Tokens:
 
     def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
         """One token for each group of tokens, labelled with the text that the group covers."""
+        # the first token of each group stands for it
         first = [group[0] for group in groups]
         n_given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
+        # a group's offsets reach from its first token to its last character
         offsets = [
             (self.offsets[group[0], 0], max(self.offsets[i, 1] for i in group))
             if len(group) > 1
