@@ -30,7 +30,7 @@ __version__ = VERSION
 
 @cache
 def _public() -> dict[str, tuple[str, str]]:
-    """Where each public name is defined, by the stub beside this file: the module, and what it is called there."""
+    """Return the module of each public name and its name there, as the stub beside this file defines them."""
     import ast
     from pathlib import Path
 

@@ -27,7 +27,7 @@ class AttnscopeError(Exception):
 
 
 class UsageError(AttnscopeError):
-    """What was asked for means nothing, whatever the text and the model: the command line exits with 2 then."""
+    """A request without meaning, whatever the text and the model; the command line exits with 2."""
 
 
 def require_choice(what: str, name: str, known: Sequence[str]) -> None:
@@ -122,7 +122,7 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def amount(n: int, one: str, several: str = "") -> str:
-    """Such as "1 layer", "26 texts" or "1,024 tokens".
+    """Return a count with its noun, such as "1 layer", "26 texts" or "1,024 tokens".
 
     Args:
         n: How many.

@@ -30,12 +30,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     Args:
         function: Each of its parameters is annotated with a dataclass of options. It is called with instances of them.
     """
+    # the fields of all groups become parameters in one list
     groups: dict[str, Any] = {
         parameter.name: parameter.annotation
         for parameter in inspect.signature(function, eval_str=True).parameters.values()
     }
     parameters = [_parameter(owner, field) for group in groups.values() for owner, field in _fields(group)]
 
+    # typer's values go back into their dataclasses
     @functools.wraps(function)
     def run(**values: Any) -> None:
         function(**{name: _build(group, values) for name, group in groups.items()})
@@ -159,7 +161,9 @@ class Command(_PlainFlags, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line. An empty `--out` is refused: it is that of a variable that is not set."""
+        # flags after -- are texts
         words = args[: args.index("--")] if "--" in args else args
+        # all options, the short help, or a run
         if HELP_ALL in words:
             for parameter in self.params:
                 parameter.hidden = False  # type: ignore[attr-defined]  # options and typer's arguments have it

@@ -13,7 +13,7 @@ from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
 @options
 class OneTextWanted(TextsWanted):
-    """One text or a corpus; what follows a text is told what was meant."""
+    """One text or a corpus; words after the text lead to an error that explains what to do."""
 
     more: tuple[str, ...] = option("", default=(), argument=True, rare=True)
 

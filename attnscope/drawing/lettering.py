@@ -143,7 +143,7 @@ def find_font(font: str) -> tuple[str, str]:
 
 
 def note_missing(texts: Iterable[str], font: str | None = None) -> str:
-    """One sentence on the fonts to install where figures show code points; empty if every character can be drawn."""
+    """Return a sentence on the fonts to install where figures show code points; empty if every character has one."""
     # characters that DejaVu Sans may lack
     wanted = {c for text in texts for c in text if ord(c) >= _FIRST_OF_OTHERS}
     missing = lettering_for(wanted, Paper(font=font)).missing if wanted else frozenset()

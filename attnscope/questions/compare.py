@@ -170,7 +170,7 @@ class Comparison(Result):
                     raise ValueError(f"a number of distance{part} is out of range")
 
     def report(self) -> Report:
-        """Return what is said of it."""
+        """Return the answer, the blocks and the notes."""
         report: Report = _REPORTS[self.compared](self)
         return report
 

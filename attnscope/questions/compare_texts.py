@@ -1,4 +1,4 @@
-"""What is said of heads on one text, side by side, and on two texts that differ in little. Loads no torch."""
+"""Report heads side by side on one text, and on two texts that differ in little. Loads no torch."""
 
 from __future__ import annotations
 

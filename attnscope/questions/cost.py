@@ -113,7 +113,7 @@ class Cost(Result):
 
 
 def _answer(cost: Cost) -> list[str]:
-    """Say what share attention has of parameters and of MACs, and what its memory is."""
+    """Say the share of attention in parameters and MACs, and the memory it takes."""
     n = f"{cost.options['n_tokens']:,}"
     # multiply-adds of attention per token, as a share of all
     attention = sum(cost.value(name) for name in ("projections_per_token", "scores_per_token", "values_per_token"))

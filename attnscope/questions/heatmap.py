@@ -17,7 +17,7 @@ from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 
 _NAMED = 6
-"""So many heads of a mean are named one by one."""
+"""The largest number of heads of a mean that are named one by one."""
 
 _MOST = 1.1
 """More than this a row cannot sum to, however it was rounded."""

@@ -180,12 +180,14 @@ def _total(patching: Patching) -> str:
 
 def _answer(patching: Patching) -> list[str]:
     """Say which head carries how much of the total effect."""
+    # effects are shares of the total effect, right - wrong in logits
     total, low, high = patching.total()
     heads = patching.table("heads")
     first = patching.strongest()[0]
     effect = heads["effect"][first]
     verb = "carries" if effect * total >= 0 else "works against the others:"
     answer = f"{printable(heads['patched_with'][first])} {verb} {small_number(effect)} of {_total(patching)} logits"
+    # an interval across 0: there is no behaviour to carry
     if low <= 0 <= high:
         return [
             f"The model does not show this behaviour on these pairs: total effect {_total(patching)} logits",

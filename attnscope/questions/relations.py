@@ -205,6 +205,7 @@ class Relations(Result):
         measured = ("choice", "accuracy", "accuracy_low", "accuracy_high", "mass", "p", "q")
         facts = ("baseline", "rule", "n", "n_scored", "no_verdict")
         yield ("relation", "layer", "head", "best", "found", *measured, *facts)
+        # facts are per relation, measures per relation and head
         relations = self.table("relations")
         _, *places = self.table("heads").rows()
         for row, name in enumerate(relations["relation"].tolist()):
@@ -275,12 +276,14 @@ def expressed_by(result: Relations) -> list[str]:
     """Return for each relation its verdict, and which other heads express it."""
     names = result.table("heads").head_names()
     best = result.table("relations")["best"]
+    # accuracy and found are (relation, head)
     accuracy = np.nan_to_num(result["accuracy"], nan=-1.0)
     told = []
     for row, verdict in enumerate(result.verdicts):
         order = np.argsort(-accuracy[row], kind="stable")
         others = [names[head] for head in order if result["found"][row, head] and head != best[row]]
         few = ", ".join(others[:2]) + (", …" if len(others) > 2 else "")
+        # the verdict in words, with up to two other heads
         sentences = {"none": "too few", "others": f"only {few}"}
         if others:
             sentences |= {"yes": f"yes; also {few}", "weakly": f"weakly; also {few}"}
@@ -310,7 +313,7 @@ def _map(result: Relations) -> Block:
 
 
 def _examples(result: Relations) -> Iterator[Block]:
-    """List what the best head of each relation does on some links, and what would be right."""
+    """List the choices of the best head of each relation on some links, beside the right ones."""
     table = result.table("examples")
     heads = best_heads(result)
     for relation in dict.fromkeys(table["relation"].tolist()):

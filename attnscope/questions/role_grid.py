@@ -106,6 +106,7 @@ class RoleGrid:
         heads, roles = self.result.table("heads"), self.result.table("roles")
         marks = marks_of(self.result)
         letters: list[tuple[str, Mark | None, bool]] = []
+        # the first role gives the letter; a small one is tentative
         for row, first in enumerate(first_role(self.result).tolist()):
             if first < 0:
                 letters.append((UNCLASSIFIED, None, False))

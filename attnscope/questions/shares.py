@@ -30,7 +30,7 @@ class Shares(Result):
     TABLES: ClassVar[Any] = {"heads": (*HEADS, _SHARE)}
 
     def report(self) -> Report:
-        """Return what is said of it."""
+        """Return the answer, the blocks and the notes."""
         heads, options = self.table("heads"), {name: printable(value) for name, value in self.options.items()}
         order = np.argsort(-heads["share"], kind="stable").tolist()
         most = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"

@@ -47,6 +47,7 @@ class SplitOptions:
 
     def require(self) -> None:
         """Refuse numbers of heads that do not go together with what becomes of them."""
+        # the numbers of heads, then the projection, then the heads to drop
         if not self.counts or min(self.counts) < 1:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
         if self.project not in ("", "orthogonal", "permute"):

@@ -154,6 +154,7 @@ class Training(Result):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return one row per checkpoint and head: the loss, and the head's roles and measures with their intervals."""
+        # columns for measures with intervals, then for the strongest sender by Q, K and V
         measures, roles = self.table("measures")["name"].tolist(), self.table("roles")["name"]
         columns = [f"{name}{part}" for name in measures for part in ("", "_low", "_high")]
         followed = list(dict.fromkeys(self.table("pairs")["by"].tolist()))
@@ -211,6 +212,7 @@ _NO_HEAD = "no head at the last step"
 def _since_lines(training: Training) -> list[tuple[str, str]]:
     """Return each role, and the heads that have it at the last step with the step since which they do."""
     lines = []
+    # the heads that came first, then those in the order of the model
     order = {name: row for row, name in enumerate(training.head_names)}
     for role in training.table("roles")["name"].tolist():
         since = training.since(role)

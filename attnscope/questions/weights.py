@@ -1,4 +1,4 @@
-"""Weights: what heads copy, match, read and write, by their weights alone. Its columns, and what is said of them."""
+"""Declare the result about weights, what heads copy, match, read and write: its columns and its report."""
 
 from __future__ import annotations
 
@@ -222,6 +222,7 @@ class Composition:
 def _answer(weights: HeadWeights) -> Iterator[str]:
     """Say which pair composes most, and which head copies most."""
     excess = weights.excess
+    # the largest excess over chance, (Q K V, sender, receiver)
     if np.isfinite(excess).any():
         by, sender, receiver = np.unravel_index(np.nanargmax(excess), excess.shape)
         place = int(by), int(sender), int(receiver)
@@ -258,6 +259,7 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
 def _pairs(weights: HeadWeights) -> Block:
     """List the pairs that compose most by queries, keys and values, side by side."""
     names, columns, longest = weights.head_names, [], 0
+    # pairs per composition, filled up to one length
     for row, by in enumerate(COMPOSITIONS):
         lines = []
         for sender, receiver in weights.strongest(by, _MOST):

@@ -120,7 +120,7 @@ class Why(Result):
             )
 
     def report(self) -> Report:
-        """Return what is said of it: the score, its strongest parts, and pairs of them."""
+        """Return the score, its strongest parts, and pairs of them."""
         return Report(
             model=model_of(self.run),
             answer=[*_answer(self), _strongest_parts(self)],
@@ -137,11 +137,13 @@ def _token(why: Why, side: str) -> str:
 
 
 def _answer(why: Why) -> list[str]:
+    # keys that the mask hides
     """Return what was asked, and the score with what it is compared with."""
     score = why.score
     hidden = {"later": score["masked_after"], "earlier": score["masked_before"]}
     masked = " and ".join(f"{n} {side}" for side, n in hidden.items() if n)
     mask = f"; a mask hides {masked} {'key' if sum(hidden.values()) == 1 else 'keys'}" if masked else ""
+    # the score beside the mean over the keys that it may attend to
     side = "above" if why.excess >= 0 else "below"
     keys = amount(score["n_keys"], "key")
     mean = f"the mean {number(score['mean'])} of the {keys} that it may attend to{mask}"
@@ -167,6 +169,7 @@ def _strongest_parts(why: Why) -> str:
 def _parts(why: Why) -> Ranking:
     """Return the parts, those first that add most at either side."""
     parts = why.table("parts")
+    # the larger side of each part counts
     largest = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
     order = np.argsort(-largest, kind="stable").tolist()
     return Ranking(

@@ -235,7 +235,7 @@ class Note(Block):
 
 
 class SpecialView(Protocol):
-    """What shows a block that one question alone has. A method may return nothing where a medium has nothing of it."""
+    """The views of a block that one question alone has; a method returns nothing for a medium without it."""
 
     def show(self, console: Any, *, every: bool) -> Sequence[Any]:
         """Return what the terminal prints, for rich; `every` = with --all."""

@@ -29,7 +29,7 @@ def _is_not_zero(text: str) -> bool:
 
 
 def signed(value: float) -> str:
-    """Return as `number`, with a + before what is above 0."""
+    """Return a number as `number` does, with a + if it is above 0."""
     text = number(value)
     return text if text.startswith("−") or not _is_not_zero(text) else f"+{text}"
 
@@ -53,12 +53,12 @@ def small_number(value: float) -> str:
 
 
 def fixed(value: float, decimals: int, *, signed: bool = False) -> str:
-    """Return a number with so many decimals, `signed` with a + before positive ones; `–` where it is undefined."""
+    """Return a number with a number of decimals; `signed` puts a + before positive ones; `–` = undefined."""
     return f"{value:{'+' * signed}.{decimals}f}".replace("-", "−") if math.isfinite(value) else UNDEFINED
 
 
 def digits(value: float, most: int = 3) -> str:
-    """Return a number with at most so many digits that tell, such as a tick of an axis."""
+    """Return a number with a limited number of significant digits, such as a tick of an axis."""
     return f"{value:.{most}g}".replace("-", "−")
 
 
@@ -108,7 +108,7 @@ def q_value(q: float) -> str:
 
 
 def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
-    """Such as [0.91, 0.95]; `–` where it is undefined."""
+    """Return an interval such as [0.91, 0.95]; `–` where it is undefined."""
     return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
 
 

@@ -87,7 +87,7 @@ class TextTable:
             yield Text(f"not shown in {width} columns: {names}; a wider terminal or --json shows all", style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Return as wide as its widest block, so that what indents a table adds no blanks behind its rows."""
+        """Return the width of the widest block, so that an indented table has no blanks behind its rows."""
         width = options.max_width
         shown, dropped = self._choose(width)
         if dropped:

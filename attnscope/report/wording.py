@@ -65,7 +65,7 @@ def of_senses(record: OfTexts) -> bool:
 
 
 def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
-    """Such as "812 texts, 41,234 tokens: alice.txt"; if `predictions`, with their number where there are any."""
+    """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions on request."""
     corpus = record.corpus
     # nouns for what was counted: texts, pictures or recordings
     nouns = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))

@@ -94,7 +94,7 @@ class Result:
         return bool(self.TABLES) and not len(self.table(next(iter(self.TABLES))))
 
     def report(self) -> Report:
-        """Return what is said of it, as blocks that the terminal, figures and pages draw.
+        """Return the report: blocks that the terminal, figures and pages draw.
 
         A question may take options of how it is shown.
         """

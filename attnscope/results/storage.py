@@ -185,7 +185,7 @@ def finite(number: float) -> float | None:
 
 
 def digits(number: float) -> str:
-    """Return as many digits as are needed to read the number back unchanged; empty where it is undefined."""
+    """Return the digits that are needed to read a number back unchanged; empty where it is undefined."""
     return repr(float(number)) if math.isfinite(number) else ""
 
 

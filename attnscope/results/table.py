@@ -24,7 +24,7 @@ DTYPES: Mapping[Kind, Any] = {"number": np.float64, "count": np.int64, "text": n
 _DTYPE_KINDS: Mapping[Kind, str] = {"number": "f", "count": "iu", "text": "U", "flag": "b"}
 
 SLACK = 0.01
-"""So far beyond its range may rounding carry a number."""
+"""Rounding may carry a number this far beyond its range."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Tokens:
         return repeated
 
     def find_one(self, wanted: str) -> tuple[int, ...]:
-        """Return as `find`, but for lists."""
+        """Return the places of a token or phrase as `find` does, without lists."""
         if match := _PLACES.fullmatch(wanted):
             first, last = int(match[1]), int(match[2] or match[1])
             return tuple(range(first, last + 1)) if first <= last < len(self) else ()
@@ -203,7 +203,7 @@ class Tokens:
         return groups
 
     def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
-        """One token for each group of tokens, labelled with the text that the group covers."""
+        """Return one token for each group of tokens, labelled with the text that the group covers."""
         # the first token of each group stands for it
         first = [group[0] for group in groups]
         n_given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
