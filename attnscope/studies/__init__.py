@@ -1,1 +1,1 @@
-"""One question each: a model and texts in, a record out."""
+"""Answer one question per study: take a model and texts, return a record. Drawing is left to `drawing`."""

@@ -1,4 +1,4 @@
-"""What does this model's attention cost? From its sizes alone: parameters, MACs and memory.
+"""Compute the cost of a model's attention from its sizes alone: parameters, MACs and memory.
 
 A MAC (multiply-accumulate) is one multiplication and one addition in a matrix product, two floating-point operations.
 """

@@ -1,4 +1,4 @@
-"""What fails without ending a study: texts on which the model computes NaN or infinity, and later steps.
+"""Record failures that do not end a study: texts on which the model computes NaN or infinity, and later steps.
 
 Such a text is left out, and the result names it and the layer. Only small numbers are looked at, what a layer's
 attention was summed up to, and never a tile: a softmax over a score that is no number has no number in its whole row,
@@ -63,7 +63,7 @@ def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Texts on which a model computes NaN or infinity.
+    """Hold the texts on which a model computes NaN or infinity.
 
     `first` has the first MOST_NAMED of them, in the order of the corpus: index, source, line, place.
     """

@@ -1,4 +1,4 @@
-"""What a model attended to on a batch, of which any rows of any text can be read: calls, else dense weights."""
+"""Keep a model's attention on a batch, and read any rows of any text from it: from its calls, else dense weights."""
 
 from __future__ import annotations
 

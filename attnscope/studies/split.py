@@ -1,4 +1,4 @@
-"""What does the number of heads do? The same queries, keys and values, cut into more and fewer."""
+"""Cut the same queries, keys and values into more and fewer heads, and compare the results."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ def split(
     prompt = Prompt(text) if isinstance(text, str) else text
     reading = read(model, prompt)
     inputs, queries, keys, notes = layer_inputs(model, reading, kind, layer)
+    # Refuse layers whose heads cannot be cut otherwise.
     name = model.info.name
     if inputs.n_kv_heads != inputs.n_heads:
         raise AttnscopeError(
@@ -117,6 +118,7 @@ def _split(
     may = None if inputs.may is None else inputs.may[0]
     _require_fit(options.counts, d_model, AttnscopeError)
     w_o = _output_projection(options, d_model)
+    # Cut into each number of heads. Weights are (head, query, key), outputs (query, d_model).
     rows: dict[str, list[dict[str, Any]]] = {"heads": [], "counts": [], "drops": []}
     grids: dict[str, list[Array]] = defaultdict(list)
     for count in dict.fromkeys(options.counts):
@@ -147,6 +149,7 @@ def _split(
                 share = l2 / whole if whole else float("nan")
                 rows["drops"].append({"n_heads": count, "head": head, "l2": l2, "share": share})
                 grids["drop_l2"].append(np.linalg.norm(change, axis=1))
+    # Store the rows and grids.
     tables = {name: Table.of(Split.TABLES[name], listed) for name, listed in rows.items()}
     for name, tokens in (("queries", queries), ("keys", keys)):
         tables[name] = Table.of_arrays(Split.TABLES[name], token=list(tokens))

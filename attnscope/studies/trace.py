@@ -1,7 +1,7 @@
 """Compute the attention of heads number by number, and compare it with the model's own kernel.
 
 The steps are lines of NumPy in float64 (`core.stepwise`). They start from the model's own queries, keys and values.
-A result that differs from the kernel's beyond rounding is refused. Drawing is left to `views`.
+A result that differs from the kernel's beyond rounding is refused. Drawing is left to `drawing`.
 """
 
 from __future__ import annotations

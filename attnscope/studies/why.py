@@ -1,4 +1,4 @@
-"""Take an attention score apart into the parts of the model that add to it. Drawing is left to `views`."""
+"""Take an attention score apart into the parts of the model that add to it. Drawing is left to `drawing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shares the work of a study: how many workers, where they live, and how each loads the very same model."""
+"""Choose the workers of a study: their number, their place, and how each loads the very same model."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the model loses without a head."""
+"""Measure what the model loses without a head."""

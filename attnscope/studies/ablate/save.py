@@ -1,4 +1,4 @@
-"""Write a model without some heads, as files that what loads the model loads as well: their weights are zero.
+"""Write a model without some heads, as files that load like the model: the heads' weights are zero.
 
 Nothing else of the files changes: names, precisions, shards, tokenizer and configuration are the model's own. Before
 the folder appears its model is loaded and compared with the whole model whose heads are gated at the seam.

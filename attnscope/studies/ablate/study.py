@@ -1,4 +1,4 @@
-"""Ask whether the model needs a head: a model and texts in, what changes without each head out."""
+"""Measure what changes in a model without each head. Forward passes are left to `measurers`."""
 
 from __future__ import annotations
 
@@ -177,6 +177,7 @@ class _Study:
         first = 0
         for mode in self._options.modes:
             n_donors = DONORS if mode == "resample" else 1
+            # Cuts are ordered by mode, donor and set: average over donors. (donor, set, quantity, 4)
             by_donor = parts[first : first + n_donors * n_sets].reshape(n_donors, n_sets, len(QUANTITIES), 4)
             first += len(by_donor) * n_sets
             for number, quantity in enumerate(QUANTITIES if self._loss else QUANTITIES[:1]):

@@ -1,1 +1,1 @@
-"""All heads with the texts behind them."""
+"""Collect all heads of a model with the texts behind them."""

@@ -1,4 +1,4 @@
-"""What `attnscope atlas` and `attnscope.atlas` are asked with. Loads nothing heavy."""
+"""Declare the options of `attnscope atlas` and `attnscope.atlas`. Loads nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second pass of an atlas: the rows of attention of sampled texts, and of those that are examples of a head."""
+"""Read the attention of sampled texts and of examples: the second pass of an atlas."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ELEMENTS = 2**20
 
 @dataclass(frozen=True)
 class Wanted:
-    """An example that is to be read; its fields are the columns of that name.
+    """Hold an example that is to be read; its fields are the columns of that name.
 
     Attributes:
         head: The row of its head.
@@ -57,7 +57,7 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An example that was read.
+    """Hold an example that was read.
 
     Attributes:
         wanted: What it is to show.
@@ -89,7 +89,7 @@ class Example:
 
 @dataclass(eq=False)
 class Unit:
-    """A text, or a chunk of a long one, that is read again.
+    """Hold a text, or a chunk of a long one, that is read again.
 
     Attributes:
         sampled: Whether it is in the sample.
@@ -104,7 +104,7 @@ class Unit:
 
 @dataclass(eq=False)
 class Rows:
-    """The results of the second pass, as far as it got.
+    """Hold the results of the second pass, as far as it got.
 
     Attributes:
         tables: By kind of attention.
@@ -149,6 +149,7 @@ def units_of(
     def unit(text: CorpusText, number: int) -> Unit:
         return units.setdefault((text.index, number), Unit(text, parts(text)[number]))
 
+    # Sample texts up to the budget of tokens.
     left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // SHARE))
     fitting = []  # a text that is too long for what is left is passed over: the others speak for the corpus
     for number in scores.sample:
@@ -159,6 +160,7 @@ def units_of(
     for number in fitting if len(fitting) > 1 else scores.sample[:2]:
         scored = scores.texts[number]
         unit(scored.text, scored.number).sampled = True
+    # The best texts of each head, and one per decile.
     for why, by_head in (("top", scores.best()), ("decile", scores.deciles()[1])):
         for head, of_head in enumerate(by_head):
             for rank, number in enumerate(of_head.tolist()):
@@ -166,6 +168,7 @@ def units_of(
                     scored = scores.texts[number]
                     example = Wanted(head, why, rank, float(scores.values[number, head]))
                     unit(scored.text, scored.number).wanted.append(example)
+    # Find the chunk of each failure by its token and the tokens before it.
     for text, of_text in failures.items():
         for example, token, before in of_text:
             for part in parts(text):
@@ -182,6 +185,7 @@ def units_of(
 
 def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], report: Report | None = None) -> Rows:
     """Run the model on texts again, and read the rows that an atlas shows; an interruption returns those so far."""
+    # Count the heads of each layer.
     start = decoder_start(model)
     by_kind: dict[str, dict[int, int]] = {}
     for kind, layer, _ in heads:
@@ -194,6 +198,7 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
             for kind, n_heads in by_kind.items()
         }
     )
+    # Read sampled texts first: the tables need them.
     reader = _Reader(model, heads, by_kind, start, rows)
     by_chunk = {id(unit.chunk): unit for unit in units}
     todo = [sampled, [unit for unit in units if not unit.sampled]]
@@ -216,7 +221,7 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
 
 
 class _Reader:
-    """Reads batches."""
+    """Read the examples and tables of batches."""
 
     def __init__(
         self,
@@ -248,6 +253,7 @@ class _Reader:
 
         layers = list(self._by_kind[seen.kind])
         text = _read_by(seen.kind, unit.chunk, self._start)
+        # Tables take all rows; distances take a few queries at even steps.
         if unit.sampled:
             tables = self._rows.tables[seen.kind]
             tables.add(text, lambda number: seen.tiles(layers[number]))
@@ -255,6 +261,7 @@ class _Reader:
             queries = torch.from_numpy(some[text.asks[some]])
             if len(queries):
                 tables.compare(torch.cat([seen.rows(layer, queries)[0] for layer in layers]))
+        # Group the text's examples by layer and head.
         by_layer: dict[int, dict[int, list[Wanted]]] = {}
         for example in unit.wanted:
             kind, layer, head = self._heads[example.head]
@@ -267,7 +274,7 @@ class _Reader:
 
 @dataclass(frozen=True, eq=False)
 class _SeenText:
-    """One kind of attention on one text of a batch: layer -> its call, or dense weights; n tokens."""
+    """Hold one kind of attention on one text of a batch: layer -> its call, or dense weights; n tokens."""
 
     kind: str
     layers: Mapping[int, Any]

@@ -1,4 +1,4 @@
-"""Which texts show what a head does: the best of each head, and a sample drawn by hash, kept as blocks go by.
+"""Choose the texts that show a head's behaviour: the best of each head, and a sample drawn by hash.
 
 Both are the same for every cut of a corpus: the best of all texts are among the best of its parts, and the texts with
 the least hashes among those with the least of its parts. Ties go to the lesser hash, so no order of texts matters.
@@ -31,7 +31,7 @@ Place = tuple[str, int, int]
 
 
 def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
-    """The score of each text by each head of a layer, (text, head); NaN if undefined. Texts have as many units."""
+    """Return each text's score by each head of a layer, (text, head); NaN if undefined. Texts have as many units."""
 
     def value(name: str, sums_of: NDArray[np.float64]) -> NDArray[np.float64]:
         at = sums.names.index(name)
@@ -47,7 +47,7 @@ def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class ScoredText:
-    """A text, or a chunk of a long one.
+    """Hold a text, or a chunk of a long one.
 
     Attributes:
         number: Which chunk of it.
@@ -67,7 +67,7 @@ class ScoredText:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The texts that are among the best of a head, or of the sample, with their scores by all heads.
+    """Hold the texts that are among the best of a head, or of the sample, with their scores by all heads.
 
     Attributes:
         texts: The texts, by their lots.
@@ -89,6 +89,7 @@ class Scores:
         """Return the texts that are kept among all given."""
         order = sorted(range(len(texts)), key=lambda at: texts[at].order)
         every = cls(tuple(heads), tuple(texts[at] for at in order), values[order], n_top, n_sample)
+        # Keep the sample and the best of each head.
         keeps = np.zeros(len(texts), np.bool_)
         keeps[:n_sample] = True
         best = every.best()
@@ -146,7 +147,7 @@ class Scores:
 
 @dataclass(kw_only=True, eq=False)
 class ScoredSums(HeadSums):
-    """Sums over texts, and the texts that show what heads do.
+    """Hold sums over texts, and the texts that show what heads do.
 
     Attributes:
         scores: The texts that are kept, with their scores; None before any text.
@@ -160,15 +161,15 @@ class ScoredSums(HeadSums):
 
 
 class AtlasMeasurer(HeadMeasurer):
-    """Measures heads as a study of heads does, and keeps the texts that show them.
+    """Measure heads as a study of heads does, and keep the texts that show them.
 
     Args:
-        arguments: As of `HeadMeasurer`; likewise named.
+        arguments: Positional arguments of `HeadMeasurer`.
         rank: What texts are ranked by.
         n_top: How many best texts of each head are kept.
         n_sample: How many texts are sampled.
         seed: Of the hashes.
-        named: See there.
+        named: Keyword arguments of `HeadMeasurer`.
     """
 
     def __init__(self, *arguments: Any, rank: str, n_top: int, n_sample: int, seed: int = 0, **named: Any) -> None:
@@ -183,6 +184,7 @@ class AtlasMeasurer(HeadMeasurer):
         """Add a batch, and the score of each text by each head; but not of texts that are left out."""
         assert isinstance(part, ScoredSums)
         super().add(part, batch, result)
+        # Scores of the batch, heads in order of kind, layer and number. (text, head)
         layers = [
             (kind, layer, sums) for kind, of_kind in result.sums.items() for layer, sums in sorted(of_kind.items())
         ]

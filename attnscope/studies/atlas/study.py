@@ -1,4 +1,4 @@
-"""Every head of a model with the texts that show what it does: a model and texts in, an `Atlas` out."""
+"""Collect every head of a model with the texts that show its behaviour, in an `Atlas`. Pages are left to `pages`."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def atlas(
     """
     options = options or AtlasOptions()
     read = texts_of(corpus, model)
+    # First pass: measure heads, and keep the texts that show them.
     make = partial(AtlasMeasurer, rank=options.rank, n_top=options.examples, n_sample=options.sample, seed=options.seed)
     step = scale_report(report, 0, options.heads.n_steps)
     findings, done = study_heads(model, read, options.heads, step, workers, make, ScoredSums())
@@ -105,6 +106,7 @@ def _finish(
         scores: The texts that show what heads do; None = there are none.
         report: Called after each batch.
     """
+    # Second pass: read the attention of the kept texts.
     heads = _heads_of(findings)
     scores = _in_order(scores, heads)
     rows = Rows({})
@@ -138,6 +140,7 @@ def _in_order(scores: Scores | None, heads: Sequence[Place]) -> Scores:
 
 def _failures(texts: Texts, findings: Heads) -> dict[CorpusText, list[tuple[Wanted, str, str]]]:
     """Return the tokens whose attention descriptions explain worst, by their texts."""
+    # List the failures of each text, by its number.
     failures = findings.table("failures")
     ranks: Counter[int] = Counter()
     by_text: dict[int, list[tuple[Wanted, str, str]]] = {}
@@ -214,6 +217,7 @@ def example_tables(
 
     `failures` and `expected` are those of the study of heads.
     """
+    # Number the rows of all examples, shown tokens and kept keys as they come.
     whys = ("top", "decile", "failure")
     order = sorted(examples, key=lambda one: (one.wanted.head, whys.index(one.wanted.why), one.wanted.rank))
     nats = failures["nats"]
@@ -258,6 +262,7 @@ def example_tables(
                 rows["expected"].append({"example": number_of_example, **key})
         n_kept += len(one.keys)
         n_characters += len(one.excerpt)
+    # Join all excerpts and kept keys into one array each.
     tables = {name: Table.of(Atlas.TABLES[name], of_table) for name, of_table in rows.items()}
     tables["vocabulary"] = Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary))
     excerpts = "".join(one.excerpt for one in order).encode("utf-32-le", "surrogatepass")

@@ -1,4 +1,4 @@
-"""What heads do with the tokens of sampled texts: by offset, by token, by pair of tokens; and how alike they are."""
+"""Add up attention on sampled texts by offset, by token and by pair of tokens, and compare heads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BYTES_A_SUM = 48
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """What the heads of one kind read in a text.
+    """Hold the tokens that the heads of one kind read in a text.
 
     Attributes:
         tokens: Its tokens: what asks, and what gets.
@@ -55,14 +55,14 @@ class ReadText:
 
     @property
     def outside_sinks(self) -> NDArray[np.bool_]:
-        """Keys that are neither special tokens nor the first one."""
+        """Return a mask of the keys that are neither special tokens nor the first one, (token,)."""
         outside: NDArray[np.bool_] = ~self.tokens.special & (np.arange(len(self)) > 0)
         return outside
 
 
 @dataclass(frozen=True, eq=False)
 class _Items:
-    """The items of a text: the tokens of its queries and keys, and pairs of them.
+    """Hold the items of a text: the tokens of its queries and keys, and pairs of them.
 
     Attributes:
         query_of: (token,): which of `asks` each query is; -1 = none.
@@ -81,7 +81,7 @@ class _Items:
 
 
 class KindTables:
-    """The tables of the heads of one kind of attention, text by text; `n_heads` has the heads of each layer."""
+    """Hold the tables of the heads of one kind of attention, text by text; `n_heads` has the heads of each layer."""
 
     def __init__(self, n_heads: Sequence[int], texts: Sequence[ReadText]) -> None:
         from attnscope.core.lifts import ItemSums
@@ -93,6 +93,7 @@ class KindTables:
         for text in texts:
             for number, label in zip(text.ids.tolist(), text.tokens.labels, strict=True):
                 self._labels.setdefault(number, label)
+        # List the items that enough texts have, the most frequent up to a limit.
         self._asks = np.sort(_frequent([text.ids[text.asks] for text in texts], least)[:_MOST_TYPES])
         self._gets = np.sort(_frequent([text.ids[text.outside_sinks] for text in texts], least)[:_MOST_TYPES])
         room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
@@ -164,12 +165,15 @@ class KindTables:
         # Uniform attention gives least outside sinks if there is one such token.
         least = 1 / (1 + (~outside).sum())
         for queries, weights, allowed in tiles:
+            # Rows of all heads, then of uniform attention; queries that do not count are 0. (head + 1, query, key)
             counted = torch.from_numpy(text.asks[queries]) & allowed.any(-1)
             rows = torch.cat([weights, even_weights(allowed)[None]]) * counted[:, None]
+            # Attention by offset.
             masses = offset_masses(rows, FURTHEST, queries.start).numpy()
             self._profiles[rows_of_layer] += masses[:-1]
             self._even_profiles[layer] += masses[-1]
             self._n_queries[layer] += int(counted.sum())
+            # Attention outside the sinks, by the query's token.
             away = rows @ outside.float()
             heads, even = away[:-1], away[-1:]
             of_queries = members(items.query_of[queries], len(items.asks))
@@ -181,7 +185,9 @@ class KindTables:
                 [rows[:-1] @ keys, heads[..., None] * shares, (shares > 0).float()[None], shares[None]]
             )
             gets += key_masses.sum(1)
+            # By pair: the queries of each token times what they give each key's token.
             pairs += of_queries.T @ key_masses
+        # Add the text's sums to those of each head; `most` is the largest lift that a count allows.
         pair_sums = pairs[:, items.pair_rows, items.pair_columns]
         sides: tuple[tuple[str, NDArray[np.int64], Tensor], ...] = (
             ("asks", items.asks, asks),
@@ -213,7 +219,7 @@ class KindTables:
         return distances
 
     def profiles(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Mean attention by offset of every head, and of uniform attention over the same keys."""
+        """Return mean attention by offset, of heads and of uniform attention over their keys, each (head, offset)."""
         n_queries = np.maximum(self._n_queries, 1)[:, None]
         even = (self._even_profiles / n_queries).astype(np.float32)
         return (
@@ -252,7 +258,7 @@ class KindTables:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A number with the ends of its interval."""
+    """Hold a number with the ends of its interval."""
 
     value: float
     low: float

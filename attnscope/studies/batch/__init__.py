@@ -1,1 +1,1 @@
-"""Figures of many texts, written to a folder."""
+"""Draw figures of many texts into a folder."""

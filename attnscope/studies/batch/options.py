@@ -1,4 +1,4 @@
-"""How many texts are drawn. Loads nothing heavy."""
+"""Declare the options for drawing many texts. Loads nothing heavy."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How heads, texts, pictures and models differ."""
+"""Compare heads, texts, pictures and models."""

@@ -1,4 +1,4 @@
-"""What `attnscope compare`, `attnscope.compare` and `compare_models` are asked with. Loads nothing heavy."""
+"""Declare the options of `attnscope compare`, `attnscope.compare` and `compare_models`. Loads nothing heavy."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _BYTES_A_PAIR = 600  # sums and moments, and what is computed from them
 
 @dataclass(frozen=True, eq=False)
 class PairSums:
-    """Sums over texts for all pairs of heads.
+    """Hold sums over texts for all pairs of heads.
 
     Attributes:
         heads: The heads of the model, or of each of two.
@@ -97,7 +97,7 @@ class PairSums:
 
 @dataclass(kw_only=True, eq=False)
 class PairPart(Part):
-    """What is added up over texts.
+    """Hold sums over texts.
 
     Attributes:
         sums: The sums of all pairs; None before any text.
@@ -110,7 +110,7 @@ class PairPart(Part):
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What a model attended to on a batch, and which of its heads, in order of layers, are compared."""
+    """Hold a model's attention on a batch, and the heads that are compared, in order of layers."""
 
     model: Model
     layers: Mapping[int, Attention]
@@ -139,7 +139,7 @@ class _Seen:
 
 @dataclass(frozen=True, eq=False)
 class _Measured:
-    """What was measured on a batch: the heads of each model, and for each text its sums, or where it is broken."""
+    """Hold a batch's results: the heads of each model, and each text's sums or the place where it is broken."""
 
     heads: tuple[tuple[HeadPlace, ...], ...]
     texts: Sequence[Floats | Place]
@@ -165,6 +165,7 @@ class PairMeasurer(Measurer[PairPart]):
 
     def batches(self, block: Block) -> list[Sequence[Chunk]]:
         """Cut a block into batches: chunks of long texts one by one, in order, then whole texts, the longest first."""
+        # Every model must cut the texts into the same tokens.
         limits = [model.info.max_tokens for model in self._models if model.info.max_tokens is not None]
         how: dict[str, Any] = {"limit": min(limits, default=None), "special_ids": special_ids(self._models[0])}
         parts, *others = (
@@ -196,6 +197,7 @@ class PairMeasurer(Measurer[PairPart]):
                 part.broken.setdefault(chunk.text, sums)
             if isinstance(sums, tuple) or chunk.text in part.broken:
                 continue
+            # Chunks of a long text add up to one text; the last one finishes it.
             if chunk.number == 0 or part._open is None:
                 part._open = np.zeros_like(sums)
                 part._n_open_tokens = 0
@@ -216,6 +218,7 @@ class PairMeasurer(Measurer[PairPart]):
 
     def _sum_text(self, seen: Sequence[_Seen], row: int, part: Chunk) -> Floats | Place:
         """Return the sums and counts of a chunk, (2, 2, head, head); or where a weight is NaN or infinite."""
+        # Take so many queries at a time that all heads' weights fit WEIGHTS_AT_ONCE.
         n_tokens = len(part)
         n_heads = sum(len(each.kept) for each in seen)
         step = max(16, WEIGHTS_AT_ONCE // max(1, n_tokens * n_heads))
@@ -228,6 +231,7 @@ class PairMeasurer(Measurer[PairPart]):
                 is_finite = np.isfinite(rows).all((1, 2))
                 if not is_finite.all():
                     return each.model.info.kinds[0], each.heads[int(is_finite.argmin())][0]
+            # With all tokens, and without those that heads rest on. (2, head, head) each
             whole = sum_rows(self._measure, weights)
             rest = whole
             if not ordinary.all():

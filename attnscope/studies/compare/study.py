@@ -1,4 +1,4 @@
-"""How alike are heads? All heads of a model against each other, or against those of another, over any texts."""
+"""Compare all heads of a model with each other, or with those of another model, over any texts."""
 
 from __future__ import annotations
 

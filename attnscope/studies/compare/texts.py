@@ -1,4 +1,4 @@
-"""A few heads side by side on one text, and how every head's rows change between two texts that differ in little."""
+"""Compare a few heads on one text, or every head's rows between two texts that differ in little."""
 
 from __future__ import annotations
 
@@ -124,6 +124,7 @@ def compare_texts(
     require_one_kind(model)
     readings = [read(model, Prompt(each)) for each in (text, other)]
     everything = Choice().within(model.info)
+    # Maps of all heads on both texts. (head, query, key) each
     maps = []
     for reading in readings:
         record = run_model(model, outline(model.info, reading, everything), reading)
@@ -138,13 +139,16 @@ def compare_texts(
     for side in (0, 1):
         rows = weights[side][:, aligned[:, side]]
         pooled.append(np.stack([rows[:, :, list(stretch[side])].sum(-1, dtype=np.float64) for stretch in keys], -1))
+    # Divergence of each head's aligned rows. (head, pair)
     divergences = row_divergences(cast(Measure, measure), *pooled)
+    # Find the pairs that the query names.
     asked = np.zeros(len(aligned), np.bool_)
     notes = [note for reading in readings for note in reading.notes]
     if query is not None:
         asked[find_pairs(query, tokens, aligned)] = True
         notes += _note_pooled(query, tokens[0], aligned[asked, 0])
 
+    # The root mean change of each head, overall and at the query.
     name = _name(measure, hide_special)
     overall = number(f"{name}_overall", "how much its rows change over the tokens that both texts share")
     at_query = number(f"{name}_at_query", "how much its rows change at the tokens that the query names")
@@ -192,6 +196,7 @@ def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.
     """
     keys: list[tuple[range, range]] = []
     a = b = 0
+    # Walk from one equal token to the next; the stretch between them is aligned one by one or as a whole.
     for a_end, b_end in [*_equal_tokens(first.labels, second.labels), (len(first), len(second))]:
         if a_end - a == b_end - b:
             keys += [(range(i, i + 1), range(j, j + 1)) for i, j in zip(range(a, a_end), range(b, b_end), strict=True)]
@@ -213,6 +218,7 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
     """
     numbers = {label: number for number, label in enumerate(dict.fromkeys([*first, *second]))}
     ours, theirs = (np.array([numbers[label] for label in labels], np.int64) for labels in (first, second))
+    # Fill the table of edit distances row by row. (first + 1, second + 1)
     inserted = np.arange(len(theirs) + 1)
     edits = np.empty((len(ours) + 1, len(theirs) + 1), np.int32)
     edits[0] = inserted
@@ -220,6 +226,7 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
         edits[row, 0] = row
         edits[row, 1:] = np.minimum(edits[row - 1, :-1] + (theirs != token), edits[row - 1, 1:] + 1)
         edits[row] = np.minimum.accumulate(edits[row] - inserted) + inserted
+    # Trace the fewest edits back from the ends.
     pairs: list[tuple[int, int]] = []
     a, b = len(ours), len(theirs)
     while a and b:

@@ -1,1 +1,1 @@
-"""What a study is asked with: models, texts, photos, recordings, and which heads."""
+"""Declare and read the inputs of studies: models, texts, photos, recordings, and heads."""

@@ -1,4 +1,4 @@
-"""What every study is asked with: which model, how it loads, and which texts. Loads nothing heavy."""
+"""Declare the options of every study: the model, how it loads, and the texts. Loads nothing heavy."""
 
 from __future__ import annotations
 

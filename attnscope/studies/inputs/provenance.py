@@ -1,4 +1,4 @@
-"""What made a record: the model, its weights, versions; and a mark of what is on a figure."""
+"""Describe the origin of a record: the model, its weights, versions; and mark the contents of a figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model reads: a text, a photo or a recording becomes its input by one function."""
+"""Turn a text, a photo or a recording into the input of a model. Running the model is left to studies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNKNOWN_LENGTH = 20
 
 
 class PromptOptions(TypedDict, total=False):
-    """How a text is read, as keywords; see `Prompt`."""
+    """Hold the keywords of `Prompt`, except for the text."""
 
     pair: str | None
     target: str | None
@@ -48,7 +48,7 @@ class PromptOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text, and how a model is to read it.
+    """Hold a text, and how a model is to read it.
 
     Attributes:
         text: The text.
@@ -74,7 +74,7 @@ class Prompt:
 
 @dataclass(frozen=True, eq=False)
 class Speech:
-    """A recording, and its transcript.
+    """Hold a recording, and its transcript.
 
     Attributes:
         recording: The recording.
@@ -126,7 +126,7 @@ Given = Prompt | Photo | Speech | View
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a model reads.
+    """Hold the input of a model.
 
     Attributes:
         text: What a record of it is called.
@@ -158,7 +158,7 @@ class Reading:
         return max((int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None), default=0)
 
     def queries_and_keys(self, kind: str) -> tuple[Tokens, Tokens]:
-        """The queries and keys of a kind of attention: a decoder beside an encoder reads the target, alone the text."""
+        """Return the queries and keys of a kind of attention; a decoder without an encoder reads the text."""
         if kind in self.axes:
             return self.axes[kind].queries, self.axes[kind].keys
         if self.target is None or kind == "encoder":
@@ -167,7 +167,7 @@ class Reading:
 
 
 def reader_of(model: Model, item: Given) -> Model:
-    """Return what of a model reads: of two towers that which the input is for.
+    """Return the part of a model that reads the input: of two towers, the one that the input is for.
 
     Raises:
         AttnscopeError: It is the name of a model.
@@ -180,7 +180,7 @@ def reader_of(model: Model, item: Given) -> Model:
 
 
 def read(model: Model, item: Given) -> Reading:
-    """Make what a model reads of a text, a photo or a recording; what is over its limit is cut, which a note says.
+    """Turn a text, a photo or a recording into a model's input; cut it to the model's limit, and note that.
 
     Of two towers, `model` is the one of `reader_of`.
 
@@ -197,7 +197,7 @@ def read(model: Model, item: Given) -> Reading:
 
 
 def group_words(reading: Reading, words: Sequence[str]) -> Reading:
-    """Return the same with the tokens of listed words as words, and a note on what they merge."""
+    """Return the reading with the tokens of listed words merged, and a note on the merged tokens."""
     if not words:
         return reading
     tokens = reading.tokens.with_words(words)
@@ -210,6 +210,7 @@ def group_words(reading: Reading, words: Sequence[str]) -> Reading:
 
 
 def _read_text(model: Model, prompt: Prompt) -> Reading:
+    # Tokenise, by the chat template if asked for.
     limit = model.info.max_tokens
     if prompt.chat:
         if model.tokenizer.chat is None:
@@ -220,11 +221,13 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
     else:
         text, tokens, cut = encode_within(limit, model.tokenizer.encode, prompt.text, prompt.pair)
     notes = tuple(note for note in (cut, _note_unknown(model, tokens)) if note)
+    # Encoder-decoders read a target beside the text.
     if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         target, note = _target(model, tokens, prompt)
         return Reading(text, tokens, target, (*notes, note) if note else notes)
     if prompt.target is not None:
         raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
+    # Decoders may continue the text.
     if prompt.generate:
         if model.writer is None:
             raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
@@ -254,7 +257,7 @@ def _note_unknown(model: Model, tokens: Tokens) -> str:
 
 
 def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
-    """Return what the decoder beside an encoder reads, and a note on it."""
+    """Return the tokens that the decoder beside an encoder reads, and a note on them."""
     if prompt.generate:
         raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
     assert model.writer is not None  # it has a decoder
@@ -284,6 +287,7 @@ def _view(model: Model, view: View) -> Reading:
             f"leave out {'the text' if has_text else '--generate'}, or --image, or name a model such as SmolVLM, LLaVA "
             "or Qwen2-VL",
         )
+    # Detectors read pictures alone.
     if not model.viewer.reads_words:
         if has_text or view.generate:
             raise AttnscopeError(
@@ -297,6 +301,7 @@ def _view(model: Model, view: View) -> Reading:
         raise AttnscopeError(
             f"{model.info.name} writes of a picture what a text asks for", "give a text, such as a question"
         )
+    # Others read a question, or caption the picture by themselves.
     n = view.generate or (0 if has_text else ANSWER)
     seen = model.viewer.view(view.photos, view.text.strip() and view.text, n)
     text, notes = view.text, seen.notes
@@ -309,18 +314,20 @@ def _view(model: Model, view: View) -> Reading:
 
 
 def _hear(model: Model, speech: Speech) -> Reading:
-    """Frames of a recording, or patches of its spectrogram; with the transcript where there is a decoder."""
+    """Read frames of a recording, or patches of its spectrogram; with the transcript where there is a decoder."""
     if model.ears is None:
         takes = "pictures" if model.eyes is not None and eyes_of(model) is model else "texts"
         raise AttnscopeError(
             f"{model.info.name} takes {takes}, not recordings",
             "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
         )
+    # Encoders of sound have no transcript.
     heard = model.ears.hear(speech.recording)
     if heard.sound is None or model.writer is None:
         if speech.transcript is not None:
             raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
         return Reading(heard.tokens.text, heard.tokens, None, heard.notes, heard.inputs, heard.picture, heard.sound)
+    # Decoders write the given transcript, or their own.
     if speech.transcript is not None:
         _, target, note = encode_within(model.info.max_tokens, model.writer.encode_target, speech.transcript)
     else:
@@ -389,9 +396,11 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     room = limit - int(tokens.special.sum())
     if room < 1:
         raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
+    # Share the room between both texts of a pair: the shorter keeps up to half.
     parts = [ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1)]
     shares = [len(part) for part in parts]
     shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
+    # Keep the first tokens of each, and all special ones.
     chosen = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
     places = np.sort(np.concatenate([*chosen, np.flatnonzero(tokens.special)]))
     more = "" if is_whole else "more than "
@@ -410,7 +419,7 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
 
 
 def batch_of(reading: Reading, device: str) -> Batch:
-    """Return what is read as a model takes it, a batch of one text."""
+    """Return the reading as a batch of one text, ids (1, token)."""
     import torch
 
     def row(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:

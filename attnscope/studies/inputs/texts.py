@@ -1,4 +1,4 @@
-"""What every study over many texts does: lists them, says how far it is, and what was wrong with them."""
+"""Serve every study over many texts: list them, report progress, and list their problems."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Attention maps of one input: exact, pooled, rolled out, as a page."""
+"""Compute attention maps of one input: exact, pooled, rolled out, as a page."""

@@ -1,4 +1,4 @@
-"""What is computed from maps of weights: rollout through the layers, and when each word of a recording is spoken."""
+"""Derive rollouts through the layers, and the times of spoken words, from maps of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the maps of a text, a photo or a recording are asked with. Loads nothing heavy."""
+"""Declare the options of the maps of a text, a photo or a recording. Loads nothing heavy."""
 
 from __future__ import annotations
 

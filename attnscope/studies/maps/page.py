@@ -1,4 +1,4 @@
-"""From texts and saved records to one page: a model runs on each text, and what the page shows is kept."""
+"""Collect texts and saved records for one page: run a model on each text, and keep what the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a model reads to its maps: the record without weights, one pass with a probe, and the weights laid out.
+"""Run a model on its input, and return its maps: outline the record, probe one pass, lay out the weights.
 
 Exact maps and pooled ones share all of this. What a user asks for, and in which words, is the business of `study`.
 """
@@ -58,6 +58,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         )
     if reading.pictures and cut and cut.cols is not None:
         raise AttnscopeError("what is laid over a picture are all its patches", "leave out --cols")
+    # Build a map for each kind of attention, and note what it leaves out.
     notes = list(reading.notes)
     if reading.axes:
         maps = _maps_by_axes(info, reading, chosen)
@@ -184,6 +185,7 @@ def run_model(
     """
     _require_memory(record)
     layers, heads = chosen_of(record)
+    # Some models give their weights without a probe.
     if model.look is not None:
         return fill_maps(record, model.look(reading.tokens, layers).weights, model.info)
     from attnscope.core.attention.probes import Part, Weights, probe_by_kind
@@ -332,6 +334,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
     grids = {cast("Kind", m.kind): _grid(m, cells, cast("Pool", pool)) for m in whole.maps}
     probe = Pooled(grids, *chosen_of(whole))
     run_probe(model, reading, probe)
+    # Lay out the cells, marginals and links of each kind. (layer, head, …)
     maps = []
     for m in whole.maps:
         kind = cast("Kind", m.kind)

@@ -1,4 +1,4 @@
-"""What does every head attend to? A model and what it reads in; a Heatmap out, or a pooled one for long texts."""
+"""Compute the attention maps of a text, a photo or a recording, pooled for long texts. Drawing is left to `drawing`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ POOLED_OVER = 400
 
 def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) -> Heatmap | PooledHeatmap:
     """Load a model, and run it on a text, a photo or a recording, as `attnscope heatmap` does."""
+    # Check the options, and load the model or the part of it that reads the input.
     options.require_for(given)
     words: Sequence[str] = ()
     if options.words_from is not None:
@@ -55,6 +56,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
     chosen = options.choice.within(model.info)
     followed = heads_to_follow(model, chosen.picked) if options.times else ()
     reading = group_words(read(model, given), words)
+    # Long texts are pooled, unless an option needs exact maps.
     if isinstance(given, Prompt):
         cells = options.pooled
         if cells is None and model.info.path == "seam" and not options.exact_only:
@@ -62,6 +64,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
             cells = CELLS if longest > POOLED_OVER else 0
         if cells:
             return pool_maps(model, reading, chosen, cells, options.pool)
+    # Run the model, then change the maps as asked.
     record = run_model(model, outline(model.info, reading, chosen, options.cut), reading)
     record = apply_changes(replace(record, top=options.cut.top), options)
     if options.times:
@@ -106,13 +109,12 @@ def heatmap(
         layers: Numbers of the layers to keep; None = all.
         heads: Numbers of the heads to keep in those layers; None = all.
         pick: Single heads to keep, as (layer, head), instead of layers and heads.
-        hide_special: Leave special tokens out, of a decoder the first token too, and divides each row by what is left
-            of it.
-        words: Merges word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1). A
+        hide_special: Leave special tokens out, of a decoder the first token too, and divide each row by the rest of it.
+        words: Merge word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1). A
             list of words merges their tokens too, where the tokenizer leaves them apart.
-        rows: Keeps only these queries, as (first, last + 1) or a slice. Memory grows with their number, not with the
+        rows: Keep only these queries, as (first, last + 1) or a slice. Memory grows with their number, not with the
             text's length.
-        cols: Keeps only these keys. Weights stay as in the whole map.
+        cols: Keep only these keys. Weights stay as in the whole map.
         prompt: How the text is read. `pair`: a second text, for models that read pairs. `target`: what the decoder of
             an encoder-decoder is to write; None = its own greedy output. `chat`: puts the text into the model's chat
             template, as the user's message. `generate`: lets a decoder write that many tokens after the text, and
@@ -167,10 +169,10 @@ def picture_heatmap(
         text: A question about it; it is put into the model's own form of chat, after the pictures. Models that caption
             pictures need none: with `generate` they write from their own first token.
         generate: How many tokens of its answer the model writes.
-        layers: As of `heatmap`; so are heads and pick.
-        heads: See there.
-        pick: See there.
-        hide_special: Leave out what is no patch, and divides each row by what is left of it.
+        layers: Numbers of the layers to keep; None = all.
+        heads: Numbers of the heads to keep in those layers; None = all.
+        pick: Single heads to keep, as (layer, head).
+        hide_special: Leave out the tokens that are no patches, and divide each row by the rest of it.
 
     Returns:
         The record, with the picture as the model saw it; `weights` is (layer, head, query, key). With a text the
@@ -218,8 +220,8 @@ def sound_heatmap(
         audio: A path to a WAV file, or (samples, rate).
         text: The transcript that its decoder is to write; None = its own greedy output. Encoders have none.
         layers: Numbers of the layers to keep, of Whisper its decoder's; None = all.
-        heads: As of `heatmap`; so is pick.
-        pick: See there.
+        heads: Numbers of the heads to keep in those layers; None = all.
+        pick: Single heads to keep, as (layer, head).
         times: Whether `record.sound.words` says when each word is spoken; see `studies.maps.derived.time_words`.
 
     Raises:
@@ -261,10 +263,10 @@ def pooled_heatmap(
         cells: Rows and columns of cells, at most, 8 to 1024; a cell holds as many tokens as that takes.
         pool: What a cell shows. "mean": the share of attention that the queries of its row give to the keys of its
             column, summed over the keys and averaged over the queries. "max": the largest single weight in it.
-        layers: As of `heatmap`; so are heads, pick and prompt.
-        heads: See there.
-        pick: See there.
-        prompt: See there.
+        layers: Numbers of the layers to keep; None = all.
+        heads: Numbers of the heads to keep in those layers; None = all.
+        pick: Single heads to keep, as (layer, head).
+        prompt: How the text is read, as for `heatmap`.
 
     Returns:
         The record; `maps[0].cells` is (layer, head, row, column).

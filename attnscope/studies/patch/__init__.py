@@ -1,1 +1,1 @@
-"""Patching on pairs with right and wrong answers."""
+"""Patch heads on pairs with right and wrong answers."""

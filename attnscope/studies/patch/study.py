@@ -1,4 +1,4 @@
-"""Find which heads carry a behaviour: a model and pairs of texts in, the effects of patched heads out."""
+"""Find the heads that carry a behaviour, by patching them on pairs of texts. Forward passes are left to `runs`."""
 
 from __future__ import annotations
 
@@ -83,6 +83,7 @@ class _Study:
         self._pairs = pairs
         self._options = options
         self._report = report
+        # Read the pairs, and refuse options that do not fit them.
         self._read, problems = read_pairs(model, pairs, options.answer)
         self._problems = [*pairs.problems, *problems]
         if not self._read:
@@ -110,6 +111,7 @@ class _Study:
 
     def run(self) -> Patching:
         """Run all that the options ask for."""
+        # Measure all pairs, with `exact` the heads with the largest estimates once more.
         every = range(len(self._read))
         complete = self._each_batch("patching", every, self._measure)
         if complete and self._options.exact is not None:
@@ -124,6 +126,7 @@ class _Study:
             self._problems.append(Problem(pair.source, pair.line, "the model computes NaN or infinity"))
         if not len(self._sound):
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
+        # Tables of heads, totals and pairs; paths if asked for.
         self._observations = Observations([self._read[number] for number in self._sound.tolist()])
         self._total = (self._clean - self._corrupt)[self._sound]
 
@@ -220,12 +223,14 @@ class _Study:
 
     def _paths(self) -> Table | None:
         """Patch paths between the strongest heads, and from each of them to the logits."""
+        # Choose the strongest heads, and list the paths between them.
         sizes = np.abs(self._effects[self._sound].mean(0))
         strongest = np.argsort(-np.nan_to_num(sizes, nan=-1), kind="stable")[: self._options.paths]
         readers = self._readers_among([self._units[column] for column in np.sort(strongest)])
         paths: list[Route] = []
         for sender, reads in readers.items():
             paths += [(sender, None, "z"), *((sender, unit, by) for unit, by in reads)]
+        # Change what one head writes, and see how far each reader and the logits carry it.
         effects = np.full((len(self._read), len(paths)), np.nan)
 
         def measure(runs: PairRuns, batch: PairBatch) -> None:
@@ -274,6 +279,7 @@ class _Study:
             columns.append(ATTRIBUTION)
             means, _ = self._observations.means(self._estimated[self._sound])
             values |= _columns("attribution", means)
+        # Heads that share a key/value head have one effect.
         rows = [row for row, unit in enumerate(self._units) for _ in unit.heads]
         units = [self._units[row] for row in rows]
         return Table.of_arrays(

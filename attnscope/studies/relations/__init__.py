@@ -1,1 +1,1 @@
-"""Which heads express the links of an annotation."""
+"""Find the heads that express the links of an annotation."""

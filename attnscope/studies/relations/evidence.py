@@ -1,4 +1,4 @@
-"""What is added up about relations over texts, and from there to evidence: intervals, simple rules, verdicts.
+"""Add up hits of heads and simple rules on links, and judge them: intervals, baselines, verdicts.
 
 A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
 rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Its
@@ -48,7 +48,7 @@ THRESHOLDS = {
     "fewest_texts": FEWEST_TEXTS,
     "least_mass": LEAST_MASS,
 }
-"""What verdicts rest on, as records state it."""
+"""The thresholds of verdicts, as records state them."""
 
 OFFSETS = tuple(offset for offset in range(-20, 21) if offset)
 """The fixed offsets, in words of the annotation, that heads are compared with."""
@@ -173,7 +173,7 @@ def _half(number: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """The links of one relation in one text.
+    """Hold the links of one relation in one text.
 
     Attributes:
         relation: The relation.
@@ -192,7 +192,7 @@ class Cell:
 
 @dataclass(kw_only=True, eq=False)
 class LinkPart(Part):
-    """What rules and heads reach on the links of some texts: exact sums of fixed size, whatever the corpus.
+    """Hold the hits of rules and heads on the links of some texts: exact sums of fixed size, whatever the corpus.
 
     Attributes:
         sums: By relation, half by sources and half by texts: on how many links each rule and each head is right, and
@@ -213,6 +213,7 @@ class LinkPart(Part):
         for cell, of_heads in zip(cells, values, strict=True):
             source = (cell.relation, cell.halves[0])
             self.n_sources[source] = self.n_sources.get(source, 0) + cell.is_first
+            # One row per text: rules, then hits, then mass. (rule + head + head,)
             row = np.concatenate([cell.rules, of_heads[..., 0].ravel(), of_heads[..., 1].ravel()])
             is_there = ~np.isnan(row)
             rows[cell.relation, *cell.halves].append((np.where(is_there, row, 0.0), is_there * cell.n))
@@ -224,7 +225,7 @@ class LinkPart(Part):
 
 @dataclass(frozen=True, eq=False)
 class Half:
-    """What rules and heads reach on half of the texts of several relations.
+    """Hold the hits of rules and heads on half of the texts of several relations.
 
     Attributes:
         n_texts: Texts by relation, (relation,); `n_links`: their links.
@@ -257,6 +258,7 @@ def halve(part: LinkPart, relation: str) -> tuple[RunningSums, RunningSums, str]
     def sums_of(axis: int, half: int) -> RunningSums:
         return reduce(RunningSums.merge, [sums for halves, sums in mine if halves[axis] == half], nothing)
 
+    # Deal by sources; fall back to texts where sources are too few.
     chosen_on, scored_on = sums_of(0, _CHOOSING), sums_of(0, _SCORING)
     n_sources = [part.n_sources.get((relation, half), 0) for half in (_CHOOSING, _SCORING)]
     are_alone = sum(n_sources) == sum(sums.n_texts for _, sums in mine)
@@ -277,6 +279,7 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
         kind: The kind of attention.
         shape: How many layers it has, and heads in each.
     """
+    # The most frequent relations come first.
     n_links: Counter[str] = Counter()
     for (name, *_), sums in part.sums.items():
         n_links[name] += int(sums.total("c")[0])
@@ -309,6 +312,7 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
     }
     is_there = (chosen.hits.total("c") + scored.hits.total("c")).any(0)
     grids: dict[str, NDArray[Any]] = {name: values[:, is_there] for name, values in by_head.items()}
+    # Decide: well above the best rule, and significant over heads x relations.
     grids["q"] = benjamini_hochberg(grids["p"])
     with np.errstate(invalid="ignore"):
         is_above = grids["accuracy_low"] >= baseline[:, None] + MARGIN
@@ -346,6 +350,7 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
 
 def _p_values(scored: Half, baseline: Floats) -> Floats:
     """Return the larger p-value of the test over texts and of that over links, (relation, head)."""
+    # The larger p counts: the t-test over texts, or the binomial test over links.
     over_texts = scored.hits.p_above(baseline[:, None])
     hits = np.floor(scored.hits.total("s") + 1e-9)
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""What heads reach on the links of texts: chunks of texts on their way into a model, and sums on their way out."""
+"""Turn texts with links into batches, and measure what heads reach on them. Verdicts are left to `evidence`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Hits = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A chunk with its links, and the cells that they are added to."""
+    """Hold a chunk with its links, and the cells that they are added to."""
 
     text: AnnotatedText
     placed: Placed
@@ -48,7 +48,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class LinkText:
-    """A text whose links are aligned with tokens and dealt to halves.
+    """Hold a text whose links are aligned with tokens and dealt to halves.
 
     Attributes:
         index: Its number in the block.
@@ -71,7 +71,7 @@ class LinkText:
 
 @dataclass(frozen=True, eq=False)
 class LinkBlock:
-    """A block of texts.
+    """Hold a block of texts.
 
     Attributes:
         texts: The texts.
@@ -112,9 +112,11 @@ class Linker:
         linked = []
         n_copies = 0
         for number, text in enumerate(texts):
+            # Place the wanted links in tokens.
             text = replace(text, links=tuple(link for link in text.links if self._is_wanted(link.relation)))
             placed, left_out = self._place(text, number)
             unmeasured += left_out
+            # Keep the chunks that were not seen before, and deal their links to halves.
             pieces = []
             for part in placed:
                 relations = Counter(link.link.relation for link in part.links)
@@ -127,6 +129,7 @@ class Linker:
                 pieces.append(self._deal(text, part, relations))
             n_copies += text.n_merged
             linked.append(LinkText(number, text.source, text.line, 1 + text.n_merged, tuple(pieces)))
+        # Batch all chunks of the block, the longest first.
         by_chunk = {(text.index, piece.placed.chunk.number): piece for text in linked for piece in text.pieces}
         cut = batches((piece.placed.chunk for piece in by_chunk.values()), TOKEN_BUDGET)
         in_batches = tuple(tuple(by_chunk[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
@@ -142,6 +145,7 @@ class Linker:
         info = self._model.info
         if (text.target is not None) != (self._kind == "cross"):
             return [], Counter((link.relation, MIXED) for link in text.links)
+        # Texts of a model without cross-attention: cut long ones into chunks.
         tokens = self._model.tokenizer.encode(text.text)
         if text.target is None:
             parts = chunks(
@@ -149,6 +153,7 @@ class Linker:
             )
             placed, left_out = place_links(text, parts, tokens, causal=self._kind == "decoder")
             return [replace(part, target=self._start) for part in placed], left_out
+        # Pairs of text and target stay whole.
         assert self._model.writer is not None
         target = self._model.writer.encode_target(text.target)
         if info.max_tokens is not None and max(len(tokens), len(target)) > info.max_tokens:
@@ -168,6 +173,7 @@ class Linker:
             by_source, by_text, is_first = self._lots[relation].deal(source)
             rules = is_right[relation_of == relation].sum(0)
             cells.append(Cell(relation, (by_source, by_text), is_first, n_links, rules))
+        # Keep the first scored pieces as examples, for both ways to deal.
         piece = Piece(text, part, tuple(cells))
         for cell in cells:
             for dealt, half in zip(("sources", "texts"), cell.halves, strict=True):
@@ -199,6 +205,7 @@ def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
     from attnscope.core.relations import LinkFacts
 
     units = pad_rows([chunk.unit + 1 for chunk in chunks]) - 1
+    # Number the rows, cells and targets of all links of the batch.
     rows: dict[tuple[int, tuple[int, ...]], int] = {}  # chunk and tokens that look
     cells: dict[tuple[int, str], int] = {}
     targets: list[tuple[int, int]] = []
@@ -230,7 +237,7 @@ def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
 
 @dataclass(kw_only=True, eq=False)
 class MeasuredPart(LinkPart):
-    """The sums over texts, and what is known of the block at hand."""
+    """Hold the sums over texts, and the hits of the block at hand."""
 
     _texts: tuple[LinkText, ...] = ()
     _hits: dict[Piece, Hits] = field(default_factory=dict)
@@ -280,6 +287,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         values = np.full((facts.n_cells, *self._shape, 2), np.nan)
         for layer, of_layer in numbers.items():
             values[:, layer, : of_layer.shape[1]] = of_layer
+        # Find the pieces with NaN or infinity, lowest layer first.
         broken = broken_rows({self._kind: numbers})
         n_cells = [len(piece.cells) for piece in pieces]
         piece_of_cell = np.repeat(np.arange(len(pieces)), n_cells).tolist()

@@ -1,4 +1,4 @@
-"""Which heads listen to a word as it is written? Recordings with known word times in, a relation out.
+"""Find the heads that listen to a word as it is written, on recordings with known word times.
 
     {"audio": "speech.wav", "words": [{"word": "the", "start": 0.0, "end": 0.21}, {"word": "cat", "start": 0.21, …
 
@@ -78,7 +78,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spoken:
-    """A recording and when each of its words is spoken, in seconds."""
+    """Hold a recording and the times of its words, in seconds."""
 
     audio: str
     words: Words
@@ -133,6 +133,7 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
     Raises:
         AttnscopeError: There is no recording with word times.
     """
+    # Hear the recordings; an interruption keeps those so far.
     problems: list[Problem] = []
     part = LinkPart()
     heard: list[_Heard] = []
@@ -160,6 +161,7 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
         "complete": is_complete,
         "problems": [asdict(problem) for problem in problems],
     }
+    # Judge heads on the one relation.
     shape = heard[0].shape if heard else (0, 0)
     tables, grids = judge(part, "cross", shape)
     about = run_of(model.info, note_mixed_halves(tables))
@@ -180,7 +182,7 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
 
 @dataclass(frozen=True, eq=False)
 class _Heard:
-    """A recording that was heard.
+    """Hold a recording that was heard.
 
     Attributes:
         shape: Layers and heads.
@@ -217,6 +219,7 @@ def _hear_all(model: Model, files: Sequence[str], part: LinkPart, problems: list
         except AttnscopeError as error:
             problems.append(Problem(spoken.source, spoken.line, error.message))
             continue
+        # A recording with the same sound and words counts once.
         digest = hashlib.blake2b(recording.samples.tobytes(), digest_size=16).hexdigest()
         if (digest, spoken.words) in seen:
             part.n_copies += 1
@@ -288,6 +291,7 @@ def _hear(
     owners = [token for tokens in pieces for token in tokens]
     written = np.flatnonzero(~reading.target.special)
     first_row = max(int(written[0]) - 1, 0)
+    # Place each word: its rows in the transcript, its frames in the recording.
     words = []
     for number, (tokens, (_, begin, end)) in enumerate(zip(pieces, spoken.words, strict=True)):
         first = int(begin / frame_s + 1e-6)
@@ -304,6 +308,7 @@ def _hear(
     if not words:
         raise _LeftOutError("none of its words could be placed")
 
+    # Run the model, and keep the rows that write words, on frames with sound. (layer, head, row, frame)
     probe = Part(slice(first_row, int(written[-1]) + 1), slice(0, n_frames), kinds=["cross"])
     run_probe(model, reading, probe)
     weights = np.stack([maps[0].numpy() for _, maps in sorted(probe.maps["cross"].items())])
@@ -349,6 +354,7 @@ def _time_words(
     Returns:
         The table `word_times`, and of how many recordings and words it is.
     """
+    # Rank the heads of each half on the other half.
     chosen_on, scored_on, dealt = halve(part, NAME)
     ranked = [_rank_heads(Half.of([sums])) for sums in (scored_on, chosen_on)]
     axis = ("sources", "texts").index(dealt)
@@ -366,6 +372,7 @@ def _time_words(
     errors_s = np.zeros((len(timed), len(lists)))
     n_words = 0
     for number, each in enumerate(timed):
+        # Time the words by each list of heads.
         heads_of_path: list[NDArray[np.int64]] = []
         for size in sizes:
             random = np.random.default_rng((size, number))
@@ -379,6 +386,7 @@ def _time_words(
         if report is not None:
             report(Progress(number + 1, n_words, (number + 1) / len(timed), "word times"))
 
+    # Medians over recordings, and the change against the upper half of the layers.
     median, median_low, median_high = median_interval(errors_s)
     change, change_low, change_high = median_interval(errors_s - errors_s[:, [-2]])
     times = Table.of_arrays(

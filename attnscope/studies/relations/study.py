@@ -1,4 +1,4 @@
-"""Which head links X to Y? A model and annotated texts in, the heads that express each relation out."""
+"""Find the heads that express each relation of annotated texts. Verdicts are left to `evidence`."""
 
 from __future__ import annotations
 
@@ -245,16 +245,19 @@ def _show(model: Model, kind: str, relation: str, head: tuple[int, int], piece: 
     from attnscope.core.relations import word_weights
 
     text = piece.text
+    # Run the model on the chunk, and keep the one head's weights.
     links = tuple(link for link in piece.placed.links if link.link.relation == relation)
     placed = replace(piece.placed, links=links)
     probe = Weights([head[0]], [head[1]], [cast(Kind, kind)])
     with torch.no_grad():
         model.run(batch_of_placed([placed], model.info.device), probe)
+    # The chosen head's rows, merged into words. (row, word)
     facts = facts_of([placed], kind, "cpu")
     weights = probe.maps[cast(Kind, kind)][head[0]][0]  # (1, query, key)
     picked = weights[:, facts.pieces[:, 1]].movedim(1, 0)
     given = word_weights(facts, torch.arange(len(facts.row_text)), facts.pieces, picked)[:, 0]  # (row, word)
 
+    # One row per link: where it should look, and where the head looks.
     rows = []
     for link, row in zip(links, facts.link_row.tolist(), strict=True):
         unit = int(given[row].argmax())
@@ -282,6 +285,7 @@ def _excerpt_of(text: AnnotatedText, link: PlacedLink) -> str:
     if text.target is not None:
         words = f"{text.target} {BETWEEN} {text.text}".split()
         return " ".join(words) if len(words) <= 2 * MOST_WORDS else ""
+    # Show MOST_WORDS words around the link; a longer link has no excerpt.
     ends = (*link.link.source, *link.link.targets)
     spare = MOST_WORDS - (max(ends) - min(ends) + 1)
     if spare < 0:

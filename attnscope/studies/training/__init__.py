@@ -1,1 +1,1 @@
-"""How heads change over the checkpoints of a training run."""
+"""Follow heads over the checkpoints of a training run."""

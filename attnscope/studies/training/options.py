@@ -1,4 +1,4 @@
-"""What `attnscope training` and `attnscope.training` are asked with. Loads nothing heavy."""
+"""Declare the options of `attnscope training` and `attnscope.training`. Loads nothing heavy."""
 
 from __future__ import annotations
 

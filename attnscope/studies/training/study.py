@@ -1,4 +1,4 @@
-"""How did heads come to be? The checkpoints of a training in, measures and roles of all heads over its steps out."""
+"""Measure all heads at each checkpoint of a training, and follow their measures and roles over its steps."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ def training(
     growing = Growing(options, None if corpus is None else texts_of(corpus))
     growing.skipped += skipped
     complete = True
+    # A training survives checkpoints that fail.
     for number, stage in enumerate(stages):
         try:
             growing.add(stage, scale_report(report, number, len(stages)))
@@ -97,7 +98,7 @@ def training(
 
 @dataclass(frozen=True)
 class Stage:
-    """A checkpoint to measure: its name, its step, and what to load or to take."""
+    """Hold a checkpoint to measure: its name, its step, and the model or the name to load it by."""
 
     name: str
     step: int
@@ -108,16 +109,19 @@ def stages_of(
     models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
 ) -> tuple[list[Stage], list[dict[str, Any]]]:
     """Return the checkpoints by step, and the problems of those without a step among others that have one."""
+    # Models by step: the steps are the caller's.
     if isinstance(models, Mapping):
         if not all(0 <= step <= MOST_STEPS for step in models):
             raise UsageError("a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}")
         return [Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)], []
+    # Expand patterns to names; a name that comes twice counts once.
     patterns = [models] if isinstance(models, str | os.PathLike) else list(models)
     names: set[str] = set()
     for pattern in patterns:
         names |= {*_expand(os.fspath(pattern))}
     if not names:
         raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
+    # If no name has a step, count them in order; otherwise skip names without one.
     steps = {name: step_of(name) for name in sorted(names)}
     if all(step is None for step in steps.values()):
         return [Stage(name, number, name) for number, name in enumerate(steps)], []
