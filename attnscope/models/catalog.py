@@ -161,6 +161,7 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
     repo_id, revision = _split_hub_id(spec)
     snapshot = cached_folder(repo_id, allow_pickle, revision)
     if snapshot is None:
+        # Not here: a typo of our own names, or a model to download.
         close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
             # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.

@@ -85,6 +85,7 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
 def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
     """Return sizes from options: by default a decoder without biases, with a feed-forward width of 4 · d_model."""
     name = f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}"
+    # Options win; what is missing follows from d_model and the number of heads.
     facts = {"kind": "decoder", "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, **others}
     if facts.get("d_head") is None:
         facts["d_head"] = _divide(d_model, n_heads)

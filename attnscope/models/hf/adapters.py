@@ -67,6 +67,7 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
         parts = {name.rpartition(".")[2] for name, _ in target.named_modules()}
         config.modules_to_save = [name for name in config.modules_to_save or () if name in parts] or None
         adapted = PeftModel(target, config, autocast_adapter_dtype=False)
+        # Every weight of the adapter must have its place, and every place its weight.
         odd = sorted(set(get_peft_model_state_dict(adapted)) ^ set(weights))
         if odd:
             raise ValueError(f"{len(odd)} of its weights have no counterpart, such as {odd[0]}")

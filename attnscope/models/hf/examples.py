@@ -156,6 +156,7 @@ def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
 
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
     """Return the shape of one picture, recording or series, without the batch."""
+    # Sizes may stand in the configuration of the part that hears.
     inner: Any = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
     bands: Any = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
     match name:
@@ -250,6 +251,7 @@ def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
 
 def _length_class(config: Any, n_tokens: int) -> tuple[int, ...]:
     """Return the properties that differ between lengths which a model computes differently."""
+    # Thresholds that the longest text of a batch may cross: BigBird's blocks, then rotary factors.
     limit = _full_up_to(config)
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", 0)

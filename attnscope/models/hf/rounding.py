@@ -87,12 +87,13 @@ def run_as_it_is(model: PreTrainedModel, example: Example) -> Outcome:
 def eager_or_own(model: PreTrainedModel, example: Example, survey: Survey | None = None) -> Outcome:
     """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work.
 
-    Its weights are among that where the survey says whose they are.
+    The outcome has weights only with a survey, which names their layers.
     """
     try:
         if survey is None:
             with use_attention(model, "eager"):
                 return states_of(model(**example.inputs))
+        # With a survey the weights are compared too, layer by layer.
         output, maps = run_eager(model, example.inputs)
     except Exception:  # a model may fail in any way
         with use_attention(model, None):
@@ -153,6 +154,7 @@ def compare(
             exact = _agree_in_float64(model, example, survey, allowed)
         except Exception as no_memory:  # which may suffice another time
             raise difference from no_memory
+        # Seam and eager agree in float64: the model's own rounding may explain the difference.
         error = 0.0 if exact is None else _largest_error(theirs, exact)
         if not _TIMES * error > allowed:
             raise

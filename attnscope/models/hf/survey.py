@@ -210,6 +210,7 @@ def _number_layers(
     layers: dict[Kind, tuple[int, ...]] = {}
     n_layers: dict[Kind, int] = {}
     for kind, of_kind in modules.items():
+        # Prefer the numbers that the modules carry, if they ascend and fit the configuration.
         total = _configured_layers(config, kind)
         n = len(of_kind)
         named = [getattr(module, "layer_idx", None) for module in of_kind]
@@ -230,6 +231,7 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
     names: Sequence[str] = _ALL_LAYERS
     if config.is_encoder_decoder:
         side = "encoder" if kind == "encoder" else "decoder"
+        # Either the side has a configuration of its own, or the names of its sizes begin with the side.
         inner = getattr(config, side, None)
         if inner is not None and hasattr(inner, "to_dict"):
             config = inner
@@ -245,6 +247,7 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
 def listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
     """Return the numbers of the layers that a configuration lists as attention; Zamba calls them hybrid."""
     config = config.get_text_config()
+    # A list that does not name every layer says nothing about any.
     types = [str(name) for name in setting(config, "layers_block_type") or setting(config, "layer_types") or ()]
     if len(types) != total:
         return ()

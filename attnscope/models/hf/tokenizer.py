@@ -109,6 +109,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         self.mask_id = getattr(backend, "mask_token_id", None)
         self.unknown_id = getattr(backend, "unk_token_id", None)
         self.prefix_ids = [int(number) for number in getattr(backend, "prefix_tokens", None) or ()]
+        # How pieces are written: a fast tokenizer says so by its parts, a slow one by its attributes.
         inner = getattr(backend, "backend_tokenizer", None) or getattr(backend, "_tokenizer", None)
         if inner is not None:
             self._style = style_of(inner)
@@ -204,6 +205,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         A token that ends within a character adds nothing; the one that completes it adds it. Nor does one add anything
         that the tokenizer does not know.
         """
+        # Models may have more numbers than the tokenizer: these have no text.
         in_vocabulary = [self._piece(number) is not None for number in ids]
 
         def decode(n: int) -> str:

@@ -152,6 +152,7 @@ class Memory:
         """Write a verdict where that is possible; where it is not, nothing is remembered."""
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         self._verdict = {**verdict, "date": today, "torch": torch.__version__}
+        # The checksum covers the file's name too: a file under another name is no verdict.
         content = json.dumps({"sha256": self._checksum(self._verdict), "verdict": self._verdict}).encode()
         if self._path is not None and len(content) <= MOST_BYTES:
             with contextlib.suppress(AttnscopeError, OSError):

@@ -117,7 +117,7 @@ def _run(base: PreTrainedModel, survey: Survey, probe: Probe) -> None:
 def _trace(
     base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
 ) -> tuple[dict[Place, _Attention], dict[Place, nn.Module]]:
-    """Run a model on a small input; return what heads of the places depend on, and their output projections."""
+    """Run a model on a small input; return the features that each head depends on, and the output projections."""
     results: dict[nn.Module, Tensor] = {}
     n_calls: Counter[nn.Module] = Counter()
     seen: dict[Place, _Attention] = {}
@@ -141,6 +141,7 @@ def _trace(
 
     with torch.enable_grad(), hooks(linear_maps([base]), after):
         _run(base, survey, observe)
+    # A module that runs twice, or serves two layers, has no rows that belong to one head.
     used = {module for attention in seen.values() for of_head in attention.features.values() for module in of_head}
     used |= set(outputs.modules.values())
     if any(n_calls[module] > 1 for module in used) or any(len(places) > 1 for places in survey.plan.values()):
@@ -151,12 +152,13 @@ def _trace(
 def _dependencies(
     call: AttentionCall, results: Mapping[nn.Module, Tensor]
 ) -> dict[tuple[Role, int], dict[nn.Module, Tensor]]:
-    """For queries, keys and values of each head: the projections they depend on, and on which of their features."""
+    """Return the features of projections that each head's queries, keys and values depend on, (feature,), bool."""
     features: dict[tuple[Role, int], dict[nn.Module, Tensor]] = {}
     chance = torch.Generator().manual_seed(0)
     for role in ROLES:
         tensor: Tensor = getattr(call, role)
         for head in range(tensor.shape[1]):
+            # (batch, head, token, d_head) -> (batch, token, d_head)
             rows = tensor[:, head]
             features[role, head] = {}
             if rows.requires_grad:

@@ -85,6 +85,7 @@ def change_tensors(sample: BoundArguments, change: Callable[[Tensor], Tensor]) -
 
 def repeat_sample(sample: BoundArguments, times: int, axis: int) -> BoundArguments:
     """Repeat a sample along the batch axis of its first tensor; a mask may have its batch on axis 0 instead of 1."""
+    # Repeat each tensor along the axis that has as many entries as the first one's batch.
     n = tensors_of(sample)[0].shape[axis]
 
     def repeat(tensor: Tensor) -> Tensor:

@@ -67,6 +67,7 @@ class Tape:
 
         def answer(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
             nonlocal number
+            # Blocks are counted in the order of their calls, as `record` kept them.
             number += 1
             if number > first:
                 return forward(*args, **named)
@@ -122,6 +123,7 @@ def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]
     blocks: list[nn.Module] = []
 
     def search(module: nn.Module, block: nn.Module | None) -> None:
+        # The outermost list of modules holds the blocks; lists inside of a block do not count.
         if module in parts_left and block is not None:
             blocks.append(block)
         for child in module.children():

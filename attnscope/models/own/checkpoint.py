@@ -74,6 +74,7 @@ class Checkpoint:
 
     def _read(self, name: str) -> Any:
         """Return one tensor of real numbers; refuses complex numbers and quantised integers."""
+        # The header tells the type: tensors that are no real numbers are never read.
         file = self._files_by_tensor[name]
         dtype = file.get_slice(name).get_dtype()
         if not dtype.startswith(("F", "BF")):

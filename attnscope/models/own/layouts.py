@@ -199,6 +199,7 @@ def supports(config: Config) -> str | None:
     if config.get("quantization_config"):
         return "its weights are quantised"
     encoder = Encoder.of(config)
+    # Settings that no encoder can have: wrong types, and sizes that do not divide.
     for name, value in vars(encoder).items():
         if name != "layout" and not _fits(name, value):
             return f"its {encoder.layout.settings.get(name, name)} is {value!r}"

@@ -55,7 +55,7 @@ class CrossAttentionReader(VisionLanguageReader):
 
     @classmethod
     def fits(cls, base: PreTrainedModel) -> bool:
-        """Return whether a model of this type has such attention; of BLIP that answers questions it is another."""
+        """Return whether a model has such attention; BLIP that answers questions has another kind."""
         return bool(find_modules(base, cls.modules["cross"])) and not hasattr(base, "text_encoder")
 
     @classmethod
@@ -79,7 +79,7 @@ class CrossAttentionReader(VisionLanguageReader):
         return self._base.vision_model
 
     def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return one picture of patches, after what stands for no place."""
+        """Return one picture of patches, after the tokens that stand for no place."""
         return one_grid(output, patch_size(self._tower, self._name), len(tokens_before(self._tower)))
 
     def _stand_ins(self, ids: Sequence[int]) -> list[int]:
@@ -87,7 +87,7 @@ class CrossAttentionReader(VisionLanguageReader):
         return [position for position, number in enumerate(ids) if number == self._picture_id]
 
     def _filling(self, inputs: Mapping[str, Tensor]) -> NDArray[np.bool_] | None:
-        """Return which keys fill up a batch, so that no query sees them, (key,); None = none do."""
+        """Return a mask of the keys that fill up a batch and that no query sees, (key,); None = there are none."""
         return None
 
     def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
@@ -134,7 +134,7 @@ class CrossAttentionReader(VisionLanguageReader):
     def _keys(
         self, photos: Sequence[Photo], labels: Mapping[int, str], filling: NDArray[np.bool_] | None = None
     ) -> Tokens:
-        """Return patches, tokens of the tower that stand for no place, and what fills up."""
+        """Return the keys as Tokens: patches, tokens of the tower without a place, and filling."""
         # Keys are patches by their labels, tokens of the tower that stand for no place, and what fills up the batch.
         n_keys = max(labels) + 1 if filling is None else len(filling)
         is_real = np.ones(n_keys, bool) if filling is None else ~filling
@@ -262,6 +262,7 @@ class QFormerReader(CrossAttentionReader):
     def _queries(self, inputs: Mapping[str, Tensor], n_given: int) -> tuple[Tokens, dict[Kind, Tokens], int]:
         ids = inputs[self.ids_name][0].tolist()
         stand_ins = self._stand_ins(ids)
+        # The language model reads the queries as tokens of its text, in the places of the stand-ins.
         names = {position: f"Q{number}" for number, position in enumerate(stand_ins)}
         words = self.model.vocabulary.encode_among(ids, names, n_given)
         # InstructBLIP's queries also read the question: they attend to each other and to its tokens.
@@ -373,6 +374,7 @@ class EncoderDecoderReader(CaptionReader):
     def _ids_of(self, text: str) -> list[int]:
         """Return the token that a decoder starts with, then the text, without its end."""
         backend = self._backend
+        # Drop the end token that the tokenizer adds: the text is to be continued.
         start = self._writer.start_id()
         ids = [int(number) for number in backend(text, verbose=False)["input_ids"]]
         special = set(backend.all_special_ids)
@@ -420,6 +422,7 @@ class ObjectReader(ImageProcessorReader):
         def look(module: nn.Module, arguments: Any, output: Tensor) -> None:
             grids.append((output.shape[-2], output.shape[-1]))
 
+        # Run once: the projection behind the backbone gives the feature map, (1, d, row, column).
         moved = {name: value.to(self.model.device) for name, value in inputs.items()}
         moved["pixel_values"] = moved["pixel_values"].to(self._base.dtype)
         with torch.no_grad(), silence(), use_attention(self._base, None), hooks([self._base.input_projection], look):

@@ -68,6 +68,7 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
     if lacking:
         raise AttnscopeError(f"{kind.__name__} takes more than pictures and words: {min(lacking)}")
     with _loading("processor", folder):
+        # The parts are handed over, so that transformers loads none that needs torchvision.
         described, _ = kind.get_processor_dict(folder, local_files_only=True)
         arguments = [parts.get(name) for name in whole.get_attributes()]  # type: ignore[attr-defined]
         return kind.from_args_and_dict(arguments, described)

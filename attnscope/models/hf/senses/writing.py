@@ -70,6 +70,7 @@ class HuggingFaceWriter:
         self._require_head(is_encoder_decoder=True)
         batch = Batch(torch.from_numpy(tokens.ids)[None])
         inputs = {name: x.to(self._shown.device) for name, x in self._shown.text_inputs(batch, target=False).items()}
+        # The result begins with the start token, which is no text.
         start, *written = self._generate(inputs, n, decoder_start_token_id=self.start_id())
         return self._tokenizer.extend(self._tokenizer.encode_ids([start]), self._without_end(written))
 
