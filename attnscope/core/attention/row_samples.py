@@ -9,8 +9,12 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attention_weights, select_part
 from attnscope.core.attention.tiles import attend_lean
+
+KeptPart = tuple[NDArray[np.float16], NDArray[np.bool_]]
+"""Weights of some rows, (row, head, key), and which keys these may attend to, (row, key)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +85,13 @@ class RowSamples:
             RuntimeError: The layer of this kind has been here already.
         """
         for text, wanted in self._texts(call.kind):
-            part, allowed = rows_of(call, text, torch.from_numpy(wanted.queries), wanted.n_keys)
-            self._read(call.kind, call.layer, text, attention_weights(part)[0], allowed)
+            # A few rows at a time: those of all heads of a long text would be as large as a map.
+            at_once = max(tiles.TILE_ELEMENTS // max(call.n_heads * wanted.n_keys, 1), tiles.LEAST_QUERIES)
+            parts = []
+            for queries in torch.from_numpy(wanted.queries).split(at_once):
+                part, allowed = rows_of(call, text, queries, wanted.n_keys)
+                parts.append(_kept(attention_weights(part)[0], allowed))
+            self._keep(call.kind, call.layer, text, parts)
 
     def keep_all(self, maps: Mapping[Kind, Mapping[int, Tensor]]) -> None:
         """Read dense weights, (batch, n_heads, query, key), that an engine has computed: see `rows_of_weights`."""
@@ -90,26 +99,27 @@ class RowSamples:
             for layer, weights in by_layer.items():
                 for text, wanted in self._texts(kind):
                     queries = torch.from_numpy(wanted.queries)
-                    self._read(kind, layer, text, *rows_of_weights(weights, kind, text, queries, wanted.n_keys))
+                    rows = rows_of_weights(weights, kind, text, queries, wanted.n_keys)
+                    self._keep(kind, layer, text, [_kept(*rows)])
 
     def _texts(self, kind: str) -> list[tuple[int, RowsWanted]]:
         return [(text, wanted) for text, wanted in enumerate(self._wanted.get(kind, ())) if wanted is not None]
 
-    def _read(
-        self,
-        kind: Kind,
-        layer: int,
-        text: int,
-        weights: Float[Tensor, "n_heads query key"],
-        allowed: Bool[Tensor, "query key"],
-    ) -> None:
+    def _keep(self, kind: Kind, layer: int, text: int, parts: Sequence[KeptPart]) -> None:
+        """Join the parts of a text's rows."""
         rows = self.rows[kind][text]
         if layer in rows.weights:
             raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
-        weights = weights.movedim(1, 0).to("cpu", torch.float32)  # (query, head, key)
-        weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-        rows.weights[layer] = weights.to(torch.float16).numpy()
-        rows.allowed[layer] = allowed.cpu().numpy()
+        weights, allowed = zip(*parts, strict=True)
+        rows.weights[layer] = np.concatenate(weights)
+        rows.allowed[layer] = np.concatenate(allowed)
+
+
+def _kept(weights: Float[Tensor, "n_heads query key"], allowed: Bool[Tensor, "query key"]) -> KeptPart:
+    """Return rows as they are kept: see `SampledRows`."""
+    weights = weights.movedim(1, 0).to("cpu", torch.float32)  # (query, head, key)
+    weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    return weights.to(torch.float16).numpy(), allowed.cpu().numpy()
 
 
 def rows_of(
