@@ -40,11 +40,11 @@ DONORS = 8
 """Texts whose outputs take the place of a head's, one after the other."""
 
 QUANTITIES = ("l2", "loss", "kl")
-"""What is measured without heads."""
+"""The quantities that are measured without heads."""
 
 
 class OfRows(Measurer[P]):
-    """A measurer whose batches are rows of texts."""
+    """Measure batches of rows of texts."""
 
     def __init__(self, model: Model, reader: Reader) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class OutputSum:
 
 @dataclass(kw_only=True, eq=False)
 class MeanPart(Part):
-    """Sums of the outputs of heads, by place."""
+    """Hold sums of the outputs of heads, by place."""
 
     outputs: dict[Place, OutputSum] = field(default_factory=dict)
 
@@ -228,7 +228,7 @@ class StandIns(NamedTuple):
     donors: Sequence[tuple[int, Mapping[Place, Tensor]]] = ()
 
     def values(self, cut: Cut, place: Place, head: int, read: ReadBatch) -> Tensor:
-        """Return what a head puts out instead; it broadcasts to (row, 1, query, d)."""
+        """Return the output that replaces a head's; it broadcasts to (row, 1, query, d)."""
         if cut.mode == "zero":
             return torch.zeros(())
         if cut.mode == "mean":
@@ -338,7 +338,7 @@ class Cutting(OfRows[TextPart]):
 
 
 class _CutRoom(Room):
-    """Where memory does not suffice, fewer cuts are taken out in a pass, and then fewer rows."""
+    """Take out fewer cuts per pass where memory does not suffice, and then fewer rows."""
 
     def __init__(self, n_cuts: int) -> None:
         super().__init__()
@@ -346,11 +346,11 @@ class _CutRoom(Room):
 
     @property
     def pass_tokens(self) -> int:
-        """Return how many tokens a forward pass has at most, repetitions included."""
+        """Return the most tokens of a forward pass, repetitions included."""
         return PASS_TOKENS if self.tokens is None else min(PASS_TOKENS, self.tokens)
 
     def size(self, batch: Sequence[Row]) -> int:
-        """Return how many tokens a forward pass has."""
+        """Return the number of tokens of a forward pass."""
         rows = padded_size(batch)
         return max(rows, min(self.pass_tokens, rows * self._n_cuts))
 

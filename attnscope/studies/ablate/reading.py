@@ -1,4 +1,4 @@
-"""Read texts for a model from which heads are taken out: rows of tokens in padded batches, and what is predicted there.
+"""Read texts as padded batches of rows for a model without some heads, with the predictions asked of it.
 
 A decoder predicts each next token, a masked model a seeded share of its tokens, an encoder-decoder its target (what was
 given, else its own greedy answer), and a classifier a class. Special tokens that every text has are never predicted.
@@ -40,14 +40,14 @@ OWN_CLASS = -1
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of a batch: a text, or a chunk of a long one.
+    """Hold one row of a batch: a text, or a chunk of a long one.
 
     Attributes:
         text: The index of the text that it belongs to.
-        tokens: What the model reads, with masks in it.
-        target: What the decoder of an encoder-decoder reads; None for other models.
-        positions: At which tokens of the output something is predicted.
-        answers: What is right there: a token or a class.
+        tokens: The tokens that the model reads, with masks among them.
+        target: The tokens that the decoder of an encoder-decoder reads; None for other models.
+        positions: The output tokens at which something is predicted, (prediction,).
+        answers: The right token or class of each prediction, (prediction,).
         n_rows: How many rows the text has.
     """
 
@@ -59,7 +59,7 @@ class Row:
     n_rows: int = 1
 
     def __len__(self) -> int:
-        """Return its tokens; of two lengths the longer one tells what a pass costs."""
+        """Return its length in tokens; of two lengths the longer, which decides the cost of a pass."""
         return max(len(self.tokens), 0 if self.target is None else len(self.target))
 
     @property
@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class ReadBatch:
-    """Rows as a model takes them.
+    """Hold rows as a model takes them.
 
     Attributes:
         texts: The index of the text of each row.
@@ -78,7 +78,7 @@ class ReadBatch:
         queries: Which queries are real, (row, query), by kind of attention.
         rows: The row of each prediction.
         positions: The token of each prediction.
-        answers: What is right in each prediction.
+        answers: The right token or class of each prediction.
     """
 
     batch: Batch
@@ -90,12 +90,12 @@ class ReadBatch:
     answers: Tensor
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Return those of all predictions, (..., prediction, vocabulary), of logits (..., row, token, vocabulary)."""
+        """Return log probabilities, (..., prediction, vocabulary), from logits (..., row, token, vocabulary)."""
         chosen = logits[..., self.rows, self.positions, :]
         return chosen.to(torch.promote_types(chosen.dtype, torch.float32)).log_softmax(-1)
 
     def losses(self, logs: Tensor, whole: Tensor) -> Tensor:
-        """Return the negative log-likelihood of what is right in each prediction, (..., prediction), in nats.
+        """Return the negative log-likelihood of the right answer of each prediction, (..., prediction), in nats.
 
         Args:
             logs: Log probabilities, (..., prediction, vocabulary).
@@ -162,6 +162,7 @@ class Reader:
             rows += [row for row in map(self._row, chunks) if row is not None]
         n_rows = Counter(row.text for row in rows)
         budget = ROW_TOKENS if self._loss is None else ROW_TOKENS // 2
+        # Fill batches from the shortest row on, so that padding stays small.
         groups: list[list[Row]] = []
         for row in sorted(rows, key=lambda row: (len(row), row.text)):
             if not groups or (len(groups[-1]) + 1) * len(row) > budget:
@@ -171,6 +172,7 @@ class Reader:
 
     def _row(self, chunk: Chunk) -> Row | None:
         """Return a chunk as a row; None if there is nothing to read in it, or to hide."""
+        # Only tokens that no earlier chunk had are predicted.
         tokens, ids = chunk.tokens, chunk.tokens.ids
         ordinary = np.flatnonzero(~tokens.special)
         fresh = ordinary[~chunk.repeated[ordinary]]
@@ -180,6 +182,7 @@ class Reader:
             return None
         if self._has_target:
             target = self._target(tokens)
+        # Find the predictions; in a decoder, the logits at one token predict the next.
         if self._loss == "target" and target is not None:
             positions = np.flatnonzero(~np.isin(target.ids[1:], list(self._special)))
             answers = target.ids[positions + 1]
@@ -205,7 +208,7 @@ class Reader:
         return np.sort(ordinary[order[: max(1, round(self._masked * len(ordinary)))]])
 
     def _target(self, tokens: Tokens) -> Tokens:
-        """Return what the decoder beside an encoder reads for a text. Writing is slow, so that answers are kept."""
+        """Return the tokens that the decoder beside an encoder reads; keep greedy answers, as they are slow."""
         if self._given is not None:
             return self._given
         key = tokens.ids.tobytes()
@@ -261,7 +264,7 @@ def require_rerunnable(model: Model) -> Model:
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """What every pass over the texts reads.
+    """Hold the inputs of every pass over the texts.
 
     Attributes:
         model: The model.

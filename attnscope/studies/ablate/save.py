@@ -34,10 +34,10 @@ from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Report
 
 ABOUT = "ablation.json"
-"""The file of the folder that says which heads are gone, and what changes without them."""
+"""The file of the folder that lists the removed heads and the changes without them."""
 
 EXAMPLE = "The animal didn't cross the street because it was too tired."
-"""What the decoder of the written model reads as it is compared."""
+"""The target that an encoder-decoder reads while the written model is compared."""
 
 _SAVE_FIRST = "save it first: AutoModel.from_pretrained(…).save_pretrained(…)"
 
@@ -50,7 +50,7 @@ _OTHER_WEIGHTS = frozenset(
 def prune(
     spec: str, texts: Any, options: AblateOptions, loading: LoadOptions | None = None, report: Report | None = None
 ) -> Ablation:
-    """Write a model without some heads into a folder, whole or not at all; return what changes without them.
+    """Write a model without some heads into a folder, whole or not at all; return the changes without them.
 
     It sets the heads' rows of W_Q, W_K and W_V, their biases, and their slice of W_O to zero. With grouped queries it
     does so in W_Q and W_O. W_K and W_V of a group become zero only if all its heads go.
@@ -78,6 +78,7 @@ def prune(
     if out.is_dir() and any(out.iterdir()):
         raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --save")
     require_writable(out)
+    # Find the files, which must be safetensors.
     source = loading.resolve(spec)
     if source.folder is None:
         raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
@@ -87,6 +88,7 @@ def prune(
     if any(path.suffix != ".safetensors" for path in files):
         raise AttnscopeError(f"the weights of {source.name} are pickles, which are not written", _SAVE_FIRST)
 
+    # Measure the change, and find the weights of the heads.
     loading = replace(loading, engine="hf")
     model = loading.load(source)
     effect = ablate(model, texts, options, report)
@@ -96,6 +98,7 @@ def prune(
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
+    # Write beside the folder, compare, and move it in place when all is right.
     part = out.parent / f".{secrets.token_hex(8)}.part"
     try:
         shutil.copytree(source.folder, part, ignore=lambda _, names: [name for name in names if _is_left_out(name)])
@@ -144,7 +147,7 @@ def _write_weights(files: Sequence[Path], target: Path, slices: Sequence[Slice])
 
 
 def _key_of(part: Slice, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return what a weight is called in a file: as in the model, or with another prefix; None = it is not there."""
+    """Return a weight's name in a file: as in the model, or with another prefix; None = it is not there."""
     for key, stored in tensors.items():
         is_named = key == part.name or key.endswith(f".{part.name}") or part.name.endswith(f".{key}")
         if is_named and stored.shape == part.weight.shape and torch.equal(stored.to(part.weight), part.weight):
@@ -157,7 +160,8 @@ def _zero(tensor: Tensor, part: Slice) -> None:
 
 
 def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model) -> float:
-    """Return by how much what was written differs from the model without the heads; refuse more than rounding."""
+    """Return the largest relative difference of the written model from the gated one; refuse more than rounding."""
+    # Run both models on one example: heads gated at the seam, and heads without weights.
     target = None
     if "cross" in model.info.kinds and model.writer is not None:
         target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids)[None]
@@ -167,6 +171,7 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model)
     with torch.no_grad():
         gated = require_rerunnable(model).outputs(batch, without)
         reloaded = require_rerunnable(written).outputs(batch, attend)
+    # Compare hidden states and logits, relative to the largest number.
     pairs = [(gated.hidden, reloaded.hidden)]
     if gated.logits is not None and reloaded.logits is not None:
         pairs.append((gated.logits, reloaded.logits))
@@ -182,7 +187,7 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model)
 
 
 def _with_note(effect: Ablation, slices: Sequence[Slice], difference: float) -> Ablation:
-    """Return what changes, with a note that says what was set to zero."""
+    """Return the ablation with a note on the weights that were set to zero."""
     numbers: Counter[str] = Counter()
     for part in slices:
         numbers[part.role] += part.weight.numel() // part.weight.shape[part.axis] * len(part.indices)

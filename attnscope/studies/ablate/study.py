@@ -84,7 +84,7 @@ def ablate(
 
 
 class _Study:
-    """One ablation, pass by pass over the texts."""
+    """Run one ablation, pass by pass over the texts."""
 
     def __init__(
         self, model: Model, corpus: Any, options: AblateOptions, report: Report | None, workers: Workers | None

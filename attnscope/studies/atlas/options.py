@@ -12,7 +12,7 @@ CONTENT = "content_nats"
 
 @options
 class AtlasHeads(HeadsOptions):
-    """How the heads of an atlas are studied."""
+    """Hold the options for studying the heads of an atlas."""
 
     control: bool = option("There is none.", default=False, python_only=True)
 
@@ -50,7 +50,7 @@ class AtlasOptions:
 
 @options
 class AtlasOrder:
-    """How an atlas is made, and what is shown of it."""
+    """Hold the options for making an atlas and showing it."""
 
     atlas: AtlasOptions = group(AtlasOptions)
     describing: Describing = group(Describing)

@@ -18,7 +18,7 @@ def _read_formats(listed: str) -> tuple[str, ...]:
 
 @options
 class BatchOptions:
-    """How texts are drawn."""
+    """Hold the options for drawing texts."""
 
     choice: Choice = group(Choice)
     tokens: Tokens = group(Tokens)

@@ -94,6 +94,7 @@ def batch(
         raise AttnscopeError("a batch takes a model by its name", "each of its processes loads it")
     options = options or BatchOptions()
     out = Path(out)
+    # Check the folder, and remove half-written files before anything is drawn.
     listed = texts_of(texts)
     require_writable(out)
     _require_ours(out)
@@ -180,6 +181,7 @@ def _fail(text: CorpusText, reason: str) -> FailedText:
 def _workers(running: SharedWork, source: models.Source, options: BatchOptions) -> Workers:
     """Return who draws: processes of this machine, one a core as memory allows, unless it is said otherwise."""
     if running.workers is None and running.executor == "local":
+        # One worker per core, as far as memory holds a model for each.
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         weights = sum(path.stat().st_size for path in source.folder.glob("*.*")) if source.folder else 0
         memory = physical_bytes() or float("inf")
@@ -192,6 +194,7 @@ def _workers(running: SharedWork, source: models.Source, options: BatchOptions) 
 
 def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> bytes:
     """Hash all that files depend on besides the text: the model, the options, the versions."""
+    # A changed weight, tokenizer or configuration must draw anew.
     digests = {}
     if source.folder is not None:  # a built-in model goes by the version
         digests["weights"] = verify(source)
@@ -225,7 +228,7 @@ def _require_ours(out: Path) -> None:
 
 
 def _sweep(out: Path) -> None:
-    """Remove what killed runs have left half-written."""
+    """Remove the half-written files that killed runs have left."""
     remove_unfinished(out, OwnFiles(frozenset(_MARKS)))
     for folder in out.glob("[0-9]*-*"):
         if not folder.is_symlink():
@@ -259,7 +262,7 @@ def _read_entry(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Task:
-    """A text to draw, the folder of its files, and the hash of all that they depend on."""
+    """Hold a text to draw, the folder of its files, and the hash of all that they depend on."""
 
     text: CorpusText
     folder: Path
@@ -280,7 +283,7 @@ def _find_done(task: _Task) -> DrawnText | None:
 
 
 def _place_of(task: _Task) -> dict[str, Any]:
-    """Return what of a drawn text depends on where it stands in a corpus, and is not kept beside its files."""
+    """Return the fields of a drawn text that depend on its place in the corpus; its entry does not keep them."""
     return {
         "index": task.text.index,
         "source": task.text.source,
@@ -291,7 +294,7 @@ def _place_of(task: _Task) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What all texts need: the model, and the heads that are shown."""
+    """Hold what a worker loads once for all texts: the model, and the heads that are shown."""
 
     model: Model
     heads: Chosen
@@ -340,6 +343,7 @@ class _Drawer:
         assert self.loaded is not None
         model = self.loaded.model
         options = self.options
+        # Run the model, and change its maps as asked.
         reading = self._read(task.text)
         maps = options.maps
         record = run_model(model, outline(model.info, reading, self.loaded.heads), reading)
@@ -357,6 +361,7 @@ class _Drawer:
         if query is not None and not any(layer.queries.find(query) for layer in record.maps):
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
             query = None
+        # Write figures and data, and the entry last: it lists the others.
         figures = [name for name in options.formats if name in FIGURE_FORMATS]
         # Compressing beside drawing would take the cores of other workers.
         figure_files = write_pages(pages(record, options.style, query), folder, figures, threads=0)

@@ -22,7 +22,7 @@ def require_measure(measure: str) -> None:
 
 @options
 class CompareOptions:
-    """How heads are compared."""
+    """Hold the options for comparing heads."""
 
     measure: str = option(
         "The distance: hellinger (fast) or jensen-shannon (Clark et al. 2019).",
@@ -50,7 +50,7 @@ class CompareOptions:
 
 @options
 class CompareOrder(CompareOptions):
-    """How heads are compared, and with what."""
+    """Hold the options for comparing heads, and the other side."""
 
     other_text: str | None = option(
         "The second text of a minimal pair: which heads change most?", "--with", default=None

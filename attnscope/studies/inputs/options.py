@@ -27,7 +27,7 @@ NUMPY_TOKENS = 256
 
 @options
 class LoadOptions:
-    """How a model is loaded."""
+    """Hold the options for loading a model."""
 
     PANEL: ClassVar[str] = "Model"
 
@@ -138,7 +138,7 @@ def refuse_file_names(*texts: str | None, hint: str = "") -> None:
 
 @options
 class OneText:
-    """A text as it is given, or in a file."""
+    """Hold a text, or the file that it is in."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -163,7 +163,7 @@ class OneText:
 
 @options
 class ReadingOptions:
-    """How a model is to read a text."""
+    """Hold the options for reading a text."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -187,7 +187,7 @@ class ReadingOptions:
 
 @options
 class TextsWanted:
-    """The texts that a study is to read."""
+    """Hold the texts that a study is to read."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -264,14 +264,14 @@ class TextsWanted:
 
 @options
 class TextFiles(TextsWanted):
-    """The texts of files."""
+    """Hold the texts of files."""
 
     text: None = option("No single text.", default=None, python_only=True)
 
 
 @options
 class SharedWork:
-    """Which workers share the texts."""
+    """Hold the number and place of the workers that share the texts."""
 
     PANEL: ClassVar[str] = "Running"
 

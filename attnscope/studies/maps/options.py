@@ -31,7 +31,7 @@ def require_cells(cells: int, pool: str) -> None:
 
 @options
 class MapOptions(Tokens):
-    """What is asked of the maps of a text, a photo or a recording."""
+    """Hold the options of the maps of a text, a photo or a recording."""
 
     choice: Choice = group(Choice)
     cut: Cut = group(Cut)
@@ -101,14 +101,14 @@ class MapOptions(Tokens):
 
 @options
 class PageTokens(Tokens):
-    """How tokens are shown as the page opens."""
+    """Hold the way that tokens are shown as the page opens."""
 
     query: str | None = option("", default=None, python_only=True)
 
 
 @options
 class PageOrder(TextFiles):
-    """What a page shows, and where it is written."""
+    """Hold the contents of a page, and the file that it is written to."""
 
     texts: tuple[str, ...] = option("Texts; `-` reads one from stdin.", default=(), argument=True, metavar="TEXT")
     split: str = option("How a text file is split into texts: line, paragraph or file.", default="file")

@@ -45,7 +45,7 @@ _FEW = 16
 
 @dataclass(frozen=True, eq=False)
 class WrittenPage:
-    """A page that was written, and what is on it."""
+    """Hold a written page and the records on it."""
 
     path: Path
     n_bytes: int
@@ -58,7 +58,7 @@ class WrittenPage:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what its reader must know, each sentence once."""
+        """Return the notes of its records, each sentence once."""
         return tuple(dict.fromkeys(note for record in self.records for note in record.run.get("notes", ())))
 
     @property
@@ -111,6 +111,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
 
 def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]]:
     """Return the record that names the roles, and the records of attention with the chosen heads."""
+    # Roles come from a record of heads, maps from records of attention.
     named: list[Heads | Atlas] = []
     maps = []
     for given in order.record:
@@ -145,6 +146,7 @@ def _read_texts(
     spec: str, order: PageOrder, loading: LoadOptions, page_texts: list[PageText], report: Report | None
 ) -> None:
     """Run the model on each text of a page, which is added to those that are there."""
+    # Few short texts may be read without torch.
     prompts = _prompts(order)
     first = [*islice(prompts, _FEW + 1)]
     texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
@@ -177,6 +179,7 @@ def _prompts(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
         prompt = order.reading.prompt(text)
         return prompt if pair is None else replace(prompt, pair=pair)
 
+    # Photos alone, then texts, then files.
     for photo in () if order.texts or order.files else photos:
         yield View((photo,), "", n_tokens) if n_tokens else photo, None
     for written in order.texts:

@@ -29,7 +29,7 @@ class _BadPairError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class ReadPair:
-    """A pair as a model reads it; both texts have as many tokens.
+    """Hold a pair as a model reads it; both texts have the same number of tokens.
 
     Attributes:
         position: The token whose logits hold the answers; 0 where a text has one row of logits.
@@ -51,7 +51,7 @@ class ReadPair:
 
 
 def read_pairs(model: Model, pairs: Iterable[Pair], answer: str | None = None) -> tuple[list[ReadPair], list[Problem]]:
-    """Return the pairs that can be patched, and what is wrong with the others.
+    """Return the pairs that can be patched, and the problems of the others.
 
     Args:
         model: A model with a head.
@@ -85,7 +85,7 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
     Args:
         model: A model with a head.
         text: The text; "" for a picture.
-        tokens: What the model reads of it.
+        tokens: The tokens that the model reads.
         target: A class by label or number, else what continues the text or stands for its mask.
 
     Raises:
@@ -122,6 +122,7 @@ class _Reader:
 
     def read(self, pair: Pair) -> ReadPair:
         """Return a pair as the model reads it."""
+        # Patching replaces token by token, so both texts need the same number.
         clean, corrupt = self._encode(pair.clean), self._encode(pair.corrupt)
         if len(clean) != len(corrupt):
             raise _BadPairError(
@@ -129,6 +130,7 @@ class _Reader:
             )
         if np.array_equal(clean.ids, corrupt.ids):
             raise _BadPairError("its texts have the same tokens")
+        # The answers must stand at one token of both texts, and differ.
         position = self._position(clean, corrupt)
         right, wrong = self._answers(pair, clean, position)
         if both := set(right) & set(wrong):
@@ -174,6 +176,7 @@ class _Reader:
 
     def _answers(self, pair: Pair, clean: Tokens, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the numbers of the right and of the wrong answers."""
+        # A class given for all pairs is right against all other classes.
         labels = self._model.labels
         if self._answer is not None:
             others = [number for number in range(len(labels)) if number != self._answer]
@@ -195,6 +198,7 @@ class _Reader:
         """Return the token that continues the clean text, or that stands for its mask."""
         if isinstance(answer, int):
             return answer
+        # Split the text where the answer goes: at its end, or at the mask.
         before, after, start = text, "", position + 1
         if self._model.loss == "masked":
             first, last = tokens.offsets[position].tolist()
@@ -203,6 +207,7 @@ class _Reader:
             before, after, start = text[:first], text[last:], position
         prefix = tokens.ids[:start].tolist()
         suffix = tokens.ids[position + 1 :].tolist()
+        # Accept the first spelling that adds exactly one ordinary token, and changes no other.
         for spelling in _spellings(answer, before):
             ids = self._tokenizer.encode(before + spelling + after).ids.tolist()
             number = ids[start] if start < len(ids) else -1
@@ -228,7 +233,7 @@ def spell_answer(model: Model, number: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PairBatch:
-    """Pairs of one length, unpadded.
+    """Hold pairs of one length, unpadded.
 
     Attributes:
         numbers: Their numbers among all pairs.
@@ -256,6 +261,7 @@ class PairBatch:
         Args:
             logits: (time · pair, token, vocabulary); `last` says which tokens.
         """
+        # Logits may hold the last tokens alone. (time * pair, vocabulary)
         n_pairs, n_tokens = self.clean.ids.shape
         skipped = 0 if self.last is None else n_tokens - self.last
         at_answer = logits[:, self.position - skipped].to(torch.promote_types(logits.dtype, torch.float32))
@@ -269,6 +275,7 @@ class PairBatch:
 
 def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -> list[PairBatch]:
     """Return pairs in batches of one length, so that nothing is padded and logits are needed at one token."""
+    # Pairs of one length and answer position share a batch.
     by_shape: dict[tuple[int, int], list[int]] = {}
     for number in numbers:
         pair = read[number]

@@ -18,7 +18,7 @@ from attnscope.studies.patch.pairs import PairBatch
 
 @dataclass(frozen=True)
 class Unit:
-    """What is patched together: a head, or all heads that read one key/value head.
+    """Hold the heads that are patched together: one head, or all that read one key/value head.
 
     Attributes:
         place: Kind of attention and layer.
@@ -32,7 +32,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """Return what its heads are called: L3H1, or L3H0+L3H1."""
+        """Return the names of its heads, such as L3H1 or L3H0+L3H1."""
         return "+".join(f"L{self.place[1]}H{head}" for head in self.heads)
 
 
@@ -45,7 +45,7 @@ class Change(NamedTuple):
 
 
 class PairRuns:
-    """The two runs of a batch of pairs.
+    """Hold the two runs of a batch of pairs.
 
     Args:
         model: A model with answers.
@@ -62,18 +62,20 @@ class PairRuns:
         self._model = model
         self._batch = batch
         self._sign = 1 if direction == "denoise" else -1
+        # Run the other side once, and keep what its heads compute.
         changed, other = (batch.corrupt, batch.clean) if self._sign > 0 else (batch.clean, batch.corrupt)
         self._changed = changed
         self._own = Activations()
         self.source = Activations()
         unchanged_difference = self._difference(model.outputs(other, self.source, last=batch.last).logits)[0]
+        # Run the changed side once; later runs resume from its layers.
         self._rerun = model.rerun(changed, last=batch.last)
         self._base = self._difference(self._rerun.whole.logits)[0]
         differences = (unchanged_difference, self._base)
         self.clean, self.corrupt = differences if self._sign > 0 else differences[::-1]
 
     def units(self, by: By) -> list[Unit]:
-        """Return what can be patched, in the order of layers and heads."""
+        """Return the units that can be patched, in the order of layers and heads."""
         units = []
         for place, call in self.source.calls.items():
             group = call.n_heads // call.n_kv_heads if by in ("key", "value") else 1
@@ -92,6 +94,7 @@ class PairRuns:
         differences = torch.empty(len(sets), n_pairs, dtype=torch.float64)
         places = [[change.unit.place for change in changes] for changes in sets]
         for first, numbers in self._rerun.plan(places, PASS_TOKENS):
+            # Each set changes one repetition of the pairs. (set * pair, …)
             patches: dict[Place, list[Patch]] = {}
             for row, number in enumerate(numbers):
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
@@ -110,6 +113,7 @@ class PairRuns:
             The queries, keys and values that later heads compute, as `effects` takes them, and the effect, (pair,), of
             the paths from the head that pass through no other head.
         """
+        # All heads keep their z, and the sender takes that of the other run.
         if not self._own.outputs:
             self._rerun.again(self._own)
         patches = {
@@ -126,6 +130,7 @@ class PairRuns:
 
         For keys and values heads are key/value heads. It takes one forward and one backward pass of the changed run.
         """
+        # One backward pass gives the slope of the logit difference at each head and token.
         leaves = Leaves(by)
         with torch.enable_grad():
             outputs = self._model.outputs(self._changed, leaves, last=self._batch.last)
@@ -133,6 +138,7 @@ class PairRuns:
             target = self._batch.difference(outputs.logits).sum()
             tensors = leaves.tensors
             slopes = torch.autograd.grad(target, list(tensors.values()), materialize_grads=True)
+        # First order: the slope times the change of the values. (pair, head, token)
         estimates = {}
         for (place, base), slope in zip(tensors.items(), slopes, strict=True):
             source = self.source.values(by, place, range(base.shape[1]))

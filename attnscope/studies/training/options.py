@@ -10,7 +10,7 @@ from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.options import LoadOptions
 
 MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
-"""What is followed where nothing else is asked for."""
+"""The measures that are followed by default."""
 
 EXPLAINED = "explained"
 """The measure that is the share of a head's attention that its description explains."""
@@ -35,7 +35,7 @@ def _composition(listed: str) -> tuple[str, ...]:
 
 @options
 class TrainingHeads(HeadsOptions):
-    """How the heads of a checkpoint are studied."""
+    """Hold the options for studying the heads of a checkpoint."""
 
     chunk: int | None = option("Cut long texts into chunks of this many tokens.", default=None, python_only=True)
     control: bool = option("There is none.", default=False, python_only=True)
@@ -44,7 +44,7 @@ class TrainingHeads(HeadsOptions):
 
 @options
 class TrainingOptions:
-    """What is followed."""
+    """Hold the measures, compositions and roles that are followed."""
 
     measures: tuple[str, ...] = option(
         "Measures to follow, such as induction,entropy_nats; explained: how well a head's description predicts it.  "
