@@ -37,11 +37,11 @@ class Choice:
 
     def within(self, info: ModelInfo) -> Chosen:
         """Return the chosen heads of a model; refuse a layer or head that it lacks, and say how many it has."""
-        # single heads name their layers as well
+        # Single heads name their layers as well.
         n_layers, n_heads = max(info.n_layers), max(info.n_heads)
         layers = tuple(layer for layer, _ in self.pick) if self.pick is not None else self.layers
         heads = tuple(head for _, head in self.pick) if self.pick is not None else self.heads
-        # refuse numbers beyond the model, and empty lists
+        # Refuse numbers beyond the model, and empty lists.
         for what, numbers, n in (("layer", layers, n_layers), ("head", heads, n_heads)):
             beyond = [number for number in numbers or () if not 0 <= number < n]
             if beyond:
@@ -50,7 +50,7 @@ class Choice:
                 )
             if numbers is not None and not numbers:
                 raise UsageError(f"no {what} is chosen", f"they are numbered 0 to {n - 1}")
-        # all layers or heads where none are named
+        # All layers or heads where none are named.
         return Chosen(
             tuple(sorted(set(range(n_layers) if layers is None else layers))),
             tuple(sorted(set(range(n_heads) if heads is None else heads))),

@@ -56,18 +56,18 @@ def raise_outside_imports(_: int, frame: FrameType | None) -> None:
         KeyboardInterrupt: Nothing is being imported by the main thread.
     """
     global _waits_since, _cutter
-    # outside imports
+    # Outside imports.
     outermost = _outermost_import(frame)
     if outermost is None:
         _waits_since = None
         raise KeyboardInterrupt
-    # within: wait for the end of the import
+    # Within: wait for the end of the import.
     if _waits_since is None:
         _waits_since = time.monotonic()
     if time.monotonic() - _waits_since < _PATIENCE_S:
         _interrupt_again()
         return
-    # a long import ends between two of its modules
+    # A long import ends between two of its modules.
     _waits_since, _cutter = None, _ImportCutter(outermost)
     sys.meta_path.insert(0, cast(Any, _cutter))
 
@@ -134,7 +134,7 @@ def die_at_once() -> None:
 @contextmanager
 def delay_interrupts() -> Iterator[None]:
     """Put Ctrl-C off until all within is done: sums that were added in part would be worth nothing."""
-    # only the main thread gets signals, and only Python's or our own handler is replaced
+    # Only the main thread gets signals, and only Python's or our own handler is replaced.
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT)
     if not in_main or handler not in _OURS:
@@ -146,7 +146,7 @@ def delay_interrupts() -> Iterator[None]:
         nonlocal came
         came = True
 
-    # note the signal, and raise it when the work is whole
+    # Note the signal, and raise it when the work is whole.
     signal.signal(signal.SIGINT, later)
     try:
         yield

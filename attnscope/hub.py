@@ -40,7 +40,7 @@ def run_while_growing(work: Callable[[], _T], size: Callable[[], int], what: str
         TimeoutError: Nothing came for STALL_S.
         Exception: What `work` raises.
     """
-    # look now and then whether it grows
+    # Look now and then whether it grows.
     running = _Running(work)
     reached, since, is_said = size(), time.monotonic(), False
     while not running.is_over(_LOOK_S):

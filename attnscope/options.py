@@ -104,7 +104,7 @@ def options(cls: C) -> C:
     A method `require` of the class, where it has one, refuses options that do not go together by a UsageError.
     """
 
-    # each option checks its own range, then the class checks how they go together
+    # Each option checks its own range, then the class checks how they go together.
     def check(self: Any) -> None:
         for field in dataclasses.fields(self):
             if (known := field.metadata.get("option")) is not None:
@@ -112,10 +112,10 @@ def options(cls: C) -> C:
         if hasattr(self, "require"):
             self.require()
 
-    # `check` runs when an object is made
+    # `check` runs when an object is made.
     cls.__post_init__ = check  # type: ignore[attr-defined]  # what dataclasses call
     made: Any = dataclass(frozen=True)(cls)
-    # the docstring lists the help of each option
+    # The docstring lists the help of each option.
     listed = [
         textwrap.fill(f"{field.name}: {known.help}", 112, initial_indent=" " * 8, subsequent_indent=" " * 12)
         for field in dataclasses.fields(made)

@@ -41,7 +41,7 @@ def plugins() -> tuple[ModuleType, ...]:
         AttnscopeError: One of them cannot be imported.
     """
     modules: list[ModuleType] = []
-    # a plugin may not ask for plugins while it loads
+    # A plugin may not ask for plugins while it loads.
     if _loading:
         raise ImportError("it imports attnscope.core.catalogue at its top; import it within measures()")
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):

@@ -68,13 +68,13 @@ def build_tokens(
         pair: The second text of a pair.
         style: How the pieces are written; "auto" guesses from the pieces.
     """
-    # labels
+    # Labels.
     n = len(ids)
     segments = [0] * n if segments is None else segments
     if style == "auto":
         style = _guess_style(pieces)
     labels = tuple(_label(piece, style) or f"<{number}>" for piece, number in zip(pieces, ids, strict=True))
-    # offsets, (token, 2), -1 where unknown; and words, by the first character that is in one
+    # Offsets, (token, 2), -1 where unknown; and words, by the first character that is in one.
     spans = np.full((n, 2), -1, np.int32)
     words = None
     if offsets is not None:
@@ -120,12 +120,12 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     word. Each Chinese character is a word. Other scripts without spaces (kana, Thai) come as one run.
     """
     spans: list[tuple[int, int]] = []
-    # classes of characters
+    # Classes of characters.
     start = -1
     alphabet = {*text}  # few characters, each asked about once: texts of megabytes come here
     spaces = {char for char in alphabet if char.isspace()}
     marks = {char for char in alphabet if _is_punctuation(char) or _is_cjk(char)}
-    # a mark or a space ends the word before it; a mark is a word too
+    # A mark or a space ends the word before it; a mark is a word too.
     for i, char in enumerate(text):
         if char in marks and not _is_inner_apostrophe(text, i):
             if start >= 0:
@@ -199,12 +199,12 @@ def _guess_style(pieces: Sequence[str]) -> Style:
 
 
 def _label(piece: str, style: Style) -> str:
-    # a byte as sentencepiece writes it, such as <0x0A>
+    # A byte as sentencepiece writes it, such as <0x0A>.
     fallback = _BYTE_FALLBACK.fullmatch(piece)
     if fallback:
         byte = int(fallback[1], 16)
         return _visible(chr(byte)) if byte < 0x80 else f"<0x{byte:02X}>"
-    # GPT-2's letters for bytes; bytes that are no UTF-8 by themselves stay as numbers
+    # GPT-2's letters for bytes; bytes that are no UTF-8 by themselves stay as numbers.
     if style == "bytes" and all(char in _BYTE_OF for char in piece):
         decoded = bytes(_BYTE_OF[char] for char in piece).decode("utf-8", "surrogateescape")
         return "".join(
@@ -212,7 +212,7 @@ def _label(piece: str, style: Style) -> str:
             for part in re.split("([\udc80-\udcff])", decoded)
             if part
         )
-    # sentencepiece writes a space as ▁
+    # Sentencepiece writes a space as ▁.
     if style == "sentencepiece":
         piece = piece.replace("▁", " ")
     return _visible(piece)
@@ -254,7 +254,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         AttnscopeError: Neither or both are given; the file cannot be read; bytes are not UTF-8; the text holds
             NUL characters or nothing that can be seen, or is longer than MOST_BYTES.
     """
-    # a file, stdin or the text itself, in this order
+    # A file, stdin or the text itself, in this order.
     if text is not None and file is not None:
         raise UsageError("both a text and a file are given", "give one of them")
     if file is not None and str(file) != "-":
@@ -276,7 +276,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     else:
         raise UsageError("no text is given", "give a text, - for stdin, or --file PATH")
 
-    # whatever the source: no NUL, and something to see
+    # Whatever the source: no NUL, and something to see.
     if not (may_be_blank and is_blank(result)):
         require_text(result, name)
     return result
@@ -292,7 +292,7 @@ def refuse_file_name(text: str, hint: str) -> None:
     It is one if there is a file of that name. Without spaces, so is a name that ends as text files do. The hint says
     how to pass a file, and such a text.
     """
-    # a file of that name
+    # A file of that name.
     try:
         is_file = Path(text).is_file()
     except OSError:  # longer than any name
@@ -300,7 +300,7 @@ def refuse_file_name(text: str, hint: str) -> None:
     if is_file:
         refuse_other_format(text, f"the text {text!r} names a file that")
         raise UsageError(f"the text {text!r} is the name of a file", hint)
-    # a name without a file: spaces make it a text
+    # A name without a file: spaces make it a text.
     if any(letter.isspace() for letter in text):
         return
     if text.lower().endswith(_TEXT_FILES):

@@ -33,18 +33,18 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
     Raises:
         KeyboardInterrupt: It was interrupted before anything was done.
     """
-    # whole records go where they should
+    # Whole records go where they should.
     corpus: Mapping[str, Any] = getattr(record, "corpus", {})  # records of one text have none
     if not is_interrupted(corpus):
         return record, out
-    # nothing was done
+    # Nothing was done.
     n_texts = corpus.get("n_texts")
     if not n_texts:
         raise KeyboardInterrupt
-    # part of a study replaces only a record that says less
+    # Part of a study replaces only a record that says less.
     if out is None or not _says_more(out, stem, n_texts):
         return record, out
-    # else it goes into a folder beside it, unless that says more too
+    # Else it goes into a folder beside it, unless that says more too.
     note = f"Interrupted, and {out} holds a record that got further, which stays"
     aside: Path | None = out / INTERRUPTED
     if (out / INTERRUPTED).is_symlink() or _says_more(out / INTERRUPTED, stem, n_texts):
@@ -88,7 +88,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
         AttnscopeError: Something could not be read or studied, or a later step failed.
         KeyboardInterrupt: The study was interrupted.
     """
-    # list all problems
+    # List all problems.
     failures: list[dict[str, str]] = list(run.get("failures", ()))
     problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
     skipped: list[dict[str, Any]] = list(run.get("skipped", ()))  # checkpoints of a training
@@ -96,7 +96,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
     for problem in (*skipped, *problems):
         where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
         print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
-    # an interruption
+    # An interruption.
     if is_interrupted(corpus):
         n_checkpoints = corpus.get("n_checkpoints")
         done = f"{corpus['n_texts']:,} {what or 'texts'}"
@@ -105,7 +105,7 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
         print(f"note: incomplete: this is what {done} {'says' if n_checkpoints == 1 else 'say'}", file=sys.stderr)
         if not failures:
             raise KeyboardInterrupt
-    # errors, the gravest first
+    # Errors, the gravest first.
     if failures:
         rest = "what was measured before is in the result"
         raise AttnscopeError(failure_line(failures[0]), "; ".join(filter(None, (failures[0]["hint"], rest))))

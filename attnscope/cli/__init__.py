@@ -49,7 +49,7 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
         context_settings=_USUAL,
     )
     made.callback()(attnscope)
-    # commands by panel; modules of commands that are not asked for stay unread
+    # Commands by panel; modules of commands that are not asked for stay unread.
     for panel, members in PANELS.items():
         for name in members:
             if name not in names:
@@ -62,7 +62,7 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
                 made.add_typer(learn, name="learn", rich_help_panel=panel, context_settings=_USUAL)
             else:
                 _add(made, getattr(module, name), panel)
-    # commands of installed plugins
+    # Commands of installed plugins.
     for name, function in plugins.commands().items():
         if name in names or names == NAMES:
             _add(made, function, "Added by other packages")
@@ -188,20 +188,20 @@ def _tolerate_unprintable() -> None:
 
 def _fail_usage(error: Any) -> NoReturn:
     """Say what click found wrong. Typer exports no base class for these errors, and brings a click of its own."""
-    # an empty message means that the help was shown
+    # An empty message means that the help was shown.
     message = error.format_message()
     if not message.strip():  # the help was shown, as there were no arguments at all
         sys.exit(2)
-    # click's wording to ours
+    # Click's wording to ours.
     for theirs, ours in _WORDINGS.items():
         message = re.sub(theirs, ours, message)
     command = getattr(error.ctx, "command_path", "attnscope")
     hint = f"see {command} --help"
-    # an unknown flag may belong to other commands
+    # An unknown flag may belong to other commands.
     flag = error.option_name if type(error).__name__ == "NoSuchOption" else ""
     if flag and 1 <= len(others := _commands_with(flag)) <= 4:
         message, hint = f"No such option: {flag}", f"{flag} belongs to {' and '.join(others)}; {hint}"
-    # an unquoted text looks like several arguments
+    # An unquoted text looks like several arguments.
     takes = {parameter.name for parameter in error.ctx.command.params} if getattr(error, "ctx", None) else set()
     if "text" in takes and message.startswith("Got unexpected extra argument"):
         several = "several come from a file: --file" if "split" in takes else "for several: attnscope page, or batch"

@@ -21,15 +21,15 @@ def ablate(
     from attnscope.studies.ablate.save import prune
     from attnscope.studies.ablate.study import ablate as study
 
-    # plan the output before the model takes its time: a wrong path fails at once
+    # Plan the output before the model takes its time: a wrong path fails at once.
     output = files.plan("ablate", **drawing.changes())
     corpus = texts.corpus()
-    # a model without the picked heads, saved as a folder
+    # A model without the picked heads, saved as a folder.
     if order.save is not None:
         with progress(files.quiet) as report:
             record = prune(model.model, corpus, order, model.loading, report)
         return output.deliver(record, also=[order.save])
-    # or the effect of each head; a loss takes the language-model head
+    # Or the effect of each head; a loss takes the language-model head.
     loading = model.loading if order.loss == "none" else model.loading.with_head(model.model)
     shared = running.share(model.model, loading)
     with progress(files.quiet) as report:

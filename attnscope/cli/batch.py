@@ -45,12 +45,12 @@ def batch(*, texts: BatchTexts, order: BatchOptions, model: Chosen, drawing: Map
     from attnscope.studies.batch.study import INDEX, MANIFEST
     from attnscope.studies.batch.study import batch as draw
 
-    # draw what no earlier run has drawn
+    # Draw what no earlier run has drawn.
     style = replace(order.style, **drawing.changes())
     order = replace(order, loading=model.loading, style=style)
     with progress(printing.quiet) as report:
         result = draw(model.model, texts.corpus(), texts.out, order, report)
-    # say how many texts earlier runs had drawn, and what fonts lack
+    # Say how many texts earlier runs had drawn, and what fonts lack.
     n_before = len(result.drawn) - result.n_fresh
     if n_before:
         say([f"{n_before:,} of {amount(result.n_texts, 'text')} were drawn before"], printing.quiet)

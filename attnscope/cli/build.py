@@ -30,14 +30,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     Args:
         function: Each of its parameters is annotated with a dataclass of options. It is called with instances of them.
     """
-    # the fields of all groups become parameters in one list
+    # The fields of all groups become parameters in one list.
     groups: dict[str, Any] = {
         parameter.name: parameter.annotation
         for parameter in inspect.signature(function, eval_str=True).parameters.values()
     }
     parameters = [_parameter(owner, field) for group in groups.values() for owner, field in _fields(group)]
 
-    # typer's values go back into their dataclasses
+    # Typer's values go back into their dataclasses.
     @functools.wraps(function)
     def run(**values: Any) -> None:
         function(**{name: _build(group, values) for name, group in groups.items()})
@@ -67,7 +67,7 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
     """Return a field as typer takes it: its type, default, names, help, range, and where the help shows it."""
     known = _known(field)
     kind, default = _type_of(owner, field)
-    # an argument has a place, an option has flags
+    # An argument has a place, an option has flags.
     about: Any
     if known.argument:
         complete = _completion(known)
@@ -79,10 +79,10 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
             *flags, help=known.help, min=known.least, max=known.most, autocompletion=_completion(known)
         )
         about.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>" if "list[" in str(kind) else None
-        # where the help shows it
+        # Where the help shows it.
         about.rich_help_panel = known.panel or getattr(owner, "PANEL", None)
     about.hidden = known.rare
-    # typer reads an empty default as required
+    # Typer reads an empty default as required.
     if known.needed or default is dataclasses.MISSING:
         default = inspect.Parameter.empty
     return inspect.Parameter(
@@ -98,17 +98,17 @@ def _completion(known: Option) -> Callable[[str], list[str]] | None:
 def _type_of(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     """Return the type that typer reads a field as, and its default. `Option.read` turns it into the field's own."""
     known = _known(field)
-    # the field's own parser reads it later, so typer passes text
+    # The field's own parser reads it later, so typer passes text.
     several: Any = list
     if known.several:
         return several[str] | None, None
     if known.read is not None:
         return (str, known.written) if known.written is not None else (str | None, None)
-    # annotations are strings: resolve this one alone, in the module of its class
+    # Annotations are strings: resolve this one alone, in the module of its class.
     scope = vars(sys.modules[owner.__module__])
     named = SimpleNamespace(__annotations__={field.name: owner.__annotations__[field.name]})
     kind = get_type_hints(named, scope)[field.name]
-    # a tuple is a flag that may be repeated
+    # A tuple is a flag that may be repeated.
     if get_origin(kind) is tuple:
         is_required = known.needed or field.default is dataclasses.MISSING
         one = several[get_args(kind)[0]]
@@ -161,9 +161,9 @@ class Command(_PlainFlags, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line. An empty `--out` is refused: it is that of a variable that is not set."""
-        # flags after -- are texts
+        # Flags after -- are texts.
         words = args[: args.index("--")] if "--" in args else args
-        # all options, the short help, or a run
+        # All options, the short help, or a run.
         if HELP_ALL in words:
             for parameter in self.params:
                 parameter.hidden = False  # type: ignore[attr-defined]  # options and typer's arguments have it

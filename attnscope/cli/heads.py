@@ -24,7 +24,7 @@ def heads(
     """
     from attnscope.studies.heads.study import study
 
-    # pictures and recordings go without texts and their options
+    # Pictures and recordings go without texts and their options.
     if order.image or order.audio:
         refuse_beside(
             "--image" if order.image else "--audio",
@@ -35,7 +35,7 @@ def heads(
             audio=order.image and order.audio,
             probe=order.probe,
         )
-    # plan the output first, then load and measure
+    # Plan the output first, then load and measure.
     order = replace(order, heads=order.describing.apply(order.heads))
     output = files.plan("heads", measures=order.measures, sort=order.listing.sort, **drawing.changes())
     shared = running.share(model.model, model.loading)

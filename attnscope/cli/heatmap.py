@@ -89,11 +89,11 @@ def heatmap(
     from attnscope.output import HOME
     from attnscope.studies.maps.study import home_of, study
 
-    # follow tokens through layers, sum up parts of the text, or draw maps
+    # Follow tokens through layers, sum up parts of the text, or draw maps.
     if source.rollout or source.relevance is not None:
         output = files.plan("rollout", query=maps.query, **drawing.changes())
         return _roll_out(output, source, maps, model)
-    # sums of weights from one part to another
+    # Sums of weights from one part to another.
     maps = source.ask(maps)
     if maps.between:
         from attnscope.questions.shares import find_shares
@@ -101,7 +101,7 @@ def heatmap(
         output = files.plan("shares", **drawing.changes())
         record = study(model.model, _read_input(source, reading), maps, model.loading)
         return output.deliver(find_shares(record, *maps.between.parts))  # type: ignore[arg-type]  # exact maps
-    # read all inputs before the model loads
+    # Read all inputs before the model loads.
     output = files.plan("heatmap", has_folder=True, query=maps.query, **drawing.changes())
     what = _read_input(source, reading)
     record = study(model.model, what, maps, model.loading)
@@ -116,12 +116,12 @@ def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> 
     from attnscope.studies.maps.derived import picture_rollout, relevance
     from attnscope.studies.maps.derived import rollout as study
 
-    # options that a rollout has no use for
+    # Options that a rollout has no use for.
     target = source.relevance
     name = "--rollout" if target is None else "--relevance"
     both = source.rollout and target is not None
     refuse_beside(name, dataclasses.replace(maps, query=None), audio=source.audio, rollout=both)
-    # a photo
+    # A photo.
     if source.image:
         refuse_beside("--image", OneText(source.text, source.file))
         if len(source.image) > 1:
@@ -131,7 +131,7 @@ def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> 
         return output.deliver(
             picture_rollout(loaded, photo) if target is None else relevance(loaded, target, image=photo)
         )
-    # a text
+    # A text.
     text = source.read()
     if target is not None:
         return output.deliver(relevance(model.load_with_head(), target, text, query=maps.query))
@@ -150,10 +150,10 @@ def _read_input(source: Seen, reading: ReadingOptions) -> Given:
     from attnscope.senses.recordings import read_recording
     from attnscope.studies.inputs.reading import Speech, View
 
-    # a photo's size
+    # A photo's size.
     if source.size and (not source.image or source.is_given or reading.generate):
         raise UsageError("--size is of a photo alone", "give --image without TEXT, or leave out --size")
-    # a photo among words, then a photo alone
+    # A photo among words, then a photo alone.
     if source.image and (source.is_given or reading.generate):
         refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=source.audio)
         text = source.read(may_be_blank=True) if source.is_given else ""
@@ -163,9 +163,9 @@ def _read_input(source: Seen, reading: ReadingOptions) -> Given:
         if len(source.image) > 1:
             raise UsageError("several pictures are shown among words", "give one --image, or a TEXT too")
         return dataclasses.replace(read_photo(source.image[0]), size=source.size)
-    # a recording, with or without its transcript
+    # A recording, with or without its transcript.
     if source.audio is not None:
         refuse_beside("--audio", reading)
         return Speech(read_recording(source.audio), source.read() if source.is_given else None)
-    # a text
+    # A text.
     return reading.prompt(source.read())

@@ -37,7 +37,7 @@ def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Chos
     """
     from attnscope.studies.trace import study
 
-    # plan the output, then compute, then show or ask
+    # Plan the output, then compute, then show or ask.
     output = files.plan("trace")
     text = source.read() if source.is_given else None
     if quiz.quiz:
@@ -64,7 +64,7 @@ def split(*, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing:
     from attnscope.studies.split import split_example
 
     output = files.plan("split", **drawing.changes())
-    # the worked example, or a layer of a model
+    # The worked example, or a layer of a model.
     if not source.is_given:
         if source.layer:
             raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")

@@ -34,7 +34,7 @@ def _list(printing: Printing) -> None:
     from attnscope.report.table import TextColumn, TextTable
 
     entries = list_models()
-    # JSON for programs, a table for people
+    # JSON for programs, a table for people.
     if printing.json:
         listed = [
             {"name": e.name, "state": e.state, "what": e.what, "folder": e.folder and str(e.folder)} for e in entries
@@ -58,7 +58,7 @@ def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
     from attnscope.report.plain_text import open_console
     from attnscope.report.table import TextColumn, TextTable
 
-    # the facts of the model, and the name of its tokenizer
+    # The facts of the model, and the name of its tokenizer.
     about, tokenizer = describe(
         spec,
         engine=loading.engine,

@@ -40,7 +40,7 @@ def progress_of_steps(quiet: bool, what: str) -> "Iterator[Callable[[int, int], 
 
 @contextlib.contextmanager
 def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
-    # no bar where nobody looks, a line a minute where output goes to a file
+    # No bar where nobody looks, a line a minute where output goes to a file.
     if quiet or sys.stderr is None:
         yield None
         return
@@ -51,7 +51,7 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
 
     from attnscope.report.plain_text import open_console
 
-    # a bar that vanishes when it is done
+    # A bar that vanishes when it is done.
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)

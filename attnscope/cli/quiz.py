@@ -39,7 +39,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         UsageError: The trace has all queries, or no step that is small enough for pen and paper.
         AttnscopeError: There are fewer answers than questions.
     """
-    # only small steps of one query can be done by hand
+    # Only small steps of one query can be done by hand.
     if trace.query is None:
         raise UsageError("a quiz is about one query, and none is given", "choose one, such as --query sat")
     steps = trace.steps
@@ -56,7 +56,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         numbers = draw_numbers(step, trace.tokens, console)
         show(*before, *numbers)
 
-    # the steps in order: those that are asked wait for an answer, others are shown
+    # The steps in order: those that are asked wait for an answer, others are shown.
     help = "Type the numbers of each step with spaces between. Two decimals are enough."
     show(Text(heading_of(trace), style="bold"), Text(help))
     n_right = n_asked = 0
@@ -64,7 +64,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
     for number, step in enumerate(steps, start=1):
         if step["name"] in _HIDDEN:
             continue
-        # a heading before the first step of each head
+        # A heading before the first step of each head.
         if step["head"] != head:
             head = step["head"]
             show(draw_section(section_of(trace, head)))
@@ -72,7 +72,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         if not _is_asked(trace, step):
             show_numbers(step, title, formula, code)
             continue
-        # the question, the answer, then the numbers
+        # The question, the answer, then the numbers.
         labels = " ".join(trace.tokens["key"]) if step["axes"] == ["key"] else ""
         show(title, formula, Text(f"    {safe(labels)}" if labels else ""))
         answer = _read_answer(step, console, read_line, n_asked, len(questions))

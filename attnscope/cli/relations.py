@@ -39,12 +39,12 @@ def relations(
     from attnscope.annotated import AnnotatedCorpus
     from attnscope.studies.relations import sounds, study
 
-    # plan the output before the model loads
+    # Plan the output before the model loads.
     output = files.plan("relations", **drawing.changes())
     shared = running.share(model.model, model.loading)
     named = list(source.files)
     with progress(files.quiet) as report:
-        # recordings have one relation: a written token and the frame where it is spoken
+        # Recordings have one relation: a written token and the frame where it is spoken.
         if sounds.is_spoken(named):
             if order != RelationsOptions():
                 raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples")

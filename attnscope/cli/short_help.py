@@ -62,21 +62,21 @@ def _paragraph(paragraph: str, width: int) -> list[str]:
 
 def _option(parameter: Any, width: int) -> list[str]:
     """Return the lines of an argument or an option: its names and its help."""
-    # names: short flags before long ones
+    # Names: short flags before long ones.
     if parameter.param_type_name == "argument":
         names = parameter.metavar or parameter.name.upper()
     else:
         short = [name for name in parameter.opts if not name.startswith("--")]
         long = [name for name in parameter.opts if name.startswith("--")]
         names = ", ".join([*short, *long])
-    # the help without its remarks; a short default stands in brackets
+    # The help without its remarks; a short default stands in brackets.
     said = parameter.help or ""
     default = _DEFAULT.search(said)
     said = _REST.sub("", _DEFAULT.sub("", said)).rstrip(".").replace("`", "")
     written = default[1] if default else _written_default(parameter)
     if written and len(written) <= _SHORT:
         said = f"{said} [{written}]"
-    # long names push the help to the right, in place of a line of its own
+    # Long names push the help to the right, in place of a line of its own.
     head = f"  {names:<{NAMES - 2}}"
     if len(head) > NAMES or head[-1] != " ":
         head += "  "

@@ -125,7 +125,7 @@ class Canvas(Drawing):
         """Open a figure; its height is 0 where `end_at` sets it later."""
         from matplotlib.figure import Figure
 
-        # one unit of the axes is one pixel, whatever the paper and its dpi
+        # One unit of the axes is one pixel, whatever the paper and its dpi.
         self.lettering, self.paper, self.width_px = lettering, (paper := lettering.paper), width_px
         edge = paper.crop_px
         size = ((width_px - 2 * edge) / paper.inch_px, 1)
@@ -134,7 +134,7 @@ class Canvas(Drawing):
         self.axes.set_axis_off()
         self.axes.set_xlim(edge, width_px - edge)
         self.axes.set_autoscale_on(False)
-        # artists and boxes that later methods draw again, copy or remove
+        # Artists and boxes that later methods draw again, copy or remove.
         self.temporary = False
         self._animated: list[Artist] = []
         self._boxes: dict[Artist, Box] = {}
@@ -211,7 +211,7 @@ class Canvas(Drawing):
         """Return an image in a box (x, y, width, height); what it shows is set later by `set_data`."""
         from matplotlib.image import AxesImage
 
-        # rows of pixels go down, as the axes do
+        # Rows of pixels go down, as the axes do.
         x, y, width, height = box
         extent = (x, x + width, y + height, y)
         image = AxesImage(self.axes, cmap=cmap, interpolation="none", origin="upper", extent=extent)
@@ -219,7 +219,7 @@ class Canvas(Drawing):
         image.set_clim(0, 1)
         self.axes.add_artist(image)
         self.keep(image, animated)
-        # animated images note their box, so that figures can be drawn without the axes
+        # Animated images note their box, so that figures can be drawn without the axes.
         if animated:
             self._boxes[image] = box
         return image
@@ -305,25 +305,25 @@ class Canvas(Drawing):
 
     def vector(self, kind: str) -> bytes:
         """Return the figure as it stands now as SVG or PDF: cells as rectangles where they are few, numbers as text."""
-        # images whose cells are few enough to become rectangles
+        # Images whose cells are few enough to become rectangles.
         self.trim()
         colours: dict[Any, NDArray[np.uint8]] = {
             image: image.to_rgba(image.get_array(), bytes=True) for image in self._cells
         }
         small = [image for image, cells in colours.items() if max(cells.shape[:2]) <= MOST_VECTOR_CELLS]
         hidden: list[Artist] = [image for image in small if image.get_visible()]
-        # rectangles take the images' place, in the same drawing order
+        # Rectangles take the images' place, in the same drawing order.
         added: list[Artist] = []
         for order in sorted({image.get_zorder() for image in small}):
             maps = [(self._cells[image], colours[image]) for image in small if image.get_zorder() == order]
             for patch in cells_as_rectangles(maps):
                 patch.set_zorder(order)
                 added.append(self.axes.add_artist(patch))
-        # numbers drawn as outlines become text, which readers can search
+        # Numbers drawn as outlines become text, which readers can search.
         for outlines, numbers in self._outlined:
             hidden.append(outlines)
             added += [self._write_number(number, outlines.get_zorder()) for number in numbers]
-        # the figure is as before afterwards, also if writing fails
+        # The figure is as before afterwards, also if writing fails.
         try:
             for artist in hidden:
                 artist.set_visible(False)
@@ -356,17 +356,17 @@ class Canvas(Drawing):
         """Let a figure without a title begin where what it shows begins."""
         if self.paper.title or self._trimmed:
             return
-        # a figure is trimmed once, after all is drawn
+        # A figure is trimmed once, after all is drawn.
         self._trimmed = True
-        # the top of letters, images and shapes in pixels of the page
+        # The top of letters, images and shapes in pixels of the page.
         data, below = self.axes.transData, self.axes.get_ylim()[0]
         artists = (*self.axes.texts, *self.axes.images, *self.axes.patches)
         extents = [artist.get_window_extent(self.agg.get_renderer()) for artist in artists if artist.get_visible()]
         highest = max((extent.y1 for extent in extents if extent.width and extent.height), default=0.0)
         tops = [float(data.inverted().transform((0, highest))[1])]
-        # collections, such as filled cells, know their place without a renderer
+        # Collections, such as filled cells, know their place without a renderer.
         tops += [y for artist in self.axes.collections if math.isfinite(y := artist.get_datalim(data).y0)]
-        # the margin stays, and the figure keeps at least a pixel
+        # The margin stays, and the figure keeps at least a pixel.
         top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
         top = min(max(top, self.axes.get_ylim()[1]), below - 1)
         self.axes.set_ylim(below, top)

@@ -76,14 +76,14 @@ def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
     Every row is filtered as its difference to the one above (PNG specification, third edition, 9.2): figures are made
     of rectangles. Libraries try all filters on every row, which takes twice as long and makes larger files of them.
     """
-    # rows of bytes, each behind the number of its filter: (height, 1 + 3 width)
+    # Rows of bytes, each behind the number of its filter: (height, 1 + 3 width).
     height, width, _ = pixels.shape
     rows = np.ascontiguousarray(pixels).reshape(height, 3 * width)
     filtered = np.empty((height, 1 + 3 * width), np.uint8)
     filtered[:, 0] = 2  # "Up"
     filtered[0, 1:] = rows[0]
     np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
-    # chunks: size and resolution, then the compressed rows
+    # Chunks: size and resolution, then the compressed rows.
     dots_per_metre = round(dpi / 0.0254)
     chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),  # 8 bits each of red, green and blue
@@ -92,7 +92,7 @@ def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
         (b"IDAT", zlib.compress(filtered.tobytes(), 6)),
         (b"IEND", b""),
     )
-    # each chunk: its length, kind, data and checksum
+    # Each chunk: its length, kind, data and checksum.
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
         for kind, data in chunks

@@ -97,11 +97,11 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     """Return fonts that together hold the characters of all texts, as far as such fonts are installed."""
     from matplotlib import font_manager
 
-    # the font that was asked for, then DejaVu
+    # The font that was asked for, then DejaVu.
     chosen = [] if paper.font is None else [find_font(paper.font)]
     first = list(dict.fromkeys([*chosen, (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))]))
     wanted = {c for text in texts for c in text if not c.isspace()}
-    # further fonts join until every character has one
+    # Further fonts join until every character has one.
     missing, families, paths = set(wanted), [], []
 
     def others() -> Iterator[tuple[str, str]]:  # only texts beyond DejaVu's reach pay for reading these
@@ -115,7 +115,7 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
             missing -= drawable
         if not missing and len(families) >= len(first):
             break
-    # characters that no font has: invisible ones are left out, others are spelled out
+    # Characters that no font has: invisible ones are left out, others are spelled out.
     invisible = set(filter(_is_invisible, missing)) | (wanted & _BREAKS_PDF)
     return Lettering(tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible), paper)
 
@@ -125,14 +125,14 @@ def find_font(font: str) -> tuple[str, str]:
     """Return the family and the file of a font, from either of the two; refuses what is neither."""
     from matplotlib import font_manager
 
-    # a file
+    # A file.
     manager = font_manager.fontManager
     if Path(font).suffix.lower() in _FONT_FILES:
         if not charmap(font):
             raise AttnscopeError(f"{font!r} is no font that can be read", "give a .ttf, .otf or .ttc file")
         manager.addfont(font)
         return font_manager.get_font(font).family_name, font
-    # the name of an installed family
+    # The name of an installed family.
     names = {entry.name.casefold(): entry.name for entry in manager.ttflist}
     if font.casefold() not in names:
         near = get_close_matches(font.casefold(), names, 1, 0.5)
@@ -144,12 +144,12 @@ def find_font(font: str) -> tuple[str, str]:
 
 def note_missing(texts: Iterable[str], font: str | None = None) -> str:
     """Return a sentence on the fonts to install where figures show code points; empty if every character has one."""
-    # characters that DejaVu Sans may lack
+    # Characters that DejaVu Sans may lack.
     wanted = {c for text in texts for c in text if ord(c) >= _FIRST_OF_OTHERS}
     missing = lettering_for(wanted, Paper(font=font)).missing if wanted else frozenset()
     if not missing:
         return ""
-    # a package for each script
+    # A package for each script.
     packages = sorted({next(name for name, holds in _PACKAGES if holds(c)) for c in missing})
     return (
         f"no installed font has {_sum_up(missing)}: figures show their code points; "

@@ -92,14 +92,14 @@ class MapsPage(Page):
         Cells with labels are pooled where the page would be too large to draw.
         """
         figure = self.content
-        # the largest number of queries and of keys: maps share one layout
+        # The largest number of queries and of keys: maps share one layout.
         tokens = [max(len(pair[side]) for pair in figure.axes) for side in (0, 1)]
-        # labels of a few letters need some pixels each, so long texts start pooled
+        # Labels of a few letters need some pixels each, so long texts start pooled.
         pool = 1
         if figure.names and figure.is_labelled:
             room = max(96, 2 * layout.MIN_WIDTH_PX // len(figure.column_names))
             pool = max(1, math.ceil(max(tokens) / room))
-        # pool more until the page is small enough
+        # Pool more until the page is small enough.
         while True:
             shape = (-(-tokens[0] // pool), -(-tokens[1] // pool))
             places = layout.arrange(self._wanted(shape, lettering), lettering.paper)
@@ -218,11 +218,11 @@ class MapsPage(Page):
         from PIL import Image
 
         rows, columns = self.shape
-        # the picture in the size of a map, (height, width, 3), for maps to be laid over
+        # The picture in the size of a map, (height, width, 3), for maps to be laid over.
         cell = self.paper.image_px(self.places.cell[0])
         picture = Image.fromarray(self.content.picture.pixels)
         pixels = np.asarray(picture.resize((columns * cell, rows * cell), Image.Resampling.LANCZOS))
-        # unless maps are small, it stands before them
+        # Unless maps are small, it stands before them.
         if not self.content.names:
             corner = self.corners.pop(0)
             self._picture_box = (*corner, *self.places.panel)
@@ -237,7 +237,7 @@ class MapsPage(Page):
         """
         width, height = self.places.panel
         size = layout.PANEL_TITLE_PX * self.zoom
-        # titles that do not fit lose what the page's title says anyway
+        # Titles that do not fit lose what the page's title says anyway.
         above = 12 * self.zoom + self._above_px
         for number, ((x, y), title) in enumerate(zip(self.corners, self.content.titles, strict=True)):
             if self.lettering.width_px(title, size * 1.12) > width:
@@ -246,12 +246,12 @@ class MapsPage(Page):
             if self.content.captions:
                 room = width - self.lettering.width_px(title, size * 1.2) - 10
                 self._write_caption(x + width, y - above, self.content.captions[number], room)
-        # where maps share their labels, only those of the first are drawn
+        # Where maps share their labels, only those of the first are drawn.
         self._label(0)
         if not self._has_copies:
             self.label_all()
             return
-        # boxes of pixels, beside and below the first map, that hold its labels
+        # Boxes of pixels, beside and below the first map, that hold its labels.
         font = self._label_font(self.places.cell[0], self.paper)[1]
         left, below = (math.ceil(widest(font)) + 2 * _STRIP_PX for widest in self._widest)
         beside = (-left, -_STRIP_PX, left - 2, height + 2 * _STRIP_PX)
@@ -358,11 +358,11 @@ class MapsPage(Page):
         lanes = [0.0] * _LANES
         bands: list[Box] = []
         for first, last, text in self.content.spans:
-            # a name begins at its columns, unless the page ends
+            # A name begins at its columns, unless the page ends.
             left = x + first * wide
             needed = self.lettering.width_px(text, layout.CAPTION_PX) + 12
             text_left = min(left, self.width_px - needed - 4)
-            # the first lane with room
+            # The first lane with room.
             lane = next((lane for lane, end in enumerate(lanes) if end <= text_left), None)
             top = y - 4 - ((lane or 0) + 1) * _LANE_PX
             bands.append((left, top, max(1.0, (last - first) * wide), _LANE_PX - 3))

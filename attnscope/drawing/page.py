@@ -116,12 +116,12 @@ class Page(Canvas):
         if self.paper.crop_px:  # the margin is cut off, and half of the first number would be
             first = (ticks or {}).get(limits[0], "0")
             inset = max(8.0, self.lettering.width_px(first, layout.CAPTION_PX) / 2 - 2)
-        # the bar with its numbers, and its meaning beside it
+        # The bar with its numbers, and its meaning beside it.
         width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
         size = layout.CAPTION_PX * zoom
         fits = self.draw_scale(bar, cmap, limits, ticks=ticks or {}, size_px=size, meaning=meaning)
-        # a meaning without room opens the notes
+        # A meaning without room opens the notes.
         if meaning and not fits:
             notes = [meaning, *notes]
         self.finish(bar[1] + round(54 * zoom), notes, zoom)
@@ -160,16 +160,16 @@ class Page(Canvas):
         """
         x, y, width, height = box
         low, high = limits
-        # the bar
+        # The bar.
         if cmap is not None:
             self.colour_bar(box, colormap(cmap) if isinstance(cmap, str) else cmap)
-        # its numbers
+        # Its numbers.
         ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)} if ticks is None else ticks
         sides = {min(ticks): "left", max(ticks): "right"} if inside else {}
         for tick, text in ticks.items():
             at = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))
             self.write(at, y + height + size_px * 0.96, text, size_px, ha=sides.get(tick, "center"), color=color)
-        # its meaning, at the right
+        # Its meaning, at the right.
         fits = self.lettering.width_px(meaning, size_px) <= self.width_px - x - width - 50
         if meaning and fits:
             self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
@@ -182,7 +182,7 @@ class Page(Canvas):
 
         The middle of the first line is y. An entry is a name, a colour, and a letter in the square.
         """
-        # the heading, then as many columns as fit
+        # The heading, then as many columns as fit.
         if heading:
             self.entitle(x, y, heading, layout.CAPTION_PX)
             y += 22
@@ -191,7 +191,7 @@ class Page(Canvas):
         wide = self.paper.room_px / columns
         corners = [(x + number // rows * wide, y + number % rows * pitch) for number in range(len(entries))]
         self.fill([(left, top - 8, 20, pitch - 5) for left, top in corners], [color for _, color, _ in entries])
-        # a letter in each square, its name beside it
+        # A letter in each square, its name beside it.
         for (name, color, glyph), (left, middle) in zip(entries, corners, strict=True):
             if glyph:
                 self.entitle(left + 10, middle, glyph, 12, ha="center", color=ink_on(color))
@@ -277,7 +277,7 @@ class Page(Canvas):
         from matplotlib.patches import PathPatch
         from matplotlib.path import Path
 
-        # outlines at a size of 100, (point, 2), scaled and moved to their cells
+        # Outlines at a size of 100, (point, 2), scaled and moved to their cells.
         if not self.lettering.has_bold:
             numbers = [replace(number, font="plain") for number in numbers]
         vertices, codes = [], []
@@ -285,7 +285,7 @@ class Page(Canvas):
             points, kinds = outline_of(number.text, number.font, self.lettering.families[0])
             vertices.append(points * (number.size_px / 100) + (number.x, number.y))
             codes.append(kinds)
-        # one artist for all numbers, in place of a text each
+        # One artist for all numbers, in place of a text each.
         path = Path(np.concatenate(vertices), np.concatenate(codes))
         artist = PathPatch(path, facecolor=numbers[0].color, edgecolor="none", zorder=order)
         self.axes.add_artist(artist)
@@ -323,14 +323,14 @@ class Page(Canvas):
         size_px: float = layout.PANEL_TITLE_PX,
     ) -> None:
         """Name layers at the left and heads above; every n-th where there is no room for all."""
-        # heads above, in letters that fit their cells
+        # Heads above, in letters that fit their cells.
         size = self.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
         widest = self.lettering.width_px(f"H{max(grid.heads, default=0)}", size)
         step = math.ceil(math.ceil(widest * 1.25) / cell[0])
         for column, head in list(enumerate(grid.heads))[::step]:
             x = corner[0] + (column + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
             self.write(x, corner[1] - size * 0.9, f"H{head}", size, ha="center", color=FAINT)
-        # layers at the left
+        # Layers at the left.
         size_px = self.paper.letters(size_px)
         step = math.ceil(math.ceil(size_px * 1.25) / cell[1])
         for row, layer in list(enumerate(grid.layers))[::step]:

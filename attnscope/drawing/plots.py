@@ -94,7 +94,7 @@ class Sheet:
         """Draw a colour bar at the right of a map; both ends are labelled."""
         bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
         bar.outline.set_visible(False)
-        # ticks inside the bar keep away from its labelled ends
+        # Ticks inside the bar keep away from its labelled ends.
         low, high = image.get_clim()
         if (extent := high - low) > 0:
             inner = [tick for tick in _steps(low, high) if _END < (tick - low) / extent < 1 - _END]
@@ -118,13 +118,13 @@ def draw_map(
 
     Columns are equally wide, or go from one of `edges` (columns + 1) to the next.
     """
-    # cells have edges, one more than there are columns
+    # Cells have edges, one more than there are columns.
     n_rows, n_columns = values.shape
     across = np.arange(n_columns + 1) - 0.5 if edges is None else edges
     image = axes.pcolormesh(
         across, np.arange(n_rows + 1) - 0.5, np.ma.masked_invalid(values), cmap=cmap, vmin=limits[0], vmax=limits[1]
     )
-    # the first row on top
+    # The first row on top.
     axes.set_ylim(n_rows - 0.5, -0.5)
     axes.set_xlim(across[0], across[-1])
     axes.set_facecolor("#dcdcdc")
@@ -211,17 +211,17 @@ def spread(places: NDArray[np.float64], radius: float, box: Box) -> NDArray[np.f
     """
     at, n = places.astype(np.float64), len(places)
     low, high = np.array(box[:2]) + radius, np.array(box[:2]) + box[2:] - radius
-    # golden-angle directions, (disc, 2), break ties
+    # Golden-angle directions, (disc, 2), break ties.
     turn = np.arange(n) * 2.4  # discs in one and the same place part in different directions
     aside = np.stack([np.cos(turn), np.sin(turn)], -1)
     for _ in range(400):
-        # vectors, (disc, disc, 2), and distances, (disc, disc), between all centres
+        # Vectors, (disc, disc, 2), and distances, (disc, disc), between all centres.
         apart = at[:, None] - at
         distance = np.hypot(*np.moveaxis(apart, -1, 0))
         close = (distance < 2 * radius) & ~np.eye(n, dtype=bool)
         if not close.any():
             break
-        # each disc moves by a part of its overlaps, and stays in the box
+        # Each disc moves by a part of its overlaps, and stays in the box.
         same = distance < 1e-6
         ways = np.where(same[..., None], aside[:, None] - aside, apart / np.where(same, 1, distance)[..., None])
         at = (at + (ways * (np.where(close, 2 * radius - distance, 0) * 0.3)[..., None]).sum(1)).clip(low, high)

@@ -54,7 +54,7 @@ class Style:
     failed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # names
+        # Names.
         if self.scale not in SCALES:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
         if self.colours not in ("linear", "log"):
@@ -64,7 +64,7 @@ class Style:
 
             if self.cmap not in mpl.colormaps:
                 raise UsageError(f"matplotlib has no colormap {self.cmap!r}", "such as Blues, viridis, magma, Greys")
-        # sizes
+        # Sizes.
         if self.width is not None:
             object.__setattr__(self, "width", _inches(self.width))
         _require("dpi", self.dpi, _DPI)

@@ -36,20 +36,20 @@ def cells_as_rectangles(
 
     boxes, colours = [np.empty((0, 4))], [np.empty(0, np.uint32)]
     for (x, y, width, height), pixels in maps:
-        # four bytes of colour as one number: (row, column)
+        # Four bytes of colour as one number: (row, column).
         codes = np.ascontiguousarray(pixels).view(np.uint32)[:, :, 0]
         rows, columns = codes.shape
-        # runs of one colour in a row begin where it changes
+        # Runs of one colour in a row begin where it changes.
         begins = np.ones(codes.shape, bool)
         begins[:, 1:] = codes[:, 1:] != codes[:, :-1]
         at = np.flatnonzero(begins)
         row, column = np.divmod(at, columns)
         long = np.diff(at, append=codes.size)
-        # a box per run, (run, 4), in pixels of the page
+        # A box per run, (run, 4), in pixels of the page.
         wide, tall = width / columns, height / rows
         boxes.append(np.stack([x + column * wide, y + row * tall, long * wide, np.full(len(at), tall)], 1))
         colours.append(codes.ravel()[at])
-    # a patch per colour; a seam of the same colour hides gaps between rectangles
+    # A patch per colour; a seam of the same colour hides gaps between rectangles.
     boxes_of_all, codes = np.concatenate(boxes), np.concatenate(colours)
     outline = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
     for code in np.unique(codes):
@@ -74,13 +74,13 @@ def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
     """
     from matplotlib.font_manager import FontProperties, findfont
 
-    # the characters of each weight and slant
+    # The characters of each weight and slant.
     used: dict[tuple[str, Slant], set[str]] = {}
     for css, text in _TEXT.findall(svg.decode()):
         weight = "700" if "font-weight: 700" in css else "400"
         style: Slant = "italic" if "font-style: italic" in css else "normal"
         used.setdefault((weight, style), set()).update(unescape(text))
-    # the first family that has a character provides it
+    # The first family that has a character provides it.
     faces = []
     for (weight, style), characters in sorted(used.items()):
         for family in families:
@@ -101,7 +101,7 @@ def _subset(path: str, characters: frozenset[str]) -> str:
     """Return the part of a font that holds some characters, as WOFF in base64; the same bytes every time."""
     from fontTools import subset
 
-    # kerning and marks stay; the time of the run goes, so that bytes are the same
+    # Kerning and marks stay; the time of the run goes, so that bytes are the same.
     options: Any = subset.Options(flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True)
     options.recalc_timestamp, options.drop_tables = False, [*options.drop_tables, "FFTM"]
     options.font_number = 0  # of a collection

@@ -71,16 +71,16 @@ def page_of(
     """
     if not texts and heads is None:
         raise AttnscopeError("a page needs a text")
-    # roles come from the findings, or from what is known about heads
+    # Roles come from the findings, or from what is known about heads.
     named = heads if findings is None else heads_of(findings)
-    # small pages keep weights in finer steps
+    # Small pages keep weights in finer steps.
     is_small = not texts or require_room(text.record for text in texts) <= FINE_UP_TO
     step = FINE_STEP if is_small else STEP
     has_photos = any(text.record.picture is not None or text.record.pictures for text in texts)
     blocks = [] if heads is None else heads.blocks
     n_cards = 0 if heads is None else len(heads.cards)
     grid = "" if heads is None else heads.more.get("grid", "")
-    # what the page's script reads first
+    # What the page's script reads first.
     manifest: dict[str, Any] = {
         "schema": PAGE_SCHEMA,
         "version": VERSION,
@@ -91,16 +91,16 @@ def page_of(
         "roles": None if named is None else named.roles,
         "start": dict(start or {}),
     }
-    # means have names in place of numbers of heads
+    # Means have names in place of numbers of heads.
     if texts and (first := texts[0].record).averaged:
         manifest["means"] = {f"{layer}.{head}": m.name_of(layer, head) for m in first.maps for layer, head in m.pairs}
     manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
-    # a page of texts opens on the view that suits the first one
+    # A page of texts opens on the view that suits the first one.
     if texts and heads is None:
         manifest["start"] = _first_view(texts[0].record, has_photos=has_photos) | manifest["start"]
         if has_photos:
             manifest["start"].pop("v", None)
-    # scripts that no part of the page needs are left out
+    # Scripts that no part of the page needs are left out.
     parts = {"heads": heads is not None, "numbers": bool(grid), "photo": has_photos}
     return Page(assemble(manifest, blocks, tuple(part for part, is_there in parts.items() if is_there)))
 
@@ -121,7 +121,7 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
     nor first and more than two tokens away. The head with the largest mean score is taken; None = no key is as far.
     """
     attention = record.maps[0]
-    # pairs (query, key) that count
+    # Pairs (query, key) that count.
     queries = np.arange(len(attention.queries))
     keys = np.arange(len(attention.keys))
     counts = (np.abs(queries[:, None] - keys) > 2) & ~attention.keys.special & (keys > 0)
@@ -129,7 +129,7 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
     if not heads or not counts.any():
         return None
 
-    # a key that all queries choose says little: its mean is taken off
+    # A key that all queries choose says little: its mean is taken off.
     def score(head: tuple[int, int]) -> float:
         weights = attention.of(*head)
         return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())
@@ -160,7 +160,7 @@ def _map_of_cells(pooled: PooledMap) -> AttentionMap:
 
 def _cell_tokens(tokens: Tokens, size: int) -> Tokens:
     """Return the tokens along one side of a pooled map; `size` of them are a cell."""
-    # a cell of several tokens is named by its place and its first words
+    # A cell of several tokens is named by its place and its first words.
     labels = list(tokens.labels)
     if size > 1:
         labels = []
@@ -168,7 +168,7 @@ def _cell_tokens(tokens: Tokens, size: int) -> Tokens:
             some = tokens.labels[first : first + size]
             words = " ".join(some[:6])[:28]
             labels.append(f"{first} {words}{'…' if len(some) > 1 else ''}")
-    # no offsets, words or ids: cells are no tokens
+    # No offsets, words or ids: cells are no tokens.
     n = len(labels)
     offsets = np.full((n, 2), -1, np.int32)
     zeros = np.zeros(n, np.int32)
@@ -180,11 +180,11 @@ def _text_of_heads(comparison: Comparison, side: str) -> Heatmap:
     """Return the attention of the heads of a comparison on one of its texts, "first" or "second", as a record."""
     table, weights = comparison.table("heads"), comparison.grids[f"weights:{side}"]
     picked = tuple(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
-    # layers and heads that the comparison has, in order
+    # Layers and heads that the comparison has, in order.
     layers = sorted({layer for layer, _ in picked})
     heads = sorted({head for _, head in picked})
     text = tokens(comparison, side)
-    # picked heads fill their cells of (layer, head, query, key); others stay NaN
+    # Picked heads fill their cells of (layer, head, query, key); others stay NaN.
     block = np.full((len(layers), len(heads), len(text), len(text)), np.nan, np.float32)
     for (layer, head), of_head in zip(picked, weights, strict=True):
         block[layers.index(layer), heads.index(head)] = of_head

@@ -41,12 +41,12 @@ _POLICY = (
 
 def page(batch: Batch) -> str:
     """Return the whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
-    # the line of facts below the title
+    # The line of facts below the title.
     n_failed = len(batch.failed)
     facts = [amount(batch.n_texts if batch.complete else len(batch.drawn), "text")]
     facts += [f"{n_failed:,} could not be drawn"] if n_failed else []
     facts += ["not finished: the same command draws the rest"] if not batch.complete else []
-    # the policy forbids scripts and anything from the network
+    # The policy forbids scripts and anything from the network.
     parts = [
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>",
         f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">',
@@ -55,7 +55,7 @@ def page(batch: Batch) -> str:
         f"<h1>{_to_html(batch.model)}: what each head attends to</h1>",
         f"<p class=about>{_to_html(' · '.join(facts))} · <a href=manifest.jsonl>manifest.jsonl</a></p>",
     ]
-    # failures first, then a card per text
+    # Failures first, then a card per text.
     if batch.failed:
         parts += ["<h2>Could not be drawn</h2>\n<ul>", *map(_failure, batch.failed), "</ul>"]
     parts += ["<main>", *map(_card, batch.drawn), "</main>\n</html>"]

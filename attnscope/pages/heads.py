@@ -101,7 +101,7 @@ def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
     Raises:
         AttnscopeError: The record holds no heads.
     """
-    # each kind of record has its own table of heads
+    # Each kind of record has its own table of heads.
     if record.is_empty:
         raise AttnscopeError("there is no head to show")
     if isinstance(record, Atlas):
@@ -146,7 +146,7 @@ def _heads_of_tables(record: Any, **more: Any) -> Heads:
     """Return what a page shows of the tables of heads and of their roles."""
     heads, roles = record.table("heads"), record.table("roles")
     more = {"sampled": sample_line(record), **more}
-    # roles of each head, with the evidence for them
+    # Roles of each head, with the evidence for them.
     shown = _places_of(heads)
     for row in range(len(roles)):
         role: dict[str, Any] = {"name": str(roles["role"][row]), "measure": str(roles["measure"][row])}
@@ -154,13 +154,13 @@ def _heads_of_tables(record: Any, **more: Any) -> Heads:
         role |= {name: float(roles[name][row]) for name in ("value", "threshold", "q")}
         role |= {part: float(roles.part("value", part)[row]) for part in ("low", "high", "baseline")}
         shown[roles["head"][row]]["roles"].append(role)
-    # descriptions, with how well they predict held-out texts
+    # Descriptions, with how well they predict held-out texts.
     if "description" in heads:
         for row, head in enumerate(shown):
             head["words"] = str(heads["description"][row])
             head["explained"] = _explained(heads, row)
             head["warning"] = str(heads["other_half"][row])
-    # every number is an axis; the best-known ones come first
+    # Every number is an axis; the best-known ones come first.
     axes = [name for name in heads.numbers if name not in WHOLE]
     names = sorted(axes, key=lambda name: (*FIRST_COLUMNS, name).index(name))
     quantities = record.options.get("quantities", {})
@@ -169,7 +169,7 @@ def _heads_of_tables(record: Any, **more: Any) -> Heads:
         kind = "" if name in (*FIRST_COLUMNS, *PLACES) else "effect" if name in quantities else "measure"
         if np.isfinite(heads[name]).any():
             columns.append(describe_column(heads, name, kind=kind))
-    # a role as a column of yes and no
+    # A role as a column of yes and no.
     meanings = record.options.get("roles", {})
     flags = [_flag_column(shown, name, heads) for name in ("unclassified", *meanings) if name.isidentifier()]
     return Heads(record.run, record.corpus, shown, [*columns, *flags], _marks_of(shown, meanings), more)
@@ -216,10 +216,10 @@ def _with_roles(atlas: Atlas, findings: HeadsResult) -> Atlas:
 
 def _heads_of_atlas(atlas: Atlas) -> Heads:
     heads, tokens, examples = (atlas.table(name) for name in ("heads", "tokens", "examples"))
-    # rows of tokens and examples of each head
+    # Rows of tokens and examples of each head.
     rows_of = [np.flatnonzero(tokens["head"] == head).tolist() for head in range(len(heads))]
     examples_of = [np.flatnonzero(examples["head"] == head).tolist() for head in range(len(heads))]
-    # a token is described once, for its card and for the table of heads
+    # A token is described once, for its card and for the table of heads.
     described = [_describe_token(tokens, row) for row in range(len(tokens))]
     pairs = []
     words = []
@@ -227,7 +227,7 @@ def _heads_of_atlas(atlas: Atlas) -> Heads:
         mine = [described[row] for row in rows]
         pairs.append([[*row["tokens"], row["lift"], row["low"]] for row in mine if row["side"] == "pairs"])
         words.append(sorted({token for row in mine for token in row["tokens"]}))
-    # one card per head: it is packed apart, and opened when the reader asks for it
+    # One card per head: it is packed apart, and opened when the reader asks for it.
     cards = []
     for head, rows in enumerate(rows_of):
         card = {
@@ -238,7 +238,7 @@ def _heads_of_atlas(atlas: Atlas) -> Heads:
             "examples": [_describe_example(atlas, example) for example in examples_of[head]],
         }
         cards.append(_pack(card, _kept_bytes(atlas, examples_of[head])))
-    # what all heads share
+    # What all heads share.
     meanings = {name: atlas.options.get(name, "") for name in ("rank", "score", "lift")}
     more = {"meanings": meanings, "deciles": atlas["deciles"], "tokens": words, "pairs": pairs}
     return replace(_heads_of_tables(atlas, **more), cards=cards)
@@ -256,16 +256,16 @@ def _describe_token(tokens: Table, row: int) -> dict[str, Any]:
 
 def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
     """Return all of an example but its weights; `places` are runs: the first place, and how many follow."""
-    # the example's tokens, and the keys that its description expects
+    # The example's tokens, and the keys that its description expects.
     examples = atlas.table("examples")
     shown = atlas.table("shown").select(atlas.tokens_of(example))
     expected = atlas.table("expected")
     expected = expected.select(expected["example"] == example)
-    # runs of places that follow each other, as (first, length)
+    # Runs of places that follow each other, as (first, length).
     places = shown["place"]
     first = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     runs = np.diff([*first, len(places)])
-    # numbers as JSON has them
+    # Numbers as JSON has them.
     described = {
         name: examples[name][example].item() for name in ("why", "rank", "score", "source", "n_tokens", "focus")
     }
@@ -276,7 +276,7 @@ def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
         "places": np.stack([places[first], runs], 1),
         "special": np.flatnonzero(shown["special"]),
     }
-    # a failure shows the expected keys beside the observed ones
+    # A failure shows the expected keys beside the observed ones.
     if described["why"] == "failure":
         keys = zip(*(expected[name].tolist() for name in ("place", "token", "weight")), strict=True)
         described["failure"] = {
@@ -289,7 +289,7 @@ def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
 def _kept_bytes(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
     """Return how many keys each shown token of some examples keeps; then the keys, and then their codes."""
     shown = atlas.table("shown")
-    # numbers of kept keys, (token,), and the keys and codes of all tokens in a row
+    # Numbers of kept keys, (token,), and the keys and codes of all tokens in a row.
     counts, keys, codes = [], [], []
     for example in examples:
         rows = atlas.tokens_of(example)
@@ -321,11 +321,11 @@ def _heads_of_result(result: Result) -> Heads:
 def _heads_of_relations(result: Relations) -> Heads:
     relations, table = result.table("relations"), result.table("heads")
     shown = _places_of(table)
-    # which relations each head expresses
+    # Which relations each head expresses.
     for row, head in enumerate(shown):
         expressed = relations["relation"][result["found"][:, row]].tolist()
         head["words"] = f"expresses {', '.join(expressed)}" if expressed else ""
-    # a column per relation: accuracies, (head,), with interval and baseline
+    # A column per relation: accuracies, (head,), with interval and baseline.
     columns = []
     for row, relation in enumerate(relations["relation"].tolist()):
         names = ("no_verdict", "n_scored", "baseline", "rule")
@@ -333,14 +333,14 @@ def _heads_of_relations(result: Relations) -> Heads:
         scored = f"{amount(n_scored, 'link')} scored" + (f"; no verdict: {no_verdict}" if no_verdict else "")
         meaning = f"accuracy of {relation}; baseline: {rule or 'none'}; {scored}"
         name = relation.replace(":", "_").replace(" ", "_")
-        # the baseline is the same for all heads
+        # The baseline is the same for all heads.
         parts = {part: result[f"accuracy_{part}"][row] for part in ("low", "high")}
         parts["baseline"] = np.full(len(table), baseline)
         facts = number(name, meaning, "share", range=(0, 1), label=label(relation))
         with_accuracy = table.with_column(facts, result["accuracy"][row], **parts)
         about = {"beside": f" · n {n_scored} · {written(baseline)}", "note": scored, "unsettled": bool(no_verdict)}
         columns.append(describe_column(with_accuracy, name, kind="measure", **about))
-    # the landing view is a grid of relations by heads
+    # The landing view is a grid of relations by heads.
     more = {
         "grid": "measures",
         "rows": "relation",
@@ -358,7 +358,7 @@ def _heads_of_comparison(comparison: Comparison) -> Heads:
     where = "" if is_self else f"in {comparison.options['other_run'].get('model', 'the other')} "
     same_heads = dict(comparison.same_heads().tolist())
     shown = _places_of(table)
-    # distances to the nearest head, to all others, and to the same number: (head, 3) each
+    # Distances to the nearest head, to all others, and to the same number: (head, 3) each.
     nearest, mean, same = np.full((3, len(table), 3), np.nan)
     for row, head in enumerate(shown):
         near = _nearest(distances[row], row if is_self else -1)
@@ -367,13 +367,13 @@ def _heads_of_comparison(comparison: Comparison) -> Heads:
             head["words"] = f"nearest {where}is {others[other]}, {distance:.3f} away"
             nearest[row] = comparison.distance_interval(row, other)
             mean[row, 0] = np.mean([distance for _, distance in near])
-        # two models have heads of the same number; one model has a list of neighbours
+        # Two models have heads of the same number; one model has a list of neighbours.
         if is_self:
             head["near"] = near[:N_NEAR]
         elif row in same_heads:
             same[row] = comparison.distance_interval(row, same_heads[row])
     measure = distance_line(name)
-    # those distances as columns
+    # Those distances as columns.
     for column, meaning, values in (
         ("nearest_distance", f"{measure} to the nearest head", nearest),
         ("mean_distance", f"mean {measure} to all others", mean),
@@ -382,7 +382,7 @@ def _heads_of_comparison(comparison: Comparison) -> Heads:
         facts = number(column, meaning, range=(0, 1))
         table = table.with_column(facts, values[:, 0], low=values[:, 1], high=values[:, 2])
     columns = [describe_column(table, name, kind="measure") for name in table.numbers if np.isfinite(table[name]).any()]
-    # a plane in which similar heads stand near each other: (head, 2)
+    # A plane in which similar heads stand near each other: (head, 2).
     if is_self:
         places = comparison[f"places:{name}"]
         for axis, column in enumerate(("map_x", "map_y")):

@@ -85,7 +85,7 @@ def require_room(records: Iterable[Heatmap]) -> int:
     Raises:
         AttnscopeError: It is none, or more than a browser opens in comfort.
     """
-    # rows of tokens that a part lacks count as well
+    # Rows of tokens that a part lacks count as well.
     n = sum(_n_weights(record, attention) for record in records for attention in record.maps)
     if not n:
         raise AttnscopeError("there is no head to show")
@@ -326,14 +326,14 @@ def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
         One entry a picture: `source`, `facts`, `grid` (rows, columns), `cells` (the key of each patch, row by row;
         -1 = none), `size` (width and height as embedded) and `block`.
     """
-    # pictures with the key of each patch, row by row
+    # Pictures with the key of each patch, row by row.
     pictures: list[tuple[Picture, Sequence[int]]] = []
     if record.picture is not None:
         pictures = [(record.picture, np.flatnonzero(~record.maps[0].keys.special).tolist())]
     for picture in record.pictures:
         assert picture.cells is not None
         pictures.append((picture, picture.cells.ravel().tolist()))
-    # a picture of the same photo shares its pixels
+    # A picture of the same photo shares its pixels.
     packed: list[dict[str, Any]] = []
     for number, (picture, cells) in enumerate(pictures):
         twin = next((i for i, (other, _) in enumerate(pictures[:number]) if _is_same_photo(picture, other)), None)
@@ -345,7 +345,7 @@ def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
         else:
             photo = {name: packed[twin][name] for name in ("size", "block")}
         width, height = photo["size"]
-        # the caption gives the size as embedded
+        # The caption gives the size as embedded.
         packed.append(
             {
                 "source": printable(picture.source, 80),

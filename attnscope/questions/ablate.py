@@ -154,14 +154,14 @@ _MEASURED = {
 
 def quantity_column(name: str) -> Column:
     """Return the column of a quantity such as "zero_loss": a mode of ablation, and what is measured."""
-    # importance and spreads have no mode
+    # Importance and spreads have no mode.
     if name == "importance":
         meaning = "E |dL/dξ|, ξ the factor on a head's output"
         return number(name, meaning, "nats", label="importance E |dL/dξ|", short="|dL/dξ|")
     if name.endswith(SPREAD):
         meaning = "standard deviation over the texts whose outputs take the head's place"
         return number(name, meaning, short="± over texts")
-    # a mode and what is measured, such as zero and loss
+    # A mode and what is measured, such as zero and loss.
     mode, _, measured = name.partition("_")
     meaning, label, short = _MEASURED[measured]
     unit = "relative L2" if measured == "l2" else "nats"
@@ -177,7 +177,7 @@ def _answer(ablation: Ablation) -> Iterator[str]:
     if not main:
         yield "No head was taken out"
         return
-    # the head with the largest effect, and a sentence that fits the quantity
+    # The head with the largest effect, and a sentence that fits the quantity.
     first = _largest_first(heads[main])[0]
     value, low, high = heads.interval(main)[first]
     column = heads.columns[main]
@@ -191,7 +191,7 @@ def _answer(ablation: Ablation) -> Iterator[str]:
         yield f"{name} matters most: without it hidden states change by {small_number(value)} of their norm"
     else:
         yield f"{name} has the largest {main}: {size}"
-    # heads that back each other up do more together than the sum of their single effects
+    # Heads that back each other up do more together than the sum of their single effects.
     together = ablation.row("together", main)
     if together is not None:
         size = " ".join(filter(None, [small_number(together[0]), _ends(*together[1:])]))
@@ -208,10 +208,10 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     heads, names, quantities = ablation.table("heads"), ablation.head_names, ablation.quantities
     if not quantities:
         return
-    # each quantity has a column; its spread over texts follows where it was measured
+    # Each quantity has a column; its spread over texts follows where it was measured.
     columns = [name for quantity in quantities for name in (quantity, f"{quantity}{SPREAD}") if name in heads]
     yield Ranking(what="head", names=names, table=heads, columns=columns, order=_largest_first(heads[ablation.main]))
-    # the effect of taking all picked heads out at once
+    # The effect of taking all picked heads out at once.
     together = ablation.table("together")
     if len(together):
         listed = ", ".join(names[:15]) + (f" and {len(names) - 15} more" if len(names) > 15 else "")
@@ -226,7 +226,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
             order=shown,
             most=len(shown),
         )
-    # maps only add to the table where there are more heads than it lists
+    # Maps only add to the table where there are more heads than it lists.
     for name in quantities:
         is_printed = name == ablation.main and len(heads) > FEW
         yield HeadMap(
@@ -266,7 +266,7 @@ def _guide(ablation: Ablation) -> Iterator[str]:
         "mean": "its mean output over all tokens",
         "resample": "its output on 8 other texts, one after the other",
     }
-    # the modes that were run
+    # The modes that were run.
     modes = [f"{mode}: {what}" for mode, what in meant.items() if mode in (ablation.options.get("modes") or ())]
     if modes:
         yield "; ".join(modes)

@@ -167,12 +167,12 @@ class Atlas(Result):
 
     def pieces(self, example: int) -> list[tuple[str, str]]:
         """Return of each shown token what stands before it, and its characters in the source, else its label."""
-        # without the source there are labels alone
+        # Without the source there are labels alone.
         excerpt = self.excerpt(example)
         labels = self.labels(example)
         if not excerpt:
             return [(" " * (at > 0), label) for at, label in enumerate(labels)]
-        # with it: the space before each token, and its characters
+        # With it: the space before each token, and its characters.
         shown = self.table("shown").select(self.tokens_of(example))
         pieces, end = [], 0
         for label, start, stop in zip(labels, shown["start"].tolist(), shown["stop"].tolist(), strict=True):
@@ -212,7 +212,7 @@ class Atlas(Result):
         heads = self.table("heads")
         does = _does(self)
         columns: list[str | Words] = [Words("what it does", does, wraps=True)]
-        # the share that descriptions explain, where it was measured
+        # The share that descriptions explain, where it was measured.
         if "kl_explained" in heads:
             columns.append("kl_explained")
         names = self.head_names
@@ -228,7 +228,7 @@ class Atlas(Result):
         )
         n_examples = amount(len(self.table("examples")), "example")
         counted = f"{amount(len(heads), 'head')}, {n_examples}"
-        # one head gets its own section; several get a short list of those that stand out
+        # One head gets its own section; several get a short list of those that stand out.
         if len(order) == 1:
             answer = f"{names[order[0]]}: {does[order[0]]}"
             first = _about(self, order[0])
@@ -248,7 +248,7 @@ class Atlas(Result):
     def order(self, sort: str | None) -> Sequence[int]:
         """Return the rows of heads in an order: those with most to say first, or as `report` takes it."""
         heads = self.table("heads")
-        # values to sort by; by layer, heads keep their order
+        # Values to sort by; by layer, heads keep their order.
         values = -np.arange(len(heads), dtype=np.float64)
         if sort == "entropy" and "entropy_nats" in heads:
             values = -heads["entropy_nats"]
@@ -323,14 +323,14 @@ def _offset(atlas: Atlas, head: int) -> str:
 
 def _best_example(atlas: Atlas, head: int) -> str:
     """Return the tokens around the one that counts most in a head's best example."""
-    # the first of the examples that a head does most on
+    # The first of the examples that a head does most on.
     examples = atlas.table("examples")
     mine = (examples["head"] == head) & (examples["why"] == "top") & (examples["rank"] == 0)
     if not mine.any():
         return ""
     example = int(np.flatnonzero(mine)[0])
     focus = max(0, int(examples["focus"][example]))
-    # the tokens around its focus, which stands in brackets
+    # The tokens around its focus, which stands in brackets.
     first = max(0, focus - N_AROUND)
     words = []
     for place, (before, token) in enumerate(atlas.pieces(example)[first : focus + N_AROUND + 1], first):

@@ -128,11 +128,11 @@ class Comparison(Result):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return the rows of a file: one per pair of heads, or of two texts one per head."""
-        # texts: a row per head
+        # Texts: a row per head.
         if self.compared == "texts":
             yield from self.table("heads").rows()
             return
-        # a row per pair of heads; each distance with its interval and number of texts
+        # A row per pair of heads; each distance with its interval and number of texts.
         names = self.distance_names
         parts = ["", "_low", "_high", "_count"]
         matched = [f"{name}_matched" for name in names if self.compared == "models"]
@@ -149,13 +149,13 @@ class Comparison(Result):
 
     def require_whole(self) -> None:
         """Refuse what `Result` does, and parts that do not fit what was compared."""
-        # what was compared
+        # What was compared.
         super().require_whole()
         if self.compared not in _REPORTS:
             raise ValueError(f"it compares {self.compared[:40]!r}")
         if self.compared in ("picked", "texts"):
             compare_texts.require_texts(self)
-        # distances: (head, other head), from 0 on; NaN is allowed
+        # Distances: (head, other head), from 0 on; NaN is allowed.
         for name in self.distance_names:
             if name.removesuffix(WITHOUT_SPECIAL) not in MEASURES:
                 raise ValueError(f"it has a distance {name[:40]!r}")
@@ -325,12 +325,12 @@ def _ranked_pairs(comparison: Comparison, pairs: Sequence[tuple[int, int]], head
     """Return pairs of heads with their distances."""
     columns = []
     values = {}
-    # pairs of (head of the first, head of the second) to two index arrays, each (pair,)
+    # Pairs of (head of the first, head of the second) to two index arrays, each (pair,).
     rows, others = np.array(pairs, np.int64).reshape(-1, 2).T
     for name in comparison.distance_names:
         short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
         columns.append(number(name, "distance of two heads", short=short))
-        # distance grids are (head of the first, head of the second); a pair picks one cell of each
+        # Distance grids are (head of the first, head of the second); a pair picks one cell of each.
         for part in ("", "_low", "_high"):
             values[f"{name}{part}"] = comparison.grids[f"distance{part}:{name}"][rows, others]
     return Ranking(

@@ -160,7 +160,7 @@ class Keys:
 
     def largest_change(self, comparison: Comparison, head: int, pair: int) -> str:
         """Say which key's weight changes most in a row, and from what to what; of a key that a text lacks, a dash."""
-        # both rows over the keys of both texts, (key,)
+        # Both rows over the keys of both texts, (key,).
         before, after = self.weights(comparison, head, pair)
         key = int(np.abs(after - before).argmax())
         written = [
@@ -284,10 +284,10 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
 def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
     """Return the keys that one query attends to in both texts, in the heads that change most there."""
     name = comparison.distance_names[0]
-    # divergences are (head,); heads without one, NaN, sort last and drop out
+    # Divergences are (head,); heads without one, NaN, sort last and drop out.
     divergences = np.nan_to_num(comparison.grids[f"divergence:{name}"][:, pair], nan=-1.0)
     order = [head for head in np.argsort(-divergences, kind="stable").tolist() if divergences[head] >= 0]
-    # two rows per head, first and second text: (2 heads, key); keys keep the order of the text
+    # Two rows per head, first and second text: (2 heads, key); keys keep the order of the text.
     rows = [keys.weights(comparison, head, pair) for head in order[:_SHOWN_ROWS]]
     weights = np.concatenate(rows)
     shown = np.sort(np.argsort(-weights.max(0), kind="stable")[:_MOST_KEYS])
@@ -295,7 +295,7 @@ def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
     for head in order[:_SHOWN_ROWS]:
         change = three_decimals(math.sqrt(divergences[head]))
         titles += [f"{comparison.head_names[head]} · {change}: first text", "second text"]
-    # the query is named by its token in the first text
+    # The query is named by its token in the first text.
     query = int(comparison.table("aligned")[FIRST][pair])
     label = comparison.table("tokens:first")["token"][query]
     notes = [f"heads: those whose row changes most here, by {distance_line(name)}"]
@@ -348,13 +348,13 @@ class Panels:
 
     def draw(self, report: Report, lettering: Lettering) -> Page:
         """Return the page."""
-        # weights run from 0 to 1; differences are symmetric around 0, so that white means no change
+        # Weights run from 0 to 1; differences are symmetric around 0, so that white means no change.
         low, high = 0.0, 1.0
         if self.difference:
             largest = [float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in self.panels]
             high = max(largest) or 1.0
             low = -high
-        # maps with the same tokens share their labels
+        # Maps with the same tokens share their labels.
         axes = [(axis_of(panel.queries, panel.marked), axis_of(panel.keys, panel.marked)) for panel in self.panels]
         figure = MapsFigure(
             subtitle=report.subtitle,
@@ -365,7 +365,7 @@ class Panels:
             cmap="RdBu_r" if self.difference else "Blues",
             lettered=(report.model, self.title),
         )
-        # a long text is pooled to what the paper has pixels for; pooling keeps the sign of a difference
+        # A long text is pooled to what the paper has pixels for; pooling keeps the sign of a difference.
         page = MapsPage(figure, lettering.paper)
         values = [_pool_signed(panel.values.astype(np.float32), page.pool) for panel in self.panels]
         ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)}

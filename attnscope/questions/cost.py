@@ -115,7 +115,7 @@ class Cost(Result):
 def _answer(cost: Cost) -> list[str]:
     """Say the share of attention in parameters and MACs, and the memory it takes."""
     n = f"{cost.options['n_tokens']:,}"
-    # multiply-adds of attention per token, as a share of all
+    # Multiply-adds of attention per token, as a share of all.
     attention = sum(cost.value(name) for name in ("projections_per_token", "scores_per_token", "values_per_token"))
     share = attention / cost.value("per_token")
     scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]
@@ -143,7 +143,7 @@ def _sizes_line(cost: Cost) -> str:
 def _blocks(cost: Cost) -> Iterator[Block]:
     table = cost.table("quantities")
     names = table["what"].tolist()
-    # short numbers for the table, exact ones where digits still mean something
+    # Short numbers for the table, exact ones where digits still mean something.
     short = []
     exact = []
     formulas = []
@@ -153,7 +153,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         short.append(abbreviate(value, unit))
         exact.append(f"{value:,.0f}" if is_whole else abbreviate(value, unit))
         formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
-    # one table per group of quantities
+    # One table per group of quantities.
     for group, title in GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(
@@ -165,7 +165,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
             order=rows,
             most=len(rows),
         )
-    # the formula behind every number
+    # The formula behind every number.
     yield Ranking(
         heading="formulas",
         printed="with --all",

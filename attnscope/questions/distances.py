@@ -36,7 +36,7 @@ def distance_line(name: str) -> str:
 
 def guide(comparison: Comparison) -> list[str]:
     """Return the meaning of the first distance, and the rows that it leaves out."""
-    # the meaning, then the interval, then the tokens that are left out
+    # The meaning, then the interval, then the tokens that are left out.
     name = comparison.distance_names[0]
     lines = [MEANINGS[name.removesuffix(WITHOUT_SPECIAL)]]
     if np.isfinite(comparison.grids.get(f"distance_low:{name}", np.nan)).any():

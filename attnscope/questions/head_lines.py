@@ -55,17 +55,17 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     table = result.table("heads")
     order = sort_heads(result, sort)
     columns: list[str | Words] = []
-    # the effect of taking a head out comes first, under the name of its quantity
+    # The effect of taking a head out comes first, under the name of its quantity.
     effect = _effect_column(result)
     if effect:
         columns.append(effect)
         if effect in _EFFECTS:
             titled = replace(table.columns[effect], short=quantity_column(effect).short)
             table = Table({**table.columns, effect: titled}, table.values)
-    # the interval and the explained share appear only where some head has one
+    # The interval and the explained share appear only where some head has one.
     said = [Words("value [95%]", _values(result)), Words("KL explained", _explained_texts(table))]
     columns += [words for words in said if any(words.texts)]
-    # one head or a few: full lines; all heads: short ones, the heads with most to say first
+    # One head or a few: full lines; all heads: short ones, the heads with most to say first.
     whole, short = zip(*(_lines(table, row) for row in range(len(table))), strict=True)
     whole_lines = Words("what it does", whole, wraps=True)
     about: dict[str, Any] = {"what": "head", "names": result.head_names, "table": table}
@@ -80,7 +80,7 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
             shown, most = np.argsort(-_telling(result), kind="stable").tolist()[:MOST_TOLD], MOST_TOLD
         yield Ranking(**about, columns=[*first, *columns], order=shown, most=most)
         yield _next(result, len(order) - len(shown))
-        # with --all: every head with its full line
+        # With --all: every head with its full line.
         yield Ranking(
             **about,
             heading="every head",
@@ -89,7 +89,7 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
             order=order,
             most=len(order),
         )
-    # roles as a grid of letters, and the numbers behind them
+    # Roles as a grid of letters, and the numbers behind them.
     if len(result.table("roles")):
         grid = RoleGrid(result)
         yield Special(heading="first role of each head", printed="with --all", figure="roles", view=grid)
@@ -111,12 +111,12 @@ def _telling(result: Result) -> Floats:
 
 def _next(result: Result, n_more: int) -> Note:
     """Say how many heads are not listed, and what to do next."""
-    # the rest of the heads, then a command for them
+    # The rest of the heads, then a command for them.
     lines = [f"… {n_more} more with --all"] if n_more else []
     sources = [str(source) for source in result.corpus.get("sources") or () if "." in str(source)]
     model = result.run.get("model")
     where = "" if model in (None, "minilm", "all-MiniLM-L6-v2") else f" -m {printable(model)}"
-    # decoders without induction on plain text may show it on repeated text
+    # Decoders without induction on plain text may show it on repeated text.
     kinds = {*result.table("heads")["kind"].tolist()}
     if kinds == {"decoder"} and "induction" not in result.table("roles")["role"] and sources:
         lines.append(f"next, heads that repeat what came before: attnscope heads --probe repeat{where}")
@@ -150,12 +150,12 @@ def _lines(heads: Table, row: int) -> tuple[str, str]:
 
 def _fit(parts: Sequence[str], room: int) -> str:
     """Join as many parts of a line as there is room for; the first always stands, without its examples if need be."""
-    # the first part has to fit, so it may lose its examples
+    # The first part has to fit, so it may lose its examples.
     line = ""
     if parts and len(parts[0]) > room - 2:
         first = re.sub(r" \([^)]*\)", "", parts[0])
         parts = [cut(first, room - 2), *parts[1:]]
-    # whole parts, as many as fit
+    # Whole parts, as many as fit.
     for number_of_part, part in enumerate(parts):
         joined = f"{line} {part}".strip()
         if number_of_part and len(joined) > room - 2:
@@ -181,7 +181,7 @@ def _explained_texts(heads: Table) -> list[str]:
     if "kl_explained" not in heads:
         return [""] * len(heads)
     texts = []
-    # attention close to uniform leaves nothing to explain
+    # Attention close to uniform leaves nothing to explain.
     for (explained, low, high), nats in zip(heads.interval("kl_explained").tolist(), heads["nats"], strict=True):
         if not nats >= EVEN:
             texts.append("")
@@ -202,12 +202,12 @@ def _effect_column(result: Result) -> str:
 
 def _evidence(result: Result) -> Block:
     """Show each role's heads, the largest value first, with what the value had to exceed."""
-    # roles stand in the order of their legend
+    # Roles stand in the order of their legend.
     roles = result.table("roles")
     marks = list(head_roles.marks_of(result))
     by_role = np.array([marks.index(name) for name in roles["role"].tolist()], np.int64)
     names = [result.head_names[head] for head in roles["head"]]
-    # a role outside sinks rests on the part of the attention that sinks leave
+    # A role outside sinks rests on the part of the attention that sinks leave.
     resting = result.table("heads")["resting_share"][roles["head"]].tolist()
     shares = ["all" if math.isnan(active) else percent(active) for active in roles["active_share"].tolist()]
     return Ranking(
@@ -242,7 +242,7 @@ def sample_line(result: Any) -> str:
     described = result.options.get("described")
     if not described:
         return ""
-    # numbers of texts and queries
+    # Numbers of texts and queries.
     n_sampled, n_queries, n_scored = (described[name] for name in ("n_texts", "n_queries", "n_scored"))
     n_texts = result.corpus.get("n_texts")
     is_part = isinstance(n_texts, int) and n_texts > n_sampled

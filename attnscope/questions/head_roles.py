@@ -62,18 +62,18 @@ def evidence_line(result: Result) -> str:
     """Say what few texts mean for roles; empty where there are enough, or the result does not say how many."""
     fewest, least = (result.options.get(name) for name in ("fewest_texts", "least_texts"))
     effective = result.corpus.get("effective_texts")
-    # the effective number of texts, by Kish: unequal lengths count for less
+    # The effective number of texts, by Kish: unequal lengths count for less.
     weight = ""
     if isinstance(effective, int | float) and len(result.table("heads")):
         if result.corpus.get("n_texts") != 1:
             weight = f"; all together weigh as much as {effective:.1f} texts of one length"
-        # too few texts for any role
+        # Too few texts for any role.
         if isinstance(least, int) and effective < least:
             return (
                 f"no role can be given below {least} texts{weight}: give more texts, or cut long ones into chunks that "
                 "count apart (--chunk 512)"
             )
-    # enough texts for tentative roles only
+    # Enough texts for tentative roles only.
     if not result.table("roles")["tentative"].any():
         return ""
     return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{weight}"
@@ -102,13 +102,13 @@ def idle_line(result: Result) -> str:
     heads = result.table("heads")
     if not isinstance(causal, Mapping) or not len(heads):
         return ""
-    # heads with a role whose effect was measured
+    # Heads with a role whose effect was measured.
     effect = heads[f"{causal['modes'][0]}_{causal['quantity']}"]
     is_tried = (heads["role"] != "") & np.isfinite(effect)
     if not is_tried.any():
         return ""
     what = f"{printable(causal.get('what', 'effect'))} below {causal['nothing_below']:g}"
-    # those whose effect is too small to matter
+    # Those whose effect is too small to matter.
     idle = np.flatnonzero(is_tried & idle_rows(result)).tolist()
     if not idle:
         return f"{amount(int(is_tried.sum()), 'head')} with a role, and each does something: none has {what}"

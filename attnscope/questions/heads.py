@@ -198,14 +198,14 @@ class Heads(Result):
             every: Whether it has all columns; else those of `FIRST`. Pictures, recordings and needles have all.
         """
         heads, roles = self.table("heads"), self.table("roles")
-        # the first role's value with its interval and baseline; NaN for heads without a role
+        # The first role's value with its interval and baseline; NaN for heads without a role.
         if len(roles):
             first = first_role(self)
             parts = {part: np.where(first < 0, np.nan, roles.part("value", part)[first]) for part in PARTS[:3]}
             meaning = "value of the measure that its first role rests on"
             values = np.where(first < 0, np.nan, roles["value"][first])
             heads = heads.with_column(numbers("role_value", meaning), values, **parts)
-        # all columns, or those of `FIRST`
+        # All columns, or those of `FIRST`.
         header, *rows = heads.rows()
         if every or not self.is_described:
             return csv_text([header, *rows])
@@ -225,19 +225,19 @@ class Heads(Result):
             AttnscopeError: There is no such measure or order.
         """
         require_sort(sort)
-        # a single head of many is shown with its rank among all
+        # A single head of many is shown with its rank among all.
         heads = self.table("heads")
         is_chosen = among is not None and len(heads) < len(among.table("heads"))
         places = {*zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)}
         listed = parse_measures(self, measures) if measures else []
         blocks: list[Block] = []
-        # heads by what they do: measures of senses, or roles and descriptions
+        # Heads by what they do: measures of senses, or roles and descriptions.
         if of_senses(self):
             blocks += _senses_blocks(self)
         elif len(self.table("roles")) or self.is_described:
             blocks += line_blocks(self, sort, is_chosen=is_chosen)
         blocks += needle_blocks(self)
-        # numbers: all measures of one head, or some measures of all heads
+        # Numbers: all measures of one head, or some measures of all heads.
         if is_chosen and len(places) == 1:
             blocks += [_measures_of_one(self, row, among or self) for row in range(len(heads))]
         elif listed:
@@ -288,20 +288,20 @@ def _answer(result: Heads) -> list[str]:
     heads = result.table("heads")
     all_heads = amount(len(heads), "head")
     model = model_of(result.run)
-    # measures of pictures and sounds have no roles
+    # Measures of pictures and sounds have no roles.
     if of_senses(result):
         return [f"{model}: what its {all_heads} measure on {corpus_line(result)}"]
-    # each head counts once, by its first role; families put roles with one purpose together
+    # Each head counts once, by its first role; families put roles with one purpose together.
     first_roles = [role.partition("+")[0] for role in heads["role"].tolist()]
     counts = Counter(filter(None, first_roles))
     words_of = {words: sum(counts.pop(name, 0) for name in names) for words, names in FAMILIES.items()}
     words_of |= {f"have the role {label(name)}": n for name, n in counts.items()}
     counted = sorted([(n, words) for words, n in words_of.items() if n], key=lambda counted: -counted[0])
-    # the largest count first; heads without a role close the sentence
+    # The largest count first; heads without a role close the sentence.
     n_none = first_roles.count("")
     if n_none and counted:
         counted.append((n_none, "have no role"))
-    # the first part names the total: "5 of 144 heads ..., 3 ..."
+    # The first part names the total: "5 of 144 heads ..., 3 ...".
     parts: list[str] = []
     for n, words in counted:
         out_of = "" if parts else f" of {all_heads}"
@@ -309,7 +309,7 @@ def _answer(result: Heads) -> list[str]:
         singular = "has" if verb == "have" else f"{verb}s"
         parts.append(f"{n}{out_of} {singular if n == 1 else verb} {rest}")
     answer = [f"{model}: {', '.join(parts) or f'none of its {all_heads} has a role'}"]
-    # without any role the evidence says why, in place of the answer
+    # Without any role the evidence says why, in place of the answer.
     evidence = evidence_line(result)
     if not parts and evidence:
         answer = []  # it says why there is none
@@ -379,13 +379,13 @@ def measures_block(result: Heads, names: Sequence[str], sort: str | None = None)
 
 def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     """Show all measures of one head with its place among the heads of its kind, 1 = the largest value."""
-    # ranks compare heads of one kind of attention
+    # Ranks compare heads of one kind of attention.
     heads, others = result.table("heads"), among.table("heads")
     others = others.select(others["kind"] == heads["kind"][row])
     names = result.measure_names
-    # estimates are (measure, 3): value and both ends of its interval
+    # Estimates are (measure, 3): value and both ends of its interval.
     values, lows, highs = np.array([heads.interval(name)[row] for name in names]).T
-    # rank 1 is the largest value; NaN never compares as larger
+    # Rank 1 is the largest value; NaN never compares as larger.
     ranks = [f"{1 + int((others[name] > heads[name][row]).sum())}" for name in names]
     about = (numbers("value"), numbers("uniform"))
     baselines = [heads.part(name, "baseline")[row] for name in names]
@@ -416,7 +416,7 @@ def _title(heads: Table, name: str) -> str:
 
 def _senses_blocks(result: Heads) -> Iterator[Block]:
     """Show a map of the leading measure of pictures or recordings, and the extremes of each."""
-    # a measure may be undefined for every head, such as those of patches for a recording
+    # A measure may be undefined for every head, such as those of patches for a recording.
     heads = result.table("heads")
     names = [name for name in result.measure_names if np.isfinite(heads[name]).any()]
     if not names:
@@ -424,14 +424,14 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
     leading = next((name for name in LEADING if name in names), names[0])
     meaning = printable(heads.columns[leading].meaning)
     yield HeadMap(heading=f"{_title(heads, leading)}: {meaning}", heads=heads, column=leading)
-    # the heads at both ends of each measure, with the estimates there
+    # The heads at both ends of each measure, with the estimates there.
     ends = {"least": np.nanargmin, "largest": np.nanargmax}
     rows = {end: [int(find(heads[name])) for name in names] for end, find in ends.items()}
     values: dict[str, Any] = {}
     for end, at_end in rows.items():
         estimates = np.array([heads.interval(name)[row] for name, row in zip(names, at_end, strict=True)])
         values |= dict(zip((end, f"{end}_low", f"{end}_high"), estimates.T, strict=True))
-    # the value under uniform attention belongs to the head with the largest value
+    # The value under uniform attention belongs to the head with the largest value.
     most = zip(names, rows["largest"], strict=True)
     values["uniform"] = [heads.part(name, "baseline")[row] for name, row in most]
     yield Ranking(
@@ -456,7 +456,7 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
 def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
     """Draw maps of all measures, and large ones of some."""
     heads = result.table("heads")
-    # how well descriptions explain; then all measures as small maps, and some as large ones
+    # How well descriptions explain; then all measures as small maps, and some as large ones.
     if result.is_described:
         yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
     defined = [name for name in result.measure_names if np.isfinite(heads[name]).any()]

@@ -65,13 +65,13 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
     A query is "CLS", "REG0", a patch as "row,column", a place such as `@3`, or "mean"; None = CLS, or where there is
     none, "mean".
     """
-    # the class token stands for the whole picture, where there is one
+    # The class token stands for the whole picture, where there is one.
     tokens = attention.queries
     if query is None:
         query = "CLS" if "CLS" in tokens.labels else MEAN
     if query.casefold() == MEAN:
         return -1, "the mean over all patches"
-    # a row and a column, or a place
+    # A row and a column, or a place.
     places = tokens.find_one(query.replace(" ", ""))
     if not places:
         special = "".join(f"{tokens.labels[token]}, " for token in np.flatnonzero(tokens.special))
@@ -158,7 +158,7 @@ def _picture_figure(
 
     `fields` are further fields of the figure.
     """
-    # one cell per patch: (row, column)
+    # One cell per patch: (row, column).
     rows, columns = picture.grid
     n = len(values)
     captions = [(f"max {patches.max():.3g}", *more) for patches, more in zip(values, facts, strict=True)]
@@ -192,15 +192,15 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], str
 
     They are those that are named, else those that the model wrote; where it wrote none, the words after the pictures.
     """
-    # whole words, not pieces
+    # Whole words, not pieces.
     tokens = record.maps[0].queries
     groups = [tuple(group) for group in tokens.word_groups()]
     words = [Word(_name(tokens, group), group) for group in groups]
-    # the words that are named
+    # The words that are named.
     if query is not None:
         named = _find_words(record, query, words)
         return [word for word in words if named & {*word.tokens}], ""
-    # the words that the model wrote, or all without special tokens
+    # The words that the model wrote, or all without special tokens.
     written = [word for word in words if 0 <= tokens.n_given <= word.tokens[0]]
     words = [word for word in written or words if not tokens.special[word.tokens[0]]] or words
     note = f"the first {MOST_WORDS} of {len(words)} words: --query names others" if len(words) > MOST_WORDS else ""
@@ -388,10 +388,10 @@ def _sound_notes(record: Heatmap, shares: Sequence[float]) -> list[str]:
     """Return what a reader of a figure must know; `shares` go to the silence after the sound."""
     attention, sound = record.maps[0], record.sound
     assert sound is not None
-    # a frame of self-attention is a query and a key alike
+    # A frame of self-attention is a query and a key alike.
     if attention.kind != "cross":
         return ["rows: frames of the recording (queries) · columns: the same frames (keys), their loudness above"]
-    # cross-attention: the recording is padded with silence, which gets attention too
+    # Cross-attention: the recording is padded with silence, which gets attention too.
     after = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
     rows = "the token that is written; the query is the one before it" if sound.words else "tokens (queries)"
     notes = [
@@ -400,7 +400,7 @@ def _sound_notes(record: Heatmap, shares: Sequence[float]) -> list[str]:
     ]
     if sound.words:
         notes.append(f"framed: when each word is spoken, by dynamic time warping of {_followed(sound)}")
-    # tokens beyond the prompt
+    # Tokens beyond the prompt.
     if 0 <= attention.queries.n_given < len(attention.queries):
         notes.append("green tokens were written by the model itself")
     return notes

@@ -91,12 +91,12 @@ def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, Ma
 def _show(page: MapsPage, plate: Plate, style: Style) -> None:
     """Put the values of a figure on its page."""
     values: Sequence[NDArray[Any]] = plate.values
-    # the largest value of each map, or of the whole figure
+    # The largest value of each map, or of the whole figure.
     tops = style.limits([float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values])
     if plate.top is not None:
         tops = [plate.top] * len(tops)
     end = tops[0] if style.scale == "figure" or plate.top else 1.0
-    # decades of a logarithmic scale become equal shares of the bar
+    # Decades of a logarithmic scale become equal shares of the bar.
     if plate.is_logarithmic:
         ticks = {float(step): f"{end * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
         shares = [log_share(cells, top) for cells, top in zip(values, tops, strict=True)]
@@ -119,10 +119,10 @@ def sheets_of_heads(
         after: Ends their file names.
         mean: What the maps are means of, in words: they make one figure. Empty = they are those of heads.
     """
-    # a mean is one figure
+    # A mean is one figure.
     if mean:
         return [Sheet(f"{before}mean{after}", "single" if len(heads) == 1 else "grid", tuple(heads), mean)]
-    # one figure per layer, or per head that was picked
+    # One figure per layer, or per head that was picked.
     layers = sorted({layer for layer, _ in heads})
     if picked or len(heads) == 1:
         groups = [[pair] for pair in heads] if apart else [heads]
@@ -134,7 +134,7 @@ def sheets_of_heads(
     if len(layers) > 1 and not picked:  # the overview of one layer would be the same in small
         subject = f"{amount(len(layers), 'layer')}, {amount(len({head for _, head in heads}), 'head')}"
         sheets.append(Sheet(f"{before}overview{after}", "overview", tuple(heads), subject))
-    # the subject of each figure: its layer or its number of heads
+    # The subject of each figure: its layer or its number of heads.
     for stem, group in zip(stems, groups, strict=True):
         of_one_layer = len({layer for layer, _ in group}) == 1
         subject = f"layer {group[0][0]}" if of_one_layer else amount(len(group), "head")

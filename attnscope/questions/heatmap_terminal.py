@@ -65,19 +65,19 @@ def show(
         answered: Whether in place of maps and tables the strongest links are shown, in at most six lines.
         scale: Of the figures: what their darkest colour means.
     """
-    # a short answer in place of maps
+    # A short answer in place of maps.
     if answered and not drawn:
         return _answer(record, console, query, scale or record.usual_scale)
     if not drawn and query is None:
         return None
-    # each kind of record has its own view
+    # Each kind of record has its own view.
     if isinstance(record, PooledHeatmap):
         return Group(*_pooled(record, console))
     if record.picture is not None:
         return Group(*_picture(record, console, query))
     if record.pictures:
         return Group(*_words(record, console, query))
-    # text: maps, then what the query attends to
+    # Text: maps, then what the query attends to.
     tables = [] if query is None else query_tables(record, query)
     n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
     if not drawn or (tables and n_heads > _MOST_QUERY_HEADS):  # hundreds of lines of maps would hide them
@@ -87,16 +87,16 @@ def show(
 
 def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None, scale: str) -> Text:
     """Return the strongest links of different heads, one line each; if they are faint, the option that helps."""
-    # links from the query, or from anywhere
+    # Links from the query, or from anywhere.
     left_out = hidden_tokens(record.maps[0].kind)
     if query is None or not any(attention.queries.find(query) for attention in record.maps):
         title = f"strongest links, without {left_out} (query → key weight)"
     else:
         title = f"where {query} looks most, beside {left_out}"
     links = find_links(record, query)
-    # fixed colours run to 1, so weak links would be invisible in the figure
+    # Fixed colours run to 1, so weak links would be invisible in the figure.
     is_faint = scale == "fixed" and (not links or links[0].weight < FAINT)
-    # one line per link: the number stays, long words are cut
+    # One line per link: the number stays, long words are cut.
     lines = []
     for link in links[: 4 if is_faint else 5]:
         number = f"  {weight(link.weight)}"
@@ -194,7 +194,7 @@ def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
     """Return a row a head: how much of its attention sinks get, and its strongest links between the others."""
     has_sinks = bool(record.sinks(attention)[1].any())
 
-    # columns as functions of a head: the table calls them only for rows that it shows
+    # Columns as functions of a head: the table calls them only for rows that it shows.
     def links(pair: Pair) -> Text:
         queries, keys = attention.queries.labels, attention.keys.labels
         return list_numbers(
@@ -332,7 +332,7 @@ def _picture(record: Heatmap, console: Console, query: str | None) -> Iterable[R
     token, name = query_of(attention, query)
     has_special = bool(attention.keys.special.any())
 
-    # each head is shaded by itself: weights on hundreds of patches are small
+    # Each head is shaded by itself: weights on hundreds of patches are small.
     def title(layer: int, head: int) -> str:
         special = row_of(attention, (layer, head), token)[attention.keys.special].sum()
         largest = over_patches(record, (layer, head), token).max()
@@ -341,7 +341,7 @@ def _picture(record: Heatmap, console: Console, query: str | None) -> Iterable[R
     def shares(layer: int, head: int) -> NDArray[np.float32]:
         return _by_largest(over_patches(record, (layer, head), token))
 
-    # a map per head, layer by layer
+    # A map per head, layer by layer.
     yield Text(safe(f"{picture.facts}; what {name} attends to"))
     yield from _layers(record, attention, console, shares, "weights", title)
     notes = ["beside a head: its largest weight on a patch, by which it is shaded"]
@@ -354,7 +354,7 @@ def _words(record: Heatmap, console: Console, query: str | None) -> Iterable[Ren
     """Yield each picture's patches as words see them: those of a query, or those that the model wrote."""
     words, more = words_of(record, query)
     heads = record.chosen(record.maps[0])
-    # a map of patches, (row, column), per word
+    # A map of patches, (row, column), per word.
     for picture in record.pictures:
         titled = []
         for word in words:
@@ -406,11 +406,11 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
     """Return a row a head: how many keys its queries spread over, the key that receives most, its far links."""
     heads = record.chosen(attention)
 
-    # means over queries of entropy, (query,), as an effective number of keys
+    # Means over queries of entropy, (query,), as an effective number of keys.
     def entropy(pair: Pair) -> str:
         return f"{np.exp(attention.entropy_nats[attention.place(*pair)].mean(dtype=np.float64)):,.0f} keys"
 
-    # the key that receives most, as the mean over all queries
+    # The key that receives most, as the mean over all queries.
     def received(pair: Pair) -> str:
         shares = attention.received[attention.place(*pair)] / len(attention.queries)
         most = int(shares.argmax())
@@ -446,16 +446,16 @@ def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
 def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
     """Show where tokens came from: all after the last layer, or those of a query after every layer."""
     attention = rollout.maps[0]
-    # a rollout with a target is read at the token of its answer
+    # A rollout with a target is read at the token of its answer.
     labels, layers = attention.queries.labels, attention.layers
     is_mean = rollout.picture is not None and (query is None or query.casefold() == MEAN)
     if query is None and rollout.target:
         query = f"@{rollout.answer_token}"
-    # all tokens after the last layer
+    # All tokens after the last layer.
     if query is None and not is_mean:
         title = f"where each token came from, after layer {layers[-1]}"
         return _origins(rollout, title, "token", [(label, layers[-1], n) for n, label in enumerate(labels)])
-    # one token, after every layer
+    # One token, after every layer.
     wanted = "CLS" if is_mean or query is None else query
     tokens = attention.queries.find(wanted)
     if not tokens:

@@ -81,17 +81,17 @@ def text_plates(record: Heatmap, style: Style, query: str | None = None, *, befo
 
 def _map_plate(record: Heatmap, attention: AttentionMap, sheet: Sheet, style: Style, marked: tuple[int, ...]) -> Plate:
     is_overview = sheet.form == "overview"
-    # a rollout has two maps per layer: the attention, and where tokens came from
+    # A rollout has two maps per layer: the attention, and where tokens came from.
     subject = sheet.subject
     if attention.kind == ROLLOUT:
         over_all = f"{attention.head_name(1)} over {amount(len(attention.layers), 'layer')}"
         subject = over_all if is_overview else f"{subject}: attention, and where it came from"
-    # in a figure of one layer titles say the head alone
+    # In a figure of one layer titles say the head alone.
     titles = sheet.titles(attention)
     if not is_overview:
         is_short = record.picked is None and len({layer for layer, _ in sheet.heads}) == 1
         titles["titles"] = _head_titles(attention, sheet.heads, is_short=is_short)
-    # one map, (query, key), per head of the sheet
+    # One map, (query, key), per head of the sheet.
     values = [attention.of(*pair) for pair in sheet.heads]
     figure = MapsFigure(
         **titles,
@@ -123,7 +123,7 @@ def _query_plate(record: Heatmap, attention: AttentionMap, stem: str, query: int
         has_numbers=True,
         lettered=(model_name(record), token),
     )
-    # one row, (key,), per head: (head, key)
+    # One row, (key,), per head: (head, key).
     weights = np.stack([attention.of(*pair)[query] for pair in heads])
     return Plate(stem, _title(record, attention, subject), figure, [weights])
 

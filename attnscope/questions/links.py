@@ -64,16 +64,16 @@ def strongest_links(
     Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
     itself. If rows are given, only links from these queries count, whatever they are.
     """
-    # weights, (query, key), in float64 as they are sorted and compared
+    # Weights, (query, key), in float64 as they are sorted and compared.
     weights = attention.of(*pair).astype(np.float64)
     queries, keys = record.sinks(attention)
     if rows:
         queries = ~np.isin(np.arange(len(queries)), rows)
-    # sinks and the token itself drop out
+    # Sinks and the token itself drop out.
     weights[queries] = 0
     weights[:, keys] = 0
     weights[same_tokens(attention)] = 0
-    # the largest cells of the whole map
+    # The largest cells of the whole map.
     order = np.argsort(-weights, axis=None, kind="stable")[:most]
     links = [(*divmod(int(cell), weights.shape[1]), float(weights.flat[cell])) for cell in order]
     return [link for link in links if link[2] >= LEAST_LINK]
@@ -81,16 +81,16 @@ def strongest_links(
 
 def same_tokens(attention: HeadMaps) -> NDArray[np.bool_]:
     """Return where query and key are the same token, (query, key)."""
-    # no query of cross-attention is a key
+    # No query of cross-attention is a key.
     n_queries, n_keys = len(attention.queries), len(attention.keys)
     if attention.kind == "cross":
         return np.zeros((n_queries, n_keys), bool)
-    # places in the text tell hidden rows and columns apart
+    # Places in the text tell hidden rows and columns apart.
     if attention.part is None and n_queries != n_keys:  # some rows were kept that have no column
         queries, keys = _places(attention.queries)[:, None], _places(attention.keys)[None]
         same: NDArray[np.bool_] = (queries == keys).all(-1) & (queries >= 0).all(-1)
         return same
-    # else the diagonal, moved by where a part begins
+    # Else the diagonal, moved by where a part begins.
     first_query, first_key = attention.first
     rows, columns = np.indices((n_queries, n_keys))
     return np.asarray(rows + first_query == columns + first_key)

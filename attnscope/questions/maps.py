@@ -312,7 +312,7 @@ class MapsResult(Result, Generic[M]):
         """Return the result that `describe` and `arrays` were made of; what is damaged raises anything."""
         stored = Result.rebuild(described, archive)
         cls.require_declared(stored.tables, stored.grids)
-        # tables and arrays of the first map have plain names; those of others end in their kind
+        # Tables and arrays of the first map have plain names; those of others end in their kind.
         options = stored.options
         maps = []
         for number, row in enumerate(_dicts(stored.tables["maps"])):
@@ -320,7 +320,7 @@ class MapsResult(Result, Generic[M]):
             tables = {name: stored.tables[f"{name}{kind}"] for name in ("heads", "queries", "keys")}
             arrays = {name: stored.grids[f"{name}{kind}"] for name in cls.MAPS.ARRAYS}
             maps.append(cls.MAPS.rebuild(row, options["texts"][number], tables, arrays))
-        # subclasses declare further fields, and read pictures and sound themselves
+        # Subclasses declare further fields, and read pictures and sound themselves.
         picked = options["picked"]
         return cls(
             text=str(options["text"]),
@@ -334,7 +334,7 @@ class MapsResult(Result, Generic[M]):
     def require_whole(self) -> None:
         """Refuse a result that has no maps, shows none of its heads, or has tokens that cannot be shown."""
         super().require_whole()
-        # tokens, then kinds, then the heads that were picked
+        # Tokens, then kinds, then the heads that were picked.
         for attention in self.maps:
             attention.queries.require_whole()
             attention.keys.require_whole()

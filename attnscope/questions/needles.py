@@ -29,7 +29,7 @@ def needle_blocks(result: Result) -> Iterator[Block]:
     written = result.table("written")
     if not len(written):
         return
-    # one row per length and one column per depth of the needle
+    # One row per length and one column per depth of the needle.
     cells = written.select(written["length"] != ALL)
     lengths, depths = np.unique(cells["length"]).tolist(), np.unique(cells["depth"]).tolist()
     columns: list[str | Words] = []
@@ -47,20 +47,20 @@ def needle_blocks(result: Result) -> Iterator[Block]:
         most=len(lengths),
         notes=_NOTES,
     )
-    # curves need two depths
+    # Curves need two depths.
     if len(depths) > 1:
         yield _curves(result, cells, depths)
 
 
 def _curves(result: Result, cells: Table, depths: list[float]) -> Curves:
     """Show how much the model writes by depth of the needle, and the scores of the best heads."""
-    # what the model writes, a curve per length
+    # What the model writes, a curve per length.
     series = []
     lengths = np.unique(cells["length"]).tolist()
     for length in lengths:
         points = cells.select(cells["length"] == length).interval("copied")
         series.append(Series(amount(length, "token") if len(lengths) > 1 else "model", points))
-    # the best heads, each scored at every depth: (depth, 3) with no interval
+    # The best heads, each scored at every depth: (depth, 3) with no interval.
     heads = result.table("heads")
     best = np.argsort(-np.nan_to_num(heads["retrieval"]), kind="stable")
     for color, row in zip(COLORS, best.tolist(), strict=False):

@@ -180,14 +180,14 @@ def _total(patching: Patching) -> str:
 
 def _answer(patching: Patching) -> list[str]:
     """Say which head carries how much of the total effect."""
-    # effects are shares of the total effect, right - wrong in logits
+    # Effects are shares of the total effect, right - wrong in logits.
     total, low, high = patching.total()
     heads = patching.table("heads")
     first = patching.strongest()[0]
     effect = heads["effect"][first]
     verb = "carries" if effect * total >= 0 else "works against the others:"
     answer = f"{printable(heads['patched_with'][first])} {verb} {small_number(effect)} of {_total(patching)} logits"
-    # an interval across 0: there is no behaviour to carry
+    # An interval across 0: there is no behaviour to carry.
     if low <= 0 <= high:
         return [
             f"The model does not show this behaviour on these pairs: total effect {_total(patching)} logits",
@@ -197,13 +197,13 @@ def _answer(patching: Patching) -> list[str]:
 
 
 def _blocks(patching: Patching) -> Iterator[Block]:
-    # the heads with the largest effects, then the paths between them
+    # The heads with the largest effects, then the paths between them.
     heads, order = patching.table("heads"), patching.strongest()
     names = heads["patched_with"].tolist()
     known = [name for name in ("share", "attribution") if name in heads and np.isfinite(heads[name]).any()]
     yield Ranking(what="head", names=names, table=heads, columns=["effect", "effect_q", *known], order=order)
     yield from _paths(patching)
-    # effects by position: (head, position)
+    # Effects by position: (head, position).
     if "position_effects" in patching.grids:
         title = "effect of each position alone, on the tokens of the first pair"
         yield Grid(
@@ -214,7 +214,7 @@ def _blocks(patching: Patching) -> Iterator[Block]:
             rows=[names[row] for row in order],
             columns=patching.table("positions")["token"].tolist(),
         )
-    # every head, by patching and by its estimate from gradients
+    # Every head, by patching and by its estimate from gradients.
     yield HeadMap(heading="effect of every head", printed="with --all", figure="effect", heads=heads, column="effect")
     if "attribution" in heads:
         yield HeadMap(printed="never", figure="attribution", heads=heads, column="attribution")

@@ -172,7 +172,7 @@ class Sound:
 
     def require_whole(self) -> None:
         """Refuse times that make no sense, and bands that do not ascend."""
-        # names and times, then words within the sound, then bands
+        # Names and times, then words within the sound, then bands.
         self.source.encode()
         lengths = (self.seconds_per_frame, self.seconds, self.window_seconds)
         if not len(self.envelope) or not all(math.isfinite(length) and length > 0 for length in lengths):

@@ -205,7 +205,7 @@ class Relations(Result):
         measured = ("choice", "accuracy", "accuracy_low", "accuracy_high", "mass", "p", "q")
         facts = ("baseline", "rule", "n", "n_scored", "no_verdict")
         yield ("relation", "layer", "head", "best", "found", *measured, *facts)
-        # facts are per relation, measures per relation and head
+        # Facts are per relation, measures per relation and head.
         relations = self.table("relations")
         _, *places = self.table("heads").rows()
         for row, name in enumerate(relations["relation"].tolist()):
@@ -276,14 +276,14 @@ def expressed_by(result: Relations) -> list[str]:
     """Return for each relation its verdict, and which other heads express it."""
     names = result.table("heads").head_names()
     best = result.table("relations")["best"]
-    # accuracy and found are (relation, head)
+    # Accuracy and found are (relation, head).
     accuracy = np.nan_to_num(result["accuracy"], nan=-1.0)
     told = []
     for row, verdict in enumerate(result.verdicts):
         order = np.argsort(-accuracy[row], kind="stable")
         others = [names[head] for head in order if result["found"][row, head] and head != best[row]]
         few = ", ".join(others[:2]) + (", …" if len(others) > 2 else "")
-        # the verdict in words, with up to two other heads
+        # The verdict in words, with up to two other heads.
         sentences = {"none": "too few", "others": f"only {few}"}
         if others:
             sentences |= {"yes": f"yes; also {few}", "weakly": f"weakly; also {few}"}
@@ -293,7 +293,7 @@ def expressed_by(result: Relations) -> list[str]:
 
 def _map(result: Relations) -> Block:
     """Show how far each head is above the best simple rule, framed where it expresses the relation."""
-    # accuracy above the baseline is (relation, head); the relations with the best heads come first
+    # Accuracy above the baseline is (relation, head); the relations with the best heads come first.
     rows = result.ranked[:MOST_RELATIONS]
     above = result["accuracy"] - result.table("relations")["baseline"][:, None]
     n_left_out = len(result.ranked) - len(rows)
@@ -334,20 +334,20 @@ def _examples(result: Relations) -> Iterator[Block]:
 
 def _answer_on_words(result: Relations) -> list[str]:
     """Say which head follows the words, and how well those that do time them."""
-    # no verdict, or a head other than the one that was chosen
+    # No verdict, or a head other than the one that was chosen.
     verdict = result.verdicts[0]
     if verdict not in ("yes", "others"):
         why = result.table("relations")["no_verdict"][0]
         return [f"No head follows the words surely enough to time them by{f': {why}' if why else ''}"]
     head = best_heads(result)[0]
     if verdict == "others":
-        # the accuracy of the chosen head, beside the best simple rule
+        # The accuracy of the chosen head, beside the best simple rule.
         return [f"{head} was chosen, but {expressed_by(result)[0]} follows the words surely"]
     low, high = (number(result.at_best(f"accuracy_{end}")[0]) for end in ("low", "high"))
     rule, baseline = (result.table("relations")[name][0] for name in ("rule", "baseline"))
     right = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
     answer = [f"{head} follows the words: {right}; by {printable(rule)} {number(baseline)}"]
-    # how exactly it times words, beside the simple ways to do it
+    # How exactly it times words, beside the simple ways to do it.
     times = result.table("word_times")
     n_heads = len(result.alignment_heads or ())
     errors = {by: fixed(error, 3) for by, error in zip(times["by"].tolist(), times["median"].tolist(), strict=True)}
@@ -378,7 +378,7 @@ def _word_times(result: Relations) -> Iterator[Block]:
     times = result.table("word_times")
     if not len(times):
         return
-    # names of lists of heads: the best n, n at random, or Whisper's default
+    # Names of lists of heads: the best n, n at random, or Whisper's default.
     names = []
     for by, n in zip(times["by"].tolist(), times["n_heads"].tolist(), strict=True):
         plural = "s" if n > 1 else ""

@@ -56,14 +56,14 @@ class RoleGrid:
         letters = self._letters()
         kinds = dict.fromkeys(heads["kind"].tolist())
         parts: list[RenderableType] = []
-        # a grid per kind of attention
+        # A grid per kind of attention.
         for kind in kinds:
             if len(kinds) > 1:
                 parts.append(heading(f"{printable(kind)} attention"))
             rows = np.flatnonzero(heads["kind"] == kind).tolist()
             places = zip(heads["layer"][rows].tolist(), heads["head"][rows].tolist(), strict=True)
             parts.append(_draw_letters({place: letters[row] for place, row in zip(places, rows, strict=True)}, console))
-        # the legend, with the count of each role
+        # The legend, with the count of each role.
         entries = [Text(f" {mark.glyph} ", style=_style(mark)).append(f" {words}") for mark, words in self._legend()]
         hints = []
         if any("+" in role for role in heads["role"].tolist()):
@@ -106,7 +106,7 @@ class RoleGrid:
         heads, roles = self.result.table("heads"), self.result.table("roles")
         marks = marks_of(self.result)
         letters: list[tuple[str, Mark | None, bool]] = []
-        # the first role gives the letter; a small one is tentative
+        # The first role gives the letter; a small one is tentative.
         for row, first in enumerate(first_role(self.result).tolist()):
             if first < 0:
                 letters.append((UNCLASSIFIED, None, False))
@@ -123,7 +123,7 @@ class RoleGrid:
         firsts = first_role(self.result)
         first_counts = Counter(roles["role"][firsts[firsts >= 0]].tolist())
         entries = []
-        # only roles that some head has; a role may be second in all of its heads
+        # Only roles that some head has; a role may be second in all of its heads.
         for name, mark in marks_of(self.result).items():
             if not counts[name]:
                 continue
@@ -134,14 +134,14 @@ class RoleGrid:
                 measure = self.result.options.get("roles", {}).get(name, {}).get("measure", name)
                 words += f" ({printable(measure)} ≥ {threshold_text(self.result, name)})"
             entries.append((mark, words))
-        # heads without a role close the legend
+        # Heads without a role close the legend.
         n_none = int((firsts < 0).sum())
         return [*entries, *([(Mark(UNCLASSIFIED, _EMPTY), f"unclassified {n_none}")] if n_none else [])]
 
     def _draw_cells(self, page: Page, cells: HeadCells) -> bool:
         """Draw all heads; return whether cells have room for values."""
         heads, roles = self.result.table("heads"), self.result.table("roles")
-        # values stand below letters where cells are large enough
+        # Values stand below letters where cells are large enough.
         width, height = (size - 3 for size in cells.size)
         size = page.paper.letters(min(height * 0.32, 26.0))
         value_size = page.paper.letters(min(height * 0.27, width * 0.27, 19.0))
@@ -193,7 +193,7 @@ class RoleGrid:
 
 def _draw_letters(letters: dict[tuple[int, int], tuple[str, Mark | None, bool]], console: Console) -> Text:
     """Return a grid of letters by layer and head."""
-    # cells are as wide as the terminal allows, two to four letters
+    # Cells are as wide as the terminal allows, two to four letters.
     layers = range(max(layer for layer, _ in letters) + 1)
     n_heads = max(head for _, head in letters) + 1
     cell = max(2, min(4, room_for(layers, console.width) // n_heads))
@@ -201,7 +201,7 @@ def _draw_letters(letters: dict[tuple[int, int], tuple[str, Mark | None, bool]],
     after = "" if cell == 2 else " "
 
     def draw(text: Text, layer: int, head: int) -> None:
-        # a head that was not measured leaves a gap
+        # A head that was not measured leaves a gap.
         if (layer, head) not in letters:
             text.append(" " * cell)
             return

@@ -61,20 +61,20 @@ def find_shares(record: Heatmap, source: str, target: str) -> Shares:
         AttnscopeError: No kind has both.
     """
     rows: list[tuple[str, int, int, float]] = []  # as the columns of its table
-    # one row per head, of every kind of attention that has both parts
+    # One row per head, of every kind of attention that has both parts.
     for attention in record.maps:
         queries, keys = attention.queries.find_part(source), attention.keys.find_part(target)
         if queries and keys:
             rows += [
                 (attention.kind, *pair, _share(attention, pair, queries, keys)) for pair in record.chosen(attention)
             ]
-    # refuse, and name the first part that no kind has
+    # Refuse, and name the first part that no kind has.
     if not rows:
         sides = [(source, [m.queries for m in record.maps]), (target, [m.keys for m in record.maps])]
         lacking = [side for side in sides if not any(tokens.find_part(side[0]) for tokens in side[1])]
         named, (first, *others) = (lacking or sides)[0]
         raise first.refuse(named, *others)
-    # rows to columns
+    # Rows to columns.
     columns = Shares.TABLES["heads"]
     values = zip((column.name for column in columns), zip(*rows, strict=True), strict=True)
     table = Table.of_arrays(columns, **dict(values))

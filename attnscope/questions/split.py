@@ -47,7 +47,7 @@ class SplitOptions:
 
     def require(self) -> None:
         """Refuse numbers of heads that do not go together with what becomes of them."""
-        # the numbers of heads, then the projection, then the heads to drop
+        # The numbers of heads, then the projection, then the heads to drop.
         if not self.counts or min(self.counts) < 1:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
         if self.project not in ("", "orthogonal", "permute"):
@@ -169,18 +169,18 @@ class Split(Result):
 def _compromise(split: Split) -> str:
     """Say about which query the heads disagree most, and what a single head makes of it."""
     queries, keys = split.tokens
-    # heads can disagree only where there are several
+    # Heads can disagree only where there are several.
     several = [n for n in split.table("counts")["n_heads"].tolist() if n > 1]
     if not several:
         return "one head has one pattern of attention: compare with more, such as --counts 1,2"
-    # the query with the largest divergence between heads; below 1e-12 it is rounding
+    # The query with the largest divergence between heads; below 1e-12 it is rounding.
     seen = split.of(several[0])
     query = int(seen["disagreement_nats"][0].argmax())
     if not seen["disagreement_nats"][0, query] > 1e-12:
         return f"the {several[0]} heads agree about every query"
     wishes = []
     wanted: dict[int, None] = {}
-    # the favourite keys of each head, ties included
+    # The favourite keys of each head, ties included.
     for head, row in enumerate(seen["weights"][:MOST_AT_ODDS, query]):
         favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
         if len(favourites) == len(keys):
@@ -190,7 +190,7 @@ def _compromise(split: Split) -> str:
         wishes.append(f"head {head} {' and '.join(keys[key] for key in favourites)} ({row[favourites[0]]:.4f})")
     more = "; …" if several[0] > MOST_AT_ODDS else ""
     said = f"{several[0]} heads differ most about {queries[query]}: " + "; ".join(wishes) + more
-    # one head has to divide its attention between those favourites
+    # One head has to divide its attention between those favourites.
     if 1 in split.table("counts")["n_heads"]:
         single = split.of(1)["weights"][0, query]
         shares = ", ".join(f"{keys[key]} {single[key]:.4f}" for key in wanted)
@@ -199,7 +199,7 @@ def _compromise(split: Split) -> str:
 
 
 def _blocks(split: Split) -> Iterator[Block]:
-    # numbers of heads side by side, then the weights of each
+    # Numbers of heads side by side, then the weights of each.
     yield _comparison(split)
     yield Special(printed="never", figure="split", view=_Figure(split))
     queries, keys = split.tokens
@@ -209,18 +209,18 @@ def _blocks(split: Split) -> Iterator[Block]:
         heads = seen.table("heads")
         d_head = int(seen.table("counts")["d_head"][0])
         name = f"{amount(n, 'head')} of {d_head}"
-        # large matrices are listed by their largest weights
+        # Large matrices are listed by their largest weights.
         if len(keys) > MOST_KEYS or n > MOST_HEADS:
             yield Note(heading=f"{name}: the largest weights", lines=list(_largest(seen, queries, keys)))
             continue
-        # weights of each head, (query, key), and their mean
+        # Weights of each head, (query, key), and their mean.
         for head, weights in enumerate(seen["weights"]):
             yield _grid(f"{name}: weights of head {head}, {_span(heads, head)}", weights, queries, keys)
         if n > 1:
             yield _grid(
                 f"{name}: mean of the heads, no head's own", seen["mean_weights"][0], queries, keys, "with --all"
             )
-        # the output, (query, d_model), and from which head its columns come
+        # The output, (query, d_model), and from which head its columns come.
         outputs = [str(column) for column in range(seen["output"].shape[-1])]
         yield rest(f"{name}: output", seen["output"][0], queries, outputs)
         if "mixing" in seen.grids:
@@ -237,7 +237,7 @@ def _grid(heading: str, values: Floats, rows: Sequence[str], columns: Sequence[s
 def _comparison(split: Split) -> Ranking:
     """Compare the numbers of heads."""
     counts = split.table("counts")
-    # one cell per number of heads in each column
+    # One cell per number of heads in each column.
     cells: dict[str, list[str]] = {name: [] for name in ("d_head", "rank", "entropy", "uniform rows", "disagreement")}
     without = []
     for n in counts["n_heads"].tolist():
@@ -248,7 +248,7 @@ def _comparison(split: Split) -> Ranking:
         cells["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
         cells["uniform rows"].append(f"{heads['uniform'].sum()} of {n * len(split.table('queries'))}")
         cells["disagreement"].append(fixed(seen["disagreement_nats"].mean(), 4))
-        # how far the output moves without each head
+        # How far the output moves without each head.
         drops = seen.table("drops")
         changes = zip(drops["head"].tolist(), drops["l2"].tolist(), drops["share"].tolist(), strict=True)
         without.append(", ".join(f"H{head}: {l2:.4f} ({percent(part)})" for head, l2, part in changes) or "–")
@@ -302,7 +302,7 @@ def _panels(seen: Split) -> PanelRow:
     """Return the heads of one number of heads, then their mean, and what is known of them."""
     heads = seen.table("heads")
     n = len(heads)
-    # the first heads, (query, key) each, then their mean
+    # The first heads, (query, key) each, then their mean.
     panels = []
     for head, weights in enumerate(seen["weights"][:MOST_DRAWN]):
         panels.append((f"H{head} · {_span(heads, head)}", weights))

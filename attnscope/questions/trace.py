@@ -171,11 +171,11 @@ class Trace(Result):
     def require_whole(self) -> None:
         """Refuse what `Result` does, and steps that have no value with their axes."""
         super().require_whole()
-        # axes of queries and keys have the sizes of their tables
+        # Axes of queries and keys have the sizes of their tables.
         sizes = {"query": len(self.table("queries")), "key": len(self.table("keys"))}
         if not isinstance(self.options.get("one_query"), bool) or not len(self.table("traced")):
             raise ValueError("it does not say which queries are traced")
-        # each step has a value, and a head or -1 for all heads
+        # Each step has a value, and a head or -1 for all heads.
         for name, head in zip(self.table("steps")["name"].tolist(), self.table("steps")["head"].tolist(), strict=True):
             if name not in self.grids or (head >= 0 and head not in self.table("heads")["head"]):
                 raise ValueError(f"it has no value of the step {name[:40]!r}")
@@ -188,7 +188,7 @@ class Trace(Result):
 
     def to_py(self) -> str:
         """Return a Python script that computes everything again from the `.npz` beside it."""
-        # inputs become variables of the script
+        # Inputs become variables of the script.
         head = (
             f"# {self.options['kind']} attention, layer {self.options['layer']}. Reads trace.npz beside this file.",
             "from pathlib import Path",
@@ -199,7 +199,7 @@ class Trace(Result):
             '    globals().update({name[6:]: given[name] for name in given.files if name.startswith("input_")})',
             "np.set_printoptions(precision=4, suppress=True)",
         )
-        # each step as a comment, its line of NumPy and its result
+        # Each step as a comment, its line of NumPy and its result.
         body = []
         for step in self.steps:
             variable = step["variable"]
@@ -238,7 +238,7 @@ def _answer(trace: Trace) -> str:
     """Say where each head puts most of its attention."""
     queries, keys = trace.tokens["query"], trace.tokens["key"]
     said = []
-    # weights, (head, traced query, key); ties count as one
+    # Weights, (head, traced query, key); ties count as one.
     for head, weights in zip(trace.table("heads")["head"].tolist(), trace["weights"], strict=True):
         row, _ = np.unravel_index(int(np.nanargmax(weights)), weights.shape)
         largest = weights[row].max()
@@ -291,7 +291,7 @@ class _Steps:
         parts: list[Any] = []
         head = None
         for place, step in enumerate(trace.steps, start=1):
-            # a heading where another head begins
+            # A heading where another head begins.
             if step["head"] != head:
                 head = step["head"]
                 parts.append(draw_section(section_of(trace, head)))

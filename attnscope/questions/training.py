@@ -154,7 +154,7 @@ class Training(Result):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return one row per checkpoint and head: the loss, and the head's roles and measures with their intervals."""
-        # columns for measures with intervals, then for the strongest sender by Q, K and V
+        # Columns for measures with intervals, then for the strongest sender by Q, K and V.
         measures, roles = self.table("measures")["name"].tolist(), self.table("roles")["name"]
         columns = [f"{name}{part}" for name in measures for part in ("", "_low", "_high")]
         followed = list(dict.fromkeys(self.table("pairs")["by"].tolist()))
@@ -212,7 +212,7 @@ _NO_HEAD = "no head at the last step"
 def _since_lines(training: Training) -> list[tuple[str, str]]:
     """Return each role, and the heads that have it at the last step with the step since which they do."""
     lines = []
-    # the heads that came first, then those in the order of the model
+    # The heads that came first, then those in the order of the model.
     order = {name: row for row, name in enumerate(training.head_names)}
     for role in training.table("roles")["name"].tolist():
         since = training.since(role)
@@ -241,23 +241,23 @@ def _listing(training: Training, roles: Sequence[tuple[str, str]]) -> Iterator[B
 
 def _trends(training: Training) -> Iterator[Block]:
     """Follow the loss, each measure, and each composition above that of random directions."""
-    # the loss, where it was measured: (step, line, 3) with one line
+    # The loss, where it was measured: (step, line, 3) with one line.
     steps, names = training.steps, training.head_names
     loss = training.table("checkpoints").interval("loss")
     if np.isfinite(loss[:, 0]).any():
         yield Trends(
             figure=_FIGURE, y="loss, nats", what="texts", steps=steps, names=["all texts"], points=loss[:, None]
         )
-    # one figure per measure, a line per head; points are (step, head, 3)
+    # One figure per measure, a line per head; points are (step, head, 3).
     measures = [*training.table("measures").rows()][1:]
     for measure, points, uniform in zip(measures, training.interval("value"), training["uniform"], strict=True):
         name, _, unit, least, most = measure
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
         if unit and unit != "share":
             title += f", {printable(unit, 40)}"
-        # shares have fixed limits, so that figures compare; 0.5 gives weak measures more room
+        # Shares have fixed limits, so that figures compare; 0.5 gives weak measures more room.
         top = 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5
-        # uniform attention is drawn as a level only where it is the same for all heads and steps
+        # Uniform attention is drawn as a level only where it is the same for all heads and steps.
         known = uniform[np.isfinite(uniform)]
         level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
         limits = (0.0, top) if (least, most) == (0, 1) else None
@@ -271,7 +271,7 @@ def _trends(training: Training) -> Iterator[Block]:
             limits=limits,
             level=level,
         )
-    # composition by Q, K and V, a line per pair of heads; without intervals: (step, pair, 3)
+    # Composition by Q, K and V, a line per pair of heads; without intervals: (step, pair, 3).
     pairs = training.table("pairs")
     for by in dict.fromkeys(pairs["by"].tolist()):
         rows = np.flatnonzero(pairs["by"] == by)

@@ -222,7 +222,7 @@ class Composition:
 def _answer(weights: HeadWeights) -> Iterator[str]:
     """Say which pair composes most, and which head copies most."""
     excess = weights.excess
-    # the largest excess over chance, (Q K V, sender, receiver)
+    # The largest excess over chance, (Q K V, sender, receiver).
     if np.isfinite(excess).any():
         by, sender, receiver = np.unravel_index(np.nanargmax(excess), excess.shape)
         place = int(by), int(sender), int(receiver)
@@ -237,11 +237,11 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
 
 
 def _of_all(weights: HeadWeights) -> Iterator[Block]:
-    # which heads read which, and what each copies
+    # Which heads read which, and what each copies.
     yield _pairs(weights)
     if not _likeness(weights):
         yield from _copying(weights)
-    # the heads that positions alone would send to the previous token
+    # The heads that positions alone would send to the previous token.
     heads, names = weights.table("heads"), weights.head_names
     above = np.flatnonzero(heads["previous"] > heads.part("previous", "baseline") + _ROUNDING)
     if len(above):
@@ -259,7 +259,7 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
 def _pairs(weights: HeadWeights) -> Block:
     """List the pairs that compose most by queries, keys and values, side by side."""
     names, columns, longest = weights.head_names, [], 0
-    # pairs per composition, filled up to one length
+    # Pairs per composition, filled up to one length.
     for row, by in enumerate(COMPOSITIONS):
         lines = []
         for sender, receiver in weights.strongest(by, _MOST):
@@ -284,11 +284,11 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
     """List the heads that copy what they attend to, and those that take it away."""
     heads, names = weights.table("heads"), weights.head_names
     copying = heads["copying"]
-    # heads without a path to the vocabulary have no score
+    # Heads without a path to the vocabulary have no score.
     is_known = np.isfinite(copying)
     if not is_known.any():
         return
-    # what the first singular directions read and write
+    # What the first singular directions read and write.
     reads, writes = _first_tokens(weights)
     columns = [
         Words("copying", [_starred(weights, "copying", row) for row in range(len(heads))], right=True),
@@ -296,11 +296,11 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
         Words("writes", writes, wraps=True),
     ]
     order = np.argsort(-np.where(is_known, copying, 0), kind="stable")
-    # scores beyond all random heads, beside how many chance would give
+    # Scores beyond all random heads, beside how many chance would give.
     n_outside = int(weights.is_outside("copying").sum())
     by_chance = 2 / (N_DRAWS + 1) * len(heads)
     counted = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {by_chance:.0f}"
-    # both ends of the same order
+    # Both ends of the same order.
     for title, rows in (
         ("copy what they attend to", [row for row in order if copying[row] >= 0]),
         ("take away what they attend to", [row for row in order[::-1] if copying[row] < 0]),
@@ -336,11 +336,11 @@ def _starred(weights: HeadWeights, name: str, row: int) -> str:
 def _figures(weights: HeadWeights) -> Iterator[Block]:
     """Draw maps of scores, and the strongest pairs as a graph."""
     heads, names = weights.table("heads"), weights.head_names
-    # a map per score that any head has
+    # A map per score that any head has.
     columns = [name for name in ("copying", "matching", "previous") if np.isfinite(heads[name]).any()]
     for name in columns or ["copying"]:
         yield HeadMap(printed="never", figure="weights-heads", heads=heads, column=name)
-    # the strongest pairs by Q, K and V as links from sender to receiver
+    # The strongest pairs by Q, K and V as links from sender to receiver.
     links = []
     for row, by in enumerate(COMPOSITIONS):
         for sender, receiver in weights.strongest(by, _MOST_LINKS):
@@ -367,12 +367,12 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
 def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     """Show all that is known of one head."""
     heads, names = weights.table("heads"), weights.head_names
-    # scores beside the range of random heads
+    # Scores beside the range of random heads.
     lines = []
     for name in ("copying", "matching"):
         mean, low, high = (fixed(heads[f"{name}_{part}"][row], 2) for part in ("random", "least", "most"))
         lines.append(f"{name} {_starred(weights, name, row)}  random {mean} [{low}, {high}]")
-    # where the head would look if tokens had no content
+    # Where the head would look if tokens had no content.
     places = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in SHARES)
     nats = float(heads["same_nats"][row])
     side = "above" if nats >= 0 else "below"
@@ -380,7 +380,7 @@ def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     yield Note(heading=names[row], lines=lines)
 
     directions = weights.table("directions")
-    # what its weights read and write, then what its queries seek in keys
+    # What its weights read and write, then what its queries seek in keys.
     for of, ends in (("writes", ("reads", "writes")), ("seeks", ("queries", "keys"))):
         order = np.flatnonzero((directions["head"] == row) & (directions["of"] == of)).tolist()
         shares = [percent(value, 1) if np.isfinite(value) else "" for value in directions["share"].tolist()]
@@ -405,7 +405,7 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
     names = weights.head_names
     titles: list[str] = []
     columns: dict[str, list[str]] = {by: [] for by in COMPOSITIONS}
-    # the same head as receiver, then as sender; composition is (Q K V, sender, receiver)
+    # The same head as receiver, then as sender; composition is (Q K V, sender, receiver).
     for title, place in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
         excess, composition = weights.excess[place], weights["composition"][place]  # (Q K V, other head)
         if not np.isfinite(excess).any():

@@ -137,13 +137,13 @@ def _token(why: Why, side: str) -> str:
 
 
 def _answer(why: Why) -> list[str]:
-    # keys that the mask hides
+    # Keys that the mask hides.
     """Return what was asked, and the score with what it is compared with."""
     score = why.score
     hidden = {"later": score["masked_after"], "earlier": score["masked_before"]}
     masked = " and ".join(f"{n} {side}" for side, n in hidden.items() if n)
     mask = f"; a mask hides {masked} {'key' if sum(hidden.values()) == 1 else 'keys'}" if masked else ""
-    # the score beside the mean over the keys that it may attend to
+    # The score beside the mean over the keys that it may attend to.
     side = "above" if why.excess >= 0 else "below"
     keys = amount(score["n_keys"], "key")
     mean = f"the mean {number(score['mean'])} of the {keys} that it may attend to{mask}"
@@ -169,7 +169,7 @@ def _strongest_parts(why: Why) -> str:
 def _parts(why: Why) -> Ranking:
     """Return the parts, those first that add most at either side."""
     parts = why.table("parts")
-    # the larger side of each part counts
+    # The larger side of each part counts.
     largest = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
     order = np.argsort(-largest, kind="stable").tolist()
     return Ranking(
@@ -185,7 +185,7 @@ def _parts(why: Why) -> Ranking:
 def _pairs(why: Why) -> Ranking:
     """Return the pairs of parts that add most."""
     names = why.table("parts")["part"].tolist()
-    # pairs are (part of the query, part of the key); the largest sums, of either sign
+    # Pairs are (part of the query, part of the key); the largest sums, of either sign.
     values = why["pairs"]
     order = np.argsort(-np.abs(values), axis=None, kind="stable")[:100]
     rows, columns = np.unravel_index(order, values.shape)
@@ -210,10 +210,10 @@ def _matrix(why: Why) -> Grid:
     """
     parts = why.table("parts")
     names = parts["part"].tolist()
-    # the largest parts of each side, back in the order of the model
+    # The largest parts of each side, back in the order of the model.
     rows = np.sort(np.argsort(-np.abs(parts["query_nats"]), kind="stable")[:MOST_PARTS])
     columns = np.sort(np.argsort(-np.abs(parts["key_nats"]), kind="stable")[:MOST_PARTS])
-    # all others fold into one row and one column; sums at the margins stay exact
+    # All others fold into one row and one column; sums at the margins stay exact.
     values = _fold(_fold(why["pairs"], rows).T, columns).T
     values = np.vstack([values, values.sum(0)])
     values = np.hstack([values, values.sum(1, keepdims=True)])

@@ -160,13 +160,13 @@ def _keep_apart(across: dict[Stop, float], ordered: Sequence[Stop], widths: Mapp
     def width(stop: Stop) -> float:
         return widths[stop[0]] + 26 if len(stop) == 1 else 22.0
 
-    # gaps between neighbours, as shares of the row; a row that is too full shrinks them all
+    # Gaps between neighbours, as shares of the row; a row that is too full shrinks them all.
     gaps = [(width(stop) + width(after)) / 2 / room for stop, after in zip(ordered, ordered[1:], strict=False)]
     gaps = [gap / max(1.0, sum(gaps)) for gap in gaps]
-    # push to the right
+    # Push to the right.
     for gap, before, after in zip(gaps, ordered, ordered[1:], strict=False):
         across[after] = max(across[after], across[before] + gap)
-    # push back from the right end
+    # Push back from the right end.
     limit = 1.0
     for gap, stop in zip([*gaps[::-1], 0.0], reversed(ordered), strict=False):
         across[stop] = min(across[stop], limit)

@@ -103,7 +103,7 @@ class Scale:
 
 def scale_of(table: Table, name: str) -> Scale:
     """Return the colours of a column, the same for all kinds of attention, wide enough for its baseline."""
-    # estimates and baselines together set the range
+    # Estimates and baselines together set the range.
     values = table[name][np.isfinite(table[name])]
     baselines = table.part(name, "baseline")
     baselines = baselines[np.isfinite(baselines)]
@@ -111,11 +111,11 @@ def scale_of(table: Table, name: str) -> Scale:
     extent = float(np.abs(both).max(initial=0.0)) or 1.0
     least = float(both.min()) if both.size else 0.0
     baseline = (float(baselines.min()), float(baselines.max())) if baselines.size else (math.nan, math.nan)
-    # values of both signs: colours symmetric around 0
+    # Values of both signs: colours symmetric around 0.
     low, cmap = 0.0, ONE_WAY
     if least < 0:
         low, cmap = -extent, TWO_WAYS
-    # values far from 0: colours begin at a round number below the least
+    # Values far from 0: colours begin at a round number below the least.
     elif extent / 2 < least < extent:
         step = layout.nice_ticks(extent - least)[1]
         low = max(0.0, math.floor(least / step) * step)
@@ -262,23 +262,23 @@ class SmallMaps:
     def place(cls, table: Table, n_maps: int, lettering: Lettering) -> SmallMaps:
         """Place small maps of the columns of a table; on narrow paper they stand one below the other."""
         paper = lettering.paper
-        # kinds of attention share their columns and stand one below the other
+        # Kinds of attention share their columns and stand one below the other.
         grids = grids_of(table)
         n_across = max(len(grid.heads) for grid in grids.values())
         n_down = sum(len(grid.layers) for grid in grids.values())
         few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
         columns = min(n_maps, few if n_maps <= _FEW_MAPS else many)
-        # cells as large as the width, and then the height, allows
+        # Cells as large as the width, and then the height, allows.
         room = (paper.room_px if paper.fixed else _SMALL_PX) - columns * _SMALL_AROUND_PX[0]
         width = max(4.0, min(58.0, room / columns / n_across))
         height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
         kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
-        # the pitch of maps includes titles, labels and the colour bar
+        # The pitch of maps includes titles, labels and the colour bar.
         across = n_across * width + _SMALL_AROUND_PX[0]
         if not paper.fixed:
             across = max(across, _LEAST_ACROSS_PX)
         pitch = across, n_down * height + kinds_px + _SMALL_AROUND_PX[1]
-        # as many rows as a page holds; more maps go on the next
+        # As many rows as a page holds; more maps go on the next.
         tallest = paper.most_px if paper.fixed else _TALLEST_PX
         n_rows = max(1, int((tallest - _SMALL_TOP_PX) // pitch[1]))
         return cls(columns, (width, height), pitch, columns * n_rows)
@@ -295,7 +295,7 @@ def draw_small_maps(report: Report, blocks: Sequence[HeadMap], lettering: Letter
 
 def _small_maps_page(report: Report, blocks: Sequence[HeadMap], maps: SmallMaps, lettering: Lettering) -> Page:
     """Draw a page of maps, each in its own colours, with its largest value; pale below the baseline."""
-    # a page as wide as its maps
+    # A page as wide as its maps.
     paper = lettering.paper
     table = blocks[0].heads
     grids = grids_of(table)
@@ -304,11 +304,11 @@ def _small_maps_page(report: Report, blocks: Sequence[HeadMap], maps: SmallMaps,
     n_heads = amount(len(table), "head")
     page.head(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
 
-    # maps side by side, row by row
+    # Maps side by side, row by row.
     room = maps.pitch[0] - 30
     start = layout.MARGIN_PX + LEFT_PX, _SMALL_TOP_PX
     for block, (left, top) in zip(blocks, layout.tile(len(blocks), maps.columns, start, maps.pitch), strict=True):
-        # the title of a map, with its meaning and its largest value
+        # The title of a map, with its meaning and its largest value.
         column = block.heads.columns[block.column]
         scale = scale_of(block.heads, block.column)
         lines = [_largest(block.heads, block.column, scale)]
@@ -318,20 +318,20 @@ def _small_maps_page(report: Report, blocks: Sequence[HeadMap], maps: SmallMaps,
         for number, line in enumerate(lines[::-1]):
             shown = lettering.fit(line, layout.CAPTION_PX, room)
             page.write(left - LEFT_PX, top - 30 - 16 * number, shown, layout.CAPTION_PX, ha="left", color=FAINT)
-        # kinds of attention one below the other, all in the same colours
+        # Kinds of attention one below the other, all in the same colours.
         corners, y = {}, top
         for kind, grid in grids.items():
             corners[kind] = left, y
             page.name_axes(corners[kind], grid, maps.cell, size_px=12.0)
             y += len(grid.layers) * height + KIND_PX + HEAD_NAMES_PX
         draw_cells(page, block.heads, block.column, HeadCells(grids, corners, maps.cell), scale, fades=True)
-        # the colour bar below, with the baseline marked
+        # The colour bar below, with the baseline marked.
         bar = left, y - KIND_PX - HEAD_NAMES_PX + 16, min(200, maps.pitch[0] - _SMALL_AROUND_PX[0]), 11
         draw_bar(page, bar, scale, size_px=11.5, most=3)
         edges = left - LEFT_PX, left - LEFT_PX + maps.pitch[0] - 8
         mark_baseline(page, bar, scale, size_px=paper.letters(11.5), room=edges)
 
-    # notes below the last row of maps
+    # Notes below the last row of maps.
     n_rows = -(-len(blocks) // maps.columns)
     notes = ["rows: layers, columns: heads; each map has its own colours"]
     scales = [scale_of(block.heads, block.column) for block in blocks]
@@ -379,17 +379,17 @@ def draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Sca
 
     If `fades`, those that are not above their baseline are pale, unless no head is above.
     """
-    # only measures from 0 on have a baseline to be above
+    # Only measures from 0 on have a baseline to be above.
     baseline = table.part(name, "baseline")
     is_above = table[name] > baseline
     fades = fades and scale.low >= 0 and bool(is_above.any())
     for kind, corner in cells.corners.items():
-        # the cells of one kind of attention
+        # The cells of one kind of attention.
         mine = table.select(table["kind"] == kind)
         places = list(zip(mine["layer"].tolist(), mine["head"].tolist(), strict=True))
         values = dict(zip(places, mine[name].tolist(), strict=True))
         drawn = page.grid_cells(corner, cells.size, values, scale.cmap, scale.share)
-        # white over the cells that are not above
+        # White over the cells that are not above.
         is_pale = fades & (mine[name] <= mine.part(name, "baseline"))
         faded = [drawn[place] for place, pale in zip(places, is_pale.tolist(), strict=True) if pale]
         page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
@@ -399,7 +399,7 @@ def draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) -
     """Draw the colour bar with its numbers: up to `most` of them, else the ends alone."""
     if not scale.has_values:
         return
-    # round numbers, or the ends and zero where there is little room
+    # Round numbers, or the ends and zero where there is little room.
     ticks = layout.ticks_between(scale.low, scale.high)
     if len(ticks) > most:
         ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)

@@ -90,7 +90,7 @@ def head_grid(
     margin = _margin(layers)
     per_block = max(1, room_for(layers, width) // cell)
     text = Text(no_wrap=True, overflow="crop")
-    # a block of heads per width of the terminal, with its heading and all layers
+    # A block of heads per width of the terminal, with its heading and all layers.
     for first in range(0, len(heads), per_block):
         block = heads[first : first + per_block]
         text.append("\n" if first else "")

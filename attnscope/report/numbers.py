@@ -39,7 +39,7 @@ def small_number(value: float) -> str:
     if not math.isfinite(value):
         return UNDEFINED
     size = abs(value)
-    # three decimals from 1% on, four from 0.1% on, then a power of ten
+    # Three decimals from 1% on, four from 0.1% on, then a power of ten.
     if size >= 0.9995:
         return number(value)
     if size >= 0.0095:

@@ -103,26 +103,26 @@ def draw_panels(
 
 def _plan(rows: Sequence[PanelRow], queries: Sequence[str], keys: Sequence[str], lettering: Lettering) -> _Plan:
     paper = lettering.paper
-    # square cells, labelled where letters fit
+    # Square cells, labelled where letters fit.
     cell: float = max(1, min(_LARGEST_CELL, _LARGEST_MAP // max(len(queries), len(keys))))
     is_labelled = cell >= _CELL_WITH_LABEL or bool(paper.least_px)
     size = paper.letters(min(_LABEL, cell * 0.8))
-    # room for labels: queries to the left, keys below
+    # Room for labels: queries to the left, keys below.
     widths = [max((lettering.width_px(name, size) for name in names), default=0.0) for names in (queries, keys)]
     left: float = layout.MARGIN_PX
     below = 8.0
     if is_labelled:
         left += min(widths[0], paper.room_px // 4 if paper.fixed else _MOST_LABEL) + 12
         below = min(widths[1], _MOST_LABEL) + 14
-    # as many panels per line as fit
+    # As many panels per line as fit.
     room = (paper.width_px if paper.fixed else _WIDEST) - left - layout.MARGIN_PX
     most = max(len(row.panels) for row in rows)
     least = _LEAST_MAP if paper.fixed else cell * len(keys)
     per_line = max(1, min(most, int((room + _GAP) // (least + _GAP))))
-    # paper of fixed width stretches cells to fill the line
+    # Paper of fixed width stretches cells to fill the line.
     if paper.fixed:
         cell = min(float(_LARGEST_CELL), ((room + _GAP) / per_line - _GAP) / len(keys))
-    # labels closer than the least letter are thinned out
+    # Labels closer than the least letter are thinned out.
     step = math.ceil(max(paper.least_px / 0.8, 1) / cell) if is_labelled else 0
     return _Plan(cell, cell * len(keys), cell * len(queries), left, below, per_line, step)
 
@@ -144,12 +144,12 @@ def _draw_panel(page: Page, plan: _Plan, name: str, weights: Floats, corner: tup
     cell = plan.cell
     cmap = colormap(DEFAULT_CMAP)
     page.matrix((x, y, plan.map_width, plan.map_height), weights, cmap, (0, 1))
-    # a title that is too wide loses its details
+    # A title that is too wide loses its details.
     room = plan.map_width + (4 if page.paper.fixed else _GAP - 4)
     if page.lettering.width_px(name, _PANEL_TITLE) > room:
         name = name.partition(" · ")[0].partition(" (")[0]
     page.write(x, y - 12, page.lettering.fit(name, _PANEL_TITLE, room), _PANEL_TITLE, ha="left", color=INK)
-    # numbers in their cells
+    # Numbers in their cells.
     if cell >= max(_CELL_WITH_NUMBER, 2.5 * page.paper.least_px):
         cells = [
             ((x + column * cell, y + row * cell, cell, cell), hex_of(cmap, float(weight)))
@@ -166,11 +166,11 @@ def _write_labels(
         return
     x, y = corner
     size = page.paper.letters(min(_LABEL, plan.cell * 0.8))
-    # queries
+    # Queries.
     for row in range(0, len(queries), plan.label_step):
         label = page.lettering.fit(queries[row], size, min(_MOST_LABEL, x - layout.MARGIN_PX - 8))
         page.write(x - 8, y + (row + 0.5) * plan.cell, label, size, ha="right")
-    # keys, turned by a quarter
+    # Keys, turned by a quarter.
     for column in range(0, len(keys), plan.label_step):
         label = page.lettering.fit(keys[column], size, _MOST_LABEL)
         page.write(

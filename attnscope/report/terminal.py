@@ -149,7 +149,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     """Draw a table of the first rows, each number with its interval."""
     rows = list(block.order if every else block.order[: block.most])
     widest = max((len(block.names[row]) for row in rows), default=1)
-    # names stay whole up to 30 letters, then wrap
+    # Names stay whole up to 30 letters, then wrap.
     columns = [
         TextColumn(
             block.what,
@@ -159,7 +159,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
             least=min(widest, 30),
         )
     ]
-    # columns drop from the right where the terminal is narrow; the first always stays
+    # Columns drop from the right where the terminal is narrow; the first always stays.
     for place, column in enumerate(block.columns):
         drop = place + 1 if place else 0
         if isinstance(column, Words):
@@ -167,7 +167,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
         else:
             columns += number_columns(block.table, column, drop, rows)
     parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
-    # say how many rows are hidden
+    # Say how many rows are hidden.
     if len(rows) < len(block.order):
         n_more = amount(len(block.order) - len(rows), f"more {block.noun or block.what}")
         parts.append(Text(f"and {n_more}: --all prints all", style="dim"))
@@ -190,7 +190,7 @@ def number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> l
     """Return a column of the numbers of some rows, and one of their intervals where any of the rows has one."""
     title = printable(table.columns[name].head)
     write = writer_for(table, name)
-    # a number has three parts, (row, 3): value and both ends of its interval
+    # A number has three parts, (row, 3): value and both ends of its interval.
     parts = table.interval(name) if table.columns[name].kind == "number" else table[name][:, None]
     values = TextColumn(title, lambda row: write(parts[row, 0]), right=True, wraps=len(title) > 20, drop=drop)
     if parts.shape[1] == 1 or not np.isfinite(parts[list(rows), 1]).any():
@@ -220,13 +220,13 @@ def _curves(block: Curves, console: Console, every: bool) -> list[RenderableType
             return f"{write(low)} to {write(high)}"
         return write(value)
 
-    # a row per point, a column per line
+    # A row per point, a column per line.
     columns = [TextColumn(block.across, lambda point: f"{block.x[point]:g}")]
     for place, series in enumerate(block.series):
         title = f"{block.y}, {series.name}" if series.name else block.y
         cell = partial(write_point, series, writer_of(series.points))
         columns.append(TextColumn(title, cell, right=True, wraps=True, least=14, drop=place))
-    # as many points as a screen shows, the first and last among them
+    # As many points as a screen shows, the first and last among them.
     n = len(block.x)
     return [TextTable(columns, range(n) if every else spread_evenly(n, _MOST_POINTS), gap=2)]
 

@@ -78,16 +78,16 @@ def _place(is_map: bool, *, is_long: bool, is_stacked: bool) -> tuple[float, flo
 
 def _draw_lines(axes: Any, block: Trends, sheet: Sheet) -> None:
     """Draw what changes most in colours, with its intervals, and all others in grey."""
-    # all other lines first, in grey, below the coloured ones
+    # All other lines first, in grey, below the coloured ones.
     chosen = find_moving(block.points[..., 0], len(COLORS))
     for line in range(len(block.names)):
         if line not in chosen:
             look = {"color": OTHER, "linewidth": 0.7 * sheet.size, "alpha": 0.7, "zorder": 1}
             axes.plot(block.steps, block.points[:, line, 0], **look)
-    # the level to compare with
+    # The level to compare with.
     if block.level is not None:
         axes.axhline(block.level, color=FAINT, linewidth=sheet.size, linestyle=(0, (2, 2)), zorder=1)
-    # a single line needs no colour to tell it apart
+    # A single line needs no colour to tell it apart.
     colors = COLORS if len(block.names) > 1 else (INK,)
     for color, line in zip(colors, chosen, strict=False):
         draw_line(axes, block.steps, block.points[:, line], color, sheet, block.names[line])
@@ -104,17 +104,17 @@ def _draw_lines(axes: Any, block: Trends, sheet: Sheet) -> None:
 
 def _draw_map(figure: Any, axes: Any, block: Trends, sheet: Sheet) -> None:
     """Draw all lines, one per row, over the same axis; a step reaches halfway to the next."""
-    # (step, line, 3) to the values of (line, step)
+    # (step, line, 3) to the values of (line, step).
     values = block.points[..., 0].T
     low, high = finite_range(values)
-    # both signs: white is 0
+    # Both signs: white is 0.
     is_signed = low < 0 < high
     extent = max(abs(low), abs(high))
     limits = (-extent, extent) if is_signed else (min(low, 0.0), high or 1.0)
     colors = "RdBu_r" if is_signed else "Blues"
     draw_map(figure, axes, values, block.limits or limits, sheet, colors, edges=step_edges(block.steps))
     _scale_steps(axes, block.steps)
-    # names of some rows where there are too many
+    # Names of some rows where there are too many.
     names = [printable(name, 24) for name in block.names]
     rows = range(len(names)) if len(names) <= _MOST_NAMES else every_nth(len(names), _MOST_NAMES // 2)
     axes.set_yticks(list(rows), [names[row] for row in rows])
@@ -131,13 +131,13 @@ def step_edges(steps: Sequence[int]) -> Floats:
 
 def _scale_steps(axes: Any, steps: Sequence[int]) -> None:
     """Scale the axis of steps, the same for lines and maps: logarithmic where the steps are."""
-    # an even axis
+    # An even axis.
     first, last = steps[0], steps[-1]
     if not are_logarithmic(steps):
         axes.set_xlim(first, last if last > first else first + 1)
         axes.locator_params(axis="x", nbins=6, integer=True)
         return
-    # a logarithmic axis with a linear part from 0 to the first step
+    # A logarithmic axis with a linear part from 0 to the first step.
     least = next(step for step in steps if step > 0)
     axes.set_xscale("symlog", linthresh=least, linscale=0.4, base=10)
     ticks = [step for step in (0, *(10**power for power in range(9))) if first <= step <= last]

@@ -67,14 +67,14 @@ def of_senses(record: OfTexts) -> bool:
 def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
     """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions on request."""
     corpus = record.corpus
-    # nouns for what was counted: texts, pictures or recordings
+    # Nouns for what was counted: texts, pictures or recordings.
     nouns = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
     if corpus.get("split") == "paragraph" and not corpus.get("of"):
         nouns["n_texts"] = ("paragraph",)
     if predictions and corpus.get("n_predictions"):
         nouns["n_predictions"] = ("prediction",)
     counts = [amount(corpus[name], *words) for name, words in nouns.items() if isinstance(corpus.get(name), int)]
-    # up to three sources; texts of the command line have no name
+    # Up to three sources; texts of the command line have no name.
     listed = corpus.get("sources")
     sources = [source for source in listed if source != GIVEN] if isinstance(listed, list | tuple) else []
     names = [printable(source, 60) for source in sources[:3]]
@@ -85,7 +85,7 @@ def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
 def corpus_notes(findings: OfTexts) -> list[str]:
     """Return what is amiss with the texts: one sentence each."""
     corpus = findings.corpus
-    # what ended early, then what was left out, then what went wrong
+    # What ended early, then what was left out, then what went wrong.
     of = corpus.get("of") if corpus.get("of") in _COUNTED else None
     notes = []
     if is_interrupted(corpus):

@@ -109,7 +109,7 @@ def require_writable(folder: Path) -> None:
     hint = "choose another folder with --out, or make room there"
     new: list[Path] = []
     try:
-        # try it: make the folder and a file in it
+        # Try it: make the folder and a file in it.
         new = [part for part in (folder, *folder.parents) if not part.exists()]
         if not new and not folder.is_dir():
             raise AttnscopeError(
@@ -120,7 +120,7 @@ def require_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise AttnscopeError(f"cannot write into {folder}: {error.strerror or error}", hint) from None
-    # remove the folders that were made for this
+    # Remove the folders that were made for this.
     finally:
         for part in new:
             with contextlib.suppress(OSError):
@@ -173,13 +173,13 @@ def _move(complete: Path, target: Path, names: list[str], own: OwnFiles) -> None
     It may be the rest of a move that was cut short. The earlier index stands until the new one takes its place, as the
     last file of its set; the new index tells which files of the new set have moved already.
     """
-    # files of the earlier set that the new one lacks go first
+    # Files of the earlier set that the new one lacks go first.
     kept = {*names, *own.listed(complete)}
     if own.index in names:
         for name in own.listed(target):
             if name not in kept and Path(name).name == name and own.has(target / name):
                 (target / name).unlink()
-    # the index moves last: until then the earlier set counts
+    # The index moves last: until then the earlier set counts.
     for name in sorted(names, key=lambda name: (name == own.index, name)):
         with contextlib.suppress(FileNotFoundError):  # another run, which found this set, has moved it
             (complete / name).replace(target / name)

@@ -120,14 +120,14 @@ def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
 def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
     """Return the arrays of an npz archive, by name; None where the file is no archive."""
     refuse_pipe(path, "a record")
-    # sizes first: an archive may unpack to more than the memory holds
+    # Sizes first: an archive may unpack to more than the memory holds.
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             return None
         require_room(file, path)
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    # NumPy's objects would run code when they are read
+    # NumPy's objects would run code when they are read.
     for name, array in arrays.items():
         if array.dtype.kind not in _KINDS:
             raise ValueError(f"its {name} is of {array.dtype}, which is in no record")
@@ -161,7 +161,7 @@ def require_bounded(document: bytes, most_values: int = MOST_VALUES) -> None:
     Raises:
         ValueError: It is nested deeper than MOST_DEPTH, or holds more lists, objects or values than there may be.
     """
-    # brackets and commas alone, without strings
+    # Brackets and commas alone, without strings.
     structure = _STRING.sub(b"", document).translate(None, delete=_OTHER)
     n_containers = structure.count(b"[") + structure.count(b"{")
     if n_containers > MOST_CONTAINERS:
@@ -169,7 +169,7 @@ def require_bounded(document: bytes, most_values: int = MOST_VALUES) -> None:
     n_values = n_containers + structure.count(b",")
     if n_values > most_values:
         raise ValueError(f"its JSON holds {n_values:,} values, more than {most_values:,}")
-    # depth: brackets that open minus those that close
+    # Depth: brackets that open minus those that close.
     brackets = np.frombuffer(structure.replace(b",", b""), np.uint8)
     opens = (brackets == ord("[")) | (brackets == ord("{"))
     depth = int(np.where(opens, 1, -1).cumsum().max(initial=0))
@@ -215,7 +215,7 @@ def require_shown(record: Any) -> None:
     Raises:
         ValueError: A value is of another type, or a number of texts is negative.
     """
-    # the run: names, notes, and steps that failed
+    # The run: names, notes, and steps that failed.
     run = _mapping(record, "run")
     corpus = _mapping(record, "corpus")
     _require(isinstance(run.get("model", ""), str), "the model of its run")
@@ -224,7 +224,7 @@ def require_shown(record: Any) -> None:
         _require(_are_texts(run.get(name, ())), f"the {name} of its run")
     for failure in _entries(run, "failures"):
         _require(_are_texts([failure.get(name) for name in ("step", "error", "hint")]), "a failure of its run")
-    # the corpus: sources, problems, and counts
+    # The corpus: sources, problems, and counts.
     for problem in _entries(corpus, "problems"):
         _require({"source", "line", "reason"} <= problem.keys(), "a problem of its corpus")
     _require(_are_texts(corpus.get("sources", ())), "the sources of its corpus")

@@ -109,15 +109,15 @@ class Result:
             table: The name of the table.
             rows: A mask, or the places of rows in the order that they shall have.
         """
-        # new row numbers by old ones, (row + 1,)
+        # New row numbers by old ones, (row + 1,).
         chosen = self.table(table)
         places = np.arange(len(chosen))[rows]
         new_places = np.full(len(chosen) + 1, -1)  # its last entry stands for -1
         new_places[places] = np.arange(len(places))
-        # other tables refer to the new numbers
+        # Other tables refer to the new numbers.
         tables = {name: _renumber(other, table, new_places) for name, other in self.tables.items()}
         tables[table] = tables[table].select(places)
-        # arrays keep the chosen rows along every axis that is named for the table
+        # Arrays keep the chosen rows along every axis that is named for the table.
         grids = {}
         for name, values in self.grids.items():
             axes = self._array(name).axes
@@ -135,7 +135,7 @@ class Result:
         Raises:
             UsageError: It has no such head.
         """
-        # refuse heads that are not there
+        # Refuse heads that are not there.
         heads = self.table("heads")
         places = list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
         missing = [place for place in picked if place not in places]
@@ -143,7 +143,7 @@ class Result:
             layer, head = missing[0]
             where = f"this {self.record_kind().what}"
             raise UsageError(f"there is no head L{layer}H{head} in {where}", f"it has {amount(len(heads), 'head')}")
-        # rows of heads, then of tables that belong to heads
+        # Rows of heads, then of tables that belong to heads.
         wanted = {*picked}
         chosen = self.select("heads", [place in wanted for place in places])
         for name, columns in self.TABLES.items():
@@ -251,14 +251,14 @@ class Result:
         Raises:
             AttnscopeError: The file is not there, damaged, or a result of another kind.
         """
-        # sizes before contents
+        # Sizes before contents.
         kind = cls.record_kind()
         path = file_of(Path(path), kind)
         with reading.reading(path, kind.what, kind.hint):
             described, arrays = reading.read_record(path, cls.SCHEMA)
             if isinstance(arrays.get("schema"), str):
                 raise ValueError("it is the JSON of one, a copy for other programs")
-            # the tables, then what is said of them, then how they fit together
+            # The tables, then what is said of them, then how they fit together.
             result = cls.rebuild(described, arrays)
             reading.require_shown(result)
             result.require_whole()
@@ -293,18 +293,18 @@ class Result:
         Raises:
             ValueError: They are not.
         """
-        # tables have the columns that are declared for their name
+        # Tables have the columns that are declared for their name.
         sizes = {name: len(table) for name, table in tables.items()}
         for name, table in tables.items():
             if _base(name) not in cls.TABLES:
                 raise ValueError(f"it has a table {name!r}, which it cannot have")
             table.require_sound(name, cls.TABLES[_base(name)], sizes)
-        # arrays have the axes and the range that are declared
+        # Arrays have the axes and the range that are declared.
         for name, values in grids.items():
             array = cls._array(name)
             _require_shape(name, values, array.axes, sizes, tables)
             require_values(name, values, array, sizes)
-        # heads are told apart by their names
+        # Heads are told apart by their names.
         if "heads" in tables and "layer" in tables["heads"]:
             names = tables["heads"].head_names(with_kind=True)
             if len({*names}) < len(names):

@@ -191,7 +191,7 @@ def digits(number: float) -> str:
 
 def plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:
     """Return plain JSON values, also of NumPy's numbers and arrays; `number` says what becomes of a float."""
-    # NumPy: whole numbers and booleans as they are, float32 with its shortest digits
+    # NumPy: whole numbers and booleans as they are, float32 with its shortest digits.
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "biuU":
             return value.tolist()
@@ -199,7 +199,7 @@ def plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:
             value = _shortest(value)
         else:
             value = value.tolist()
-    # then each kind of value, containers item by item
+    # Then each kind of value, containers item by item.
     if isinstance(value, float):
         return number(value)
     if isinstance(value, Mapping):

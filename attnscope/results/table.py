@@ -230,7 +230,7 @@ class Table:
 
         Columns stand in the order in which they first come; every table has the columns of other kinds.
         """
-        # the union of all columns, in order
+        # The union of all columns, in order.
         columns: dict[str, Column] = {}
         names: dict[str, None] = {}
         for table in tables:
@@ -279,12 +279,12 @@ class Table:
         Raises:
             ValueError: It is damaged.
         """
-        # columns that are wanted or described, but have no values
+        # Columns that are wanted or described, but have no values.
         missing = {column.name for column in wanted} | {*self.columns}
         missing -= {*self.values}
         if missing:
             raise ValueError(f"its {name} lack {min(missing)}")
-        # kinds, then lengths and ranges
+        # Kinds, then lengths and ranges.
         for column in wanted:
             if self.columns.get(column.name, column).kind != column.kind:
                 raise ValueError(f"{name}.{column.name} is no {column.kind}")
@@ -319,11 +319,11 @@ def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mappi
         raise ValueError(f"{name} is an array of {values.dtype}")
     if not values.size or column.kind in ("text", "flag"):
         return
-    # a reference lies within the other table, or is -1
+    # A reference lies within the other table, or is -1.
     low, high = column.range
     if column.refers_to:
         low, high = -1, sizes.get(column.refers_to, 0) - 1
-    # rounding may carry numbers a little beyond their range
+    # Rounding may carry numbers a little beyond their range.
     slack = SLACK if column.kind == "number" else 0
     least, most = np.fmin.reduce(values, None), np.fmax.reduce(values, None)
     is_low = low is not None and least < low - slack

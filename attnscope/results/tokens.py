@@ -161,12 +161,12 @@ class Tokens:
 
     def _find_phrase(self, words: Sequence[str]) -> tuple[int, ...]:
         """Return the tokens of several words that stand one after the other, in any case of letters."""
-        # one word is found by its label
+        # One word is found by its label.
         if len(words) < 2:
             return ()
         phrase = r"\s+".join(map(re.escape, words))
         pattern = re.compile(rf"(?<!\w){phrase}(?!\w)", re.IGNORECASE)
-        # tokens that overlap a match, in the text or in the second of a pair
+        # Tokens that overlap a match, in the text or in the second of a pair.
         starts, stops = self.offsets.T
         is_found = np.zeros(len(self), bool)
         for segment, text in enumerate((self.text, self.pair or "")):
@@ -190,7 +190,7 @@ class Tokens:
     def word_groups(self) -> list[list[int]]:
         """Return tokens grouped by word, in order; a token without a word is a group by itself."""
         groups: list[list[int]] = []
-        # a word of the second text may have the number of one of the first
+        # A word of the second text may have the number of one of the first.
         last: tuple[int, int] | None = None
         for i in range(len(self)):
             word = -1 if self.words is None else int(self.words[i])
@@ -204,10 +204,10 @@ class Tokens:
 
     def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
         """Return one token for each group of tokens, labelled with the text that the group covers."""
-        # the first token of each group stands for it
+        # The first token of each group stands for it.
         first = [group[0] for group in groups]
         n_given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
-        # a group's offsets reach from its first token to its last character
+        # A group's offsets reach from its first token to its last character.
         offsets = [
             (self.offsets[group[0], 0], max(self.offsets[i, 1] for i in group))
             if len(group) > 1
@@ -297,12 +297,12 @@ def tokens_of(table: Table, text: str, pair: str | None = None) -> Tokens:
     Raises:
         ValueError: A token has no label, or generated tokens stand before others.
     """
-    # the prompt's tokens come first
+    # The prompt's tokens come first.
     generated = table["generated"]
     n_given = int((~generated).sum())
     if generated[:n_given].any():
         raise ValueError("tokens that the model wrote stand before others")
-    # one unknown word makes all of them unknown
+    # One unknown word makes all of them unknown.
     words = table["word"].astype(np.int32)
     is_unknown = bool((words == UNKNOWN_WORD).any())
     tokens = Tokens(
