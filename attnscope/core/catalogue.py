@@ -1,4 +1,4 @@
-"""The catalogue of head measures: what each is called and means, and what it adds up. Loads no torch.
+"""The catalogue of head measures: the name, meaning and formula of each. Loads no torch.
 
 A measure reads attention in one of three ways: by what keys are worth, by what pairs of a query and a key are worth, or
 as a number of a row of weights. Its entry says which. The engine (`core.measures`) knows these three and no names. It
@@ -66,10 +66,10 @@ class Measure:
     Attributes:
         name: Its name in results and records; the unit is part of it where it has one.
         what: The meaning of a large value, in one line.
-        formula: What is added up for one query q, in terms of weights A, keys k and tokens x; and what it is divided by
-            if that is no count of queries.
+        formula: The sum for one query q, in terms of weights A, keys k and tokens x; and its divisor, if that is no
+            count of queries.
         source: The publication that the definition is from, or "ours".
-        family: What it reads of the weights, and by what fact; None if the engine does not add it up.
+        family: The part of the weights that it reads, and by which fact; None if the engine does not add it up.
         has_active: Whether there is also `<name>_active`: of the attention outside sinks alone, divided by its mass.
         unit: Of the value: "share" of attention or of queries, "nats", "tokens" ...
         low: Smallest possible value.
@@ -115,6 +115,7 @@ def unit_queries(n_queries: int) -> int:
     Queries far apart in a text depend on each other little. Long enough blocks of them are nearly independent, while
     the queries of one block are not (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
     """
+    # Round up, so that no short block is left over.
     units = min(MOST_UNITS, round(n_queries / UNIT_QUERIES))
     return -(-n_queries // units) if units > 1 else max(UNIT_QUERIES, n_queries)
 

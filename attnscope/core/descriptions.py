@@ -1,4 +1,4 @@
-"""Find what a head does: a sparse, readable model of its rows, scored on other texts.
+"""Fit a sparse, readable model to the rows of a head, and score it on other texts.
 
     p(k | q) ∝ exp( Σ_f w_f f(q, k) )        over the keys that q may attend to, few terms f out of a catalogue
 
@@ -61,7 +61,7 @@ TINY = 1e-9
 """Instead of 0, whose logarithm is not finite."""
 
 RIDGE = 1e-4
-"""What a squared weight of a fit costs, in nats."""
+"""The cost of a squared weight in a fit, in nats."""
 
 LARGEST_WEIGHT, LARGEST_STEP = 16.0, 3.0
 _ITERATIONS, _CLOSE, _CLOSE_ENOUGH = 30, 1e-7, 1e-4
@@ -176,7 +176,7 @@ class _Search:
         self._simplicity = [*simplicity, *(column.rank for column in columns)]
 
     def unscaled(self) -> NDArray[np.float32]:
-        """Return what the terms so far expect, up to a factor of each row, (entry,)."""
+        """Return p of the terms so far, up to a factor of each row, (entry,)."""
         return self._rows.unscaled(self.terms, self._weights, self.head)
 
     def extend(self, expected: Floats, p: NDArray[np.float32], usable: NDArray[np.bool_]) -> None:
@@ -247,7 +247,11 @@ class _Search:
 
 
 def least_gain(a: Floats, pi: Floats) -> Floats:
-    """Return the lower bound of what a feature can gain, in nats; see the module's docstring."""
+    """Return the lower bound on the gain of a feature, a ln(a / π) + (1 - a) ln((1 - a) / (1 - π)), in nats.
+
+    `a` is the mean of E_A[f] and `pi` that of E_p[f], both 0 to 1, arrays of one shape. The result has the same shape.
+    The module's docstring derives the bound.
+    """
     a = np.clip(a, TINY, 1 - TINY)
     pi = np.clip(pi, TINY, 1 - TINY)
     return a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))

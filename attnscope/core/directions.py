@@ -95,7 +95,7 @@ def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Si
 def find_columns(
     part: Rows, offsets: NDArray[np.int32], x: Singles, candidates: Sequence[int] = ()
 ) -> tuple[tuple[Column, ...], ...]:
-    """Find what each head looks for, as columns of its own: keys, both ends of each pair, and known pairs.
+    """Fit columns to each head that tell which tokens it looks for: keys, both ends of each pair, and known pairs.
 
     Args:
         part: The rows to fit; their types are known.
@@ -121,7 +121,7 @@ class _Fit:
         n_rows = len(part.texts)
         self._part = part
         self._heads = heads
-        # Types that do not occur are left out of the fit, and get what their columns say.
+        # Types that do not occur are left out of the fit. Their scores follow from their columns.
         self._all = x
         self._types = np.union1d(part.key_types, part.query_types)
         self._x = x[self._types]
@@ -133,7 +133,7 @@ class _Fit:
         self._by_query = _sums_by(self._queries, len(self._types))
         self._by_bucket = _sums_by(self._buckets, len(OFFSET_EDGES) + 1)
         self._by_row = _sums_by(part.row_of, n_rows)
-        # Attention B times what its row counts, (entry, head). The scores start from 0: uniform attention.
+        # Attention B times the weight of its row, (entry, head). The scores start from 0: uniform attention.
         self._lam = 1.0 / max(1, n_rows)
         self._row_weights = part.weights[list(heads)].T.astype(np.float32)
         attention = np.stack([part.scaled(head) for head in heads], 1).astype(np.float32)
@@ -181,7 +181,7 @@ class _Fit:
         return np.repeat(of_rows, self._part.lengths, axis=0)
 
     def _errors(self) -> tuple[Singles, Singles]:
-        """Return the errors r = B - p, and p, each times what its row counts, (entry, head)."""
+        """Return the errors r = B - p, and p, each times the weight of its row, (entry, head)."""
         # Less the row's largest score, so that the exponential does not overflow.
         self._scores -= self._spread(np.maximum.reduceat(self._scores, self._part.starts[:-1], axis=0))
         p = np.exp(self._scores)
@@ -282,7 +282,7 @@ class _Fit:
     # Gates
 
     def _screen_gates(self, candidates: Sequence[int]) -> list[list[tuple[int, int]]]:
-        """Find the gates and features that say most together, beyond what each feature says of all queries.
+        """Find the pairs of a gate and a feature with the largest gain over one weight for all queries.
 
         Returns:
             For each head up to `N_GATED` pairs of a gate and a feature, the largest gain first, each feature once.
@@ -295,7 +295,7 @@ class _Fit:
             return pairs
         inside = part.gates[gates]
         row_weights: Floats = self._row_weights.astype(np.float64)
-        # What rows weigh in each gate, then Σ w E_A[f] and Σ w E_p[f], (gate + 1, head, feature).
+        # The weight of the rows in each gate, then Σ w E_A[f] and Σ w E_p[f], (gate + 1, head, feature).
         weighed = inside.astype(np.float64) @ row_weights
         on = self._sums_of_gates(self._weighted, inside, candidates)
         expected = self._sums_of_gates(self._errors()[1], inside, candidates)
@@ -336,7 +336,7 @@ def split_gains(a: Floats, pi: Floats, weights: Floats) -> Floats:
     Args:
         a: (gate + 1, feature): Σ w E_A[f] over the rows of each gate, and in the last row over all rows.
         pi: (gate + 1, feature): the same of p.
-        weights: (gate,): W_g, what each gate's rows weigh, 0 to 1.
+        weights: (gate,): W_g, the weight of each gate's rows, 0 to 1.
     """
     # W_g b(a_g, π_g) + W_h b(a_h, π_h) - b(a, π), with h outside the gate.
     inside = np.clip(weights, 1e-9, 1 - 1e-9)[:, None]
@@ -347,7 +347,7 @@ def split_gains(a: Floats, pi: Floats, weights: Floats) -> Floats:
 
 
 def _sums_by(groups: NDArray[np.int64], n_groups: int) -> sp.csr_array:
-    """Return the matrix that sums what is in each group."""
+    """Return the matrix that sums entries by group, (group, entry)."""
     n = len(groups)
     return sp.csr_array((np.ones(n, np.float32), (groups, np.arange(n))), (n_groups, n))
 

@@ -1,4 +1,4 @@
-"""Say how far heads are apart by Jensen-Shannon or Hellinger over rows of attention, and what all pairs come to.
+"""Measure how far heads are apart, by Jensen-Shannon or Hellinger over rows of attention; cluster, map and match them.
 
 Sums over queries come back, never means, so that blocks of queries, chunks and texts add up exactly. Everything is
 computed in float64: near-equal heads (two checkpoints) differ by less than float32 resolves.
@@ -27,7 +27,7 @@ Measure = Literal["hellinger", "jensen_shannon"]
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-5
-"""What a row may lack to 1 by rounding; more is the share of a sink."""
+"""The most that a row may lack to 1 by rounding; more is the share of a sink."""
 
 _ELEMENTS_AT_ONCE = 2**18  # of fewer, threads wait for each other longer than they compute; of more, caches overflow
 _TINY = 1e-300  # instead of 0, whose logarithm is not finite; x ln x is 7e-298 there
@@ -122,7 +122,7 @@ SUMS: dict[Measure, Callable[[Tensor, Tensor | None], PairSums]] = {
 """The two divergences by name."""
 
 LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)}
-"""Of two rows that share no key."""
+"""The divergence of two rows that share no key: its largest value."""
 
 
 def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.floating]) -> Floats:

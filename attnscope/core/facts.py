@@ -1,6 +1,7 @@
 """Facts of texts that measures need: of tokens, and of pairs of a query and a key.
 
-The catalogue names the source of each measure. This module knows no attention weights, no tokenizer and no model.
+The catalogue names the source of each measure (a paper, et al., or ours). This module knows no attention weights, no
+tokenizer and no model.
 """
 
 import functools
@@ -113,10 +114,10 @@ def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tens
 
 
 def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
-    """Return what each key is worth, by fact (`catalogue.Keys`): the one place where a fact of keys alone is made.
+    """Return the value of each key by fact (`catalogue.Keys`). Facts of keys alone are made here and nowhere else.
 
     Returns:
-        Fact -> (batch, key): 1 in a set, or what the key is worth. Padding is worth 0. Unknown facts are missing.
+        Fact -> (batch, key): 1 in a set, or the value of the key. Padding has 0. Unknown facts are missing.
     """
     # Sets of keys by name; those that are None are not known.
     real = keys.real
@@ -184,6 +185,7 @@ def _grid_steps(places: Places) -> tuple[Tensor, Tensor]:
     # The patches are whole rows, so this many tokens too many or too few moves no patch out of its column.
     n_before = places.texts.real.shape[1] % n_columns
     q, k = places.q - n_before, places.k - n_before
+    # Patch i is in row i // n_columns and column i % n_columns, (query, key).
     rows = q.div(n_columns, rounding_mode="floor") - k.div(n_columns, rounding_mode="floor")
     return rows.abs()[None], (q % n_columns - k % n_columns).abs()[None]
 
@@ -206,7 +208,7 @@ PAIR_FACTS: dict[str, Callable[[Places], Tensor]] = {
     "grid_distance": _grid_distance,
     "grid_neighbour": _grid_neighbour,
 }
-"""What a pair of a query and a key is worth, (batch or 1, query, key), by fact (`catalogue.Pairs`)."""
+"""The value of each pair of a query and a key, (batch or 1, query, key), by fact (`catalogue.Pairs`)."""
 
 
 def pair_facts(
@@ -222,7 +224,7 @@ def pair_facts(
         dtype: Of the result.
 
     Returns:
-        Fact -> what pairs are worth: 1 or 0, a cosine, or a distance in tokens or patches.
+        Fact -> the value of each pair: 1 or 0, a cosine, or a distance in tokens or patches.
     """
     device = texts.real.device
     q = torch.arange(queries.start, queries.stop, device=device)[:, None]

@@ -34,7 +34,7 @@ That is in their number, their weight and their value at once. With END, such en
 need (docs/evidence.md); with RARELY they hold in 90% of samples even if the worst is true."""
 
 DEPENDENCE = 0.3
-"""The intraclass correlation of the queries of a text that is assumed of what was never seen; see `share_interval`."""
+"""The intraclass correlation of the queries of a text that `share_interval` assumes of unseen texts, 0 to 1."""
 
 MOST_UNSEEN = 0.6
 """If unseen texts could have more than this share of the weight, these texts cannot tell: there is no interval. Three
@@ -57,7 +57,7 @@ _FEWEST_DEGREES = 0.1
 
 
 class Sample(NamedTuple):
-    """What intervals need to know of sums over texts, arrays of one shape.
+    """The numbers that intervals need of sums over texts, arrays of one shape.
 
     Attributes:
         ratio: r = Σs / Σc; NaN if Σc is 0.
@@ -209,7 +209,7 @@ def share_p_above(
 
 
 def independent_units(sample: Sample, dependence: ArrayLike = DEPENDENCE, units: ArrayLike = 1.0) -> Floats:
-    """Return how many independent units the texts amount to when one asks what they could lack; NaN without a text.
+    """Return the effective number of independent units, by which unseen texts are bounded; NaN without a text.
 
     N = 1 / (ρ/m + (1 - ρ)/Σc) for m effective texts of Σc units (Kish 1965, section 5.4).
 
@@ -357,7 +357,7 @@ def unseen_share(n_texts: ArrayLike, missed: float = END) -> Floats:
 def weight_of_unseen(share: ArrayLike, typical: ArrayLike) -> Floats:
     """Return the share of Σc that unseen texts hold, if they are a share u of all texts and count as much as possible.
 
-    w = u / (u + (1 - u) f): a text that was seen counts f of what a text could, on average.
+    w = u / (u + (1 - u) f): a text that was seen counts on average f of the most that a text can count.
 
     Args:
         share: u, as of `unseen_share`.

@@ -19,7 +19,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_heads
 
 By = Literal["z", "query", "key", "value", "pattern"]
-"""What is put in: z is a head's output before the output projection, the pattern its weights."""
+"""The kinds of values that are put in: z is a head's output before the output projection, the pattern its weights."""
 
 
 class Patch(NamedTuple):
@@ -109,7 +109,7 @@ class Activations:
 
 
 class Leaves:
-    """Make what heads compute leaves of the graph, so that a loss has gradients there.
+    """Make values of heads leaves of the graph, so that a loss has gradients there.
 
     Args:
         by: Which of them: z, query, key, value or pattern.
@@ -134,7 +134,7 @@ class Leaves:
         return attend(replace(call, **watched))
 
     def _watch(self, call: AttentionCall, tensor: Tensor) -> Tensor:
-        # What depends on earlier layers is part of the graph already.
+        # A tensor that depends on earlier layers is part of the graph already.
         watched = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
         self.tensors[call.kind, call.layer] = watched
         return watched

@@ -1,6 +1,6 @@
-"""Read off rows of attention what tokens and offsets get, and how much more that is than an even share.
+"""Sum rows of attention by token and by offset, and compare the sums with an even share.
 
-A *lift* is what a head gives to an item (a token, or a pair of tokens), divided by an even share of its attention. The
+A *lift* is the attention of a head on an item (a token, or a pair of tokens), divided by an even share of it. The
 atlas decides which items and texts these are. Ours.
 """
 
@@ -75,7 +75,7 @@ class Lifts(NamedTuple):
 
 
 class ItemSums:
-    """Add up over texts what heads give to some items.
+    """The attention of heads on some items, added up over texts.
 
     In a text t, a head's lift on an item is s_t / u_t: what it gave, over an even share. The lift is the mean of these
     over the T texts that have the item, so all texts weigh the same. In Σ s_t / Σ u_t one text may outweigh all others:
@@ -94,12 +94,12 @@ class ItemSums:
     def add(
         self, head: int, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
     ) -> None:
-        """Add what a head gave in a text, (item,) each.
+        """Add the attention of a head in one text, (item,) each.
 
         Args:
             head: Its number.
             items: The items of the text, each once.
-            masses: What they got, summed over queries.
+            masses: Their attention, summed over queries.
             even: An even share of it; items whose share is 0 are skipped.
             counts: How many queries could see them.
             most: The largest lift that is possible in such a text.
@@ -147,7 +147,7 @@ def keep_rows(weights: NDArray[np.floating], totals: NDArray[np.floating], share
         share: The share of it to keep.
         most: How many keys of a row are kept at most.
     """
-    # The largest keys of each row, (query, most), and what the larger ones hold before each.
+    # The largest keys of each row, (query, most), and the sum of the larger ones before each.
     order = np.argsort(-weights, axis=1, kind="stable")[:, :most]
     largest = np.take_along_axis(weights, order, 1).astype(np.float64)
     before = np.cumsum(largest, 1) - largest

@@ -82,7 +82,7 @@ class HeadMeasures:
         return output
 
     def _plan(self, call: AttentionCall) -> "_MaskedTexts":
-        """Return what texts and mask determine, worked out once for all layers of the same mask and shapes."""
+        """Return the plan of texts and mask, worked out once for all layers of the same mask and shapes."""
         read = self._facts if self._query_facts is None else self._query_facts
         keys = read if call.kind == "decoder" else self._facts
         asking = read if call.kind == "cross" else keys
@@ -179,16 +179,16 @@ def measures_of_weights(
 
 
 class _MaskedTexts:
-    """Hold what texts and one mask determine, whatever the weights, so that all layers under this mask share it.
+    """The numbers that texts and one mask determine, whatever the weights: all layers under the mask share them.
 
     `blocks` cross no end of a unit, `asking` are the queries that count, (b, q), and `dtype` is that of weights.
     `own_text` says whether queries are tokens of the same texts as keys.
 
     Attributes:
-        worth: What keys are worth, (b, k, measure of keys), 0 where that is not known.
+        worth: The value of keys, (b, k, measure of keys), 0 where it is not known.
         off: 1 for keys outside sinks, (b, k).
         pair_map: Which `parts` of a row each measure of pairs adds up, (part, pair).
-        count: What measures count, (view, unit, m, c); outside sinks it depends on the head, and is 0.
+        count: The counts of measures, (view, unit, m, c); outside sinks they depend on the head, and are 0 here.
         uniform: Their sums under uniform attention, likewise.
     """
 
@@ -258,7 +258,7 @@ class _MaskedTexts:
         return slice(first, last + 1, self.n_units)
 
     def of(self, block: Block, name: str) -> Float[Tensor, "view b m q c"]:
-        """Return what is known of a block's queries, by name.
+        """Return an array of a block's queries, by name.
 
         `on`: 1 if the query counts, in each view. `beyond`: values of pairs under uniform attention that are
         subtracted. `rows`: what its statistics are multiplied by. `active`: whether measures outside sinks count it,
@@ -269,7 +269,7 @@ class _MaskedTexts:
     # Reading the rows of a tile
 
     def parts(self, block: Block, weights: Float[Tensor, "b h q k"]) -> Float[Tensor, "view b h q part"]:
-        """Return what measures of pairs add up of each row.
+        """Return the parts of each row that measures of pairs add up.
 
         The parts are the mass, the sums of weights times each of the facts, and the weight at each of the offsets; in
         cross attention the mass alone.
@@ -313,7 +313,7 @@ class _MaskedTexts:
         return torch.stack([by_name[statistic] for statistic in self.columns.rows], -1)
 
     def _make_tables(self, block: Block) -> tuple[Float[Tensor, "b q part k"], Float[Tensor, "b q part sink"]]:
-        """Return what pairs of a block are worth: of keys outside sinks, and of sinks in float64."""
+        """Return the values of a block's pairs: for keys outside sinks, and for sinks in float64."""
         n_texts, n_queries, n_keys = block.shape
         order = ["mass", *self.columns.facts] if self.own_text else ["mass"]
         table = torch.zeros(n_texts, n_queries, len(order), n_keys, dtype=self._dtype, device=self.device)
@@ -345,7 +345,7 @@ class _MaskedTexts:
     # Uniform attention
 
     def spread(self, block: Block, worth: Float[Tensor, "text key c"]) -> Float[Tensor, "view b m q c"]:
-        """Return what keys are worth to each query of a block, if it attends to all it may alike."""
+        """Return the mean value of the keys that each query of a block may attend to, as under uniform attention."""
         seen, n = self._seen(block)
         return seen @ worth[block.texts, None, block.keys] / n.clamp(min=1)[..., None]
 
@@ -360,7 +360,7 @@ class _MaskedTexts:
         return seen, seen.sum(-1)
 
     def _prepare(self, block: Block) -> None:
-        """Work out which of a block's queries count, and what uniform attention comes to there."""
+        """Work out which of a block's queries count, and their sums under uniform attention."""
         seen, n = self._seen(block)
         counted = (n[0] > 0) & self._asking[block.texts, None, block.queries]
         on = torch.stack([counted, counted & (n[1] > 0)])
@@ -402,7 +402,7 @@ class _MaskedTexts:
         self._queries[name][:, block.texts, :, block.queries] = rows
 
     def _rows(self, block: Block, may: Tensor, n_allowed: Tensor, counted: Tensor) -> Float[Tensor, "b m q statistic"]:
-        """Return what the statistics of each query are multiplied by, 0 if it does not count."""
+        """Return the factor of each query's statistics, 0 if it does not count."""
         by_name = {
             "entropy": counted.to(self.exact),
             "relative_entropy": counted * (n_allowed >= 2) / n_allowed.clamp(min=2).log(),

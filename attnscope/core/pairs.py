@@ -12,7 +12,7 @@ RARE = 1e-5
 """The probability that is neglected when a share is shown: that a total of 0 passes for a strong one."""
 
 MARGIN = 1.5
-"""By how much a total must exceed what `RARE` asks for, so that intervals of shares have a useful width."""
+"""By how much a total must exceed the bound of `RARE`, so that intervals of shares have a useful width."""
 
 
 def degrees_of_freedom(n_pairs: int) -> float:

@@ -27,8 +27,8 @@ WEIGHTS_AT_ONCE = 2**22
 class LinkFacts:
     """The links of a batch of texts.
 
-    A *row* is a word, or several, that have links; rows are counted over the batch. A *cell* is what links are added up
-    by, such as a relation in a text.
+    A *row* is a word, or several, that have links; rows are counted over the batch. Links are added up by *cell*, such
+    as a relation in a text.
 
     Attributes:
         units: For each token that may be looked at, the number of its word within the text, from 0; -1 = none: special
@@ -125,6 +125,7 @@ def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkF
         right.
     """
     sums = _no_sums(facts, weights.shape[1])
+    # The rows of weights of all pieces, (piece, head, key).
     row, token = facts.pieces.unbind(1)
     rows = torch.arange(len(facts.row_text), device=weights.device)
     _add_rows(sums, facts, rows, facts.pieces, weights[facts.row_text[row], :, token])
@@ -170,7 +171,7 @@ def word_weights(
     pieces: Int[Tensor, "piece 2"],
     picked: Float[Tensor, "piece head key"],
 ) -> Float[Tensor, "row head word"]:
-    """Return what some rows give to each word of their text; -1 where there is no such word, or it is the row itself.
+    """Return the weights of some rows on each word of their text; -1 = there is no such word, or it is the row itself.
 
     Args:
         facts: The links.
@@ -190,7 +191,7 @@ def word_weights(
     of_tokens = torch.zeros(len(rows), n_heads, n_keys, dtype=dtype, device=picked.device)
     of_tokens.index_add_(0, number[piece_row], picked.to(dtype) * share[:, None, None].to(dtype))
 
-    # A word gets the sum of its pieces: (row, head, word). The last column is what belongs to no word.
+    # A word gets the sum of its pieces: (row, head, word). The last column holds tokens of no word.
     units = facts.units[facts.row_text[rows]]
     units = units.where(units >= 0, n_words)
     words = torch.zeros(len(rows), n_heads, n_words + 1, dtype=dtype, device=picked.device)

@@ -87,6 +87,7 @@ class Table:
 
     def log_sums(self, weights: Floats) -> Floats:
         """Return the logarithm of Z of each row, (row,), in nats."""
+        # Less the largest score, so that the exponential does not overflow.
         scores = self.values @ weights
         top = scores.max(initial=0.0)
         log_sums: Floats = np.log(self.counts @ np.exp(scores - top)) + top
@@ -213,18 +214,19 @@ class Rows:
 
     @cached_property
     def text_weights(self) -> Floats:
-        """Return what each row counts if all have the same mass, (row,): each text's rows sum to the same, all to 1."""
+        """Return the weight of each row if all have the same mass, (row,): texts weigh the same, and all sum to 1."""
         _, text, counts = np.unique(self.texts, return_inverse=True, return_counts=True)
         return 1.0 / (counts[text] * max(len(counts), 1))
 
     @cached_property
     def weights(self) -> Floats:
-        """Return what each row counts for each head, (head, row): its text's weight times its mass; they sum to 1."""
+        """Return the weight of each row for each head, (head, row): its text's weight times its mass; they sum to 1."""
         weights = (self.mass * self.text_weights[:, None]).T
         return np.ascontiguousarray(weights / np.maximum(weights.sum(1, keepdims=True), 1e-30))
 
     def scaled(self, head: int) -> Floats:
         """Return a head's attention with each row scaled to 1, (entry,); that of the last head asked for is kept."""
+        # Searches ask for the same head many times in a row.
         if self._scaled[0] != head:
             factors = 1 / np.maximum(self.mass[:, head], 1e-30)
             self._scaled = head, self.attention[head].astype(np.float64) * self.spread(factors)
@@ -291,6 +293,7 @@ class Rows:
         n_texts = np.zeros(self.n_shared, np.int64)
         first = self.starts[:-1]
         for number, levels in enumerate(self.features if self.size else ()):
+            # Rows whose largest and smallest level differ, (row,).
             varies = np.maximum.reduceat(levels, first) > np.minimum.reduceat(levels, first)
             n_texts[number] = len(np.unique(self.texts[varies]))
         return n_texts
@@ -303,7 +306,7 @@ class Rows:
 
     @cached_property
     def graded_variances(self) -> Floats:
-        """Return the same of the features that all heads share, (feature,); 0 for those of 2 levels."""
+        """Return the `variance` of the features that all heads share, (feature,); 0 for those of 2 levels."""
         graded = np.flatnonzero(self.levels > 2)
         variances = np.zeros(self.n_shared)
         variances[graded] = [self.variance(self.by_entry(int(number), 0)) for number in graded]
@@ -328,11 +331,11 @@ class Rows:
         return float(self.by_entry(feature, head) @ (self.scaled(head) * self.spread(self.weights[head])))
 
     def even(self, feature: int, head: int) -> float:
-        """Return the same under uniform attention."""
+        """Return the mean of E_u[f] of any feature, u uniform attention, 0 to 1."""
         return float(self.by_entry(feature, head) @ self.weighted(self.counts, head))
 
     def weighted(self, unscaled: NDArray[np.floating], head: int) -> Floats:
-        """Scale each row of p, (entry,), known up to a factor, so that it sums to what the row counts for a head."""
+        """Scale each row of p, (entry,), known up to a factor, so that it sums to the weight of the row for a head."""
         scaled: Floats = unscaled * self.spread(self.weights[head] / np.maximum(self.sums(unscaled), 1e-30))
         return scaled
 
@@ -341,10 +344,10 @@ class Rows:
 
         Args:
             unscaled: (p, entry): probabilities up to a factor of each row; sums have their precision.
-            weights: (p, row): what rows count.
+            weights: (p, row): the weights of rows.
         """
         factors = weights / np.maximum(self.sums(unscaled), 1e-30)
-        # Scale each p so that a row sums to what it counts, (p, entry).
+        # Scale each p so that a row sums to its weight, (p, entry).
         scaled = unscaled * np.repeat(factors.astype(unscaled.dtype), self.lengths, axis=1)
         means = np.zeros((len(unscaled), self.n_shared))
         for start in range(0, self.size, _ENTRIES_AT_ONCE):

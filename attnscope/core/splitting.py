@@ -121,6 +121,7 @@ def head_shares(w_o: Array, columns: NDArray[np.int64]) -> Array:
     Returns:
         (head, output); each column sums to 1, but is 0 where W_O has only zeros.
     """
+    # Σ W_O² of each output column: over all inputs, (output,), and over each head's, (head, output).
     squares = w_o**2
     total = squares.sum(1)
     shares = np.stack([squares[:, a:b].sum(1) for a, b in columns])

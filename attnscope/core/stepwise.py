@@ -1,6 +1,6 @@
 """One head's attention as a person computes it: one line of NumPy per step.
 
-The lines are what runs: a step's value is what its own line leaves, so what you read is what was computed. They share
+The lines you read are the lines that run, and each step's value is the result of its own line. They share
 no code with core.attention (the kernels) nor with tests/oracle.py (loops), which check them. NumPy only.
 """
 
@@ -87,6 +87,7 @@ class Inputs:
         """Return the names that the lines use, with their values; arrays that lines write to are copies."""
         n_queries = self.Q.shape[0]
         empty = np.zeros((self.n_heads, n_queries, self.d_value))
+        # `H` is written to line by line, so it is a copy: the inputs stay unchanged.
         names: dict[str, Any] = {
             "Q": self.Q,
             "K": self.K,
@@ -108,7 +109,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Line:
-    """One step: what it is, and the line of NumPy that computes it.
+    """One step: its title and formula, and the line of NumPy that computes it.
 
     Attributes:
         name: Such as "dot_products".
@@ -116,7 +117,7 @@ class Line:
         formula: The mathematics, with numbers put in where that helps.
         code: The line; it uses np, the names of Inputs and those of earlier lines.
         variable: The expression that then holds the step's value, such as "dots" or "H[1]".
-        axes: What the axes of the value are: "query", "key", "column" (of a head), "joined" (columns of all heads),
+        axes: The axes of the value: "query", "key", "column" (of a head), "joined" (columns of all heads),
             "output" (columns after W_O), "sink".
         head: Which head it belongs to; None = all of them.
     """
@@ -131,7 +132,7 @@ class Line:
 
 
 def all_lines(inputs: Inputs, heads: Iterable[int], query: int | None) -> list[Line]:
-    """Return the steps of heads, head after head, then what joins them; for one query or, with None, for all."""
+    """Return the steps of heads, head after head, then the steps that join them; for one query, or for all (None)."""
     lines: list[Line] = []
     for head in heads:
         lines += head_lines(inputs, head, query)
@@ -233,6 +234,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
         "exps = np.exp(scores - scores.max(-1, keepdims=True))",
         scores,
     )
+    # A sink takes part of the sum, so that rows sum to less than 1.
     if inputs.sinks is None:
         code = "weights = exps / exps.sum(-1, keepdims=True)"
         add("weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, scores)
@@ -280,6 +282,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
 
 def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     """Return the steps after the heads: concatenation, and the output projection where it is known."""
+    # (query, joined) for all queries, (joined,) for one.
     queries = ("query",) if query is None else ()
     width = inputs.n_heads * inputs.d_value
     formula = f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = {width} columns"

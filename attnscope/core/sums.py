@@ -1,4 +1,4 @@
-"""Sums over texts that are mergeable and small.
+"""Add up sums and counts over texts in six numbers per quantity, and merge them.
 
 A head measure gives two numbers per text: a sum s and a count c (the mass on the previous token over all queries, and
 how many queries have one). The head's value is Σs / Σc. How sure it is follows from the second moments of s and c over
@@ -23,7 +23,7 @@ _ROUNDING = 16 * np.finfo(np.float64).eps
 
 
 class RunningSums:
-    """Sums and second moments over texts, for an array of quantities, and what follows from them.
+    """Sums and second moments over texts, for an array of quantities, with ratios, errors and intervals from them.
 
     Each quantity has six float64 numbers: how many texts have it (n), Σs, Σc, the second moments about the means,
     Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)². A text with s = c = 0 says nothing and is in none
@@ -62,6 +62,7 @@ class RunningSums:
         Raises:
             ValueError: A shape does not fit, a number is NaN or infinite, a count is negative. Nothing was added.
         """
+        # Check everything first: an error must leave the sums unchanged.
         s = np.asarray(sums, np.float64)
         if s.shape == self.shape:
             s = s[None]
@@ -149,11 +150,11 @@ class RunningSums:
         return mean_p_above(self.sample(), threshold)
 
     def share_interval(self, level: float = 0.95, **how: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the ends of `core.intervals.share_interval`, which says what to pass."""
+        """Return the ends of `core.intervals.share_interval`, which documents the arguments."""
         return share_interval(self.sample(), level, **how)
 
     def share_p_above(self, threshold: ArrayLike, **how: ArrayLike) -> Floats:
-        """Return the p-values of `core.intervals.share_p_above`, which says what to pass."""
+        """Return the p-values of `core.intervals.share_p_above`, which documents the arguments."""
         return share_p_above(self.sample(), threshold, **how)
 
     def _degrees(self) -> Floats:

@@ -30,6 +30,7 @@ def inner_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"
 
 def random_rows(n: int, k: int, d: int, seed: int) -> Float[Tensor, "n k d"]:
     """Draw n times k orthonormal rows in d dimensions, all equally likely (Haar); numbers from -1 to 1."""
+    # QR of a normal matrix, with the signs of R's diagonal, is uniform (Mezzadri 2007).
     normal = torch.randn(n, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q, r = torch.linalg.qr(normal)
     rows: Tensor = (q * torch.diagonal(r, dim1=-2, dim2=-1).sign()[:, None]).mT
@@ -55,6 +56,7 @@ def eigenvalue_scores(
     Returns:
         The scores; and for each draw the scores if W_V read by G and W_O wrote by G' instead.
     """
+    # The head itself, then the same singular values between random directions, (head, draw).
     own = eigenvalue_score(reads.double() @ core.double() @ writes.double())
     left, right = inner_factors(reads), inner_factors(writes.mT).mT
     chance = torch.stack([eigenvalue_score(a @ draws @ b) for a, b in zip(left, right, strict=True)])
@@ -66,7 +68,8 @@ def singular_directions(
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
     """Return the first n singular directions of left @ right: those written, those read, and their shares of norm².
 
-    The QR factors of both reduce the decomposition to one of k x k.
+    Directions have length 1, and shares are from 0 to 1. The QR factors of both reduce the decomposition to one of
+    k x k.
     """
     # Orthonormal bases of both factors, (d, k), then the decomposition of the k x k core.
     q_left, r_left = torch.linalg.qr(left.double())
@@ -105,5 +108,6 @@ def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -
 def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
     """Return Σ s⁴ / (Σ s²)² over the singular values s of each matrix, 1/rank to 1; NaN where all are 0."""
     wide = factors.double()
+    # The smaller one of both Gram matrices: they have the same eigenvalues s², except for zeros.
     gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
     return gram.pow(2).sum((-1, -2)) / torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1).pow(2)

@@ -81,11 +81,13 @@ def class_of(word: str) -> str:
     Args:
         word: As it is written, in lower case.
     """
+    # Lists first, because endings are guesses.
     for name, words in (*CLOSED_CLASSES.items(), *_OF_FREQUENT.items()):
         if word in words:
             return name
     if not word.isalpha():
         return ""
+    # Endings tell little of short words, and nothing of nouns that happen to have one.
     if word not in _NOUNS.split() and len(word) > 4:
         for name, endings in _ENDINGS.items():
             if word.endswith(endings):

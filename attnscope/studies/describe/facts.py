@@ -58,6 +58,7 @@ class TextFacts:
         """Return each token as it is written in the text, with its line breaks; else as the tokenizer writes it."""
         surfaces = []
         for place, label in enumerate(self.tokens.labels):
+            # The text itself, because the tokenizer's label may have lost case or line breaks.
             start, stop = (int(at) for at in self.tokens.offsets[place])
             text = self.tokens.text if not self.tokens.segments[place] else self.tokens.pair or ""
             label = "" if self.tokens.special[place] else label.removeprefix("##").replace("·", " ")
@@ -108,6 +109,7 @@ class TextFacts:
         alone = -1 - np.arange(self.n)
         if words is None:
             return alone
+        # Words of the second segment are numbered after those of the first.
         numbers = words.astype(np.int64) + (words.max(initial=0) + 1) * self.tokens.segments.astype(np.int64)
         return np.where(words >= 0, numbers, alone)
 
@@ -144,6 +146,7 @@ class TextFacts:
         openers = np.full(self.n, -1, np.int64)
         for place, surface in enumerate(self.stripped):
             innermost = standing[-1][1] if standing else -1
+            # A closing bracket ends the innermost open one, if it is of the same kind.
             for sign in surface if not self.tokens.special[place] else "":
                 if sign in _OPENING:
                     standing.append((sign, place))

@@ -24,11 +24,11 @@ from attnscope.studies.describe.facts import Flags, TextFacts
 Levels = NDArray[np.uint8]
 
 Family = Literal["key", "offset", "group", "list", "graded"]
-"""What a feature goes by: the key alone, how far it is from the query, being in one group with the query, being on
-a list of keys of the query's; or a number."""
+"""The property that a feature depends on: the key alone, its distance from the query, being in one group with the
+query, being on a list of keys that the query has; or a number."""
 
 GRADES = 16
-"""Levels of what is a number."""
+"""Levels of a feature that is a number."""
 
 FARTHEST, FARTHEST_OFFSET = 32, 9
 """Levels of distances, beyond which tokens are as far as these; and the farthest token with a feature of its own."""
@@ -104,6 +104,7 @@ def _near(side: int, far: Callable[[NDArray[np.int64]], NDArray[Any]]) -> Of:
     """Return the higher, the nearer: the highest level less how far a distance is."""
 
     def levels(d: NDArray[np.int64]) -> NDArray[np.int64]:
+        # 0 on the other side of the query and from FARTHEST - 1 steps on.
         near = FARTHEST - 1 - np.rint(far(np.abs(d))).astype(np.int64)
         return np.where(d * side >= 0, np.clip(near, 0, None), 0)
 
@@ -114,6 +115,7 @@ def _same(numbers: Callable[[TextFacts], NDArray[np.int64]], elsewhere: bool = F
     """Find keys that have the query's number."""
 
     def of(facts: TextFacts, queries: NDArray[np.int64]) -> Flags:
+        # (query, key): do both have the same number?
         groups = numbers(facts)
         same: Flags = groups[queries][:, None] == groups
         if elsewhere:
@@ -231,7 +233,7 @@ _KINDS = {
     "infrequent": ("rarer words", 4),
     **{name: (f"English {name}", 4) for name in (*CLOSED_CLASSES, *OPEN_CLASSES)},
 }
-"""Kinds of tokens: what they are called, and their rank."""
+"""Kinds of tokens: their name in descriptions, and their rank."""
 
 
 def catalogue(special_labels: Sequence[str]) -> list[Feature]:

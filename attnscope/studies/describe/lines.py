@@ -73,7 +73,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class HeadDescription:
-    """What a head does, as terms that make its attention more likely.
+    """The description of one head, as terms that make its attention more likely.
 
     What it attends to is its attention on keys that are neither special tokens nor the first. There each row counts by
     how much of its attention lies on such keys, and is scaled to 1. Queries that are special tokens are left out.
@@ -88,7 +88,7 @@ class HeadDescription:
         attends: The terms of what it attends to, in the order in which they were chosen; the first explains most.
         rests: The terms of where it rests, on special tokens and the first, in the same order.
         pairs: Pairs of tokens with much attention on the fitted texts, the strongest first.
-        summary: What the terms of what it attends to come to, in few words.
+        summary: The terms of `attends` in few words.
         failures: Tokens of the scored texts that it explains least, the worst first, one of a text.
         content: The feature of the first term, with "not" before it if its weight is below 0. "" = there is none.
         other_half: The same term of a description of the scored half alone, or `NO_TERM`; "" = it is the same feature.
@@ -122,7 +122,7 @@ class HeadDescription:
 
     @property
     def attending(self) -> str:
-        """Return what it attends to when it attends; "" = it hardly does."""
+        """Return the part of the line on keys off the sinks; "" = it hardly attends to any."""
         if self.active is None or self.share < HARDLY:
             return ""
         if self.active.nats < EVEN:
@@ -136,6 +136,7 @@ class HeadDescription:
         """Return how much it rests and on what, such as "rests 69% on [CLS]"; "" = it hardly does."""
         if self.share > 1 - HARDLY:
             return ""
+        # Name the two terms with the largest shares; one that only repels attention is no place to rest.
         on = [term for term in self.rests if term.share >= HARDLY and (term.weight >= 0 or term.share >= term.even)]
         named = " and ".join(term.words for term in sorted(on, key=lambda term: -term.share)[:2])
         return f"rests {percent(1 - self.share)}" + (f" on {named}" if named else "")
@@ -159,7 +160,8 @@ class Descriptions:
 
 
 def add_descriptions(result: Heads, described: Descriptions) -> Heads:
-    """Return a study of heads with what each head does: columns of its heads, and tables of what lines are made of."""
+    """Return a study of heads with their descriptions: new columns of its heads, and tables of terms and failures."""
+    # The size of the sample is recorded even if no head could be described.
     counts = {"n_texts": described.n_texts, "n_queries": described.n_queries, "n_scored": described.n_scored}
     options = {**result.options, "described": counts}
     if not described.heads:
@@ -176,7 +178,7 @@ def add_descriptions(result: Heads, described: Descriptions) -> Heads:
     columns = {name: heads.columns[name] for name in names} | dict(added.columns) | dict(heads.columns)
     values = {name: heads.values[name] for name in names} | dict(added.values) | dict(heads.values)
 
-    # What the lines are made of, and where they fail.
+    # Tables of the terms of the lines, and of the tokens on which they fail.
     parts: dict[str, list[dict[str, Any]]] = {name: [] for name in ("terms", "pairs", "failures", "expected")}
     for row, line in enumerate(lines_of_rows):
         if line is not None:
@@ -203,6 +205,7 @@ def _columns(line: HeadDescription) -> dict[str, Any]:
 
 def _add_parts(parts: Mapping[str, list[dict[str, Any]]], row: int, line: HeadDescription) -> None:
     """Add the terms, pairs and failures of a head."""
+    # Tables link to heads, and expected keys to failures, by row numbers.
     for part, terms in (("attends", line.attends), ("rests", line.rests)):
         for term in terms:
             share = Estimate(term.share, baseline=term.even)

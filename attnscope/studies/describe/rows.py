@@ -1,6 +1,6 @@
-"""Draw texts and queries, read their rows of attention, and join them to what descriptions are fitted to.
+"""Draw texts and queries, read their rows of attention, and join these to the rows that descriptions are fitted to.
 
-A hash of what texts say draws them, whatever their order. `features` knows what a query may see in a key.
+A hash of a text's content draws it, so the order of texts does not matter. `features` defines the features of keys.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ QUERIES_A_TEXT = 8
 """How many queries of a text are sampled at least, while that leaves texts out."""
 
 MOST_ENTRIES = 120_000
-"""Pairs of a sampled query and a key of its text: what a description takes time for."""
+"""The most pairs of a sampled query and a key of its text: the time of a description grows with them."""
 
 MOST_BYTES = 160 * 2**20
-"""What the features of sampled rows, and what heads have of them, may take."""
+"""The most memory for features of sampled rows and the attention of heads on them."""
 
 MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
 """Texts that are drawn before they are tokenised, and their characters."""
@@ -61,7 +61,7 @@ class Unit:
         text_lot: The same of its text; chunks of one text share it.
         queries: (row,): places of its sampled queries, ascending.
         fits: Whether descriptions are fitted on it; else they are scored on it.
-        target: In an encoder-decoder, what the decoder reads as it writes the text again.
+        target: In an encoder-decoder, the tokens that the decoder reads as it writes the text again.
         rows: Kind of attention -> the rows of its queries, once the model has run.
     """
 
@@ -86,7 +86,7 @@ class Unit:
 
 
 class Drawing:
-    """Draw the texts with the smallest hashes of what they say, while something else reads the corpus."""
+    """A draw of the texts with the smallest hashes of their content, made while something else reads the corpus."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -173,7 +173,7 @@ def _cut_sample(units: Sequence[Unit], most_rows: int, bytes_per_entry: int) -> 
 
 
 def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
-    """Return a hash of what a text says: its copies have the same, so that any may be drawn."""
+    """Return a hash of a text's content. Copies have the same hash, so that any of them may be drawn."""
     return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
 
 

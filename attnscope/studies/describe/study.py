@@ -1,7 +1,8 @@
 """Describe each head in one line, found in the data, and say how much of its attention the line explains.
 
-A hash of what texts say draws some of them, whatever their order, and whole rows of some of their queries are read. So
-a description is the same for every cut of the corpus.
+A hash of their content draws texts, whatever their order, and the model's whole rows of some of their queries are read.
+So a description is the same for every cut of the corpus. `rows` draws and reads, `core.descriptions` fits, and `words`
+and `lines` write.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     fitted = group.part(fits)
     scored = group.part(others)
 
-    # What each head looks for, as columns of its own.
+    # Columns of each head's own, for the tokens that it looks for.
     candidates = _distinct(group)
     screened = [number for number in candidates if features[number].name not in TOO_WIDE]
     columns = directions.find_columns(fitted, group.offsets, _columns_of_types(group, fitted), screened)
@@ -171,6 +172,7 @@ def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
 
 def _distinct(group: Group) -> list[int]:
     """Return the features that differ from every simpler one somewhere in the sample."""
+    # The simplest feature comes first, and keeps its place among those with the same levels.
     simplest: dict[bytes, int] = {}
     for number in sorted(range(len(group.features)), key=lambda number: (group.features[number].rank, number)):
         digest = hashlib.blake2b(group.active.features[number].tobytes()).digest()
@@ -226,12 +228,13 @@ def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[HeadDescription
 
 
 def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: int) -> HeadDescription:
+    # How well both parts hold together.
     layer, head = fit.group.heads[number]
     whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, number))
     if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
         return HeadDescription(fit.group.kind, layer, head, Score(_NAN, _NAN, _NAN, whole.nats))
 
-    # What it attends to, and how well that holds on the scored rows.
+    # Terms off the sinks, and how well they hold on the scored rows.
     description = fit.active[number]
     rows = fit.scored
     active, left = score(rows, number, description)
@@ -313,6 +316,7 @@ def _known_term(features: Sequence[Feature], description: Description, place: in
     """Return a term of the catalogue, with its share of attention; terms of a description are numbers of `features`."""
     term = description.terms[place]
     feature = features[term]
+    # A graded feature has no share of attention: the share of the set that it is about is shown.
     shown = term
     if feature.shown_by:
         shown = [each.name for each in features].index(feature.shown_by)
@@ -332,6 +336,7 @@ def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: NDArray[np.f
     description = fit.active[head]
     scores = rows.scores(description.terms, description.weights, head)
     failures: dict[int, Failure] = {}
+    # The worst rows first, and one of each text.
     for row in np.argsort(-left, kind="stable")[:FAILURES_LOOKED_AT]:
         text = int(rows.texts[row])
         if text in failures or len(failures) == FAILURES:
@@ -352,6 +357,7 @@ def _expected(
     scores: NDArray[np.float64], keys: NDArray[np.int32], place: int, labels: Sequence[str]
 ) -> tuple[Expected, ...]:
     """Return the keys that a description gives most in a row; of those that get the same, the nearest to the query."""
+    # p up to a factor, (key,); the largest first, of equal ones the nearest.
     p = np.exp(scores - scores.max())
     best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
     return tuple(Expected(int(keys[key]), labels[keys[key]], float(p[key] / p.sum())) for key in best)

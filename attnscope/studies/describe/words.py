@@ -22,7 +22,7 @@ from attnscope.studies.describe.rows import Group
 
 Floats = NDArray[np.float64]
 
-# What terms are called
+# Names of terms
 
 TOKENS = 6
 """Tokens that a term is named by, at most."""
@@ -47,7 +47,7 @@ at."""
 ENGLISH = 0.25
 """Share of words that are of a closed English class, from which on the texts are English."""
 
-# What a line names
+# Thresholds of a line
 
 MORE, LESS = 1.3, 0.5
 """Kinds of keys are named that get this many times what the other terms would give them; and those that get so few."""
@@ -100,7 +100,7 @@ class Kinds:
 
     Attributes:
         of_entry: (entry,): the number of each key's kind.
-        wholes: What several kinds together are called -> their numbers.
+        wholes: The name of several kinds together -> their numbers.
         signs: The names of kinds that need no examples.
     """
 
@@ -391,7 +391,7 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
     is_more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
     is_less = matter & (lifts <= LESS)
 
-    # What tells most of them is named, and of these the largest lifts first.
+    # Name the kinds that tell most, and of these the largest lifts first.
     telling = np.argsort(-shares * np.log(lifts))
     named = kinds.merge([int(n) for n in telling if is_more[n]], matter)[:MOST_KINDS]
     parts = []

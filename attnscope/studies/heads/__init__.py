@@ -1,1 +1,1 @@
-"""What each head does over a corpus: measures, roles, needles."""
+"""Studies of heads over a corpus: measures, roles, needles."""

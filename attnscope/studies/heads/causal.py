@@ -1,4 +1,7 @@
-"""Do heads that look like something do something? Heads in, the same with effects out."""
+"""Test whether heads with a role matter to the model: ablate each, and add its effects to the findings.
+
+`studies.ablate` runs the model. This module chooses heads and texts, and joins the tables.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ FIRST_TEXTS = 32
 """Texts that heads are taken out of: a forward pass each for every head and text takes its time."""
 
 NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
-"""What counts as no effect: a thousandth of a nat in the predictions, a hundredth of the hidden states."""
+"""Effects below this count as none: a thousandth of a nat in the predictions, a hundredth of the hidden states."""
 
 _PARTS = ("low", "high", "count")
 

@@ -1,7 +1,7 @@
-"""The 95% intervals of measures of heads.
+"""Choose and compute the 95% intervals of measures of heads.
 
-The methods are those of `core.intervals`. This module says which method a measure takes, and what its value may
-be in texts of a kind that the sample lacks.
+The methods are those of `core.intervals`. This module says which method a measure takes, and which values it may have
+in texts of a kind that the sample lacks.
 """
 
 from collections.abc import Sequence
@@ -110,7 +110,7 @@ def measure_intervals(
     """
     sample, kinds = sums.sample(), kinds_of(names)
 
-    # What the texts that were seen say.
+    # Intervals from the texts that were seen.
     low, high = mean_interval(sample)
     low_of_shares, high_of_shares = share_interval(
         sample, hits=kinds.are_hits, unseen=~kinds.are_means, dependence=kinds.dependence, units=units
@@ -120,7 +120,7 @@ def measure_intervals(
     if uniform is None:
         return low, high
 
-    # How much of what a measure counts unseen texts may hold.
+    # The share of each count that unseen texts may hold.
     weight, active = _weights(sample, names, units, kinds)
     is_active = active >= LEAST_ACTIVE
     below = np.where(is_active, 0.0, weight)
@@ -150,7 +150,7 @@ def kinds_of(names: Sequence[str]) -> _Kinds:
 def _weights(
     sample: Sample, names: Sequence[str], units: NDArray[np.float64] | float, kinds: _Kinds
 ) -> tuple[Floats, Floats]:
-    """Return the share of what a measure counts that unseen texts may hold; and the share that is outside sinks.
+    """Return the share of each count that unseen texts may hold, and the share of attention that is outside sinks.
 
     An `_active` measure counts the attention outside sinks. A text of an unseen kind may have all of its attention
     there, so it weighs more than the others if the head mostly rests.

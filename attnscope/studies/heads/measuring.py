@@ -245,7 +245,7 @@ def _count_alike(ids: NDArray[np.int64], asks: NDArray[np.bool_], distance: int)
 
 @dataclass(frozen=True, eq=False)
 class Frequencies:
-    """The log frequency of each token, and of one that was never counted."""
+    """The log frequency of each token, (token,), in nats, and that of a token that was never counted."""
 
     table: Floats
     unseen: float
@@ -464,7 +464,7 @@ def decoder_start(model: Model) -> Tokens | None:
 def target_of(start: Tokens, tokens: Tokens) -> Tokens:
     """Return the input of a decoder beside an encoder as it writes a text again: its start token, then all but the end.
 
-    `start` is what `decoder_start` returns.
+    `start` is the result of `decoder_start`.
     """
     return replace(
         tokens,

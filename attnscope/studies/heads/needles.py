@@ -94,7 +94,7 @@ def retrieval_heads(
         require_length(model.info, length)
     texts = None if corpus is None else texts_of(corpus)
     hay = _make_hay(model, texts, options)
-    # What the first needle of each length refuses is refused before the model runs.
+    # Make the first needle of each length now, so that errors come before the model runs.
     first = [next(_needles(hay, options, length)) for length in options.lengths]
     n_answer = len(first[0].places)
 
@@ -115,7 +115,7 @@ def retrieval_heads(
     if not run.seen:
         raise AttnscopeError(f"no needle is left of {run.n_read}: {reason}", "try float32")
 
-    # Conclude from what was seen of the needles.
+    # Test the scores, and fill the tables.
     problems = [] if texts is None else problems_of(texts)
     problems += [{"source": f"needle {number}", "line": None, "reason": reason} for number in run.broken]
     tables = _judge(run, options)
@@ -184,7 +184,7 @@ def _batches(hay: Hay, options: NeedleOptions) -> Iterator[Sequence[Needle]]:
             yield batch
 
 
-# What is seen of needles
+# The model's behaviour on needles
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +212,7 @@ class _Run:
     """A model that reads needles, and its behaviour on each.
 
     Attributes:
-        seen: What the model does on each needle, without those on which it computes NaN or infinity.
+        seen: The behaviour on each needle, without those on which the model computes NaN or infinity.
         broken: The numbers of these, from 1.
         places: Kind of attention and layer of each row of `_Seen.copied`.
         n_heads: How many heads each of these layers has.
@@ -243,7 +243,7 @@ class _Run:
                         self.n_tokens += len(needle)
 
     def _look(self, needles: Sequence[Needle]) -> list[_Seen | None]:
-        """Return what the model and its heads do on needles; None where it computes NaN or infinity."""
+        """Return the behaviour of the model and its heads on needles; None where it computes NaN or infinity."""
         import torch
 
         from attnscope.core.attention.probes import Strongest
@@ -282,7 +282,7 @@ def _judge(run: _Run, options: NeedleOptions) -> dict[str, Table]:
     """Return the tables of heads with their scores, and of the roles of those that pass the test."""
     names = options.measure_names
 
-    # What each measure adds up, (needle, layer, head, measure): it counts the needles of its depth.
+    # The sums of each measure, (needle, layer, head, measure): it counts the needles of its depth.
     counts = np.zeros((len(run.seen), len(names)))
     for row, one in enumerate(run.seen):
         its_measures = ("retrieval", "decoy", f"retrieval_at_{write_percent(one.needle.depth)}")

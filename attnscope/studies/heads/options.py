@@ -109,7 +109,11 @@ class HeadsOptions:
         return 1 + self.causal
 
     def require(self) -> None:
-        """Refuse numbers that are out of range."""
+        """Refuse numbers that are out of range.
+
+        Raises:
+            UsageError: A size is below 1, or a threshold not above 0 and at most 1.
+        """
         for name, number in (("--chunk", self.chunk), ("--stride", self.stride)):
             if number is not None and number < 1:
                 raise UsageError(f"{name} is {number}", "it counts tokens, and must be at least 1")
@@ -133,7 +137,7 @@ def write_percent(depth: float) -> str:
 
 @options
 class NeedleOptions:
-    """What `--probe needle` hides, and where."""
+    """The needles of `--probe needle`: how many, how long, how deep."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -164,7 +168,11 @@ class NeedleOptions:
     seed: int = seed_option("needles and haystacks", python_only=True)
 
     def require(self) -> None:
-        """Refuse lengths and depths that mean nothing."""
+        """Refuse lengths, depths and thresholds that are out of range.
+
+        Raises:
+            UsageError: A number is out of range or comes twice, or there are fewer needles than depths.
+        """
         # Lengths and depths must be in range, and each must differ from the others.
         if not self.lengths or min(self.lengths) < 1:
             raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
@@ -196,7 +204,7 @@ class NeedleOptions:
 
 @options
 class Listing:
-    """In what order heads are listed with what they do, and how many."""
+    """The order of the list of heads."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -207,7 +215,11 @@ class Listing:
     )
 
     def require(self) -> None:
-        """Refuse an unknown order."""
+        """Refuse an unknown order.
+
+        Raises:
+            UsageError: There is no such order.
+        """
         from attnscope.questions.head_lines import require_sort
 
         require_sort(self.sort)
@@ -235,7 +247,7 @@ class Describing:
 
 
 def measures_option() -> Any:
-    """Return the field `measures` of what a command about heads is asked."""
+    """Return the option `measures` of a command about heads."""
     return option(
         "Also print these measures, such as entropy_nats,window; all: every one. Figures then have a large map "
         "of each.",
@@ -246,7 +258,7 @@ def measures_option() -> Any:
 
 @options
 class HeadsOrder:
-    """Which heads are studied how, on what, and what is shown of them."""
+    """The choices of a study of heads: its input, its options, and the heads and measures that it lists."""
 
     image: tuple[str, ...] = option(
         "Photos or patterns, for vision transformers: what heads do in pictures; may be given several times.",
@@ -270,7 +282,7 @@ class HeadsOrder:
     listing: Listing = group(Listing)
 
     def counted(self) -> tuple[str, ...]:
-        """Return what is counted as photos or recordings are studied, in the plural; of texts nothing is said."""
+        """Return the nouns of what progress counts, in the plural; none for texts."""
         if self.image:
             return "pictures", "patches"
         return ("recordings",) if self.audio else ()

@@ -59,7 +59,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rule:
-    """What gives a head a role.
+    """The rule by which a head gets a role.
 
     Attributes:
         what: The meaning of the role, in a few words.
@@ -163,6 +163,7 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
 
 def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Column:
     """Return the column of a measure, whole or `_active`."""
+    # An `_active` column has the range and unit of the whole measure.
     measure = measures[name.removesuffix("_active")]
     meaning = measure.what if name in measures else f"{measure.what} (excluding sinks)"
     low, high = (end if math.isfinite(end) else None for end in (measure.low, measure.high))
@@ -245,6 +246,7 @@ class _Judged:
         return self.tally.names.index(name) if name in self.tally.names else None
 
     def _baseline(self, test: _Test) -> Floats:
+        # The largest of all baselines that apply, (layer, head).
         baseline = np.full(self.shape, np.nan)
         if test.rule.beats_uniform:
             baseline = np.fmax(baseline, self.uniform[..., test.column])
@@ -262,6 +264,7 @@ class _Judged:
 
     def _mass_on_the_same(self, test: _Test) -> Floats:
         """Return the attention to the same token, here or elsewhere: nothing is more like a token than itself."""
+        # Mass on the same token here and elsewhere, (layer, head), over the queries that the test counts.
         ending = "_active" if test.is_active else ""
         columns = [self._column(f"{name}{ending}") for name in ("self_token", "same_token")]
         mass = sum((self._sums[..., column] for column in columns if column is not None), np.zeros(self.shape))
@@ -315,9 +318,9 @@ class _Judged:
         return _divide(self.counts[..., column], self.counts[..., resting], 0.0)
 
     def _active_share(self, test: _Test) -> Floats:
-        """Return what share of the attention of a measure's own queries is off the resting keys, as counted.
+        """Return the share, 0 to 1, of the attention of a measure's own queries that is off the resting keys.
 
-        Not 1 less what rests: a learned sink takes attention that is neither.
+        It is not 1 - resting, because a learned sink takes attention that is neither.
         """
         whole = self._column(test.measure.removesuffix("_active"))
         if whole is None:
@@ -331,6 +334,7 @@ class _Judged:
 
     def table(self, roles: Sequence[str]) -> Table:
         """Return all heads with their measures; `roles` are those of each row."""
+        # From (layer, head, measure) to a row per head.
         layers, heads = self.places.T
         resting = self._column("resting")
         share = np.nan if resting is None else self.values[layers, heads, resting]
@@ -358,6 +362,7 @@ class _Judged:
         for number, name in enumerate(self.roles):
             if not q[(*at, number)] <= LEVEL:
                 continue
+            # Tests of the role that pass alone, by the p-value up to which any role is given.
             passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[(*at, i)] <= accepted]
             # The whole measure says more than its active part; of two alike, the larger one.
             best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))

@@ -343,6 +343,7 @@ def _count_corpus(
     model: Model, texts: Texts, special: frozenset[int], report: Report | None, drawing: Drawing | None
 ) -> tuple[TokenCounts, int]:
     """Return how often each token comes in the whole corpus without copies, and how many texts are copies."""
+    # Texts pass by once: copies are dropped, some texts are held for descriptions, and tokens are counted.
     copies = Copies()
     read = distinct(texts, copies)
     if drawing is not None:

@@ -1,1 +1,1 @@
-"""What each head does on pictures and recordings."""
+"""Studies of heads on pictures and recordings."""

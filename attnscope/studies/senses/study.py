@@ -80,7 +80,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
         )
     model = eyes_of(model)
     inputs = _list_inputs(images, "picture")
-    # What is wrong with the model is wrong with every picture.
+    # Try a blank picture first: an error here is the model's, and would come with every picture.
     read(model, read_photo(_BLANK))
 
     def measure(number: int) -> _Measured:
@@ -96,7 +96,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
             run_probe(model, reading, probe)
             by_layer = probe.sums["encoder"]
             require_finite({"encoder": {layer: of.sum for layer, of in by_layer.items()}}, model.info, picture.source)
-        # What a measure has outside sinks is what it has among patches.
+        # The keys outside sinks are the patches, so `_active` sums are those of patches.
         names = [f"{name}_active" if measure.has_active else name for name, measure in PICTURE_MEASURES.items()]
         columns = [next(iter(by_layer.values())).names.index(name) for name in names]
         sums, counts, uniform = (stack_layers(by_layer, part)[..., columns] for part in ("sum", "count", "uniform_sum"))
@@ -151,6 +151,7 @@ def sound_heads(
     from attnscope.core.attention.probes import KeySums
     from attnscope.core.catalogue import SOUND_MEASURES
 
+    # One transcript for each recording, or none.
     inputs = _list_inputs(audio, "recording")
     texts = [text] if isinstance(text, str) else [None] * len(inputs) if text is None else list(text)
     if len(texts) != len(inputs):
@@ -173,13 +174,13 @@ def sound_heads(
         asks = ~reading.target.special
         if not asks.any():
             raise _LeftOutError("there is no token in what is written")
-        # What is summed over frames with sound: 1, and the time in seconds from the middle of the sound.
+        # Weights of the sums over frames with sound, (frame, 2): 1, and seconds from the middle of the sound.
         n_sound = len(sound.envelope)
         times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
         functions = np.stack([np.ones(n_sound), times], 1)
         probe = KeySums(functions, kinds=["cross"])
         run_probe(model, reading, probe)
-        # What each token gives to sound, (1, head, token, 2) per layer. One NaN leaves the recording out.
+        # Attention of each token on sound, (1, head, token, 2) per layer. One NaN leaves the recording out.
         rows = {layer: of_layer.numpy() for layer, of_layer in probe.maps["cross"].items()}
         for _, layer in broken_rows({"cross": rows}).values():
             raise _LeftOutError(f"attention is not finite (NaN) in layer {layer} in {model.info.dtype}: not studied")
@@ -217,6 +218,7 @@ def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
 
     from attnscope.core.facts import TextFacts
 
+    # The patches are the last tokens, (1, token).
     is_special = torch.arange(n_tokens)[None] < n_tokens - math.prod(grid)
     return TextFacts(
         real=torch.ones_like(is_special),
@@ -322,7 +324,7 @@ class _Done:
         self.digest.update(measured.shape.encode() + measured.content)
 
     def heads(self) -> Table:
-        """Return every head with its measures; what nothing defines is NaN."""
+        """Return every head with its measures; a measure that nothing counts is NaN."""
         sense, sums = self.sense, self.measures
         counts = sums.total("c")
         # Heads with any count, and intervals that are cut to the range of each measure.
@@ -392,7 +394,8 @@ def _study(
 
 
 def _say_once(notes: Sequence[str], noun: str) -> list[str]:
-    """Return notes that differ only in the file that they open with, or in what they quote, as one."""
+    """Return notes as one that differ only in the file that they open with, or in the text that they quote."""
+    # Notes by their text without the file and from the first quotation on.
     alike: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):
         without_file = re.sub(r"^\S+\.\w+ ", "", note)
