@@ -22,7 +22,7 @@ HIDDEN = "targets that causality hides"
 
 @dataclass(frozen=True)
 class PlacedLink:
-    """A link in tokens: with its visible targets alone, the tokens that look, and the right units."""
+    """Hold a link in tokens: its visible targets, the tokens that look, and the right units."""
 
     link: Link
     tokens: tuple[int, ...]
@@ -31,7 +31,7 @@ class PlacedLink:
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A chunk of an annotated text in tokens.
+    """Hold a chunk of an annotated text in tokens.
 
     Attributes:
         chunk: The chunk.
@@ -115,7 +115,7 @@ def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
 
 
 class _Words:
-    """The words of a text in the tokens of a chunk; words that share tokens are one unit.
+    """Hold the words of a text in the tokens of a chunk; words that share tokens are one unit.
 
     Args:
         pieces: The tokens of each word in the chunk.

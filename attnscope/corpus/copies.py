@@ -186,7 +186,7 @@ class _Recent(Generic[V]):
 
 
 class _Known:
-    """A text that was kept, and whether another text of its template was."""
+    """Hold a text that was kept, and whether another text of its template was."""
 
     def __init__(self, words: list[str], has_variant: bool) -> None:
         self.words = words

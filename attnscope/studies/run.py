@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 class Block(Protocol):
-    """Texts that are measured together, in one place."""
+    """Hold texts that are measured together, in one place."""
 
     @property
     def texts(self) -> Sequence[Any]:
@@ -255,7 +255,7 @@ def run_blocks(
 
 @dataclass(frozen=True)
 class _Task:
-    """A block, and how much of all texts had been read before and after it; None = unknown."""
+    """Hold a block, and how much of all texts had been read before and after it; None = unknown."""
 
     block: Any
     share_before: float | None

@@ -165,7 +165,7 @@ def layer_inputs(
 
 @dataclass(frozen=True)
 class _Selection:
-    """The heads and the query of a text that are traced; as the fields of `Trace`."""
+    """Hold the heads and the query of a text that are traced; as the fields of `Trace`."""
 
     text: str
     kind: str

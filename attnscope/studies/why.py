@@ -160,7 +160,7 @@ def _result(
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """One query's scores of one head, as the model itself computes them; each (key,), float64.
+    """Hold one query's scores of one head, as the model itself computes them; each (key,), float64.
 
     Attributes:
         scores: Before softmax and cap, with the bias.

@@ -72,7 +72,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class WorkersModel:
-    """The model of a study, as a worker loads it: the same weights, by the same versions.
+    """Hold the model of a study, as a worker loads it: the same weights, with the same versions.
 
     Attributes:
         spec: Its name; a folder is the same folder on every machine.

@@ -76,7 +76,7 @@ def patch(
 
 
 class _Study:
-    """One study, batch by batch. Effects are (pair, unit), NaN where nothing was measured."""
+    """Run one study, batch by batch. Effects are (pair, unit), NaN where nothing was measured."""
 
     def __init__(self, model: Model, pairs: Pairs, options: PatchOptions, report: Report | None) -> None:
         self._model = model

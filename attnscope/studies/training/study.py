@@ -191,7 +191,7 @@ class _Measured:
 
 
 class Growing:
-    """A training that grows checkpoint by checkpoint.
+    """Hold a training that grows checkpoint by checkpoint.
 
     Attributes:
         skipped: What could not be measured, and why.
