@@ -193,6 +193,7 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
 
     On narrow paper fewer panels than usual stand side by side.
     """
+    # Fewer panels side by side while that makes their cells larger.
     columns = wanted.columns or columns_for(wanted.n)
     cell = _largest_cell(wanted, columns, paper)
     while not wanted.columns and columns > 1 and cell * wanted.shape[1] < _SMALL_PANEL_PX:
@@ -241,6 +242,7 @@ def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
         is_low = bool(wanted.row_px) or height <= tallest
         return is_low and _needed_width(wanted, columns, n_columns * cell, around) <= paper.width_px
 
+    # Bisect the largest width that fits.
     low = 0.0
     longest = n_columns if wanted.row_px else max(wanted.shape)
     high = min(wanted.largest_cell_px, wanted.largest_px / longest)
@@ -302,7 +304,7 @@ _LEAST_TICK = 1e-11
 
 
 def nice_ticks(top: float) -> tuple[float, ...]:
-    """Up to six round numbers from 0 to `top`, for a colour bar."""
+    """Return up to six round numbers from 0 to `top`, for a colour bar."""
     if not top > _LEAST_TICK:
         return (0.0,)
     raw = top / 5
@@ -312,7 +314,7 @@ def nice_ticks(top: float) -> tuple[float, ...]:
 
 
 def ticks_between(low: float, high: float) -> tuple[float, ...]:
-    """Round numbers from one end of a scale to the other; the same on both sides of 0 where it has two signs."""
+    """Return round numbers from one end of a scale to the other; the same on both sides of 0 where it has two signs."""
     steps = nice_ticks(high - max(low, 0.0))
     if low < 0:
         return (*(-tick for tick in reversed(steps[1:])), *steps)
@@ -323,5 +325,5 @@ def ticks_between(low: float, high: float) -> tuple[float, ...]:
 
 
 def tile(n: int, columns: int, corner: tuple[float, float], pitch: tuple[float, float]) -> list[tuple[float, float]]:
-    """Upper left corners, (x, y), of boxes in rows; `pitch` is how far apart they are across and down."""
+    """Return upper left corners, (x, y), of boxes in rows; `pitch` is their distance across and down."""
     return [(corner[0] + at % columns * pitch[0], corner[1] + at // columns * pitch[1]) for at in range(n)]

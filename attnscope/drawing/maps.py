@@ -157,7 +157,7 @@ class MapsPage(Page):
 
     @property
     def _above_px(self) -> int:
-        """Room between a map and its title."""
+        """Return the room between a map and its title, in pixels."""
         return self._strip_px + (_LANES * _LANE_PX + 6 if self.content.spans else 0)
 
     def _axes(self, number: int) -> tuple[Axis, Axis]:
@@ -192,7 +192,7 @@ class MapsPage(Page):
 
     @property
     def number_px(self) -> float:
-        """Font size of the values in cells; 0 = they have no room, or are not wanted."""
+        """Return the font size of the values in cells; 0 = they have no room, or are not wanted."""
         cell = self.places.cell[0]
         if not self.content.has_numbers or cell < max(26, 2.5 * self.paper.least_px):
             return 0.0

@@ -276,6 +276,7 @@ def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
     A picture has at most `THUMBNAIL_SIDE` rows and columns. A pixel is the largest weight of its cells as a share of
     the head's largest weight, times 255: bytes by (head, row, column).
     """
+    # Each map, (query, key), is pooled to at most THUMBNAIL_SIDE squared by its largest weights.
     pictures = []
     for head in weights:
         starts = [np.arange(side) * n // side for n in head.shape if (side := min(n, THUMBNAIL_SIDE))]
@@ -285,7 +286,7 @@ def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
 
 
 def _deflate(block: NDArray[np.float32], hidden: NDArray[np.bool_], unit: NDArray[np.float32]) -> str:
-    """Some heads, (head, query, key), as the page reads them; `unit` is how many codes 1 is for each key."""
+    """Return some heads, (head, query, key), as the page reads them; `unit` is the code of 1 for each key."""
     scales = None
     if hidden.any():
         left = block[:, :, ~hidden].sum(-1, dtype=np.float64)

@@ -159,6 +159,7 @@ def around(tokens: Tokens, place: int, characters: int = 30) -> str:
     if start < 0:
         return f"⟦{tokens.labels[place]}⟧"
     text = tokens.text if int(tokens.segments[place]) == 0 or tokens.pair is None else tokens.pair
+    # White space before a token stands outside its brackets.
     token = text[start:stop]
     start += len(token) - len(token.lstrip())
     before, after = text[max(0, start - characters) : start], text[stop : stop + characters]
