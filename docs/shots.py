@@ -19,13 +19,12 @@ from tests.page_helpers import Opened, open_browser
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
-SAMPLES = ROOT / "sample_texts"
 
 TEXT = "The animal didn't cross the street because it was too tired."
-ALICE = ("--file", str(SAMPLES / "alice.txt"), "--split", "paragraph")
-CAT = ("--image", str(SAMPLES / "cat.jpg"))
+ALICE = ("--file", "sample_texts/alice.txt", "--split", "paragraph")
+CAT = ("--image", "sample_texts/cat.jpg")
 TRAINED = ("DINOV2", "WHISPER", "SMOLLM2")
-SPEECH = ("--audio", str(SAMPLES / "animal.wav"), "--words")
+SPEECH = ("--audio", "sample_texts/animal.wav", "--words")
 
 FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "overview.png": ("overview.png", ("heatmap", TEXT)),
@@ -78,7 +77,7 @@ def _run(command: Sequence[str], name: str) -> bool:
     if "" in arguments:
         print(f"{name}: skipped, no folder of its model is named")
         return False
-    subprocess.run([sys.executable, "-m", "attnscope", *arguments, "-q"], check=True)
+    subprocess.run([sys.executable, "-m", "attnscope", *arguments, "-q"], check=True, cwd=ROOT)
     return True
 
 
