@@ -11,10 +11,11 @@ from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.core.sums import RunningSums
 
 RNG = np.random.default_rng
-# Every magnitude, both signs, and numbers that differ little from one another.
+LEAST = 2.0**-200
+# Magnitudes whose squares are numbers too, both signs, and numbers that differ little from one another.
 ANY = st.one_of(
-    st.floats(-(2.0**60), 2.0**60),
-    st.builds(lambda m, e: m * 2.0**e, st.floats(-1, 1), st.integers(-70, 60)),
+    st.floats(-(2.0**60), 2.0**60).filter(lambda x: not 0 < abs(x) < LEAST),
+    st.builds(lambda m, e: m * 2.0**e, st.floats(0.5, 1) | st.floats(-1, -0.5), st.integers(-70, 60)),
     st.builds(lambda x: 1e6 + x, st.floats(-1, 1)),
     st.integers(-1000, 1000).map(float),
 )
