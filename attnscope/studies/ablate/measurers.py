@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core.attention.precision import in_float64, sum_dtype
+from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import Gate, Place
 from attnscope.core.attention.seam import AttentionCall, are_numbers, attend
 from attnscope.core.interventions import Activations, Patch, Patched
@@ -441,7 +441,8 @@ class Slopes(OfRows[TextPart]):
         }
         outputs = self._model.outputs(read.batch, Gate(gates))
         assert outputs.logits is not None  # there are predictions
-        logs = in_float64(outputs.logits[read.rows, read.positions]).log_softmax(-1)
+        chosen = outputs.logits[read.rows, read.positions]
+        logs = chosen.to(sum_dtype(chosen.device)).log_softmax(-1)
         # The sum of the losses of all predictions: each depends on its own text's gates alone.
         loss = read.losses(logs, logs.detach()).sum()
         slopes = torch.autograd.grad(loss, list(gates.values()), materialize_grads=True)
