@@ -88,7 +88,7 @@ class RowSamples:
             # A few rows at a time: those of all heads of a long text would be as large as a map.
             at_once = max(tiles.TILE_ELEMENTS // max(call.n_heads * wanted.n_keys, 1), tiles.LEAST_QUERIES)
             parts = []
-            for queries in torch.from_numpy(wanted.queries).split(at_once):
+            for queries in torch.split(torch.from_numpy(wanted.queries), at_once):
                 part, allowed = rows_of(call, text, queries, wanted.n_keys)
                 parts.append(_kept(attention_weights(part)[0], allowed))
             self._keep(call.kind, call.layer, text, parts)
