@@ -137,13 +137,15 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
-def write_tiny(folder: Path, model_type: str = "bert", *, seed: int = 0, **overrides: object) -> Path:
+def write_tiny(
+    folder: Path, model_type: str = "bert", *, seed: int = 0, kind: str = "AutoModel", **overrides: object
+) -> Path:
     """Writes a random Hugging Face model of 2 layers with 3 heads of 5, with write_tokenizer's tokenizer.
 
     Widths are odd and differ, and no parameter is left at 0 or 1, so that any mix-up of two shows.
     """
     import torch
-    from transformers import AutoConfig, AutoModel
+    import transformers
 
     sizes = {
         "hidden_size": 15,
@@ -154,7 +156,8 @@ def write_tiny(folder: Path, model_type: str = "bert", *, seed: int = 0, **overr
         "vocab_size": len(VOCABULARY),
     }
     torch.manual_seed(seed)
-    model = AutoModel.from_config(AutoConfig.for_model(model_type, **(sizes | overrides)))
+    config = transformers.AutoConfig.for_model(model_type, **(sizes | overrides))
+    model = getattr(transformers, kind).from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.7)

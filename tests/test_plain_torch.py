@@ -61,13 +61,14 @@ def test_a_study_gives_the_same_whatever_its_caller_has_set(study: str) -> None:
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("engine", ["native", "hf"])
 def test_so_does_a_model_that_is_loaded_there(engine: str, setting: str, tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path)
+    folder = write_tiny(tmp_path, kind="AutoModelForMaskedLM")
     plain = attnscope.heatmap(attnscope.load(folder, engine=engine), "the cat").weights
     with SETTINGS[setting]():
         model = attnscope.load(folder, engine=engine)
         np.testing.assert_array_equal(attnscope.heatmap(model, "the cat").weights, plain)
-        ablated = attnscope.ablate(model, ["the cat", "a cat"], attnscope.AblateOptions(importance=True))
-    assert not ablated.run.get("failures")
+        options = attnscope.AblateOptions(importance=model.loss is not None)
+        ablated = attnscope.ablate(model, ["the cat", "a cat"], options)
+    assert not ablated.run.get("failures") and ("importance" in ablated["heads"]) == (engine == "hf")
 
 
 def test_every_study_of_the_public_interface_leaves_its_callers_settings_aside() -> None:

@@ -158,6 +158,7 @@ def compare_models(
     )
 
 
+@with_plain_torch
 def without_heads(model: Model, heads: Sequence[tuple[int, int]]) -> Model:
     """Return the same model with the output of some heads, (layer, head), set to 0: to be compared with it.
 
