@@ -274,7 +274,7 @@ def test_damage_is_refused_before_it_is_shown(
     ("name", "member", "value", "told"),
     [
         ("models.npz", "distance:hellinger", -1.0, "is not between 0 and 1"),
-        ("models.npz", "distance_low:hellinger", -1.0, "is not between 0 and 1"),
+        ("models.npz", "distance_low:hellinger", -1.0, "is out of range"),
         ("models.npz", "distance_count:hellinger", np.nan, "are not counted"),
         ("pair.npz", "divergence:jensen_shannon", -1.0, "is not between 0 and 1"),
     ],

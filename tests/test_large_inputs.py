@@ -18,7 +18,7 @@ from attnscope import hub
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer
-from attnscope.results import json_bounds
+from attnscope.results import reading as bounds
 from attnscope.results.reading import require_bounded
 from attnscope.studies.inputs import reading
 from attnscope.studies.inputs.reading import encode_within, truncate
@@ -179,9 +179,9 @@ def test_values_are_counted_as_json_has_them(value: Any) -> None:
     for ascii_only in (False, True):
         document = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(json_bounds, "MOST_DEPTH", depth(value))
+            patch.setattr(bounds, "MOST_DEPTH", depth(value))
             require_bounded(document)
-            patch.setattr(json_bounds, "MOST_DEPTH", depth(value) - 1)
+            patch.setattr(bounds, "MOST_DEPTH", depth(value) - 1)
             if depth(value):
                 with pytest.raises(ValueError, match="deep"):
                     require_bounded(document)

@@ -35,7 +35,7 @@ PROGRAMS = {
     ),
     "costs": ("import attnscope; attnscope.cost('gpt3', 2048), attnscope.cost('minilm')", HEAVY),
     "names for the shell": (
-        "from attnscope.cli.build import complete_measures; assert complete_measures('entr')", HEAVY | {"numpy"},
+        "from attnscope.cli.build import complete_measures; assert complete_measures('entr')", HEAVY,
     ),
     "tables of heads": ("import attnscope.questions.heads", HEAVY),
     "figures of maps": ("import attnscope.questions.heatmap_senses", HEAVY),

@@ -168,6 +168,8 @@ class Comparison(Result):
                     raise ValueError("its distances do not fit its heads")
                 if np.any(values < -1e-6) or np.any(np.isinf(values)):
                     raise ValueError(f"a number of distance{part} is out of range")
+            if np.any(np.isnan(self.grids[f"distance_count:{name}"])):
+                raise ValueError("rows of some distances are not counted")
 
     def report(self) -> Report:
         """Return the answer, the blocks and the notes."""

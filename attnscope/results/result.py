@@ -206,8 +206,12 @@ class Result:
         """Return the rows of its first table, which CSV holds."""
         return self.table(next(iter(self.TABLES))).rows()
 
-    def to_csv(self) -> str:
-        """Return the table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty."""
+    def to_csv(self, *, every: bool = False) -> str:  # noqa: ARG002
+        """Return the table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty.
+
+        Args:
+            every: Whether it has the columns that few need, too; here all columns are always written.
+        """
         return csv_text(self.rows())
 
     def to_npz(self) -> bytes:
