@@ -50,9 +50,7 @@ STUDIES: dict[str, Callable[[Any], Any]] = {
     "relations": lambda model: attnscope.relations(
         model, "sample_texts/library.py", attnscope.RelationsOptions(chunk=20)
     ),
-    "ablate": lambda model: attnscope.ablate(
-        model, TEXTS, attnscope.AblateOptions(modes=("zero", "mean"), importance=True)
-    ),
+    "ablate": lambda model: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero", "mean"))),
 }
 
 

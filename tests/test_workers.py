@@ -27,11 +27,11 @@ from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.studies.executors import RUNS
 from attnscope.studies.heads.study import study_heads
-from attnscope.studies.inputs.options import SharedWork
+from attnscope.studies.inputs.options import LoadOptions, SharedWork
 from attnscope.studies.inputs.texts import Progress, texts_of
 from attnscope.studies.workers import Workers
 from tests.block_functions import DeadlyMeasurer
-from tests.conftest import Run
+from tests.conftest import Run, write_tiny
 from tests.heads_helpers import after, heads_in
 from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
@@ -191,13 +191,16 @@ def test_links_are_those_of_one_process(own: Model, folder: Path, tmp_path: Path
 
 
 @pytest.mark.usefixtures("here")
-def test_what_changes_without_heads_is_that_of_one_process(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_without_heads_is_that_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.ablate.reading.BLOCK", 3)
-    texts = [f"{'abcdefg'[i % 7]} b {i}" for i in range(7)]
+    folder = str(write_tiny(tmp_path, kind="AutoModelForMaskedLM"))
+    model = attnscope.load(folder, engine="hf")
+    texts = ["the cat", "a cat sat", "the mat", "it ran on", "the cat ran", "on a mat", "so it sat"]
     options = AblateOptions(importance=True, choice=Choice(layers=(0,)))
     seen: list[float | None] = []
-    shared = ablate(own, texts, options, lambda done: seen.append(done.share), TWO)
-    assert shared.as_json() == ablate(own, texts, options).as_json()
+    workers = Workers(folder, 2, loading=LoadOptions(engine="hf"))
+    shared = ablate(model, texts, options, lambda done: seen.append(done.share), workers)
+    assert shared.as_json() == ablate(model, texts, options).as_json()
     assert shared.corpus["n_texts"] > 6 and seen == sorted(seen, key=lambda share: share or 0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -174,10 +175,16 @@ def outputs_of(passes: Passes) -> Iterator[tuple[int, Mapping[Place, Tensor]]]:
             if row.text == last:
                 continue
             last = row.text
-            activations = Activations()
-            with torch.no_grad():
-                passes.model.outputs(passes.reader.read([row]).batch, activations, logits=False)
-            yield row.text, {place: output[0] for place, output in activations.outputs.items()}
+            for _, outputs in Room().each([row], partial(_outputs_of_row, passes)):
+                yield row.text, outputs
+
+
+def _outputs_of_row(passes: Passes, row: Sequence[Row]) -> Mapping[Place, Tensor]:
+    """Return the outputs of heads on the one row of a batch, (head, token, d) by place."""
+    activations = Activations()
+    with torch.no_grad():
+        passes.model.outputs(passes.reader.read(row).batch, activations, logits=False)
+    return {place: output[0] for place, output in activations.outputs.items()}
 
 
 def heads_of(passes: Passes) -> dict[Place, int]:
