@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, cast
 
+from attnscope.errors import AttnscopeError
+
 _AGAIN_S = 0.05
 """Seconds after which an interruption that fell into an import is tried again."""
 
@@ -235,3 +237,20 @@ def physical_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation itself will tell
         return None
+
+
+def require_memory(needed: int, said: str, hint: str) -> None:
+    """Refuse arrays of `needed` bytes that would take more than half of the memory, before a model runs for minutes.
+
+    Args:
+        needed: How many bytes they take.
+        said: What they are, such as "the maps of 9 tokens".
+        hint: What to do instead.
+
+    Raises:
+        AttnscopeError: There is no room for them.
+    """
+    available = physical_bytes()
+    if available is not None and needed * 2 > available:
+        gib = 2**30
+        raise AttnscopeError(f"{said} need {needed / gib:.0f} GiB, this machine has {available / gib:.0f} GiB", hint)

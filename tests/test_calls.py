@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.calls import Calls, iterate_rows, single_head
+from attnscope.core.attention.calls import Calls, single_head
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from tests.core_helpers import EXACT
 
@@ -34,15 +34,6 @@ def masks(n: int) -> dict[str, dict[str, object]]:
         "sinks": {"sinks": torch.linspace(-1, 1, 6, dtype=torch.float64), "is_causal": True},
         "softcap": {"softcap": 2.0},
     }
-
-
-@pytest.mark.parametrize("name", masks(1))
-def test_rows_of_several_layers_are_their_weights(name: str) -> None:
-    calls = [call_of(**masks(40)[name]), call_of(4 if name == "causal" else 6, 2, seed=1, **masks(40)[name])]
-    wanted = torch.cat([attention_weights(call)[0] for call in calls])
-    found = list(iterate_rows(calls, elements=10 * 16 * 40))
-    assert [(rows.start, rows.stop) for rows, _ in found] == [(0, 16), (16, 32), (32, 40)]
-    np.testing.assert_allclose(torch.cat([rows for _, rows in found], 1), wanted, **EXACT)
 
 
 def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on() -> None:

@@ -115,11 +115,7 @@ class Number:
 
 
 class Canvas(Drawing):
-    """A figure whose one Axes counts pixels from the upper left corner.
-
-    Attributes:
-        temporary: Whether what is drawn from now on is for this figure alone; `wipe` removes it.
-    """
+    """A figure whose one Axes counts pixels from the upper left corner."""
 
     def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
         """Open a figure; its height is 0 where `end_at` sets it later."""
@@ -135,11 +131,9 @@ class Canvas(Drawing):
         self.axes.set_xlim(edge, width_px - edge)
         self.axes.set_autoscale_on(False)
         # Artists and boxes that later methods draw again, copy or remove.
-        self.temporary = False
         self._animated: list[Artist] = []
         self._boxes: dict[Artist, Box] = {}
         self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
-        self._temporary: list[Artist] = []
         self._cells: dict[Any, Box] = {}
         self._outlined: list[tuple[Artist, Sequence[Number]]] = []
         self._background: Any = None
@@ -192,20 +186,9 @@ class Canvas(Drawing):
 
     def keep(self, artist: Artist, animated: bool = False) -> None:
         """Remember whether an artist on the axes is drawn anew in each figure."""
-        artist.set_animated(animated or self.temporary)
-        if animated or self.temporary:
+        artist.set_animated(animated)
+        if animated:
             self._animated.append(artist)
-        if self.temporary:
-            self._temporary.append(artist)
-
-    def wipe(self) -> None:
-        """Remove what was for one figure alone; the static part need not be drawn again for the next."""
-        self.prepare()
-        for artist in self._temporary:
-            artist.remove()
-        self._animated = [artist for artist in self._animated if artist not in self._temporary]
-        self._outlined = [pair for pair in self._outlined if pair[0] not in self._temporary]
-        self._temporary = []
 
     def image(self, box: Box, cmap: Colormap | None = None, *, animated: bool = True) -> AxesImage:
         """Return an image in a box (x, y, width, height); what it shows is set later by `set_data`."""

@@ -214,11 +214,6 @@ class Page(Canvas):
         self.keep(artist, animated)
         return artist
 
-    def bar_axes(self, corners: Sequence[tuple[float, float]], width: float, height: float) -> None:
-        """Draw the axes of panels of bars, and dotted lines where bars of weight 1 end."""
-        self.lines([[(x, y - 2), (x, y + height)] for x, y in corners])
-        self.lines([[(x + width, y - 2), (x + width, y + height)] for x, y in corners], linestyles="dotted")
-
     def matrix(
         self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float], ground: str = UNKNOWN
     ) -> None:
@@ -264,13 +259,6 @@ class Page(Canvas):
         for color in sorted({number.color for number in numbers}):
             self.outline_numbers([number for number in numbers if number.color == color], 3)
         self.written_numbers = (*self.written_numbers, *numbers)
-
-    def dot(self, at: tuple[float, float], radius: float, color: str, order: float = 4, edge_px: float = 0) -> None:
-        """Draw a disc with a white edge on top."""
-        from matplotlib.patches import Circle
-
-        edge = {"edgecolor": "#ffffff" if edge_px else "none", "linewidth": self.points(edge_px or 1)}
-        self.keep(self.axes.add_artist(Circle(at, radius, facecolor=color, zorder=order, **edge)))
 
     def outline_numbers(self, numbers: Sequence[Number], order: float) -> None:
         """Draw numbers of one colour as outlines; vector files get them as text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,11 +109,6 @@ def q_value(q: float) -> str:
 def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
     """Return an interval such as [0.91, 0.95]; `–` where it is undefined."""
     return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
-
-
-def interval_of(estimate: Any, written: Callable[[float], str] = number) -> str:
-    """Return the interval from an estimate's `low` to its `high`."""
-    return interval(estimate.low, estimate.high, written)
 
 
 def short_interval(low: float, high: float) -> str:

@@ -4,7 +4,7 @@ Also the single head that a layer's heads could have been (Vaswani et al. 2017):
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from attnscope.core.attention.seam import (
     select_heads,
     select_part,
 )
-from attnscope.core.attention.tiles import LEAST_QUERIES, blocks, tiles
 
 
 class Calls(OfChosen[AttentionCall]):
@@ -37,40 +36,6 @@ class Calls(OfChosen[AttentionCall]):
     def _keep(self, chosen: AttentionCall) -> AttentionCall:
         query, key = chosen.query.detach(), chosen.key.detach()
         return replace(chosen, query=query, key=key, value=key[..., :0], dropout_p=0.0)
-
-
-def iterate_rows(calls: Sequence[AttentionCall], elements: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the weights of several layers on one text, some queries after the others, those of all layers at once.
-
-    Args:
-        calls: The layers, over the same queries and keys, of one text.
-        elements: About how many weights are held at once.
-
-    Yields:
-        Which queries, and their weights, (head of all layers, query, key), as `attention_weights` defines them.
-
-    Raises:
-        ValueError: The calls are of several texts, or of other queries and keys than the first.
-    """
-    shapes = {(len(call.query), call.query.shape[2], call.key.shape[2]) for call in calls}
-    if len(shapes) != 1 or next(iter(shapes))[0] != 1:
-        raise ValueError(f"calls are of one text, over the same queries and keys; got (text, query, key) {shapes}")
-    _, n_queries, n_keys = shapes.pop()
-    n_heads = sum(call.n_heads for call in calls)
-    n_rows = min(n_queries, max(LEAST_QUERIES, elements // max(1, n_heads * n_keys)))
-    # The same number of queries for every layer, whatever its number of heads.
-    walks = [tiles(call, blocks(call, n_rows * call.n_heads * n_keys)) for call in calls]
-    for parts in zip(*walks, strict=True):
-        queries = parts[0].block.queries
-        rows = parts[0].weights.new_zeros(n_heads, queries.stop - queries.start, n_keys)
-        first = 0
-        for part in parts:
-            if part.block.queries != queries:
-                raise ValueError("layers were cut at different queries")
-            weights = part.weights[0]
-            rows[first : first + len(weights), :, part.block.keys] = weights
-            first += len(weights)
-        yield queries, rows
 
 
 def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:

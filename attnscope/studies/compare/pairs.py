@@ -19,7 +19,7 @@ from attnscope.core.distance import LARGEST, SUMS, classical_mds, cluster_heads
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, batches, block_batches
 from attnscope.errors import AttnscopeError
-from attnscope.host import physical_bytes
+from attnscope.host import require_memory
 from attnscope.models.model import Batch, Model
 from attnscope.questions.distances import WITHOUT_SPECIAL
 from attnscope.questions.map_changes import divide_by_rest
@@ -288,11 +288,5 @@ def _are_equal(a: Tokens, b: Tokens) -> bool:
 
 def _require_memory(shape: tuple[int, int]) -> None:
     """Refuse pairs whose sums could not be held, before the models run for minutes."""
-    needed = math.prod(shape) * _BYTES_A_PAIR
-    available = physical_bytes()
-    if available is not None and needed * 2 > available:
-        raise AttnscopeError(
-            f"all pairs of {shape[0]} and {shape[1]} heads need {needed / 2**30:.0f} GiB, this machine has "
-            f"{available / 2**30:.0f} GiB",
-            "choose fewer layers and heads (-L, -H)",
-        )
+    said = f"all pairs of {shape[0]} and {shape[1]} heads"
+    require_memory(math.prod(shape) * _BYTES_A_PAIR, said, "choose fewer layers and heads (-L, -H)")

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnscope.choice import Chosen, Cut
 from attnscope.errors import AttnscopeError
-from attnscope.host import physical_bytes
+from attnscope.host import require_memory
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import AttentionMap, Heatmap
@@ -304,13 +304,11 @@ def _layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple
 def _require_memory(record: Heatmap) -> None:
     """Refuse maps that do not fit into memory, before the model runs for minutes."""
     needed = sum(4 * len(m.layers) * len(m.heads) * len(m.queries) * len(m.keys) for m in record.maps)
-    available = physical_bytes()
-    if available is not None and needed * 2 > available:
-        raise AttnscopeError(
-            f"the maps of {len(record.maps[0].keys)} tokens need {needed / 2**30:.0f} GiB, this machine has "
-            f"{available / 2**30:.0f} GiB",
-            "choose fewer layers and heads (-L, -H, --pick), a part (--rows, --cols), or --pool 256",
-        )
+    require_memory(
+        needed,
+        f"the maps of {len(record.maps[0].keys)} tokens",
+        "choose fewer layers and heads (-L, -H, --pick), a part (--rows, --cols), or --pool 256",
+    )
 
 
 # Pooled maps
