@@ -3,7 +3,11 @@
 A measure adds up weights times what keys are worth, weights times what pairs of a query and a key are worth, or numbers
 of rows of weights (`catalogue`). Uniform attention, and attention outside sinks, are such sums with other weights.
 `HeadMeasures` measures every layer of a forward pass: `_MaskedTexts` works out what texts and one mask determine, and
-`_Layer` adds up the tiles of one layer. This module knows no model, no tokenizer and no corpus. Ours.
+`_Layer` adds up the tiles of one layer. This module knows no model, no tokenizer and no corpus.
+Measures have their sources in the catalogue; adding them up over tiles is ours.
+
+Sums have two views: 0 = of all keys, 1 = of keys outside sinks. A unit is a text, or one of the equal parts of a long
+one (`catalogue.unit_queries`): the evidence that intervals rest on.
 
 Shapes: b texts, m mask heads (1 if all heads share one), h heads, q queries, k keys, c columns.
 """
@@ -37,8 +41,8 @@ class HeadMeasures:
     Args:
         facts: The texts; in an encoder-decoder, those that the encoder reads.
         query_facts: In an encoder-decoder: the texts that the decoder reads.
-        norms: (kind, layer) -> lengths of the hidden states that a layer reads, (batch, token), called as it comes;
-            None leaves outlier_token undefined.
+        norms: (kind, layer) -> lengths of the hidden states that a layer reads, (batch, token), asked when the layer's
+            attention is computed; None leaves outlier_token undefined.
         buffers: Memory for tiles, which may serve one batch after another; None = a batch's own.
         catalogue: The measures.
 
@@ -83,9 +87,9 @@ class HeadMeasures:
 
     def _plan(self, call: AttentionCall) -> "_MaskedTexts":
         """Return the plan of texts and mask, worked out once for all layers of the same mask and shapes."""
-        read = self._facts if self._query_facts is None else self._query_facts
-        keys = read if call.kind == "decoder" else self._facts
-        asking = read if call.kind == "cross" else keys
+        decoder_facts = self._facts if self._query_facts is None else self._query_facts
+        keys = decoder_facts if call.kind == "decoder" else self._facts
+        asking = decoder_facts if call.kind == "cross" else keys
         batch, n_heads, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
         if asking.real.shape != (batch, n_queries) or keys.real.shape != (batch, n_keys):
@@ -95,13 +99,14 @@ class HeadMeasures:
             )
 
         # Most models hand every layer the same mask; some make a new view of the same memory each time.
-        mask, device = call.mask, call.query.device
-        seen: Hashable = None
+        mask = call.mask
+        device = call.query.device
+        mask_identity: Hashable = None
         if mask is not None:
             version = 0 if mask.is_inference() else mask._version
-            seen = mask.data_ptr(), mask.shape, mask.stride(), version
-        name = seen, device, call.kind, call.is_causal, call.window, n_heads
-        if name not in self._plans:
+            mask_identity = mask.data_ptr(), mask.shape, mask.stride(), version
+        plan_key = mask_identity, device, call.kind, call.is_causal, call.window, n_heads
+        if plan_key not in self._plans:
             elements = min(tiles.TILE_ELEMENTS, PAIRS_AT_ONCE * n_heads)
             texts = _MaskedTexts(
                 self._columns,
@@ -113,11 +118,14 @@ class HeadMeasures:
                 dtype=torch.promote_types(call.query.dtype, torch.float32),
             )
             # The mask is held, so that its address stays its own.
-            self._plans[name] = texts, mask
-        return self._plans[name][0]
+            self._plans[plan_key] = texts, mask
+        return self._plans[plan_key][0]
 
     def _outlying(self, call: AttentionCall, keys: TextFacts) -> Tensor | None:
-        norms = None if self._norms is None or call.kind == "cross" else self._norms(call.kind, call.layer)
+        """Return the keys that are outlying in this layer, (b, k); None = its hidden states are not those of keys."""
+        if self._norms is None or call.kind == "cross":
+            return None
+        norms = self._norms(call.kind, call.layer)
         if norms is None or norms.shape != keys.real.shape:
             return None
         return outlying(norms.to(call.query.device), keys)
@@ -158,19 +166,19 @@ def measures_of_weights(
 
     # One block per unit of each text.
     unit = unit_queries(n_queries)
-    parts = []
+    unit_blocks = []
     for text in range(batch):
         for start in range(0, n_queries, unit):
             rows = slice(start, min(start + unit, n_queries))
-            parts.append(Block(slice(text, text + 1), rows, slice(0, n_keys), may[text : text + 1, :, rows]))
+            unit_blocks.append(Block(slice(text, text + 1), rows, slice(0, n_keys), may[text : text + 1, :, rows]))
 
     dtype = sum_dtype(weights.device)
     own_text = queries is None
     texts = _MaskedTexts(
-        Columns(catalogue), parts, keys, asking.asking, mask_heads=may.shape[1], own_text=own_text, dtype=dtype
+        Columns(catalogue), unit_blocks, keys, asking.asking, mask_heads=may.shape[1], own_text=own_text, dtype=dtype
     )
     layer = _Layer(texts, n_heads, outlying)
-    for block in parts:
+    for block in unit_blocks:
         layer.add(block, weights[block.texts, :, block.queries].to(dtype, copy=True))
     return layer.result()
 
@@ -186,10 +194,15 @@ class _MaskedTexts:
 
     Attributes:
         worth: The value of keys, (b, k, measure of keys), 0 where it is not known.
-        off: 1 for keys outside sinks, (b, k).
+        outside_sinks: 1 for keys outside sinks, (b, k).
         pair_map: Which `parts` of a row each measure of pairs adds up, (part, pair).
         count: The counts of measures, (view, unit, m, c); outside sinks they depend on the head, and are 0 here.
         uniform: Their sums under uniform attention, likewise.
+        counts_query: 1 if a query counts, (view, b, m, q, 1).
+        beyond: The values of pairs under uniform attention that are subtracted, (view, b, m, q, pair).
+        row_factors: The factors of statistics, (1, b, m, q, statistic).
+        active: Whether measures outside sinks count a query, then their values under uniform attention,
+            (1, b, m, q, 2 c).
     """
 
     def __init__(
@@ -215,7 +228,6 @@ class _MaskedTexts:
         self._asking = asking
         self._unit = unit_queries(n_queries)
         self.n_units = max(-(-n_queries // self._unit), 1)
-        self._queries: dict[str, Tensor] = {}
         self._tables: dict[Block, tuple[Tensor, Tensor]] = {}
         self._keeps_tables = asking.numel() * keys.real.shape[1] <= KEPT_PAIRS
         self.pair_map = torch.tensor(columns.pair_map, dtype=self.exact, device=self.device)
@@ -233,18 +245,23 @@ class _MaskedTexts:
         self._is_beyond = torch.tensor(columns.is_beyond, device=self.device)
 
         # Sinks by their places: a text with fewer of them than others has other keys there.
-        self.off = (keys.real & ~keys.resting).to(self.exact)
+        self.outside_sinks = (keys.real & ~keys.resting).to(self.exact)
         n_sinks = int(keys.resting.sum(1).max()) if batch else 0
         self._sinks = keys.resting.int().topk(n_sinks, 1).indices
         self._is_sink = keys.resting.gather(1, self._sinks)
 
         # Counts, and sums under uniform attention.
-        self.count, self.uniform = self.zeros(2, 2, batch * self.n_units, mask_heads, len(columns.families))
+        n_columns = len(columns.families)
+        self.count, self.uniform = self.zeros(2, 2, batch * self.n_units, mask_heads, n_columns)
+        # One array for all blocks: small ones in between would leave gaps in memory that tiles do not fit into.
+        shape = batch, mask_heads, n_queries
+        self.counts_query = self.zeros(2, *shape, 1)
+        self.beyond = self.zeros(2, *shape, len(columns.pairs))
+        self.row_factors = self.zeros(1, *shape, len(columns.rows))
+        self.active = self.zeros(1, *shape, 2 * n_columns)
         for block in blocks:
             if min(block.shape):
                 self._prepare(block)
-        self.count[1] = 0
-        self.uniform[1] = 0
 
     def zeros(self, *shape: int) -> Tensor:
         """Return zeros of a shape, in the dtype of sums."""
@@ -257,15 +274,6 @@ class _MaskedTexts:
         last = (block.texts.stop - 1) * self.n_units + unit
         return slice(first, last + 1, self.n_units)
 
-    def of(self, block: Block, name: str) -> Float[Tensor, "view b m q c"]:
-        """Return an array of a block's queries, by name.
-
-        `on`: 1 if the query counts, in each view. `beyond`: values of pairs under uniform attention that are
-        subtracted. `rows`: what its statistics are multiplied by. `active`: whether measures outside sinks count it,
-        then their values under uniform attention.
-        """
-        return self._queries[name][:, block.texts, :, block.queries]
-
     # Reading the rows of a tile
 
     def parts(self, block: Block, weights: Float[Tensor, "b h q k"]) -> Float[Tensor, "view b h q part"]:
@@ -277,24 +285,24 @@ class _MaskedTexts:
         tables = self._tables.get(block) or self._make_tables(block)
         if self._keeps_tables:
             self._tables[block] = tables
-        n_facts = tables[0].shape[2]
+        n_table_parts = tables[0].shape[2]
         offsets = self.columns.offsets if self.own_text else []
-        parts = self.zeros(2, *weights.shape[:3], n_facts + len(offsets))
+        parts = self.zeros(2, *weights.shape[:3], n_table_parts + len(offsets))
 
         # Keys outside sinks, in the precision of weights: text by text, because all together would be copied.
         for text, (rows, table) in enumerate(zip(weights, tables[0], strict=True)):
-            parts[:, text, ..., :n_facts] = torch.bmm(rows.transpose(0, 1), table.mT).transpose(0, 1)
+            parts[:, text, ..., :n_table_parts] = torch.bmm(rows.transpose(0, 1), table.mT).transpose(0, 1)
 
         # Sinks are few and heavy: in a float32 sum they would cost the other keys their digits.
         sinks = (self._sinks[block.texts] - block.keys.start).clamp(0, block.shape[2] - 1)
         of_sinks = weights.gather(-1, sinks[:, None, None].expand(*weights.shape[:3], -1)).to(self.exact)
-        parts[0, ..., :n_facts] += (of_sinks.transpose(1, 2) @ tables[1].mT).transpose(1, 2)
+        parts[0, ..., :n_table_parts] += (of_sinks.transpose(1, 2) @ tables[1].mT).transpose(1, 2)
 
         if offsets:
-            off = self.off[block.texts, None, None, block.keys].expand(-1, -1, *block.shape[1:])
+            off = self.outside_sinks[block.texts, None, None, block.keys].expand(-1, -1, *block.shape[1:])
             band = self._at_offsets(block, weights)
-            parts[0, ..., n_facts:] = band
-            parts[1, ..., n_facts:] = band * self._at_offsets(block, off)
+            parts[0, ..., n_table_parts:] = band
+            parts[1, ..., n_table_parts:] = band * self._at_offsets(block, off)
         return parts
 
     def statistics(self, block: Block, weights: Tensor, tile: Tile | None) -> Float[Tensor, "b h q statistic"]:
@@ -322,15 +330,15 @@ class _MaskedTexts:
             names = [name for name in self.columns.facts if name != "cosine" or self.keys.embeddings is not None]
             texts = self.keys.part(block.texts)
             facts = pair_facts(names, texts, block.queries, block.keys, self._dtype)
-            for name, function in facts.items():
-                table[:, :, order.index(name)] = function
+            for name, values in facts.items():
+                table[:, :, order.index(name)] = values
 
         # (b, 1, 1, sink): the places of sinks, and whether they are sinks and in the block.
         sinks = (self._sinks[block.texts] - block.keys.start)[:, None, None]
         is_here = self._is_sink[block.texts, None, None] & (sinks >= 0) & (sinks < n_keys)
         within = sinks.clamp(0, n_keys - 1).expand(-1, n_queries, len(order), -1)
         of_sinks = table.gather(-1, within).to(self.exact) * is_here
-        table *= self.off[block.texts, None, None, block.keys].to(self._dtype)
+        table *= self.outside_sinks[block.texts, None, None, block.keys].to(self._dtype)
         return table, of_sinks
 
     def _at_offsets(self, block: Block, rows: Tensor) -> Float[Tensor, "b h q offset"]:
@@ -356,14 +364,14 @@ class _MaskedTexts:
             may = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         n_texts, n_queries, n_keys = block.shape
         may = may.to(self.exact).expand(n_texts, self._mask_heads, n_queries, n_keys)
-        seen = torch.stack([may, may * self.off[block.texts, None, None, block.keys]])
+        seen = torch.stack([may, may * self.outside_sinks[block.texts, None, None, block.keys]])
         return seen, seen.sum(-1)
 
     def _prepare(self, block: Block) -> None:
         """Work out which of a block's queries count, and their sums under uniform attention."""
         seen, n = self._seen(block)
         counted = (n[0] > 0) & self._asking[block.texts, None, block.queries]
-        on = torch.stack([counted, counted & (n[1] > 0)])
+        counts_query = torch.stack([counted, counted & (n[1] > 0)])
 
         # Values under uniform attention, (view, b, m, q, c). Sums of ones are exact in float32, of 1 / n they are not.
         even = [self.spread(block, self.worth)]
@@ -373,12 +381,12 @@ class _MaskedTexts:
         else:
             even.append(self.zeros(*n.shape, len(self.columns.pairs)))
         value = torch.cat(even, -1)
-        defined = on[..., None] & self._is_known & ((value > 0) | ~self._is_set)
+        defined = counts_query[..., None] & self._is_known & ((value > 0) | ~self._is_set)
 
-        # What pairs have beyond uniform attention is 0 there.
-        of_pairs = value[..., len(self.columns.keys) :]
-        self._put("beyond", block, of_pairs * on[..., None] * self._is_beyond)
-        of_pairs *= ~self._is_beyond
+        # Measures of what pairs have beyond uniform attention are 0 under uniform attention.
+        n_keys = len(self.columns.keys)
+        beyond = value[..., n_keys:] * counts_query[..., None] * self._is_beyond
+        value[..., n_keys:] *= ~self._is_beyond
 
         # Numbers of rows, of all keys alone.
         rows = self._rows(block, seen[0], n[0], counted)
@@ -388,18 +396,13 @@ class _MaskedTexts:
         defined = torch.cat([defined, torch.stack([rows > 0, torch.zeros_like(rows, dtype=torch.bool)])], -1)
 
         units = self.units(block)
-        self.count[:, units] += defined.sum(3)
-        self.uniform[:, units] += value.sum(3)
-        self._put("on", block, on[..., None])
-        self._put("rows", block, rows[None])
-        self._put("active", block, torch.cat([defined[1:], value[1:]], -1))
-
-    def _put(self, name: str, block: Block, rows: Tensor) -> None:
-        # One array for all blocks: small ones in between would leave gaps in memory that tiles do not fit into.
-        if name not in self._queries:
-            batch, n_queries = self._asking.shape
-            self._queries[name] = self.zeros(len(rows), batch, self._mask_heads, n_queries, rows.shape[-1])
-        self._queries[name][:, block.texts, :, block.queries] = rows
+        self.count[0, units] += defined[0].sum(2)
+        self.uniform[0, units] += value[0].sum(2)
+        index = queries_of(block)
+        self.counts_query[index] = counts_query[..., None].to(self.exact)
+        self.beyond[index] = beyond
+        self.row_factors[index] = rows[None]
+        self.active[index] = torch.cat([defined[1:], value[1:]], -1)
 
     def _rows(self, block: Block, may: Tensor, n_allowed: Tensor, counted: Tensor) -> Float[Tensor, "b m q statistic"]:
         """Return the factor of each query's statistics, 0 if it does not count."""
@@ -414,13 +417,18 @@ class _MaskedTexts:
         return torch.stack([by_name[statistic] for statistic in self.columns.rows], -1)
 
 
+def queries_of(block: Block) -> tuple[slice, slice, slice, slice]:
+    """Return the index of a block's queries in arrays (view, b, m, q, ...)."""
+    return slice(None), block.texts, slice(None), block.queries
+
+
 # One layer -------------------------------------------------------------------------------------------------------
 
 
 class _Layer:
     """Add up the measures of one attention, block by block.
 
-    `outlying` are the keys that are so in this layer, (b, k); None = not known.
+    `outlying` are the keys that are outlying in this layer, (b, k); None = not known.
     """
 
     def __init__(self, texts: _MaskedTexts, n_heads: int, outlying: Tensor | None) -> None:
@@ -446,37 +454,40 @@ class _Layer:
             return
         texts = self._texts
         sums, counts, uniform = (part[:, texts.units(block)] for part in (self._sum, self._count, self._uniform))
-        on = texts.of(block, "on")
+        index = queries_of(block)
+        counts_query = texts.counts_query[index]
         n_keys, n_pairs = len(texts.columns.keys), len(texts.columns.pairs)
 
-        # Keys: what each one receives, (b, h, k), a few queries at a time in float32, times what it is worth.
+        # Keys: what each one receives, (b, h, k), times what it is worth. Queries of a group are added up in the
+        # precision of weights, (b, m, group, q) @ (b, h, q, k), and the groups in float64.
         groups = torch.arange(weights.shape[2], device=weights.device) // FEW_QUERIES
-        belongs = torch.nn.functional.one_hot(groups).T * on[0].mT
+        belongs = torch.nn.functional.one_hot(groups).T * counts_query[0].mT
         received = (belongs.to(weights.dtype) @ weights).sum(2, dtype=texts.exact)
-        by_view = torch.stack([received, received * texts.off[block.texts, None, block.keys]])
+        by_view = torch.stack([received, received * texts.outside_sinks[block.texts, None, block.keys]])
         sums[..., :n_keys] += by_view @ self._worth[block.texts, block.keys]
 
-        # Pairs, less what uniform attention of the same mass has of them.
+        # Pairs, less what uniform attention of the same mass has of them. Where a query sees no key outside sinks, its
+        # parts of that view are 0: so one mask of queries serves both.
         parts = texts.parts(block, weights)
         masses = parts[..., 0]
         if texts.own_text:
-            values = _over_queries(on[:1, ..., 0], parts) @ texts.pair_map
-            values -= _over_queries(masses, texts.of(block, "beyond"))
+            values = _over_queries(counts_query[:1, ..., 0], parts) @ texts.pair_map
+            values -= _over_queries(masses, texts.beyond[index])
             sums[..., n_keys : n_keys + n_pairs] += values
 
         # What counts outside sinks, and uniform attention there, weighed by each query's mass.
-        active, even = _over_queries(masses[1], texts.of(block, "active")[0]).chunk(2, -1)
+        active, even = _over_queries(masses[1], texts.active[index][0]).chunk(2, -1)
         counts[1] += active
         uniform[1] += even
         if self._outlying:
             even = texts.spread(block, self._worth[..., self._outlying])
-            is_seen = on * (even > 0)
+            is_seen = counts_query * (even > 0)
             weight = torch.stack([torch.ones_like(masses[1]), masses[1]])
             counts[..., self._outlying] += _over_queries(weight, is_seen)
             uniform[..., self._outlying] += _over_queries(weight, is_seen * even)
 
         # Numbers of rows. They overwrite the scores.
-        statistics = texts.statistics(block, weights, tile) * texts.of(block, "rows")[0]
+        statistics = texts.statistics(block, weights, tile) * texts.row_factors[index][0]
         sums[0, ..., n_keys + n_pairs :] += statistics.sum(2)
 
     def result(self) -> Measured:
@@ -484,6 +495,7 @@ class _Layer:
         texts, columns = self._texts, self._texts.columns
         arrays = []
         for part in (self._sum, self._count + texts.count, self._uniform + texts.uniform):
+            # Two lists of indices: (view, unit, head, column) becomes (name, unit, head).
             chosen = part[columns.views, :, :, columns.numbers]
             arrays.append(chosen.cpu().double().numpy())
         total, count, uniform = arrays

@@ -195,15 +195,16 @@ class Heads(Result):
         """Return the table of heads as CSV.
 
         Args:
-            every: Whether it has all columns; else those of `FIRST`. Pictures, recordings and needles have all.
+            every: Whether it has all columns; else those of `FIRST`. Heads without descriptions always have all.
         """
         heads, roles = self.table("heads"), self.table("roles")
         # The first role's value with its interval and baseline; NaN for heads without a role.
         if len(roles):
-            first = first_role(self)
-            parts = {part: np.where(first < 0, np.nan, roles.part("value", part)[first]) for part in PARTS[:3]}
+            role_rows = first_role(self)
+            has_role = role_rows >= 0
+            parts = {part: np.where(has_role, roles.part("value", part)[role_rows], np.nan) for part in PARTS[:3]}
             meaning = "value of the measure that its first role rests on"
-            values = np.where(first < 0, np.nan, roles["value"][first])
+            values = np.where(has_role, roles["value"][role_rows], np.nan)
             heads = heads.with_column(numbers("role_value", meaning), values, **parts)
         # All columns, or those of `FIRST`.
         header, *rows = heads.rows()
@@ -218,14 +219,14 @@ class Heads(Result):
         Args:
             measures: Names of measures that are listed of every head and have a figure of their own, with commas
                 between; "all" is every one.
-            sort: One of SORTS: all heads in this order, with the number that it goes by.
+            sort: "layer", "explained" or "entropy": all heads in this order, with the number that it goes by.
             among: The result that heads were picked from, among which a head that is picked alone is ranked.
 
         Raises:
             AttnscopeError: There is no such measure or order.
         """
         require_sort(sort)
-        # A single head of many is shown with its rank among all.
+        # A single head that was picked from many is shown with its rank among all.
         heads = self.table("heads")
         is_chosen = among is not None and len(heads) < len(among.table("heads"))
         places = {*zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)}
@@ -294,10 +295,10 @@ def _answer(result: Heads) -> list[str]:
     # Each head counts once, by its first role; families put roles with one purpose together.
     first_roles = [role.partition("+")[0] for role in heads["role"].tolist()]
     counts = Counter(filter(None, first_roles))
-    words_of = {words: sum(counts.pop(name, 0) for name in names) for words, names in FAMILIES.items()}
-    words_of |= {f"have the role {label(name)}": n for name, n in counts.items()}
-    counted = sorted([(n, words) for words, n in words_of.items() if n], key=lambda counted: -counted[0])
-    # The largest count first; heads without a role close the sentence.
+    n_by_words = {words: sum(counts.pop(name, 0) for name in names) for words, names in FAMILIES.items()}
+    n_by_words |= {f"have the role {label(name)}": n for name, n in counts.items()}
+    counted = sorted([(n, words) for words, n in n_by_words.items() if n], key=lambda pair: -pair[0])
+    # Heads without a role close the sentence.
     n_none = first_roles.count("")
     if n_none and counted:
         counted.append((n_none, "have no role"))
@@ -312,7 +313,7 @@ def _answer(result: Heads) -> list[str]:
     # Without any role the evidence says why, in place of the answer.
     evidence = evidence_line(result)
     if not parts and evidence:
-        answer = []  # it says why there is none
+        answer = []
     return [*answer, *filter(None, (evidence, idle_line(result), control_line(result)))]
 
 
@@ -418,7 +419,7 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
     """Show a map of the leading measure of pictures or recordings, and the extremes of each."""
     # A measure may be undefined for every head, such as those of patches for a recording.
     heads = result.table("heads")
-    names = [name for name in result.measure_names if np.isfinite(heads[name]).any()]
+    names = _defined_measures(result)
     if not names:
         return
     leading = next((name for name in LEADING if name in names), names[0])
@@ -432,8 +433,8 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
         estimates = np.array([heads.interval(name)[row] for name, row in zip(names, at_end, strict=True)])
         values |= dict(zip((end, f"{end}_low", f"{end}_high"), estimates.T, strict=True))
     # The value under uniform attention belongs to the head with the largest value.
-    most = zip(names, rows["largest"], strict=True)
-    values["uniform"] = [heads.part(name, "baseline")[row] for name, row in most]
+    largest = zip(names, rows["largest"], strict=True)
+    values["uniform"] = [heads.part(name, "baseline")[row] for name, row in largest]
     yield Ranking(
         what="measure",
         names=[printable(name) for name in names],
@@ -453,15 +454,21 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
 # Figures
 
 
+def _defined_measures(result: Heads) -> list[str]:
+    """Return the measures that are defined for some head."""
+    heads = result.table("heads")
+    return [name for name in result.measure_names if np.isfinite(heads[name]).any()]
+
+
 def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
-    """Draw maps of all measures, and large ones of some."""
+    """Draw how well descriptions explain, maps of all measures, and large maps of some."""
     heads = result.table("heads")
     # How well descriptions explain; then all measures as small maps, and some as large ones.
     if result.is_described:
         yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
-    defined = [name for name in result.measure_names if np.isfinite(heads[name]).any()]
+    defined = _defined_measures(result)
+    title = f"{amount(len(defined), 'measure')} of its heads" if len(defined) > 1 else ""
     for name in defined:
-        title = f"{amount(len(defined), 'measure')} of its heads" if len(defined) > 1 else ""
         yield HeadMap(printed="never", figure="measures", title=title, heads=heads, column=name)
     for name in large:
         if name in defined:

@@ -46,7 +46,7 @@ _SIZES = ("kind", "heads", "queries", "keys", "n_layers", "n_heads", "n_kv_heads
 
 
 def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None = None) -> Heatmap:
-    """Return the record as it will be, without weights. Of what a decoder hears these are the maps across.
+    """Return the record as it will be, without weights; for speech, with its cross-attention only.
 
     Raises:
         AttnscopeError: A part is asked for that the text does not have, or of several maps; or no head is chosen.
@@ -67,8 +67,8 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
             if len(kinds) > 1:
                 notes.append(f"L{layer}H{head} names a head of each kind of attention: {', '.join(kinds)}")
     else:
-        maps, note = _maps_by_kind(info, reading, chosen, cut)
-        notes += note
+        maps, notes_on_parts = _maps_by_kind(info, reading, chosen, cut)
+        notes += notes_on_parts
     return Heatmap(
         text=reading.text,
         maps=tuple(maps),
@@ -86,7 +86,7 @@ def _maps_by_kind(
     """Return a map for each kind of attention that has one of the chosen heads, and a note on a part of it."""
     notes = []
     if reading.pictures and (cut is None or cut.rows is None):
-        # Of the patches nothing is asked, and a map of them all would take gigabytes.
+        # Patches are keys alone: a map of all of them as queries would take gigabytes.
         cut = Cut((reading.after_pictures, None), cut.cols if cut else None)
     heard = reading.sound if reading.target is not None else None
     maps = []
@@ -109,10 +109,8 @@ def _maps_by_kind(
                     f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
                     f"{columns.stop - 1} of {len(keys)} tokens; weights are those of the whole"
                 )
-            queries, keys = (
-                queries.take(np.arange(rows.start, rows.stop)),
-                keys.take(np.arange(*columns.indices(len(keys)))),
-            )
+            queries = queries.take(np.arange(rows.start, rows.stop))
+            keys = keys.take(np.arange(*columns.indices(len(keys))))
         maps.append(_empty_map(info, number, layers, heads, queries, keys, part))
     if heard is not None and not maps:
         raise AttnscopeError(
@@ -178,7 +176,8 @@ def run_model(
         model: The model.
         record: What `outline` made.
         reading: What the model reads.
-        probe_of: Makes the probe, with the arguments of `core.attention.probes.Weights`; None = that one.
+        probe_of: Makes the probe of maps of whole texts at the seam, with the arguments of
+            `core.attention.probes.Weights`; None = that one.
 
     Raises:
         AttnscopeError: Weights are NaN, or do not fit into memory.
@@ -217,7 +216,7 @@ def chosen_of(record: Heatmap) -> tuple[list[int], tuple[int, ...] | None]:
 
 
 def _probed(attention: AttentionMap) -> tuple[int, ...] | None:
-    """Return the heads that a probe keeps of each layer: layers may have fewer, so all are not named."""
+    """Return the heads that a probe keeps of each layer; None = all, as layers may have fewer than the map."""
     return None if len(attention.heads) == attention.n_heads else attention.heads
 
 
@@ -273,7 +272,6 @@ def _lay_heads(
     Raises:
         AttnscopeError: A number is NaN.
     """
-    # NaN, or -1 in whole numbers, where a layer has no such head.
     is_whole = np.issubdtype(numbers[0].dtype, np.integer)
     shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
     laid = np.full(shape, -1, np.int32) if is_whole else np.full(shape, np.nan, np.float32)
