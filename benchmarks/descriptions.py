@@ -102,9 +102,11 @@ def forward_seconds(model: Model, sample: list[Unit]) -> float:
 
 
 STAGES = {
-    "reading": (study, "measure"), "directions": (directions, "find_columns"), "search": (descriptions, "describe"),
+    "reading": (study, "measure"),
+    "directions": (directions, "find_columns"),
+    "search": (descriptions, "describe"),
     "naming": (study, "describe_fitted"),
-}  # fmt: skip
+}
 
 
 def stages(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
@@ -185,9 +187,11 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
         noise = drawn.normal(size=scores.shape) * drawn.uniform(0.1, 0.8, (len(rules), 1))
         weights = attention_of(group, scores, drawn.uniform(0.15, 0.4, len(rules)), noise)
         made = replace(
-            group, heads=tuple((0, head) for head in range(len(rules))), active=replace(rows, attention=weights),
+            group,
+            heads=tuple((0, head) for head in range(len(rules))),
+            active=replace(rows, attention=weights),
             sinks=replace(group.sinks, attention=np.repeat(group.sinks.attention[:1], len(rules), 0)),
-        )  # fmt: skip
+        )
         fit = fit_group(made, sample, DescribeOptions(queries=queries))
         part = fit.group.part(range(len(sample)))
         for head, (kind, of_head) in enumerate(rules):
@@ -212,11 +216,13 @@ def random(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, A
         own = [one.active.explained for one in kept if one.active and any(term.own for term in one.attends)]
         explained = np.array([one.whole.explained for one in kept])
         by_scale[str(scale)] = {
-            "heads": len(kept), "nats": round(float(np.mean([one.whole.nats for one in kept])), 2),
-            "explained_mean": round(float(explained.mean()), 3), "explained_largest": round(float(explained.max()), 3),
+            "heads": len(kept),
+            "nats": round(float(np.mean([one.whole.nats for one in kept])), 2),
+            "explained_mean": round(float(explained.mean()), 3),
+            "explained_largest": round(float(explained.max()), 3),
             "with_own_terms_largest": round(float(np.max(own, initial=0.0)), 3),
             "low_end_above_0": round(float(np.mean([one.whole.low > 0 for one in kept])), 3),
-        }  # fmt: skip
+        }
         print(json.dumps({"scale": scale, **by_scale[str(scale)]}), flush=True)
     return by_scale
 

@@ -29,21 +29,32 @@ def llama(layers: int, width: int, n_tokens: int) -> transformers.PreTrainedMode
     heads = width // 64
     return transformers.LlamaModel(
         transformers.LlamaConfig(
-            hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=heads,
-            num_key_value_heads=max(1, heads // 4), vocab_size=32000, max_position_embeddings=n_tokens,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=max(1, heads // 4),
+            vocab_size=32000,
+            max_position_embeddings=n_tokens,
             attn_implementation="sdpa",
         )
-    )  # fmt: skip
+    )
 
 
 def facts_of(ids: torch.Tensor, embeddings: torch.Tensor) -> TextFacts:
     """Return all that the measures can ask of a text, at random."""
     nothing = torch.zeros_like(ids, dtype=torch.bool)
     return TextFacts(
-        real=~nothing, special=nothing, ids=ids, cls=nothing, sep=nothing, punctuation=ids % 7 == 0,
-        log_frequency=-(ids % 11).float(), embeddings=embeddings / embeddings.norm(dim=-1, keepdim=True),
+        real=~nothing,
+        special=nothing,
+        ids=ids,
+        cls=nothing,
+        sep=nothing,
+        punctuation=ids % 7 == 0,
+        log_frequency=-(ids % 11).float(),
+        embeddings=embeddings / embeddings.norm(dim=-1, keepdim=True),
         rarest=torch.arange(ids.shape[1], device=ids.device).expand(ids.shape) == 1,
-    )  # fmt: skip
+    )
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -94,11 +105,17 @@ def main() -> None:
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     print(
         json.dumps(
-            {**told, "measured": True, "device_name": name, "version": torch.__version__, "peak_gib": peak,
-             "seconds": {name: round(median, 4) for name, median in medians.items()},
-             "times_plain": round(medians["measured"] / medians["plain"], 2)}
+            {
+                **told,
+                "measured": True,
+                "device_name": name,
+                "version": torch.__version__,
+                "peak_gib": peak,
+                "seconds": {name: round(median, 4) for name, median in medians.items()},
+                "times_plain": round(medians["measured"] / medians["plain"], 2),
+            }
         )
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

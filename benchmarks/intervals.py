@@ -146,9 +146,14 @@ def sums_of(times: Floats, s: Floats, c: Floats, n_texts: int) -> RunningSums:
     n, sum_s, sum_c, ss, sc, cc = (times @ x.reshape(cells) for x in (has, s, c, s * s, s * c, c * c))
     at_least_one = np.maximum(n, 1)
     moments = [
-        n, sum_s, sum_c, np.maximum(ss - sum_s**2 / at_least_one, 0), sc - sum_s * sum_c / at_least_one,
-        np.maximum(cc - sum_c**2 / at_least_one, 0), np.zeros_like(n),
-    ]  # fmt: skip
+        n,
+        sum_s,
+        sum_c,
+        np.maximum(ss - sum_s**2 / at_least_one, 0),
+        sc - sum_s * sum_c / at_least_one,
+        np.maximum(cc - sum_c**2 / at_least_one, 0),
+        np.zeros_like(n),
+    ]
     shape = (7, len(times), *s.shape[1:])
     return RunningSums.of_moments(np.reshape(moments, shape), n_texts)
 

@@ -52,10 +52,15 @@ def measure(case: str, size: str, n: int) -> dict[str, float]:
     torch.set_num_threads(THREADS)
     layers, heads, d_head, inner, vocabulary = MODELS[size]
     config = transformers.LlamaConfig(
-        vocab_size=vocabulary, hidden_size=heads * d_head, intermediate_size=inner, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=n,
+        vocab_size=vocabulary,
+        hidden_size=heads * d_head,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=n,
         attn_implementation="eager" if case == "eager" else "sdpa",
-    )  # fmt: skip
+    )
     network = transformers.LlamaModel(config).eval().requires_grad_(False)
     model = attnscope.load(network)
     ids = torch.randint(1, vocabulary, (1, n))

@@ -85,9 +85,16 @@ def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> l
         cls, sep = padded == 101, padded == 102
         rarity = log_frequency[padded].masked_fill(~real | cls | sep, 0.0)
         facts = TextFacts(
-            real=real, special=cls | sep, ids=padded, cls=cls, sep=sep, punctuation=marks,
-            log_frequency=rarity, embeddings=table[padded], rarest=rarity == rarity.amin(1, keepdim=True),
-        )  # fmt: skip
+            real=real,
+            special=cls | sep,
+            ids=padded,
+            cls=cls,
+            sep=sep,
+            punctuation=marks,
+            log_frequency=rarity,
+            embeddings=table[padded],
+            rarest=rarity == rarity.amin(1, keepdim=True),
+        )
         made.append((Batch(padded, real), facts))
     return made
 
@@ -109,9 +116,10 @@ def race(model, batches, runs: int, others: list[str]) -> dict[str, np.ndarray]:
         for row in range(len(batch.ids)):
             text, n = slice(row, row + 1), int(facts.real[row].sum())
             cut_off = {
-                name: tensor[text, :n] for name, tensor in vars(facts).items()
+                name: tensor[text, :n]
+                for name, tensor in vars(facts).items()
                 if name in TextFacts.__dataclass_fields__ and tensor is not None
-            }  # fmt: skip
+            }
             model.run(Batch(batch.ids[text, :n]), probe(TextFacts(**cut_off)))
 
     def one_by_one(batch: Batch, facts: TextFacts) -> None:
@@ -178,22 +186,33 @@ class Dense:
         follow &= place < place[:, None]
         off = real * ~facts.resting
         columns = {
-            "resting": facts.resting.float(), "first_token": facts.first.float(), "cls": facts.cls.float(),
-            "sep": facts.sep.float(), "special": facts.special.float(), "punctuation": facts.punctuation.float(),
+            "resting": facts.resting.float(),
+            "first_token": facts.first.float(),
+            "cls": facts.cls.float(),
+            "sep": facts.sep.float(),
+            "special": facts.special.float(),
+            "punctuation": facts.punctuation.float(),
             "rarity": -facts.log_frequency * real,
-        }  # fmt: skip
+        }
         pairs = {
-            "previous_token": offset == -1, "self_token": offset == 0, "next_token": offset == 1,
-            "window": offset.abs() <= 3, "distance_tokens": offset.abs(), "signed_distance_tokens": offset,
-            "same_token": same, "induction": follow, "similar_token": facts.embeddings @ facts.embeddings.mT,
-        }  # fmt: skip
+            "previous_token": offset == -1,
+            "self_token": offset == 0,
+            "next_token": offset == 1,
+            "window": offset.abs() <= 3,
+            "distance_tokens": offset.abs(),
+            "signed_distance_tokens": offset,
+            "same_token": same,
+            "induction": follow,
+            "similar_token": facts.embeddings @ facts.embeddings.mT,
+        }
         return {
-            "real": real, "off": off,
+            "real": real,
+            "off": off,
             "bias": torch.where(facts.real, 0.0, torch.finfo(torch.float32).min)[:, None, None],
             "columns": torch.stack(list(columns.values()), -1)[:, None],
             "pairs": torch.stack([pair.float().expand(len(real), n, n) for pair in pairs.values()], -1),
             "log": real.sum(1).log()[:, None],
-        }  # fmt: skip
+        }
 
     def __call__(self, call) -> torch.Tensor:
         if self.shared is None:

@@ -29,9 +29,14 @@ def measure(case: str, n: int) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=HEADS * D_HEAD, intermediate_size=4 * HEADS * D_HEAD,
-        num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=n,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=HEADS * D_HEAD,
+        intermediate_size=4 * HEADS * D_HEAD,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=n,
+    )
     model = load(transformers.LlamaModel(config))
     ids = torch.randint(VOCABULARY, (1, n))
     nothing = torch.zeros(1, n, dtype=torch.bool)

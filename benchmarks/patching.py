@@ -76,9 +76,14 @@ def speed(name: str, n_pairs: int, n_tokens: int, step: int) -> dict[str, Any]:
     n_layers = model.info.n_layers[0]
     needed = float(((n_layers - found["heads"]["layer"] - 0.5) / n_layers).sum() * np.median(forwards))
     return {
-        "pairs": n_pairs, "tokens": n_tokens, "heads": len(found["heads"]), "forward_s": float(np.median(forwards)),
-        "patching_s": patching, "needed_s": needed, "ratio": patching / needed,
-    }  # fmt: skip
+        "pairs": n_pairs,
+        "tokens": n_tokens,
+        "heads": len(found["heads"]),
+        "forward_s": float(np.median(forwards)),
+        "patching_s": patching,
+        "needed_s": needed,
+        "ratio": patching / needed,
+    }
 
 
 def random_gpt2() -> Any:
@@ -116,10 +121,12 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
     model = wrap(network, name="random", check=False)
     _ = model.resumes
     functions = {
-        "z": patching.get_act_patch_attn_head_out_all_pos, "query": patching.get_act_patch_attn_head_q_all_pos,
-        "key": patching.get_act_patch_attn_head_k_all_pos, "value": patching.get_act_patch_attn_head_v_all_pos,
+        "z": patching.get_act_patch_attn_head_out_all_pos,
+        "query": patching.get_act_patch_attn_head_q_all_pos,
+        "key": patching.get_act_patch_attn_head_k_all_pos,
+        "value": patching.get_act_patch_attn_head_v_all_pos,
         "pattern": patching.get_act_patch_attn_head_pattern_all_pos,
-    }  # fmt: skip
+    }
     report: dict[str, Any] = {"model": Path(folder).name or "random", "coverage": coverage()}
     with torch.no_grad():
         logits, cache = theirs.run_with_cache(ids["clean"])

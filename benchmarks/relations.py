@@ -77,12 +77,22 @@ def main() -> None:
         )
         for name in ("study", "forward")
     }
-    print(json.dumps({
-        "benchmark": "relations", "texts": len(texts), "tokens": found.corpus["n_tokens"],
-        "relations": len(found["relations"]), "threads": options.threads,
-        **{f"{name}_s": round(seconds, 3) for name, seconds in middle.items()}, **ratios,
-        "accuracy_over_best_rule": margins, "ten_points_or_more": sum(margin >= 0.1 for margin in margins.values()),
-    }, ensure_ascii=False))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "benchmark": "relations",
+                "texts": len(texts),
+                "tokens": found.corpus["n_tokens"],
+                "relations": len(found["relations"]),
+                "threads": options.threads,
+                **{f"{name}_s": round(seconds, 3) for name, seconds in middle.items()},
+                **ratios,
+                "accuracy_over_best_rule": margins,
+                "ten_points_or_more": sum(margin >= 0.1 for margin in margins.values()),
+            },
+            ensure_ascii=False,
+        )
+    )
 
 
 def markdown(found: Relations) -> str:

@@ -307,14 +307,17 @@ def architectures_page() -> str:
     rows = ["| result | number | model types |", "|---|---:|---|"]
     rows += [f"| {group} | {len(groups[group])} | {', '.join(groups[group])} |" for group in sorted(groups)]
     parts = [
-        "# Model types of transformers", _MADE, about.strip(), "\n".join(rows),
+        "# Model types of transformers",
+        _MADE,
+        about.strip(),
+        "\n".join(rows),
         "## With pictures",
         "`--image` with a text shows where words look in a picture ([pictures and sound](pictures-and-sound.md)). "
         f"Words attend to patches among the tokens in {', '.join(sorted(FAMILIES))}. Words or learned queries attend "
         f"to a picture by cross-attention in {', '.join(sorted(CROSS_READERS))}.",
         "## With your own inputs",
         _OWN_INPUTS.format(types=", ".join(sorted(CASES))),
-    ]  # fmt: skip
+    ]
     return "\n\n".join(parts) + "\n"
 
 

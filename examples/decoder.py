@@ -48,9 +48,17 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, words: Sequence[str], n_layers: int, n_heads: int, d_model: int, d_ff: int, positions: Positions,
-        *, norm: bool, max_tokens: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        words: Sequence[str],
+        n_layers: int,
+        n_heads: int,
+        d_model: int,
+        d_ff: int,
+        positions: Positions,
+        *,
+        norm: bool,
+        max_tokens: int | None,
+    ) -> None:
         super().__init__()
         self.words = tuple(words)
         self.n_heads, self.d_model, self.d_ff = n_heads, d_model, d_ff
@@ -108,12 +116,22 @@ class Decoder(nn.Module):
         if self.positions != "rotary" or not self.has_norms:
             raise ValueError("a GPT-NeoX has rotary positions and norms: take wrap(network)")
         config = GPTNeoXConfig(
-            vocab_size=len(self.words), hidden_size=self.d_model, num_hidden_layers=len(self.layers),
-            num_attention_heads=self.n_heads, intermediate_size=max(self.d_ff, 1), hidden_act="gelu",
+            vocab_size=len(self.words),
+            hidden_size=self.d_model,
+            num_hidden_layers=len(self.layers),
+            num_attention_heads=self.n_heads,
+            intermediate_size=max(self.d_ff, 1),
+            hidden_act="gelu",
             rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE, "partial_rotary_factor": 1.0},
-            max_position_embeddings=self.max_tokens or LONGEST, use_parallel_residual=False, attention_bias=False,
-            hidden_dropout=0.0, attention_dropout=0.0, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
-        )  # fmt: skip
+            max_position_embeddings=self.max_tokens or LONGEST,
+            use_parallel_residual=False,
+            attention_bias=False,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
         network = GPTNeoXForCausalLM(config)
         state = {
             "gpt_neox.embed_in": self.embed,
@@ -270,9 +288,18 @@ def wrap(network: Decoder) -> DecoderModel:
     weight = network.embed.weight
     n_heads = network.n_heads
     info = ModelInfo(
-        name="decoder", source="memory", sha256="", architecture="decoder", kinds=("decoder",),
-        n_layers=(len(network.layers),), n_heads=(n_heads,), n_kv_heads=(n_heads,), d_model=network.d_model,
-        n_parameters=sum(parameter.numel() for parameter in network.parameters()), max_tokens=network.max_tokens,
-        dtype=name_dtype(weight.dtype), device=str(weight.device),
-    )  # fmt: skip
+        name="decoder",
+        source="memory",
+        sha256="",
+        architecture="decoder",
+        kinds=("decoder",),
+        n_layers=(len(network.layers),),
+        n_heads=(n_heads,),
+        n_kv_heads=(n_heads,),
+        d_model=network.d_model,
+        n_parameters=sum(parameter.numel() for parameter in network.parameters()),
+        max_tokens=network.max_tokens,
+        dtype=name_dtype(weight.dtype),
+        device=str(weight.device),
+    )
     return DecoderModel(info, copy.deepcopy(network).eval().requires_grad_(False))

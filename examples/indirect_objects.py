@@ -26,8 +26,28 @@ from torch import Tensor
 import attnscope
 from examples.decoder import DecoderModel, decoder, wrap
 
-NAMES = ("Mary", "John", "Tom", "James", "Anna", "Paul", "Peter", "David", "Sarah", "Emma", "Kate", "Mark", "Jack",
-         "Lucy", "Alice", "Bob", "Michael", "Robert", "Daniel", "Laura")  # fmt: skip
+NAMES = (
+    "Mary",
+    "John",
+    "Tom",
+    "James",
+    "Anna",
+    "Paul",
+    "Peter",
+    "David",
+    "Sarah",
+    "Emma",
+    "Kate",
+    "Mark",
+    "Jack",
+    "Lucy",
+    "Alice",
+    "Bob",
+    "Michael",
+    "Robert",
+    "Daniel",
+    "Laura",
+)
 VOCABULARY = (*NAMES, ";", "to")
 SHAPES = ((1, 2), (2, 1))
 """Layers, and heads of each."""
@@ -43,9 +63,12 @@ def sentences() -> Tensor:
     return torch.tensor(
         [
             (first, second, n, again, n + 1, first + second - again)
-            for first in range(n) for second in range(n) if first != second for again in (first, second)
+            for first in range(n)
+            for second in range(n)
+            if first != second
+            for again in (first, second)
         ]
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -63,9 +86,15 @@ class Run:
             The decoder as a model for attnscope, and the share of the other sentences that it answers right.
         """
         network = decoder(
-            VOCABULARY, n_layers=self.n_layers, n_heads=self.n_heads, d_model=16, positions="learned", norm=False,
-            max_tokens=5, seed=self.seed,
-        )  # fmt: skip
+            VOCABULARY,
+            n_layers=self.n_layers,
+            n_heads=self.n_heads,
+            d_model=16,
+            positions="learned",
+            norm=False,
+            max_tokens=5,
+            seed=self.seed,
+        )
         chance = torch.Generator().manual_seed(self.seed)
         every = sentences()
         held_out = torch.rand(len(every), generator=chance) < 0.25
@@ -75,8 +104,10 @@ class Run:
             groups["q_proj" in name or "k_proj" in name].append(parameter)
         optimizer = torch.optim.AdamW(
             [{"params": groups[True], "lr": SLOWER * RATE}, {"params": groups[False]}],
-            RATE, betas=(0.9, 0.98), weight_decay=0.01,
-        )  # fmt: skip
+            RATE,
+            betas=(0.9, 0.98),
+            weight_decay=0.01,
+        )
         slower = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / 50) * (1 - n / STEPS) ** 0.5)
         for _ in range(STEPS):
             ids = seen[torch.randint(len(seen), (BATCH,), generator=chance)]

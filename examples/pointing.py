@@ -35,9 +35,13 @@ from attnscope.senses.photos import read_photo
 
 SHAPES = ("circle", "square", "triangle", "cross")
 COLOURS = {
-    "red": (215, 45, 40), "green": (45, 160, 60), "blue": (40, 85, 205),
-    "yellow": (240, 200, 40), "purple": (135, 60, 165), "orange": (240, 130, 30),
-}  # fmt: skip
+    "red": (215, 45, 40),
+    "green": (45, 160, 60),
+    "blue": (40, 85, 205),
+    "yellow": (240, 200, 40),
+    "purple": (135, 60, 165),
+    "orange": (240, 130, 30),
+}
 QUESTIONS = {"shape": "what colour is the {}?", "colour": "which shape is {}?"}
 """What is asked, by what of a thing the question names."""
 WORDS = ("<pad>", "<s>", "</s>", "<unk>", "what", "colour", "which", "shape", "is", "the", *SHAPES, *COLOURS)
@@ -77,10 +81,20 @@ class Thing:
             "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
             "triangle": [(0, -1), (1, 0.8), (-1, 0.8)],
             "cross": [
-                (-0.35, -1), (0.35, -1), (0.35, -0.35), (1, -0.35), (1, 0.35), (0.35, 0.35),
-                (0.35, 1), (-0.35, 1), (-0.35, 0.35), (-1, 0.35), (-1, -0.35), (-0.35, -0.35),
+                (-0.35, -1),
+                (0.35, -1),
+                (0.35, -0.35),
+                (1, -0.35),
+                (1, 0.35),
+                (0.35, 0.35),
+                (0.35, 1),
+                (-0.35, 1),
+                (-0.35, 0.35),
+                (-1, 0.35),
+                (-1, -0.35),
+                (-0.35, -0.35),
             ],
-        }[self.shape]  # fmt: skip
+        }[self.shape]
         places = [(scale * (self.x + self.reach * x), scale * (self.y + self.reach * y)) for x, y in corners]
         brush.polygon(places, fill=COLOURS[self.colour])
 
@@ -137,17 +151,23 @@ def processor_of() -> Any:
         tokenizer_object=backend, **named, extra_special_tokens={"image_token": "<image>"}
     )
     images = CLIPImageProcessorPil(
-        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}, image_mean=[MEAN] * 3,
+        size={"shortest_edge": SIDE},
+        crop_size={"height": SIDE, "width": SIDE},
+        image_mean=[MEAN] * 3,
         image_std=[SPREAD] * 3,
-    )  # fmt: skip
+    )
     return LlavaProcessor(
-        images, tokenizer, patch_size=PATCH, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        images,
+        tokenizer,
+        patch_size=PATCH,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
         chat_template=(
             "<s>{% for message in messages %}{% for part in message['content'] %}"
             "{% if part['type'] == 'image' %}<image>{% else %} {{ part['text'] }}{% endif %}"
             "{% endfor %}{% endfor %}"
         ),
-    )  # fmt: skip
+    )
 
 
 def network_of(seed: int) -> Any:
@@ -158,9 +178,14 @@ def network_of(seed: int) -> Any:
     size = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": LAYERS}
     size["num_attention_heads"] = HEADS
     text = LlamaConfig(
-        **size, vocab_size=len(WORDS) + 1, max_position_embeddings=512, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        **size,
+        vocab_size=len(WORDS) + 1,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
         initializer_range=WIDTH**-0.5,
-    )  # fmt: skip
+    )
     sight = CLIPVisionConfig(**size, image_size=SIDE, patch_size=PATCH)
     return LlavaForConditionalGeneration(
         LlavaConfig(vision_config=sight, text_config=text, image_token_index=len(WORDS), vision_feature_layer=-1)

@@ -29,10 +29,11 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "phi3": ("Phi3ForCausalLM", "Phi3Config", _GROUPED | {"num_hidden_layers": 2, "pad_token_id": 0}),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _WIDE),
     "bart": (
-        "BartForConditionalGeneration", "BartConfig",
+        "BartForConditionalGeneration",
+        "BartConfig",
         _BART | {"d_model": 15, "encoder_ffn_dim": 11, "decoder_ffn_dim": 11},
     ),
-}  # fmt: skip
+}
 
 
 def tiny(name: str, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> transformers.PreTrainedModel:

@@ -14,9 +14,26 @@ from attnscope.studies.atlas.study import example_tables
 from tests.findings_helpers import fake_findings
 
 WORDS = (
-    "the", "old", "cat", "did", "not", "cross", "wide", "street", "because", "it", "was", "too", "tired", "to", "walk",
-    "any", "further", "that", "day",
-)  # fmt: skip
+    "the",
+    "old",
+    "cat",
+    "did",
+    "not",
+    "cross",
+    "wide",
+    "street",
+    "because",
+    "it",
+    "was",
+    "too",
+    "tired",
+    "to",
+    "walk",
+    "any",
+    "further",
+    "that",
+    "day",
+)
 
 
 def written(labels: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
@@ -94,9 +111,11 @@ def small_atlas(
     profiles = chance.dirichlet(np.ones(N_OFFSETS), n)
     apart = np.triu(chance.random((n, n)), 1)
     grids |= {
-        "profile": profiles, "even_profile": np.full_like(profiles, 1 / N_OFFSETS),
-        "deciles": np.sort(chance.random((n, 11))), "distance": apart + apart.T,
-    }  # fmt: skip
+        "profile": profiles,
+        "even_profile": np.full_like(profiles, 1 / N_OFFSETS),
+        "deciles": np.sort(chance.random((n, 11))),
+        "distance": apart + apart.T,
+    }
     meanings = {"rank": "content_nats", "score": "a score that was made up", "lift": "an even share"}
     options = {**findings.options, **meanings}
     return Atlas(findings.run, {**findings.corpus, "n_sampled": 40}, options, tables, grids)

@@ -133,10 +133,19 @@ def role(name: str, value: float = 0.8, **changes: Any) -> dict[str, Any]:
     """A row of the table of roles."""
     threshold, baseline, _ = ROLES.get(name, (0.4, 0.02, ""))
     usual: dict[str, Any] = {
-        "role": name, "measure": name, "value": value, "value_low": value - 0.02, "value_high": min(1.0, value + 0.02),
-        "value_baseline": baseline, "threshold": threshold, "p": 1e-9, "q": 3e-8, "tentative": False,
-        "active_share": NAN, "effective_texts": 50.0,
-    }  # fmt: skip
+        "role": name,
+        "measure": name,
+        "value": value,
+        "value_low": value - 0.02,
+        "value_high": min(1.0, value + 0.02),
+        "value_baseline": baseline,
+        "threshold": threshold,
+        "p": 1e-9,
+        "q": 3e-8,
+        "tentative": False,
+        "active_share": NAN,
+        "effective_texts": 50.0,
+    }
     return usual | {
         f"value_{name}" if name in ("low", "high", "baseline") else name: one for name, one in changes.items()
     }
@@ -193,10 +202,16 @@ def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ..
         score = Score(explained, explained - 0.05, explained + 0.04, 2.0)
         lines.append(
             HeadDescription(
-                *place, score, score, 0.7, (NEAR,), (CLS,), summary=f"{NEAR.words} (46%; uniform 10%)",
+                *place,
+                score,
+                score,
+                0.7,
+                (NEAR,),
+                (CLS,),
+                summary=f"{NEAR.words} (46%; uniform 10%)",
                 content="within_left",
             )
-        )  # fmt: skip
+        )
     if len(lines) > 1:
         lines[1] = HeadDescription(*places_of[1], Score(NAN, NAN, NAN, 0.04))
     return add_descriptions(found, Descriptions(tuple(lines), 54, 2000, 27))

@@ -166,7 +166,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
             "paddleocr_vl_text",
         ),
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
-    ),  # fmt: skip
+    ),
     **dict.fromkeys(
         ("hunyuan_vl_text",),
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}, "head_dim": 8},
@@ -481,9 +481,11 @@ def _judged_apart(names: list[str]) -> Iterator[tuple[str, Verdict]]:
     names = list(names)
     while names:
         with subprocess.Popen(
-            [sys.executable, "-m", "tests.hf_tally", "--lines", *names], stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        ) as process:  # fmt: skip
+            [sys.executable, "-m", "tests.hf_tally", "--lines", *names],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
             assert process.stdout is not None
             try:
                 while names:

@@ -11,15 +11,30 @@ from transformers.models.qwen3_vl import configuration_qwen3_vl, modeling_qwen3_
 
 Case = tuple[nn.Module, dict[str, Any]]
 SIZES: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4,
-}  # fmt: skip
+    "hidden_size": 32,
+    "intermediate_size": 37,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 SERIES: dict[str, Any] = {
-    "prediction_length": 6, "context_length": 12, "lags_sequence": [1, 2], "d_model": 16, "encoder_layers": 2,
-    "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_time_features": 2,
-}  # fmt: skip
+    "prediction_length": 6,
+    "context_length": 12,
+    "lags_sequence": [1, 2],
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_time_features": 2,
+}
 VISION: dict[str, Any] = {
-    "depth": 2, "hidden_size": 32, "intermediate_size": 32, "num_heads": 4, "out_hidden_size": 32, "patch_size": 4,
-}  # fmt: skip
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 4,
+    "out_hidden_size": 32,
+    "patch_size": 4,
+}
 
 
 def _ids(*shape: int) -> torch.Tensor:
@@ -32,10 +47,12 @@ def _pictures(n: int, size: int = 32) -> torch.Tensor:
 
 def _series() -> dict[str, torch.Tensor]:
     return {
-        "past_values": torch.randn(3, 14), "past_time_features": torch.randn(3, 14, 2),
-        "past_observed_mask": torch.ones(3, 14), "future_values": torch.randn(3, 6),
+        "past_values": torch.randn(3, 14),
+        "past_time_features": torch.randn(3, 14, 2),
+        "past_observed_mask": torch.ones(3, 14),
+        "future_values": torch.randn(3, 6),
         "future_time_features": torch.randn(3, 6, 2),
-    }  # fmt: skip
+    }
 
 
 def _grid() -> dict[str, torch.Tensor]:
@@ -79,9 +96,16 @@ def vit_mae() -> Case:
 
 def sam_vision_model() -> Case:
     config = transformers.SamVisionConfig(
-        hidden_size=32, output_channels=8, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8,
-        window_size=0, global_attn_indexes=[0, 1], mlp_dim=16,
-    )  # fmt: skip
+        hidden_size=32,
+        output_channels=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=32,
+        patch_size=8,
+        window_size=0,
+        global_attn_indexes=[0, 1],
+        mlp_dim=16,
+    )
     return transformers.SamVisionModel(config), {"pixel_values": _pictures(2)}
 
 
@@ -92,9 +116,16 @@ def data2vec_vision() -> Case:
 
 def udop() -> Case:
     config = transformers.UdopConfig(
-        vocab_size=40, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=4, image_size=16,
+        vocab_size=40,
+        d_model=32,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        image_size=16,
         patch_size=8,
-    )  # fmt: skip
+    )
     text = {"input_ids": _ids(2, 9), "bbox": torch.rand(2, 9, 4), "decoder_input_ids": _ids(2, 5)}
     return transformers.UdopModel(config), {**text, "pixel_values": _pictures(2, 16)}
 
@@ -102,7 +133,15 @@ def udop() -> Case:
 CASES = {
     case.__name__: case
     for case in (
-        time_series_transformer, informer, blip_2_qformer, qwen2_5_vl_vision, qwen3_vl_vision,
-        glm4v_vision, vit_mae, sam_vision_model, data2vec_vision, udop,
+        time_series_transformer,
+        informer,
+        blip_2_qformer,
+        qwen2_5_vl_vision,
+        qwen3_vl_vision,
+        glm4v_vision,
+        vit_mae,
+        sam_vision_model,
+        data2vec_vision,
+        udop,
     )
-}  # fmt: skip
+}

@@ -32,9 +32,13 @@ MADE: dict[str, list[str]] = {
     "pair.npz": ["compare", "the cat", "--with", "the dog", "-f", "npz"],
 }
 KEPT = (
-    "training.npz", "needles.npz", "looking.npz", "listening.npz", "pairs.npz",
+    "training.npz",
+    "needles.npz",
+    "looking.npz",
+    "listening.npz",
+    "pairs.npz",
     "patching.npz",
-)  # fmt: skip
+)
 """Records of models that take longer to make, as they lie in `records`."""
 EVERY = (*MADE, *KEPT)
 

@@ -11,8 +11,17 @@ from attnscope.core.attention.seam import AttentionCall, allowed
 from attnscope.core.catalogue import measure_names
 from attnscope.core.facts import TextFacts
 
-PLACES = ("previous_token", "self_token", "next_token", "window", "distance_tokens", "signed_distance_tokens",
-          "same_token", "induction", "similar_token")  # fmt: skip
+PLACES = (
+    "previous_token",
+    "self_token",
+    "next_token",
+    "window",
+    "distance_tokens",
+    "signed_distance_tokens",
+    "same_token",
+    "induction",
+    "similar_token",
+)
 SHIFTS = {"previous_token": (-1,), "self_token": (0,), "next_token": (1,), "window": tuple(range(-3, 4))}
 
 

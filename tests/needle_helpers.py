@@ -49,9 +49,12 @@ def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -
 
 
 def _plant(
-    network: Decoder, at: tuple[int, int], query: tuple[slice, Tensor], key: tuple[slice, Tensor],
+    network: Decoder,
+    at: tuple[int, int],
+    query: tuple[slice, Tensor],
+    key: tuple[slice, Tensor],
     moved: tuple[slice, slice],
-) -> None:  # fmt: skip
+) -> None:
     attention = network.layers[at[0]].attention
     first = at[1] * PLACES
     for weight, (part, matrix), size in (

@@ -55,10 +55,12 @@ BOTH = record_of(
     map_of(tokens_of(["the", "house", "</s>"], (2,)), kind="encoder", seed=4),
     map_of(tokens_of(["<pad>", "das", "Haus", "ist"], (0,)), kind="decoder", seed=5),
     map_of(
-        tokens_of(["<pad>", "das", "Haus", "ist"], (0,)), tokens_of(["the", "house", "</s>"], (2,)),
-        kind="cross", seed=6,
+        tokens_of(["<pad>", "das", "Haus", "ist"], (0,)),
+        tokens_of(["the", "house", "</s>"], (2,)),
+        kind="cross",
+        seed=6,
     ),
-)  # fmt: skip
+)
 FULL = shares(2, 12, 12, seed=7)
 FINDINGS = fake_findings(2, 3, seed=3, share_without=0.2)
 W = FIRST.maps[0].weights

@@ -23,8 +23,13 @@ NAME = "pretend"
 
 aten = torch.ops.aten
 
-_INDEXING = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default,
-             aten._unsafe_index.Tensor}  # fmt: skip
+_INDEXING = {
+    aten.index.Tensor,
+    aten.index_put_.default,
+    aten.index_put.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+}
 """As on CUDA, an index may lie on the processor; it is moved each time, which `moves` counts."""
 
 moves: Counter[str] = Counter()
@@ -63,9 +68,13 @@ class Pretended(torch.Tensor):
         if held.dtype in _lacks:
             raise TypeError(f"cannot make a tensor of {held.dtype} on {device}: this device has none")
         made = torch.Tensor._make_wrapper_subclass(
-            cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
             device=device,
-        )  # fmt: skip
+        )
         made.held = held
         return made
 

@@ -9,9 +9,18 @@ from numpy.typing import NDArray
 
 
 def write_vision(
-    folder: Path, model_type: str = "vit", *, hidden: int = 24, heads: int = 4, layers: int = 2, image: int = 24,
-    patch: int = 8, std: float = 0.3, processor: str = "ViTImageProcessor", **more: Any,
-) -> Path:  # fmt: skip
+    folder: Path,
+    model_type: str = "vit",
+    *,
+    hidden: int = 24,
+    heads: int = 4,
+    layers: int = 2,
+    image: int = 24,
+    patch: int = 8,
+    std: float = 0.3,
+    processor: str = "ViTImageProcessor",
+    **more: Any,
+) -> Path:
     """Writes a random vision transformer and an image processor that resizes to what it takes."""
     import torch
     from transformers import AutoConfig, AutoModel
@@ -80,11 +89,24 @@ def write_whisper(folder: Path, *, seconds: int = 1, layers: int = 2, heads: int
 
     rate, hop = 16000, 160
     config = WhisperConfig(
-        vocab_size=len(WORDS), num_mel_bins=8, d_model=8 * heads, max_source_positions=seconds * rate // hop // 2,
-        max_target_positions=16, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
-        decoder_attention_heads=heads, encoder_ffn_dim=16, decoder_ffn_dim=16, pad_token_id=2, bos_token_id=1,
-        eos_token_id=1, decoder_start_token_id=0, suppress_tokens=None, begin_suppress_tokens=None,
-    )  # fmt: skip
+        vocab_size=len(WORDS),
+        num_mel_bins=8,
+        d_model=8 * heads,
+        max_source_positions=seconds * rate // hop // 2,
+        max_target_positions=16,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        pad_token_id=2,
+        bos_token_id=1,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
     torch.manual_seed(0)
     model = WhisperForConditionalGeneration(config)
     with torch.no_grad():

@@ -79,8 +79,11 @@ def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dic
 
 def test_there_is_a_figure_for_each_quantity(tmp_path: Path) -> None:
     assert [path.name for path in made().draw(tmp_path, ["png"])] == [
-        "effect-zero_loss.png", "effect-zero_l2.png", "effect-zero_kl.png", "effect-importance.png",
-    ]  # fmt: skip
+        "effect-zero_loss.png",
+        "effect-zero_l2.png",
+        "effect-zero_kl.png",
+        "effect-importance.png",
+    ]
 
 
 # The command line -------------------------------------------------------------------------------------------------

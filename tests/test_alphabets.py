@@ -21,7 +21,7 @@ ALPHABETS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {
     "smiles": (SMILES, ["C", "N", "O", "Br", "(", ")", "=", ".", ">>", "1", "c"], ("CC(=O)O.OCC>>CC(=O)OCC", "N>>C")),
     "protein": ("[ACDEFGHIKLMNPQRSTVWY]", list("ACDEFGHIKLMNPQRSTVWY"), ("MKTAYIAKQR", "GAVLIMFWP")),
     "selfies": (r"\[[^\]]+\]", ["[C]", "[O]", "[=O]", "[Branch1]"], ("[C][C][=O][O]", "[O][Branch1][C][C]")),
-}  # fmt: skip
+}
 
 
 def regex_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
@@ -42,9 +42,13 @@ def regex_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
 def made(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param)
     config = BertConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=8,
         max_position_embeddings=32,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     BertModel(config).save_pretrained(folder)
     regex_tokenizer(request.param).save_pretrained(folder)

@@ -38,10 +38,16 @@ def shown(text: AnnotatedText) -> set[tuple[str, str, str]]:
 
 # CoNLL-U --------------------------------------------------------------------------------------------------------
 
-CATS = "\n".join([
-    "# text = Cats, dogs sleep.", row(1, "Cats", 4, "nsubj", "SpaceAfter=No"), row(2, ",", 3, "punct"),
-    row(3, "dogs", 4, "nsubj"), row(4, "sleep", 0, "root", "SpaceAfter=No"), row(5, ".", 4, "punct"),
-])  # fmt: skip
+CATS = "\n".join(
+    [
+        "# text = Cats, dogs sleep.",
+        row(1, "Cats", 4, "nsubj", "SpaceAfter=No"),
+        row(2, ",", 3, "punct"),
+        row(3, "dogs", 4, "nsubj"),
+        row(4, "sleep", 0, "root", "SpaceAfter=No"),
+        row(5, ".", 4, "punct"),
+    ]
+)
 
 
 def test_both_directions_of_each_dependency(tmp_path: Path) -> None:
@@ -71,10 +77,16 @@ def test_words_have_their_parts_of_speech(tmp_path: Path) -> None:
 
 def test_words_of_a_multiword_token_and_empty_nodes(tmp_path: Path) -> None:
     lines = [
-        row("1-2", "Don't"), row(1, "Do", 3, "aux"), row(2, "n't", 3, "advmod"), row("2.1", "you", "_", "_"),
-        row(3, "parler", 0, "root"), row("4-5", "du"), row(4, "de", 6, "case"), row(5, "le", 6, "det"),
+        row("1-2", "Don't"),
+        row(1, "Do", 3, "aux"),
+        row(2, "n't", 3, "advmod"),
+        row("2.1", "you", "_", "_"),
+        row(3, "parler", 0, "root"),
+        row("4-5", "du"),
+        row(4, "de", 6, "case"),
+        row(5, "le", 6, "det"),
         row(6, "chat", 3, "obl"),
-    ]  # fmt: skip
+    ]
     (text,) = read(tmp_path, "\n".join(lines))
     assert text.text == "Don't parler du chat"
     assert [text.word(n) for n in range(6)] == ["Do", "n't", "parler", "du", "du", "chat"]
@@ -83,11 +95,16 @@ def test_words_of_a_multiword_token_and_empty_nodes(tmp_path: Path) -> None:
 
 def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path: Path) -> None:
     first = [
-        row(1, "The", 3, "det", "Entity=(1-person"), row(2, "old", 3, "amod"), row(3, "man", 4, "nsubj", "Entity=1)"),
-        row(4, "lost", 0, "root"), row(5, "his", 6, "nmod", "Entity=(2-object(1-person)"),
-        row(6, "hat", 4, "obj", "Entity=2)"), row(7, "himself", 4, "obl", "Entity=(1-person)"),
-        row(8, "parts", 4, "obl", "Entity=(9[1/2]-x)"), row(9, "more", 4, "obl", "Entity=(9[2/2]-x)"),
-    ]  # fmt: skip
+        row(1, "The", 3, "det", "Entity=(1-person"),
+        row(2, "old", 3, "amod"),
+        row(3, "man", 4, "nsubj", "Entity=1)"),
+        row(4, "lost", 0, "root"),
+        row(5, "his", 6, "nmod", "Entity=(2-object(1-person)"),
+        row(6, "hat", 4, "obj", "Entity=2)"),
+        row(7, "himself", 4, "obl", "Entity=(1-person)"),
+        row(8, "parts", 4, "obl", "Entity=(9[1/2]-x)"),
+        row(9, "more", 4, "obl", "Entity=(9[2/2]-x)"),
+    ]
     second = [row(1, "He", 2, "nsubj", "Entity=(1-person)"), row(2, "cried", 0, "root")]
     third = ["# newdoc id = b", row(1, "He", 2, "nsubj", "Entity=(1-person)"), row(2, "ran", 0, "root")]
     content = "\n\n".join("\n".join(lines) for lines in (first, second, third))
@@ -163,10 +180,14 @@ def line(text: str, *links: dict[str, Any], **more: Any) -> str:
 def test_spans_are_words_and_many_targets_may_be_right() -> None:
     text = spans.parse(
         line(
-            "A big dog and it, Rex.", {"from": [14, 16], "to": [[2, 9], [18, 21]], "label": "coref"},
-            {"from": [14, 16], "to": [0, 1], "label": "coref"}, {"from": [2, 5], "to": [6, 9]},
-        ), "a", 3,
-    )  # fmt: skip
+            "A big dog and it, Rex.",
+            {"from": [14, 16], "to": [[2, 9], [18, 21]], "label": "coref"},
+            {"from": [14, 16], "to": [0, 1], "label": "coref"},
+            {"from": [2, 5], "to": [6, 9]},
+        ),
+        "a",
+        3,
+    )
     assert text is not None
     assert shown(text) == {("coref", "it", "A big dog Rex"), ("link", "big", "dog")}
     assert text.line == 3
@@ -200,7 +221,7 @@ def test_spans_cut_words_where_they_must() -> None:
         (line("abc", words=[[0, 2], [1, 3]]), "words [0, 2] and [1, 3] overlap"),
         (line("abc", words=7), '"words" is neither "characters" nor a list'),
     ],
-)  # fmt: skip
+)
 def test_a_line_that_cannot_be_is_refused(content: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(AnnotationError) as refused:
         spans.parse(content, "a", 4)
@@ -275,17 +296,23 @@ def test_links_of_python() -> None:
     assert ("closing→opening", "]", 7, "[", 7) in brackets
     names = found - brackets
     assert names == {
-        ("name→import", "path", 9, "path", 1), ("name→import", "loads", 6, "loads", 2),
+        ("name→import", "path", 9, "path", 1),
+        ("name→import", "loads", 6, "loads", 2),
         ("name→import", "sys", 9, "sys", 3),
-        ("name→parameter", "name", 6, "name", 5), ("name→parameter", "n", 7, "n", 5),
+        ("name→parameter", "name", 6, "name", 5),
+        ("name→parameter", "n", 7, "n", 5),
         ("name→parameter", "q", 20, "q", 20),
-        ("name→assignment", "text", 8, "text", 6), ("name→assignment", "i", 8, "i", 7),
+        ("name→assignment", "text", 8, "text", 6),
+        ("name→assignment", "i", 8, "i", 7),
         ("name→assignment", "text", 9, "text", 8),
         ("call→definition", "greet", 16, "greet", 5),
-        ("name→assignment", "x", 16, "x", 16), ("name→assignment", "z", 16, "z", 16),
-        ("name→assignment", "x", 17, "x", 16), ("name→assignment", "f", 17, "f", 17),
-        ("name→assignment", "x", 18, "x", 16), ("name→assignment", "e", 19, "e", 19),
-    }  # fmt: skip  # `size` in grow is no name of the class's body; `greet` alone is no call
+        ("name→assignment", "x", 16, "x", 16),
+        ("name→assignment", "z", 16, "z", 16),
+        ("name→assignment", "x", 17, "x", 16),
+        ("name→assignment", "f", 17, "f", 17),
+        ("name→assignment", "x", 18, "x", 16),
+        ("name→assignment", "e", 19, "e", 19),
+    }
 
 
 def test_words_of_python_have_kinds() -> None:
@@ -293,10 +320,13 @@ def test_words_of_python_have_kinds() -> None:
     kinds = [(text.word(n), kind) for n, kind in enumerate(text.kinds)]
     assert len(text.kinds) == len(text.words)
     assert {kind: [word for word, of in kinds if of == kind] for _, kind in kinds} == {
-        "keyword": ["def", "return", "if", "else"], "identifier": ["f", "x", "x", "x"],
-        "operator": ["(", ")", ":", "+"], "number": ["1"], "comment": ["#", "the", "why"],
+        "keyword": ["def", "return", "if", "else"],
+        "identifier": ["f", "x", "x", "x"],
+        "operator": ["(", ")", ":", "+"],
+        "number": ["1"],
+        "comment": ["#", "the", "why"],
         "string": ['"', "a", "b", '"'],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -321,9 +351,14 @@ def tokens_of(text: str, pieces: list[tuple[int, int]]) -> Tokens:
     n = len(pieces) + 2
     special = np.array([True, *[False] * len(pieces), True])
     return Tokens(
-        text, np.arange(n), tuple("x" * n), np.array([(-1, -1), *pieces, (-1, -1)], np.int32), special,
-        None, np.zeros(n, np.int32),
-    )  # fmt: skip
+        text,
+        np.arange(n),
+        tuple("x" * n),
+        np.array([(-1, -1), *pieces, (-1, -1)], np.int32),
+        special,
+        None,
+        np.zeros(n, np.int32),
+    )
 
 
 def text_of(text: str, words: list[tuple[int, int]], *links: Link) -> AnnotatedText:
@@ -331,8 +366,13 @@ def text_of(text: str, words: list[tuple[int, int]], *links: Link) -> AnnotatedT
 
 
 def test_words_find_their_tokens_by_characters() -> None:
-    text = text_of("don't go far", [(0, 2), (2, 5), (6, 8), (9, 12)],
-                   Link("a", (2,), (3,)), Link("a", (2,), (1,)), Link("b", (0,), (3,)))  # fmt: skip
+    text = text_of(
+        "don't go far",
+        [(0, 2), (2, 5), (6, 8), (9, 12)],
+        Link("a", (2,), (3,)),
+        Link("a", (2,), (1,)),
+        Link("b", (0,), (3,)),
+    )
     # "don" reaches into both words; "go"; " f", "ar"
     tokens = tokens_of(text.text, [(0, 3), (3, 4), (4, 5), (5, 8), (8, 10), (10, 12)])
     (found,), left_out = place_links(text, chunks(tokens), tokens)
@@ -354,8 +394,14 @@ def test_a_word_without_a_token_is_left_out() -> None:
 
 def test_links_between_chunks_and_behind_causality() -> None:
     words = [(i * 2, i * 2 + 1) for i in range(8)]
-    text = text_of("a b c d e f g h", words, Link("near", (1,), (0,)), Link("far", (7,), (0,)),
-                   Link("on", (0,), (1, 2)), Link("mixed", (5,), (4, 6)))  # fmt: skip
+    text = text_of(
+        "a b c d e f g h",
+        words,
+        Link("near", (1,), (0,)),
+        Link("far", (7,), (0,)),
+        Link("on", (0,), (1, 2)),
+        Link("mixed", (5,), (4, 6)),
+    )
     tokens = tokens_of(text.text, words)
     parts = chunks(tokens, chunk=6)
     found, left_out = place_links(text, parts, tokens)

@@ -127,8 +127,13 @@ load_model = attnscope.load
 """Bound before tests load each model once: the package keeps what it finds first."""
 
 PARTS = {
-    "the animal": (1, 2), "was too": (11, 12), "@3-5": (3, 4, 5), "@2": (2,), "it": (10,), "it,street": (8, 10),
-}  # fmt: skip
+    "the animal": (1, 2),
+    "was too": (11, 12),
+    "@3-5": (3, 4, 5),
+    "@2": (2,),
+    "it": (10,),
+    "it,street": (8, 10),
+}
 
 
 @pytest.mark.parametrize(("source", "target"), [*pairwise(PARTS)])

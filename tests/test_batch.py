@@ -149,9 +149,14 @@ def test_other_options_or_another_model_are_drawn_anew(tmp_path: Path, tiny_bert
     base = study._hash_all_but_the_text(source, HOW)
     assert study._hash_all_but_the_text(source, replace(HOW, running=SharedWork(workers=1, threads=3))) == base
     for change in (
-        {"choice": Choice(layers=(1,))}, {"formats": ("png",)}, {"tokens": Tokens(words=True)},
-        {"style": Style("head")}, {"generate": 1}, {"chat": True}, {"loading": LoadOptions(dtype="float64")},
-    ):  # fmt: skip
+        {"choice": Choice(layers=(1,))},
+        {"formats": ("png",)},
+        {"tokens": Tokens(words=True)},
+        {"style": Style("head")},
+        {"generate": 1},
+        {"chat": True},
+        {"loading": LoadOptions(dtype="float64")},
+    ):
         assert study._hash_all_but_the_text(source, replace(HOW, **change)) != base, change  # type: ignore[arg-type]
     (tiny_bert / "vocab.txt").write_text((tiny_bert / "vocab.txt").read_text() + "more\n")
     assert study._hash_all_but_the_text(source, HOW) != base

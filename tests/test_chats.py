@@ -49,9 +49,11 @@ def tokenizer(template: str | None = TEMPLATE) -> transformers.PreTrainedTokeniz
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", chat_template=template,
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        chat_template=template,
         additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def test_odd_messages_are_written(llama: HuggingFaceModel, tmp_path: Path, messa
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "the content of a message is no text"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_line_is_skipped_with_the_reason(
     llama: HuggingFaceModel, tmp_path: Path, entry: dict[str, Any], reason: str
 ) -> None:

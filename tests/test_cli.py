@@ -47,8 +47,10 @@ def test_the_first_command_of_a_new_user(run: Run, tmp_path: Path) -> None:
     answer, paths = result.out.splitlines()[:7], [Path(line) for line in result.out.splitlines()[7:]]
     assert answer[1] == "L0H2  ' → didn  1.00" and answer[-1].startswith("open file://")
     assert [path.name for path in paths] == [
-        "overview.png", *(f"L{layer:02d}.png" for layer in range(6)), "heatmap.npz",
-    ]  # fmt: skip
+        "overview.png",
+        *(f"L{layer:02d}.png" for layer in range(6)),
+        "heatmap.npz",
+    ]
     (folder,) = {path.parent for path in paths}
     assert re.fullmatch(r"attnscope-out/minilm-the-animal-didnt-cross-the-street-[0-9a-f]{8}", str(folder))
     assert files(tmp_path / folder) == sorted(path.name for path in paths)

@@ -101,11 +101,17 @@ def test_failure_is_one_line_and_1_and_leaves_nothing(
 @pytest.mark.parametrize(
     "command",
     [
-        "heatmap --file FILE", "heads --file FILE -o out", "atlas --file FILE -o atlas.html", "compare --file FILE",
-        "ablate --file FILE -o out", "page --file FILE -o page.html", "heatmap --rollout --file FILE -o out",
-        "learn trace --file FILE -L 0 -H 0 -o out", "relations FILE --annotated-as conllu -o out",
+        "heatmap --file FILE",
+        "heads --file FILE -o out",
+        "atlas --file FILE -o atlas.html",
+        "compare --file FILE",
+        "ablate --file FILE -o out",
+        "page --file FILE -o page.html",
+        "heatmap --rollout --file FILE -o out",
+        "learn trace --file FILE -L 0 -H 0 -o out",
+        "relations FILE --annotated-as conllu -o out",
     ],
-)  # fmt: skip
+)
 def test_no_command_reads_a_pdf_as_text_and_none_leaves_a_file(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "paper.txt").write_bytes(b"%PDF-1.7\n1 0 obj\nstream\n\xe2\xe3\xcf\xd3\nendstream\n")
     require_one_line(run(*command.replace("FILE", "paper.txt").split(), "-m", "own"), "a PDF, not plain text")

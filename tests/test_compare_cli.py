@@ -43,9 +43,14 @@ def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
     ranked = [line.split()[0] for line in out.splitlines() if line.startswith("L") and "→" in line]
     assert "L3H1" in ranked[:5]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "compare.npz", "compare.csv", "change.png", "change-overall.png", "differences.png", "maps.png",
+        "compare.npz",
+        "compare.csv",
+        "change.png",
+        "change-overall.png",
+        "differences.png",
+        "maps.png",
         "query-010.png",
-    }  # fmt: skip
+    }
 
 
 def test_names_that_change_places_keep_their_weights(run: Run) -> None:
@@ -83,8 +88,12 @@ def test_picked_heads(run: Run) -> None:
     assert status == 0
     assert "no one head of the model could compute it" in " ".join(out.split())
     assert out.splitlines()[-5:] == [
-        "out/compare.json", "out/picked.svg", "out/picked.pdf", "out/differences.svg", "out/differences.pdf",
-    ]  # fmt: skip
+        "out/compare.json",
+        "out/picked.svg",
+        "out/picked.pdf",
+        "out/differences.svg",
+        "out/differences.pdf",
+    ]
 
 
 @pytest.mark.parametrize(

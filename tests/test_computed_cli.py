@@ -67,9 +67,15 @@ def test_the_split_prints_every_number(attnscope: Run) -> None:
     assert status == 0
     single, four = WORKED["single_head"], WORKED["four_heads"]
     for matrix in (
-        single["weights"], single["output"], WORKED["weights_head_1"], WORKED["weights_head_2"],
-        WORKED["mean_of_two_heads"], WORKED["output"], *four["weights"], four["output"],
-    ):  # fmt: skip
+        single["weights"],
+        single["output"],
+        WORKED["weights_head_1"],
+        WORKED["weights_head_2"],
+        WORKED["mean_of_two_heads"],
+        WORKED["output"],
+        *four["weights"],
+        four["output"],
+    ):
         assert has_matrix(out, WORKED["tokens"], matrix)
     assert "H0: 0.9600" in out and "H1: 0.9941" in re.sub(r"\s+", " ", out)
     status, out, _ = attnscope("learn", "split", "--drop", "0,1", "--json")

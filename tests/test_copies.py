@@ -24,60 +24,75 @@ def kept(*texts: str | tuple[int, ...]) -> list[int]:
     return left
 
 
-@pytest.mark.parametrize("copy", [
-    CAT,
-    CAT.upper(),
-    "  " + CAT.replace(" ", "\n\t ") + "\n",
-    "- " + CAT,
-    "12. " + CAT,
-    "(b) " + CAT,
-    "“ " + CAT,
-    "[3] " + CAT,
-    "User: " + CAT,
-    "Example 7: " + CAT,
-    "And so " + CAT,
-    CAT + " Did it?",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "copy",
+    [
+        CAT,
+        CAT.upper(),
+        "  " + CAT.replace(" ", "\n\t ") + "\n",
+        "- " + CAT,
+        "12. " + CAT,
+        "(b) " + CAT,
+        "“ " + CAT,
+        "[3] " + CAT,
+        "User: " + CAT,
+        "Example 7: " + CAT,
+        "And so " + CAT,
+        CAT + " Did it?",
+    ],
+)
 def test_the_same_text_in_other_clothes_is_a_copy(copy: str) -> None:
     assert kept(CAT, copy) == [0]
     assert kept(copy, CAT) == [0]
     assert kept("3) " + CAT, "Text 9: " + copy) == [0] if copy.endswith("outside.") and "so" not in copy else [0, 1]
 
 
-@pytest.mark.parametrize(("one", "other"), [
-    # Pairs that differ in a word of their midst, in their first or last one.
-    ("The developer argued with the designer because he did not like the design.",
-     "The developer argued with the designer because she did not like the design."),
-    ("The trophy does not fit into the suitcase because it is too big.",
-     "The trophy does not fit into the suitcase because it is too small."),
-    ("John gave the ball to the girl that he had met in the park.",
-     "Mary gave the ball to the girl that he had met in the park."),
-    # Sums of one template, and numbers alone.
-    ("What is 23 plus 45?", "What is 31 plus 17?"),
-    ("1. 2 + 2", "2. 3 + 4"),
-    # Short texts in longer ones.
-    ("I like it.", "Oh, I like it."),
-    (CAT, " ".join([CAT] * 2)),
-    (CAT, "Once upon a time in the west " + CAT),
-    ("1: 2", "3: 2"),
-    ("Mr. Brown likes his work", "Mrs. Brown likes his work"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # Pairs that differ in a word of their midst, in their first or last one.
+        (
+            "The developer argued with the designer because he did not like the design.",
+            "The developer argued with the designer because she did not like the design.",
+        ),
+        (
+            "The trophy does not fit into the suitcase because it is too big.",
+            "The trophy does not fit into the suitcase because it is too small.",
+        ),
+        (
+            "John gave the ball to the girl that he had met in the park.",
+            "Mary gave the ball to the girl that he had met in the park.",
+        ),
+        # Sums of one template, and numbers alone.
+        ("What is 23 plus 45?", "What is 31 plus 17?"),
+        ("1. 2 + 2", "2. 3 + 4"),
+        # Short texts in longer ones.
+        ("I like it.", "Oh, I like it."),
+        (CAT, " ".join([CAT] * 2)),
+        (CAT, "Once upon a time in the west " + CAT),
+        ("1: 2", "3: 2"),
+        ("Mr. Brown likes his work", "Mrs. Brown likes his work"),
+    ],
+)
 def test_texts_that_say_something_else_are_not(one: str, other: str) -> None:
     assert kept(one, other) == [0, 1]
     assert kept(other, one) == [0, 1]
 
 
-@pytest.mark.parametrize(("template", "least"), [
-    ("The old man bought {n} apples at the market and carried them home.", 59),
-    ("I am {n} years old", 59),  # numbers count nothing in short texts too
-    ("The old man bought {word} at the market and carried it home.", 58),
-    ("When {word} and {other} went to the store, {word} gave a drink to", 55),
-    ("{word} saw the man on the hill with a long telescope.", 58),
-    ("I saw the man on the hill with a {word}", 58),
-    ("The {word} saw the {other} again.", 58),
-    ("My {word} is very {other} now, really.", 58),
-    ("Give me the {word}!", 58),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "least"),
+    [
+        ("The old man bought {n} apples at the market and carried them home.", 59),
+        ("I am {n} years old", 59),  # numbers count nothing in short texts too
+        ("The old man bought {word} at the market and carried it home.", 58),
+        ("When {word} and {other} went to the store, {word} gave a drink to", 55),
+        ("{word} saw the man on the hill with a long telescope.", 58),
+        ("I saw the man on the hill with a {word}", 58),
+        ("The {word} saw the {other} again.", 58),
+        ("My {word} is very {other} now, really.", 58),
+        ("Give me the {word}!", 58),
+    ],
+)
 def test_texts_of_one_template_are_copies_from_the_third_on(template: str, least: int) -> None:
     """A pair may be made to differ; 60 texts of one template are the evidence of one."""
     fill = [{"n": n, "word": f"w{n}", "other": f"v{7 * n % 60}"} for n in range(60)]

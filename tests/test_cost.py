@@ -44,13 +44,22 @@ def true_counts(model: Any) -> tuple[int, int, int]:
 
 
 LLAMA = {
-    "hidden_size": 96, "intermediate_size": 130, "num_hidden_layers": 3, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "vocab_size": 77, "head_dim": 20,
-}  # fmt: skip
+    "hidden_size": 96,
+    "intermediate_size": 130,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 77,
+    "head_dim": 20,
+}
 BERT = {
-    "hidden_size": 60, "intermediate_size": 33, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 77,
+    "hidden_size": 60,
+    "intermediate_size": 33,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 77,
     "max_position_embeddings": 29,
-}  # fmt: skip
+}
 GPT2 = {"n_embd": 60, "n_head": 4, "n_layer": 3, "vocab_size": 77, "n_inner": 31, "n_positions": 29}
 MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("bert", "AutoModel", {}),
@@ -82,18 +91,24 @@ def test_counts_are_those_of_the_model(family: str, auto: str, settings: dict[st
 @pytest.mark.parametrize(
     ("name", "auto"),
     [
-        ("bert-base", "AutoModel"), ("gpt2", "AutoModelForCausalLM"), ("llama-2-7b", "AutoModelForCausalLM"),
+        ("bert-base", "AutoModel"),
+        ("gpt2", "AutoModelForCausalLM"),
+        ("llama-2-7b", "AutoModelForCausalLM"),
         ("llama-2-70b", "AutoModelForCausalLM"),
     ],
-)  # fmt: skip
+)
 def test_presets_are_the_published_models(name: str, auto: str) -> None:
     s = PRESETS[name]
     settings: dict[str, Any] = {}
     if name.startswith("llama"):
         settings = {
-            "hidden_size": s.d_model, "intermediate_size": s.d_ff, "num_hidden_layers": s.n_layers,
-            "num_attention_heads": s.n_heads, "num_key_value_heads": s.n_kv_heads, "vocab_size": s.vocab_size,
-        }  # fmt: skip
+            "hidden_size": s.d_model,
+            "intermediate_size": s.d_ff,
+            "num_hidden_layers": s.n_layers,
+            "num_attention_heads": s.n_heads,
+            "num_key_value_heads": s.n_kv_heads,
+            "vocab_size": s.vocab_size,
+        }
     family = {"bert-base": "bert", "gpt2": "gpt2"}.get(name, "llama")
     matrices, _, everything = true_counts(on_meta(family, auto, **settings))
     found = cost(name)
@@ -173,10 +188,19 @@ def test_a_model_is_read_without_its_weights(tmp_path: Path) -> None:
 def test_families_not_known_in_closed_form_are_built_and_counted() -> None:
     for family, kind in (("modernbert", "encoder"), ("phi", "decoder"), ("t5", "encoder-decoder")):
         settings = {
-            "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 40,
-            "vocab_size": 60, "d_model": 48, "d_kv": 12, "num_layers": 2, "num_heads": 4,
-            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-        }  # fmt: skip
+            "hidden_size": 48,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "intermediate_size": 40,
+            "vocab_size": 60,
+            "d_model": 48,
+            "d_kv": 12,
+            "num_layers": 2,
+            "num_heads": 4,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        }
         found = cost(sizes_of(settings | {"model_type": family}, family, ""), 9)
         assert found.value("parameters") == sum(p.numel() for p in on_meta(family, **settings).parameters())
         assert found.sizes["kind"] == kind
@@ -244,11 +268,16 @@ def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("value", "unit", "said"),
     [
-        (9_663_676_416, "bytes", "9.66 GB (9.00 GiB)"), (999, "bytes", "999 B"), (109_482_240, "parameters", "109.5 M"),
-        (174_604_259_328, "parameters", "174.6 B"), (12, "parameters", "12"), (0.2589, "share", "25.9%"),
-        (1024.0, "times", "1,024x"), (367_402_130_866_176, "multiply-adds", "367.4 T"),
+        (9_663_676_416, "bytes", "9.66 GB (9.00 GiB)"),
+        (999, "bytes", "999 B"),
+        (109_482_240, "parameters", "109.5 M"),
+        (174_604_259_328, "parameters", "174.6 B"),
+        (12, "parameters", "12"),
+        (0.2589, "share", "25.9%"),
+        (1024.0, "times", "1,024x"),
+        (367_402_130_866_176, "multiply-adds", "367.4 T"),
     ],
-)  # fmt: skip
+)
 def test_large_numbers_in_short(value: float, unit: str, said: str) -> None:
     assert abbreviate(value, unit) == said
 

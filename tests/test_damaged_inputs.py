@@ -15,19 +15,63 @@ def damage_inputs(chance: random.Random) -> tuple[Any, Any]:
     """Inputs of a module of (batch, 6, 8), and labels, of which one is wrong or odd."""
     x = torch.randn(4, 6, 8)
     tensors = [
-        x[0], x[:, :, :3], x[:0], x[:, :0], x[0, 0, 0], x.double(), x.half(), x.long(), x.bool(), x * torch.inf,
-        x.to(torch.complex64), x.to("meta"), x.clone().requires_grad_(), x.transpose(0, 1), x.expand(4, 6, 8)[:1],
-        x.numpy(), x[..., None], x.masked_fill(x > 2, torch.nan), torch.full_like(x, 1e38), x.to_sparse(),
-        None, 3, "x", b"x",
-    ]  # fmt: skip
+        x[0],
+        x[:, :, :3],
+        x[:0],
+        x[:, :0],
+        x[0, 0, 0],
+        x.double(),
+        x.half(),
+        x.long(),
+        x.bool(),
+        x * torch.inf,
+        x.to(torch.complex64),
+        x.to("meta"),
+        x.clone().requires_grad_(),
+        x.transpose(0, 1),
+        x.expand(4, 6, 8)[:1],
+        x.numpy(),
+        x[..., None],
+        x.masked_fill(x > 2, torch.nan),
+        torch.full_like(x, 1e38),
+        x.to_sparse(),
+        None,
+        3,
+        "x",
+        b"x",
+    ]
     shapes = [
-        lambda t: t, lambda t: [t, x], lambda t: (t,), lambda t: {"x": t}, lambda t: {"y": t}, lambda t: [[t]],
-        lambda t: {"x": [t]}, lambda t: (t, t), lambda t: {1: t}, lambda t: [x, t, x[:2]], lambda t: iter([t]),
-    ]  # fmt: skip
+        lambda t: t,
+        lambda t: [t, x],
+        lambda t: (t,),
+        lambda t: {"x": t},
+        lambda t: {"y": t},
+        lambda t: [[t]],
+        lambda t: {"x": [t]},
+        lambda t: (t, t),
+        lambda t: {1: t},
+        lambda t: [x, t, x[:2]],
+        lambda t: iter([t]),
+    ]
     labels = [
-        None, None, None, list("abcdef"), (2, 3), range(6), [], "abcdef", (0, 6), (-2, -3), [list("abcdef")] * 4,
-        ["a\nb", "", "\0", "\ud800", "e" * 9999, "f"], {"a": 1}, [1, 2, 3, 4, 5, 6], 6, [["a"]], range(6, 0, -1),
-    ]  # fmt: skip
+        None,
+        None,
+        None,
+        list("abcdef"),
+        (2, 3),
+        range(6),
+        [],
+        "abcdef",
+        (0, 6),
+        (-2, -3),
+        [list("abcdef")] * 4,
+        ["a\nb", "", "\0", "\ud800", "e" * 9999, "f"],
+        {"a": 1},
+        [1, 2, 3, 4, 5, 6],
+        6,
+        [["a"]],
+        range(6, 0, -1),
+    ]
     return chance.choice(shapes)(chance.choice(tensors)), chance.choice(labels)
 
 

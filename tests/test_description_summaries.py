@@ -25,11 +25,22 @@ OFFSETS = np.tile(np.arange(N_KEYS) - N_KEYS // 2, N_ROWS)
 @pytest.mark.parametrize(
     ("word", "name"),
     [
-        ("she", "pronouns"), ("kitchen", "nouns"), ("kitchens", "nouns"), ("walked", "verbs"), ("takes", "verbs"),
-        ("helpful", "adjectives"), ("slowly", "adverbs"), ("family", "nouns"), ("thanks", "interjections"),
-        ("morning", "nouns"), ("seven", "numbers"), ("not", "negations"), (",", ""), ("x1", ""),
+        ("she", "pronouns"),
+        ("kitchen", "nouns"),
+        ("kitchens", "nouns"),
+        ("walked", "verbs"),
+        ("takes", "verbs"),
+        ("helpful", "adjectives"),
+        ("slowly", "adverbs"),
+        ("family", "nouns"),
+        ("thanks", "interjections"),
+        ("morning", "nouns"),
+        ("seven", "numbers"),
+        ("not", "negations"),
+        (",", ""),
+        ("x1", ""),
     ],
-)  # fmt: skip
+)
 def test_a_word_has_one_class(word: str, name: str) -> None:
     assert class_of(word) == name
 
@@ -50,10 +61,15 @@ def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
         elif feature.name == "same":
             flags[number] = np.repeat(TYPES[OFFSETS == 0], N_KEYS) == TYPES
     rows = Rows(
-        flags, np.array([feature.levels for feature in features]), np.arange(N_ROWS + 1) * N_KEYS, np.arange(N_ROWS),
+        flags,
+        np.array([feature.levels for feature in features]),
+        np.arange(N_ROWS + 1) * N_KEYS,
+        np.arange(N_ROWS),
         attention[None] / np.repeat(np.add.reduceat(attention, np.arange(N_ROWS) * N_KEYS), N_KEYS),
-        key_types=TYPES.astype(np.int32), query_types=TYPES[OFFSETS == 0].astype(np.int32), columns=(columns,),
-    )  # fmt: skip
+        key_types=TYPES.astype(np.int32),
+        query_types=TYPES[OFFSETS == 0].astype(np.int32),
+        columns=(columns,),
+    )
     types, gates = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS), gates_of(features)
     rows = replace(rows, gates=flags[gates][:, OFFSETS == 0] > 0)
     group = SimpleNamespace(features=features, offsets=OFFSETS.astype(np.int32), types=types, gates=gates)

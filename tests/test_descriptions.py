@@ -55,9 +55,16 @@ def line_of(found: Descriptions, layer: int, head: int) -> HeadDescription:
 
 def test_heads_that_were_built_are_described_as_they_were_built(of_own: Descriptions) -> None:
     built = {
-        (0, 0): "offset-1", (0, 1): "offset+1", (0, 2): "self", (0, 3): "special:[BOS]", (0, 5): "punctuation",
-        (1, 0): "offset-1", (1, 2): "self", (1, 3): "special:[BOS]", (1, 5): "offset-2",
-    }  # fmt: skip
+        (0, 0): "offset-1",
+        (0, 1): "offset+1",
+        (0, 2): "self",
+        (0, 3): "special:[BOS]",
+        (0, 5): "punctuation",
+        (1, 0): "offset-1",
+        (1, 2): "self",
+        (1, 3): "special:[BOS]",
+        (1, 5): "offset-2",
+    }
     for place, feature in built.items():
         one = line_of(of_own, *place)
         terms = one.rests if feature.startswith("special:") else one.attends

@@ -14,10 +14,15 @@ from tests.test_devices import STUDIES, numbers_of
 
 pytest.importorskip("accelerate", reason="the extra [accelerate] is not installed")
 
-FIRST_ON_DISK = {"model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu",
-                 "model.layers.2": "cpu",
-                 "model.norm": "cpu",
-                 "model.rotary_emb": "cpu", "lm_head": "cpu"}  # fmt: skip
+FIRST_ON_DISK = {
+    "model.embed_tokens": "cpu",
+    "model.layers.0": "disk",
+    "model.layers.1": "cpu",
+    "model.layers.2": "cpu",
+    "model.norm": "cpu",
+    "model.rotary_emb": "cpu",
+    "lm_head": "cpu",
+}
 
 
 @pytest.fixture

@@ -19,11 +19,14 @@ def sample(seed: int) -> tuple[Rows, np.ndarray, np.ndarray]:
     drawn = np.random.default_rng(seed)
     n = N_TEXTS * N_ROWS
     rows = Rows(
-        (drawn.random((1, n * N_KEYS)) < 0.3).astype(np.uint8), np.array([2]), np.arange(n + 1) * N_KEYS,
-        np.repeat(np.arange(N_TEXTS), N_ROWS), np.full((1, n * N_KEYS), 1 / N_KEYS),
+        (drawn.random((1, n * N_KEYS)) < 0.3).astype(np.uint8),
+        np.array([2]),
+        np.arange(n + 1) * N_KEYS,
+        np.repeat(np.arange(N_TEXTS), N_ROWS),
+        np.full((1, n * N_KEYS), 1 / N_KEYS),
         key_types=drawn.integers(0, N_TYPES, n * N_KEYS).astype(np.int32),
         query_types=drawn.integers(0, N_TYPES, n).astype(np.int32),
-    )  # fmt: skip
+    )
     offsets = np.tile(np.arange(N_KEYS) - N_KEYS // 2, n).astype(np.int32)
     embeddings = drawn.normal(size=(N_TYPES, WIDTH)).astype(np.float32)
     occurrences = np.bincount(rows.key_types, minlength=N_TYPES)
@@ -160,8 +163,9 @@ def test_a_known_class_of_queries_is_found_that_attends_to_a_known_class_of_keys
     rows = replace(rows, attention=attending(rows, planted, 0.5, seed))
     x = describe_types(
         np.random.default_rng(seed).normal(size=(N_TYPES, 5)).astype(np.float32),
-        np.bincount(rows.key_types, minlength=N_TYPES), np.zeros((N_TYPES, 0), np.float32),
-    )  # fmt: skip
+        np.bincount(rows.key_types, minlength=N_TYPES),
+        np.zeros((N_TYPES, 0), np.float32),
+    )
     fitted = rows.of_texts(range(12))
     (columns,) = find_columns(fitted, np.tile(np.arange(N_KEYS), len(rows.texts)).astype(np.int32), x, range(4))
     (found,) = describe(replace(rows, columns=(columns,)).of_texts(range(12)), [5] * 4, most=2)

@@ -91,10 +91,19 @@ PARAGRAPHS = 12
 LONG = [
     ROOT / "docs" / f"{name}.md"
     for name in (
-        "ablate", "atlas", "compare", "formats", "heads", "heatmaps", "models", "pages", "recipes", "relations",
+        "ablate",
+        "atlas",
+        "compare",
+        "formats",
+        "heads",
+        "heatmaps",
+        "models",
+        "pages",
+        "recipes",
+        "relations",
         "training",
     )
-]  # fmt: skip
+]
 """Pages whose commands take most of the time of all; `pytest -m slow` runs them."""
 
 HELD: dict[object, Model] = {}
@@ -182,8 +191,15 @@ def write_protein_model(folder: Path) -> None:
     EsmTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
-    config = EsmConfig(vocab_size=len(vocabulary), pad_token_id=1, mask_token_id=len(vocabulary) - 1,
-                       position_embedding_type="rotary", token_dropout=True, max_position_embeddings=200, **sizes)  # fmt: skip  # noqa: E501
+    config = EsmConfig(
+        vocab_size=len(vocabulary),
+        pad_token_id=1,
+        mask_token_id=len(vocabulary) - 1,
+        position_embedding_type="rotary",
+        token_dropout=True,
+        max_position_embeddings=200,
+        **sizes,
+    )
     EsmForMaskedLM(config).save_pretrained(folder)
 
 

@@ -55,9 +55,15 @@ def sharp_model(folder: Path, kind: str, seed: int, sharpness: float) -> Any:
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.for_model(
-        kind, vocab_size=len(VOCABULARY), hidden_size=48, num_attention_heads=8, num_key_value_heads=8,
-        num_hidden_layers=3, intermediate_size=48, max_position_embeddings=1000,
-    )  # fmt: skip
+        kind,
+        vocab_size=len(VOCABULARY),
+        hidden_size=48,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        num_hidden_layers=3,
+        intermediate_size=48,
+        max_position_embeddings=1000,
+    )
     torch.manual_seed(seed)
     model = AutoModel.from_config(config)
     with torch.no_grad():

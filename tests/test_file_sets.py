@@ -103,8 +103,11 @@ def test_a_run_that_is_killed_at_any_step_leaves_the_earlier_set_or_the_new_one(
     assert signals == sorted(signals, reverse=True) and set(signals) == {"9", "0"}
     n_between = 0
     for place in targets:
-        found = {path.name: path.read_text() for path in map(locate, map(place.joinpath, {*EARLIER, *LATER}))
-                 if path.is_file()}  # fmt: skip
+        found = {
+            path.name: path.read_text()
+            for path in map(locate, map(place.joinpath, {*EARLIER, *LATER}))
+            if path.is_file()
+        }
         if find_unmoved(place):  # the rest of the new set is read where it is
             assert {name: found[name] for name in LATER} == LATER
             n_between += {n: t for n, t in contents(place).items() if "replacing-" not in n} not in (EARLIER, LATER)
@@ -249,10 +252,17 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*(p.name for p in before), "interrupted"}
 
 
-@pytest.mark.parametrize("command", [
-    ("atlas", "a cat"), ("training", "own", "own", "--file", "texts.txt"), ("heatmap", "a cat"),
-    ("ablate", "a cat", "--pick", "L0H0"), ("show", "heatmap.npz"), ("batch", "texts.txt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("atlas", "a cat"),
+        ("training", "own", "own", "--file", "texts.txt"),
+        ("heatmap", "a cat"),
+        ("ablate", "a cat", "--pick", "L0H0"),
+        ("show", "heatmap.npz"),
+        ("batch", "texts.txt"),
+    ],
+)
 def test_no_folder_is_named_as_stdout_is(command: tuple[str, ...], run: Run, tmp_path: Path) -> None:
     simple(5).save(tmp_path / "heatmap.npz")
     (tmp_path / "texts.txt").write_text("a cat\n")

@@ -81,11 +81,9 @@ def _zero_t5(kind: str, model: Any, layer: int, head: int) -> None:
         ("bert", "encoder", _zero_bert),
         ("gpt2", "decoder", _zero_gpt2),
         ("llama", "decoder", _zero_llama),
-        *(
-            ("t5", kind, functools.partial(_zero_t5, kind)) for kind in ("encoder", "decoder", "cross")
-        ),
+        *(("t5", kind, functools.partial(_zero_t5, kind)) for kind in ("encoder", "decoder", "cross")),
     ],
-)  # fmt: skip
+)
 def test_ablation_by_the_seam_is_zeroing_the_weights_by_hand(
     name: str, kind: Any, zero: Callable[[Any, int, int], None]
 ) -> None:

@@ -73,10 +73,13 @@ def random_model(folder: Path, kind: str, seed: int) -> Any:
         "bert": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 32},
         "gpt2": {"n_embd": 24, "n_head": 4, "n_layer": 3, "bos_token_id": 3, "eos_token_id": 4},
         "llama": {
-            "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3,
+            "hidden_size": 24,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 3,
             "intermediate_size": 32,
         },
-    }[kind]  # fmt: skip
+    }[kind]
     if not folder.exists():
         torch.manual_seed(0)
         config = AutoConfig.for_model(kind, vocab_size=len(VOCABULARY), max_position_embeddings=200, **sizes)

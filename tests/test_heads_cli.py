@@ -146,13 +146,25 @@ def test_show_tells_all_of_one_head(run: Run, study: Run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--threshold", "local"), ("--threshold", "nobody=0.2"), ("--threshold", "local=2"),
-        ("--split", "word"), ("--format", "gif", "-o", "out"), ("--format", "", "-o", "out"), ("--format", "npz"),
-        ("--control", "trained"), ("--chunk", "0"), ("--stride", "-1"), ("--chunk", "many"),
-        ("--measures", "nothing"), ("--probe", "repeat"), ("a text too",), ("--engine", "steam"), ("--dtype", "int8"),
+        ("--threshold", "local"),
+        ("--threshold", "nobody=0.2"),
+        ("--threshold", "local=2"),
+        ("--split", "word"),
+        ("--format", "gif", "-o", "out"),
+        ("--format", "", "-o", "out"),
+        ("--format", "npz"),
+        ("--control", "trained"),
+        ("--chunk", "0"),
+        ("--stride", "-1"),
+        ("--chunk", "many"),
+        ("--measures", "nothing"),
+        ("--probe", "repeat"),
+        ("a text too",),
+        ("--engine", "steam"),
+        ("--dtype", "int8"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_wrong_usage_is_said_before_anything_runs(study: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     status, out, err = study("--file", SENTENCES, *arguments)
     assert (status, out) == (2, ""), err
@@ -213,8 +225,11 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
     arguments = ["heads", "-m", "own", "--file", SENTENCES, "-o", "out", "-f", "npz,json,csv"]
     with started(
         [sys.executable, "-c", _SLOWLY, *arguments],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as running:  # fmt: skip
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
         assert running.stderr is not None
         for line in running.stderr:
             if line.strip() == "READY":
@@ -238,8 +253,10 @@ def test_ctrl_c_at_any_moment_leaves_whole_files_or_none(tmp_path: Path) -> None
         folder = tmp_path / str(number)
         with started(
             [*command, "-o", str(folder)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        ) as running:  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as running:
             time.sleep(0.3 + 0.5 * number)
             running.send_signal(signal.SIGINT)
             _, err = running.communicate(timeout=LIMIT_S)

@@ -59,10 +59,15 @@ class TestSmallMaps:
 
     def test_cells_that_are_not_above_the_baseline_are_pale(self) -> None:
         parts = {"low": (0.1, 0.2), "high": (0.9, 0.2)}
-        made = of(*(Head("encoder", 0, n, (), 0.5, {"a": Estimate(value, baseline=even), "b": Estimate(value)})
-                    for n, (value, even) in enumerate(parts.values())))  # fmt: skip
-        fills = [tuple(color[:3]) for cells in page_of(made, "measures").axes.collections
-                 for color in cells.get_facecolors()]  # fmt: skip
+        made = of(
+            *(
+                Head("encoder", 0, n, (), 0.5, {"a": Estimate(value, baseline=even), "b": Estimate(value)})
+                for n, (value, even) in enumerate(parts.values())
+            )
+        )
+        fills = [
+            tuple(color[:3]) for cells in page_of(made, "measures").axes.collections for color in cells.get_facecolors()
+        ]
         # The first map draws its low cell a second time, paler than the second map has it.
         assert len(fills) >= 5 and len({*fills}) == len({*fills}) and max(map(sum, fills)) > 2.8
 
@@ -71,8 +76,9 @@ class TestSmallMaps:
         found = fake_findings(30, 9)
         sheets = [page for stem, page in pages(found, Style(width=width)) if stem.startswith("measures")]
         assert len(sheets) > 1 and all(page.figure.get_size_inches()[1] <= 9.5 for page in sheets)
-        bold = [text.get_text() for page in sheets for text in page.figure.findobj(Written)
-                if text.get_weight() == "bold"]  # fmt: skip
+        bold = [
+            text.get_text() for page in sheets for text in page.figure.findobj(Written) if text.get_weight() == "bold"
+        ]
         titles = [text for text in bold if text[0].islower() and "·" not in text]
         assert len(titles) == len(found.measure_names)
 

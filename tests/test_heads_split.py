@@ -72,9 +72,13 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
         has = [not name.startswith(("value_", "norm_")) for name in names] if part[0] in "01" else slice(None)
         for ours in (together[part], sum(one[part] for one in alone)):
             rounding.require_no_worse(
-                ours[..., has], plain[part][..., has], true[..., has],
-                size=size if size is None else size[has], slack=slack, err_msg=part,
-            )  # fmt: skip
+                ours[..., has],
+                plain[part][..., has],
+                true[..., has],
+                size=size if size is None else size[has],
+                slack=slack,
+                err_msg=part,
+            )
 
 
 def test_blocks_of_any_size_give_the_same(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +164,16 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
     from attnscope.models.model import Batch
 
     write_tiny(
-        tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0,
+        tmp_path / "t5",
+        "t5",
+        d_model=15,
+        d_kv=5,
+        num_heads=3,
+        num_layers=2,
+        d_ff=11,
+        pad_token_id=0,
         decoder_start_token_id=0,
-    )  # fmt: skip
+    )
     model = attnscope.load(str(tmp_path / "t5"))
     texts = ["the cat", "a b c d e", "the the cat."]
     expected: dict[str, list[Any]] = {"encoder": [], "decoder": [], "cross": []}

@@ -15,11 +15,14 @@ MOST_LINES, MOST_LINES_OF_TESTS = 550, 600
 MOST_PARAMETERS = 8
 MOST_FILES = 24
 MANY_PARAMETERS = {
-    "core/attention/multihead.py:__init__", "core/attention/multihead.py:forward",  # as torch.nn.MultiheadAttention's
-    "models/__init__.py:load", "questions/arrays.py:record_from_arrays", "models/hf/model.py:__init__",
+    "core/attention/multihead.py:__init__",
+    "core/attention/multihead.py:forward",  # as torch.nn.MultiheadAttention's
+    "models/__init__.py:load",
+    "questions/arrays.py:record_from_arrays",
+    "models/hf/model.py:__init__",
     "studies/maps/study.py:heatmap",  # public, with a keyword for each thing that users choose
     "models/hf/seam.py:attention_function",  # as transformers calls it
-}  # fmt: skip
+}
 """Functions that have more; kernels and commands may too."""
 MANY_FILES = {"pages/src", "questions"}
 """Folders that hold more: the scripts of pages are one program, without folders in it; each question has its file."""
@@ -137,3 +140,9 @@ def test_what_a_view_counts_may_be_one() -> None:
         if COUNTED.search(line)
     ]
     assert not found
+
+
+def test_the_formatter_has_the_last_word() -> None:
+    roots = [Path(__file__).parent, ROOT, ROOT.parent / "examples", ROOT.parent / "benchmarks", ROOT.parent / "docs"]
+    mark = "# fmt: " + "skip"
+    assert not [str(path) for root in roots for path in root.rglob("*.py") if mark in path.read_text("utf-8")]

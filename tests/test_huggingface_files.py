@@ -168,9 +168,15 @@ def test_only_transformers_models_are_wrapped() -> None:
 
 def causal_lm(**more: Any) -> PreTrainedModel:
     config = transformers.LlamaConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=16,
-        vocab_size=60, max_position_embeddings=32, **more,
-    )  # fmt: skip
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=16,
+        vocab_size=60,
+        max_position_embeddings=32,
+        **more,
+    )
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     boost(model)

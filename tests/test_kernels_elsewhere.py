@@ -33,8 +33,9 @@ def test_attention_without_a_map_on_a_device_that_is_not_the_processor(fields: d
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group", [1, 4])
 def test_tiles_on_cuda_against_float64(dtype: torch.dtype, group: int) -> None:
-    call = make_call(n_kv_heads=2, group=group, n_queries=1025, n_keys=1025, d_head=59, d_value=59, dtype=dtype,
-                     is_causal=True)  # fmt: skip
+    call = make_call(
+        n_kv_heads=2, group=group, n_queries=1025, n_keys=1025, d_head=59, d_value=59, dtype=dtype, is_causal=True
+    )
     oracle = read_tiles(rounding.in_float64(call))
     there = on(call, "cuda")
     found = read_tiles(there)
@@ -47,8 +48,9 @@ def test_tiles_on_cuda_against_float64(dtype: torch.dtype, group: int) -> None:
         wanted = oracle.output[..., : output.shape[3]]
         assert (output.cpu().double() - wanted).abs().max() <= allowed
     for name, atol in (("log_sum_exp", 1e-4), ("weights", 1e-5), ("largest", 1e-5), ("entropy_nats", 1e-4)):
-        torch.testing.assert_close(getattr(found, name).cpu().double(), getattr(oracle, name), rtol=1e-4, atol=atol,
-                                   msg=name)  # fmt: skip
+        torch.testing.assert_close(
+            getattr(found, name).cpu().double(), getattr(oracle, name), rtol=1e-4, atol=atol, msg=name
+        )
 
 
 @gpu_test

@@ -21,16 +21,31 @@ from tests.processes import modules_after
 from tests.record_helpers import require_lossless
 
 FILES = {
-    "heads": "heads.npz", "compare": "compare.npz", "relations": "relations.npz", "ablate": "ablation.npz",
-    "trace": "trace.npz", "split": "split.npz", "cost": "cost.npz", "rollout": "rollout.npz",
-    "heatmap": "heatmap.npz", "pooled": "pooled.npz", "atlas": "atlas.npz", "weights": "weights.npz",
-    "training": "training.npz", "why": "why.npz", "shares": "shares.npz", "patch": "patching.npz",
-}  # fmt: skip
+    "heads": "heads.npz",
+    "compare": "compare.npz",
+    "relations": "relations.npz",
+    "ablate": "ablation.npz",
+    "trace": "trace.npz",
+    "split": "split.npz",
+    "cost": "cost.npz",
+    "rollout": "rollout.npz",
+    "heatmap": "heatmap.npz",
+    "pooled": "pooled.npz",
+    "atlas": "atlas.npz",
+    "weights": "weights.npz",
+    "training": "training.npz",
+    "why": "why.npz",
+    "shares": "shares.npz",
+    "patch": "patching.npz",
+}
 FORMATS = ("npz", "json", "csv", "py", "text", *FIGURE_FORMATS, "nonsense")
 OPTIONS = {
-    "query": ("the", "nowhere"), "pick": ("L0H0", "L9H9"), "scale": ("head", "zz"), "cmap": ("Greys", "zz"),
+    "query": ("the", "nowhere"),
+    "pick": ("L0H0", "L9H9"),
+    "scale": ("head", "zz"),
+    "cmap": ("Greys", "zz"),
     "measures": ("entropy_nats", "nonsense"),
-}  # fmt: skip
+}
 """An option: a value that records here have, and one that none has."""
 
 

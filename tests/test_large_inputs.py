@@ -48,18 +48,23 @@ def kinds() -> dict[str, FastTokenizer]:
     pieces = models.WordPiece(unk_token="<unk>")  # type: ignore[call-arg]
     return {
         "wordpiece": trained(
-            pieces, trainers.WordPieceTrainer(vocab_size=120, special_tokens=special),
-            pre_tokenizers.BertPreTokenizer(), normalizers.BertNormalizer(),
+            pieces,
+            trainers.WordPieceTrainer(vocab_size=120, special_tokens=special),
+            pre_tokenizers.BertPreTokenizer(),
+            normalizers.BertNormalizer(),
         ),
         "bytes": trained(
-            models.BPE(), trainers.BpeTrainer(vocab_size=350, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
+            models.BPE(),
+            trainers.BpeTrainer(vocab_size=350, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ),
         "unigram": trained(
-            models.Unigram(), trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>"),
-            pre_tokenizers.Metaspace(), normalizers.NFKC(),
+            models.Unigram(),
+            trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>"),
+            pre_tokenizers.Metaspace(),
+            normalizers.NFKC(),
         ),
-    }  # fmt: skip
+    }
 
 
 def require_same_beginning(tokenizer: FastTokenizer, text: str, limit: int) -> str:
@@ -117,8 +122,9 @@ def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run: Run, tmp_path
     assert [len(text.text or "") for text in corpus] == [2**22, 5]
     (problem,) = corpus.problems
     assert (problem.line, problem.reason) == (
-        1, "the text has 4,800,000 characters: the first 4,194,304 are read, the rest is left out",
-    )  # fmt: skip
+        1,
+        "the text has 4,800,000 characters: the first 4,194,304 are read, the rest is left out",
+    )
     short = Corpus([tmp_path / "a.txt"], most_characters=8)
     assert [text.text for text in short] == ["the cat ", "a dog"]
 

@@ -35,11 +35,12 @@ PROGRAMS = {
     ),
     "costs": ("import attnscope; attnscope.cost('gpt3', 2048), attnscope.cost('minilm')", HEAVY),
     "names for the shell": (
-        "from attnscope.cli.build import complete_measures; assert complete_measures('entr')", HEAVY,
+        "from attnscope.cli.build import complete_measures; assert complete_measures('entr')",
+        HEAVY,
     ),
     "tables of heads": ("import attnscope.questions.heads", HEAVY),
     "figures of maps": ("import attnscope.questions.heatmap_senses", HEAVY),
-}  # fmt: skip
+}
 """A program, and the modules that it does not need."""
 
 

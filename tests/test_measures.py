@@ -131,8 +131,11 @@ def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path: Path) -> None:
     tests = [f"tests/test_{name}.py" for name in ("measures", "sums")]
     subprocess.run(
         [sys.executable, "-m", "pytest", "-x", *tests, *chosen],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=True, timeout=LIMIT_S,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        check=True,
+        timeout=LIMIT_S,
+    )
 
 
 # More cases in closed form.

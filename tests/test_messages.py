@@ -31,12 +31,22 @@ def test_what_is_not_quoted_is_shortened_if_it_is_longer_than_a_name() -> None:
     assert one_line(plain) == plain.strip()
 
 
-@pytest.mark.parametrize("arguments", [
-    ("heatmap", "a", "-f", "LONG"), ("heatmap", "a", "-m", "LONG"), ("heatmap", "a", "--pick", "LONG"),
-    ("heatmap", "a", "--query", "LONG"), ("heads", "a", "--sort", "LONG"), ("show", "LONG"), ("LONG",),
-    ("heatmap", "a", "-L", "LONG"), ("heatmap", "a", "--LONG"), ("heatmap", "a", "LONG"),
-    ("atlas", "a", "--examples-by", "LONG"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("heatmap", "a", "-f", "LONG"),
+        ("heatmap", "a", "-m", "LONG"),
+        ("heatmap", "a", "--pick", "LONG"),
+        ("heatmap", "a", "--query", "LONG"),
+        ("heads", "a", "--sort", "LONG"),
+        ("show", "LONG"),
+        ("LONG",),
+        ("heatmap", "a", "-L", "LONG"),
+        ("heatmap", "a", "--LONG"),
+        ("heatmap", "a", "LONG"),
+        ("atlas", "a", "--examples-by", "LONG"),
+    ],
+)
 def test_no_command_repeats_a_long_argument(arguments: tuple[str, ...], run: Run) -> None:
     given = "q" * 100_000
     model = [] if "-m" in arguments or "LONG" in arguments[:2] else ["-m", "own"]

@@ -69,8 +69,11 @@ def test_texts_of_one_kind_are_padded_together() -> None:
     longrope, dynamic = phi3().base.config, llama_dynamic().base.config
     plain = attnscope.load(tiny("llama")).base.config  # type: ignore[attr-defined]
     for lengths, in_longrope, in_dynamic in (
-        ([3, 16], False, False), ([16, 17], True, True), ([17, 40], False, True), ([40, 40], False, False)
-    ):  # fmt: skip
+        ([3, 16], False, False),
+        ([16, 17], True, True),
+        ([17, 40], False, True),
+        ([40, 40], False, False),
+    ):
         mask = padded(lengths).mask
         assert [mixes_lengths(config, mask) for config in (longrope, dynamic, plain)] == [
             in_longrope,
@@ -100,9 +103,12 @@ def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(
     texts = [" ".join(map(str, text(n, seed)[0].tolist())) for seed, n in enumerate((9, 40, 12, 33, 15, 20, 30, 6))]
     together = STUDIES[study](model, texts)
     for module, name in (
-        (head_blocks, "TOKEN_BUDGET"), (pairs, "TOKEN_BUDGET"), (atlas_rows, "TOKEN_BUDGET"),
-        (rows, "TOKEN_BUDGET"), (reading, "ROW_TOKENS"),
-    ):  # fmt: skip
+        (head_blocks, "TOKEN_BUDGET"),
+        (pairs, "TOKEN_BUDGET"),
+        (atlas_rows, "TOKEN_BUDGET"),
+        (rows, "TOKEN_BUDGET"),
+        (reading, "ROW_TOKENS"),
+    ):
         monkeypatch.setattr(module, name, 1)
     alone = STUDIES[study](model, texts)
     require_close(together, alone, study, rtol=1e-3, atol=1e-4)

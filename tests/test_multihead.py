@@ -42,9 +42,13 @@ def torch_twin(
 def copy_of(module: nn.MultiheadAttention) -> MultiHeadAttention:
     """Our module with the weights of torch's, packed or separate."""
     own = MultiHeadAttention(
-        module.embed_dim, module.num_heads, bias=module.in_proj_bias is not None, kdim=module.kdim, vdim=module.vdim,
+        module.embed_dim,
+        module.num_heads,
+        bias=module.in_proj_bias is not None,
+        kdim=module.kdim,
+        vdim=module.vdim,
         dtype=module.out_proj.weight.dtype,
-    )  # fmt: skip
+    )
     separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     packed = module.in_proj_weight
     weights = separate if packed is None else packed.chunk(3)

@@ -92,9 +92,18 @@ def writer(model_type: str) -> Model:
     """A small random decoder with its head; Mistral's sees five tokens back."""
     more = {"sliding_window": 5} if model_type == "mistral" else {}
     config = transformers.AutoConfig.for_model(
-        model_type, vocab_size=50, hidden_size=24, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=6, pad_token_id=0, max_position_embeddings=1000, **more,
-    )  # fmt: skip
+        model_type,
+        vocab_size=50,
+        hidden_size=24,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        pad_token_id=0,
+        max_position_embeddings=1000,
+        **more,
+    )
     torch.manual_seed(0)
     return attnscope.load(transformers.AutoModelForCausalLM.from_config(config).eval())
 
@@ -118,10 +127,13 @@ def test_nothing_of_the_size_of_a_map_is_made(model_type: str, monkeypatch: pyte
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
     model, n = writer(model_type), 640
-    batch, probes = Batch(torch.randint(1, 50, (1, n))), (
-        lambda: Strongest(slice(n - 8, n)),
-        lambda: Gate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
-    )  # fmt: skip
+    batch, probes = (
+        Batch(torch.randint(1, 50, (1, n))),
+        (
+            lambda: Strongest(slice(n - 8, n)),
+            lambda: Gate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
+        ),
+    )
     for probe in probes:
         model.outputs(batch, probe(), last=8)  # what is made once and kept
         with Largest() as largest:

@@ -30,10 +30,18 @@ def write(folder: Path, name: str) -> Path:
         embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic", out_features=["stage4"]
     )
     config = configuration(
-        backbone_config=backbone, use_timm_backbone=False, d_model=16, encoder_layers=1, decoder_layers=2,
-        encoder_attention_heads=4, decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, num_queries=5,
+        backbone_config=backbone,
+        use_timm_backbone=False,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=8,
+        decoder_ffn_dim=8,
+        num_queries=5,
         id2label={0: "cat", 1: "remote"},
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = kind(config).eval()
     with torch.no_grad():
@@ -119,9 +127,17 @@ def test_figures_of_queries(folders: dict[str, Path], run: Run) -> None:
 def test_deformable_attention_is_refused() -> None:
     backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic")
     config = transformers.DeformableDetrConfig(
-        backbone_config=backbone, use_timm_backbone=False, d_model=32, encoder_layers=1, decoder_layers=1,
-        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, num_queries=3,
+        backbone_config=backbone,
+        use_timm_backbone=False,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=8,
+        decoder_ffn_dim=8,
+        num_queries=3,
         num_feature_levels=1,
-    )  # fmt: skip
+    )
     with pytest.raises(AttnscopeError, match="decoder that reads no text"):
         attnscope.load(transformers.DeformableDetrModel(config).eval())  # type: ignore[arg-type]

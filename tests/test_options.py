@@ -252,8 +252,14 @@ def test_options_stand_in_panels_and_only_those_of_one_command_in_none() -> None
             if parameter.param_type_name == "option":
                 panels[max(parameter.opts, key=len)].add(parameter.rich_help_panel)
     assert {panel for held in panels.values() for panel in held} == {
-        None, "Model", "Text", "Heads", "Drawing", "Output", "Running",
-    }  # fmt: skip
+        None,
+        "Model",
+        "Text",
+        "Heads",
+        "Drawing",
+        "Output",
+        "Running",
+    }
     for name, panel in (("--model", "Model"), ("--file", "Text"), ("--pick", "Heads"), ("--cmap", "Drawing")):
         assert panels[name] == {panel}, name
     assert panels["--out"] == panels["--quiet"] == {"Output"}
@@ -267,11 +273,14 @@ def test_every_command_is_quiet_when_asked() -> None:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("heatmap -m mini", "minilm"), ("models ow", "own"), ("heads --threshold indu", "induction="),
-            ("mod", "models"),
-        ("heads --measures entr", "entropy_nats"), ("show --measures entropy_nats,prev", "entropy_nats,previous_token"),
+        ("heatmap -m mini", "minilm"),
+        ("models ow", "own"),
+        ("heads --threshold indu", "induction="),
+        ("mod", "models"),
+        ("heads --measures entr", "entropy_nats"),
+        ("show --measures entropy_nats,prev", "entropy_nats,previous_token"),
     ],
-)  # fmt: skip
+)
 def test_the_shell_completes_commands_models_measures_and_roles(line: str, offered: str) -> None:
     words = ["attnscope", *line.split()]
     told = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}

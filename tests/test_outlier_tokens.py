@@ -27,9 +27,14 @@ def llama() -> Any:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=30, hidden_size=24, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=2,
-        intermediate_size=16, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=30,
+        hidden_size=24,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+    )
     model = LlamaModel(config)
     with torch.no_grad():
         for weight in model.parameters():
@@ -44,8 +49,10 @@ def test_what_is_outlying_is_told_in_each_text() -> None:
     facts = TextFacts(real=real, special=torch.zeros_like(real), ids=torch.zeros(2, 6, dtype=torch.int64))
     norms = torch.tensor([[9.0, 1, 1, 4, 1, 2], [2.0, 2, 4, 7, 50, 50]])
     # The first token is a sink already; padding is nothing, and does not move the median.
-    assert outlying(norms, facts).tolist() == [[False, False, False, True, False, False],
-                                               [False, False, False, True, False, False]]  # fmt: skip
+    assert outlying(norms, facts).tolist() == [
+        [False, False, False, True, False, False],
+        [False, False, False, True, False, False],
+    ]
 
 
 def test_the_mass_on_outlying_tokens() -> None:
@@ -97,10 +104,21 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine: str, tmp_pa
 
 
 def test_blocks_of_an_encoder_decoder_are_those_of_their_kind(tmp_path: Path) -> None:
-    model: Any = attnscope.load(str(write_tiny(
-        tmp_path / "t5", "t5", d_model=15, d_kv=5, num_heads=3, num_layers=2, d_ff=11, pad_token_id=0,
-        decoder_start_token_id=0,
-    )))  # fmt: skip
+    model: Any = attnscope.load(
+        str(
+            write_tiny(
+                tmp_path / "t5",
+                "t5",
+                d_model=15,
+                d_kv=5,
+                num_heads=3,
+                num_layers=2,
+                d_ff=11,
+                pad_token_id=0,
+                decoder_start_token_id=0,
+            )
+        )
+    )
     network = model.modules()[0]
     assert model.blocks() == {
         (kind, layer): getattr(network, kind).block[layer] for kind in ("encoder", "decoder") for layer in range(2)

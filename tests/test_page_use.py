@@ -321,10 +321,12 @@ def test_it_is_told_in_a_long_text_too(pages: Pages) -> None:
 
 def test_files_are_named_by_what_they_hold(pages: Pages) -> None:
     names = {
-        "grid": "attnscope-grid-of-text-2", "matrix": "attnscope-matrix-L1H2-of-text-2",
-        "links": "attnscope-links-L1H2-of-text-2", "text": "attnscope-text-L1H2-of-text-2",
+        "grid": "attnscope-grid-of-text-2",
+        "matrix": "attnscope-matrix-L1H2-of-text-2",
+        "links": "attnscope-links-L1H2-of-text-2",
+        "text": "attnscope-text-L1H2-of-text-2",
         "compare": "attnscope-compare-L1H2-mean-of-all-heads-of-text-2",
-    }  # fmt: skip
+    }
     opened = pages(FIRST, SECOND)
     for view, name in names.items():
         opened.show(v=view, h="1.2", t=1)

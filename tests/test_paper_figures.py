@@ -26,9 +26,23 @@ from tests.test_views import RECORDS, sound
 
 DRAWN = [name for name in MADE if name not in ("atlas.npz", "trace.npz", "cost.npz")]
 WORDS = [
-    "[CLS]", "the", "animal", "didn", "'", "t", "cross", "the", "street", "because", "it", "was", "too", "tired",
-    ".", "[SEP]",
-]  # fmt: skip
+    "[CLS]",
+    "the",
+    "animal",
+    "didn",
+    "'",
+    "t",
+    "cross",
+    "the",
+    "street",
+    "because",
+    "it",
+    "was",
+    "too",
+    "tired",
+    ".",
+    "[SEP]",
+]
 
 
 def sentence(**fields: Any) -> Heatmap:
@@ -258,7 +272,7 @@ def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path: Path, width: str, inc
         ({"font_size": 200.0}, "no font-size 200"),
         ({"font": "Comic Nonsense"}, "no font 'Comic"),
     ],
-)  # fmt: skip
+)
 def test_sizes_and_fonts_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         Style(**given)

@@ -24,15 +24,27 @@ from tests.senses_helpers import photo, speech
 Run = Callable[..., tuple[int, str, str]]
 
 TEXT = {
-    "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 32,
-    "vocab_size": len(VOCABULARY), "max_position_embeddings": 32,
-}  # fmt: skip
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 32,
+    "vocab_size": len(VOCABULARY),
+    "max_position_embeddings": 32,
+}
 VISION = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 32, "patch_size": 8}
 SOUND = {
-    "hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 32, "vocab_size": 9,
-    "conv_dim": (16, 16), "conv_kernel": (10, 4), "conv_stride": (10, 8), "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-}  # fmt: skip
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "intermediate_size": 32,
+    "vocab_size": 9,
+    "conv_dim": (16, 16),
+    "conv_kernel": (10, 4),
+    "conv_stride": (10, 8),
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
 
 
 def strong(model: PreTrainedModel) -> PreTrainedModel:
@@ -49,18 +61,24 @@ def two_towers(model_type: str) -> PreTrainedModel:
     size = {"num_patches": 16} if model_type == "siglip2" else {"image_size": 32}
     more = {"projection_dim": 8} if model_type == "clip" else {}
     special = {"bos_token_id": 3, "eos_token_id": 4, "pad_token_id": 0}
-    config = AutoConfig.for_model(
-        model_type, text_config=TEXT | special, vision_config=VISION | size, **more
-    )  # fmt: skip
+    config = AutoConfig.for_model(model_type, text_config=TEXT | special, vision_config=VISION | size, **more)
     return strong(AutoModel.from_config(config))
 
 
 def write_processor(folder: Path, processor: str = "CLIPImageProcessor", size: int = 32, **more: Any) -> None:
     described = {
-        "image_processor_type": processor, "do_resize": True, "size": {"height": size, "width": size},
-        "do_center_crop": False, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True,
-        "image_mean": [0.5, 0.4, 0.6], "image_std": [0.5, 0.25, 0.2], "do_convert_rgb": True, **more,
-    }  # fmt: skip
+        "image_processor_type": processor,
+        "do_resize": True,
+        "size": {"height": size, "width": size},
+        "do_center_crop": False,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.4, 0.6],
+        "image_std": [0.5, 0.25, 0.2],
+        "do_convert_rgb": True,
+        **more,
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(described), "utf-8")
 
 

@@ -92,9 +92,7 @@ def test_no_word_attends_to_what_a_tile_is_filled_up_with(models: dict[str, Any]
 
 def test_figures_lie_over_the_photo_and_the_words_have_theirs(models: dict[str, Any], tmp_path: Path) -> None:
     record = attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION, pick=[(0, 1)])
-    assert stems(record, "Q2") == [
-        "queries", "query-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"
-    ]  # fmt: skip
+    assert stems(record, "Q2") == ["queries", "query-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"]
     assert record.page() is not None
     alone = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(3, 1)])
     assert [m.kind for m in alone.maps] == ["cross"] and alone.page() is not None

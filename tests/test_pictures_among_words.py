@@ -223,9 +223,16 @@ def test_words_are_merged_and_pictures_fold_into_one_key(record: Heatmap) -> Non
 
 def test_figures_and_queries(record: Heatmap, tmp_path: Path) -> None:
     assert stems(record, "table") == [
-        "words", "words-small", "word-00-table", "word-00-table-overview", "word-00-table-L00", "word-00-table-L01",
-        "text-overview", "text-L00", "text-L01",
-    ]  # fmt: skip
+        "words",
+        "words-small",
+        "word-00-table",
+        "word-00-table-overview",
+        "word-00-table-L00",
+        "word-00-table-L01",
+        "text-overview",
+        "text-L00",
+        "text-L01",
+    ]
     first = record.maps[0].part[0]
     place = record.maps[0].queries.labels.index("table")
     assert words_of(record, f"@{first + place}")[0][0].name == "table"
@@ -233,9 +240,15 @@ def test_figures_and_queries(record: Heatmap, tmp_path: Path) -> None:
         words_of(record, "zebra")
     paths = record.only([(0, 1)]).draw(tmp_path, ["png", "svg"], query="table")
     assert [path.name for path in paths] == [
-        "words.png", "words.svg", "words-small.png", "words-small.svg", "word-00-table.png", "word-00-table.svg",
-        "text-L00H01.png", "text-L00H01.svg",
-    ]  # fmt: skip
+        "words.png",
+        "words.svg",
+        "words-small.png",
+        "words-small.svg",
+        "word-00-table.png",
+        "word-00-table.svg",
+        "text-L00H01.png",
+        "text-L00H01.svg",
+    ]
 
 
 def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
@@ -243,9 +256,20 @@ def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
         Image.fromarray(noise(90, 120, seed)).save(name)
     model = ("-m", str(folders["qwen2_vl"]))
     code, out, err = run(
-        "heatmap", "--image", "a.png", "--image", "b.png", QUESTION, *model, "--query", "table", "-o", "out", "-f",
+        "heatmap",
+        "--image",
+        "a.png",
+        "--image",
+        "b.png",
+        QUESTION,
+        *model,
+        "--query",
+        "table",
+        "-o",
+        "out",
+        "-f",
         "png,npz,text",
-    )  # fmt: skip
+    )
     assert code == 0 and "a.png, 120 × 90" in out and "out/word-00-table-2.png" in out and not err
     code, again, _ = run("show", "out", "-o", "again", "--query", "table")
     assert code == 0 and "again/words-2.png" in again

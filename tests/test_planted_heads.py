@@ -58,8 +58,11 @@ def roles_of(head: Any) -> set[str]:
 def test_what_a_learned_sink_takes_is_not_active() -> None:
     # 0.3% of the attention is on a key, the token itself; all else goes to the learned sink.
     lengths = range(15, 40)
-    head = judge([0.003 * torch.eye(n, dtype=torch.float64) for n in lengths], [text_of(range(n)) for n in lengths],
-                 allowed=torch.ones(1, 1, 1, 1, dtype=torch.bool))  # fmt: skip
+    head = judge(
+        [0.003 * torch.eye(n, dtype=torch.float64) for n in lengths],
+        [text_of(range(n)) for n in lengths],
+        allowed=torch.ones(1, 1, 1, 1, dtype=torch.bool),
+    )
     assert head.measures["self_token_active"].value == pytest.approx(1)
     assert head.resting_share < 0.01
     assert not head.roles
@@ -85,9 +88,11 @@ def test_a_head_that_spreads_over_what_is_left_is_not_local() -> None:
 def test_a_head_that_spreads_over_what_is_left_has_the_value_of_uniform_attention() -> None:
     """In each measure, of half-hidden texts too; likeness is told less uniform attention's already."""
     n, chance = 17, torch.Generator().manual_seed(0)
-    facts = text_of(torch.randint(0, 5, (n,), generator=chance).tolist(),
-                    punctuation=torch.rand(1, n, generator=chance) < 0.3,
-                    log_frequency=-torch.rand(1, n, generator=chance))  # fmt: skip
+    facts = text_of(
+        torch.randint(0, 5, (n,), generator=chance).tolist(),
+        punctuation=torch.rand(1, n, generator=chance) < 0.3,
+        log_frequency=-torch.rand(1, n, generator=chance),
+    )
     may = causal(n) & (torch.rand(n, n, generator=chance) > 0.2)
     active = may.double()
     active[:, 0] = 0
@@ -110,8 +115,10 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
         rows[sees, 0] = 1
         weights.append(rows)
         hidden.append(may)
-    sums = [measures_of_weights(rows[None, None], text_of(range(len(rows))), allowed=may)
-            for rows, may in zip(weights, hidden, strict=True)]  # fmt: skip
+    sums = [
+        measures_of_weights(rows[None, None], text_of(range(len(rows))), allowed=may)
+        for rows, may in zip(weights, hidden, strict=True)
+    ]
     (head,) = heads_in(judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums)))
     # Of the queries that may see it all look at it; but those are four.
     assert head.measures["first_token"].value == 1

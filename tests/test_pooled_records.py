@@ -163,9 +163,12 @@ def test_a_part_does_not_take_other_tokens_for_the_query_itself() -> None:
     whole.weights[0, 0, 4, 4] = 0.8  # a token on itself
     tokens = whole.queries.take(np.arange(3, 8))
     part: AttentionMap = replace(
-        whole, weights=whole.weights[:, :, 3:, 2:6], queries=tokens, keys=whole.keys.take(np.arange(2, 6)),
+        whole,
+        weights=whole.weights[:, :, 3:, 2:6],
+        queries=tokens,
+        keys=whole.keys.take(np.arange(2, 6)),
         part=(3, 2, 8, 8),
-    )  # fmt: skip
+    )
     links = strongest_links(record_of(part), part, (0, 0), 1)
     assert links == [(0, 0, pytest.approx(0.9))]
     assert all((q, k) != (1, 2) for q, k, _ in strongest_links(record_of(part), part, (0, 0), 20))

@@ -18,7 +18,8 @@ def test_a_line_a_minute_says_how_far_it_is(
             report(Progress(int(100 * minute), 1000, minute / 3, "reading examples"))
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" texts")[0] for line in lines] == [
-        "note: reading examples: 120", "note: reading examples: 250",
-    ]  # fmt: skip
+        "note: reading examples: 120",
+        "note: reading examples: 250",
+    ]
     with module.progress(quiet=True) as report:
         assert report is None

@@ -123,8 +123,13 @@ def test_npz_holds_what_is_promised_and_loads_without_pickle(tmp_path: Path) -> 
     record = simple(5)
     with np.load(record.save(tmp_path / "heatmap.npz"), allow_pickle=False) as held:
         assert {name.partition("/")[0] for name in held.files} == {
-            "record", "weights", "maps", "heads", "queries", "keys",
-        }  # fmt: skip
+            "record",
+            "weights",
+            "maps",
+            "heads",
+            "queries",
+            "keys",
+        }
         assert held["weights"].dtype == np.float32
         assert held["weights"].shape == (6, 5, 5)
         assert held["keys/token"].tolist() == ["[CLS]", "t1", "t2", "t3", "[SEP]"]

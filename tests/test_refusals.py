@@ -20,8 +20,12 @@ from tests.hf_tally import boost, build, difference_from_eager, eager_twin, tiny
 from tests.senses_helpers import speech
 
 SMALL = {
-    "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 8, "vocab_size": 50,
-}  # fmt: skip
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "intermediate_size": 8,
+    "vocab_size": 50,
+}
 
 
 def refusal(given: Any, *more: Any) -> AttnscopeError:
@@ -59,9 +63,14 @@ def test_quantised_checkpoints_are_said_to_be(tmp_path: Path) -> None:
 
 def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
     config = transformers.ASTConfig(
-        **{k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "vocab_size")}, num_hidden_layers=2,
-        patch_size=8, frequency_stride=8, time_stride=8, max_length=32, num_mel_bins=16,
-    )  # fmt: skip
+        **{k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "vocab_size")},
+        num_hidden_layers=2,
+        patch_size=8,
+        frequency_stride=8,
+        time_stride=8,
+        max_length=32,
+        num_mel_bins=16,
+    )
     AutoModel.from_config(config).save_pretrained(tmp_path / "ast")
     model: Any = attnscope.load(tmp_path / "ast")
     with pytest.raises(AttnscopeError, match="hears recordings, and reads no text"):
@@ -112,10 +121,18 @@ def test_layers_called_hybrid_have_attention(model_type: str) -> None:
         "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 16, "adapter_rank": 4},
     }[model_type]
     config = AutoConfig.for_model(
-        model_type, vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4,
-        num_key_value_heads=4, mamba_d_state=8, use_mamba_kernels=False,
-        layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"], **sizes,
-    )  # fmt: skip
+        model_type,
+        vocab_size=99,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        mamba_d_state=8,
+        use_mamba_kernels=False,
+        layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"],
+        **sizes,
+    )
     model = AutoModel.from_config(config).eval()
     boost(model)
     shown = wrap(model)
@@ -163,16 +180,28 @@ def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
 @pytest.mark.parametrize(
     ("model_type", "sizes", "why"),
     [
-        ("swin", {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4},
-         "attend within windows of a picture, or merge patches: 4 of 16 queries on 16 keys"),
-        ("segformer", {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
-         "or merge patches: 1 of 64 queries on 1 keys"),
-        ("pvt", {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
-         "or merge patches: 1 of 64 queries on 1 keys"),
-        ("hiera", {"embed_dim": 8, "image_size": [64, 64], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]},
-         r"has the shape \(1, 1, 4, 64, 64\), not"),
+        (
+            "swin",
+            {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4, "patch_size": 4},
+            "attend within windows of a picture, or merge patches: 4 of 16 queries on 16 keys",
+        ),
+        (
+            "segformer",
+            {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
+            "or merge patches: 1 of 64 queries on 1 keys",
+        ),
+        (
+            "pvt",
+            {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
+            "or merge patches: 1 of 64 queries on 1 keys",
+        ),
+        (
+            "hiera",
+            {"embed_dim": 8, "image_size": [64, 64], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]},
+            r"has the shape \(1, 1, 4, 64, 64\), not",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_model_that_cannot_show_a_picture_is_refused_when_it_is_loaded(
     model_type: str, sizes: dict[str, Any], why: str
 ) -> None:

@@ -30,9 +30,14 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("sharp")
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(VOCABULARY), hidden_size=24, num_attention_heads=4, num_hidden_layers=3, intermediate_size=32,
-        max_position_embeddings=200, initializer_range=1.0,
-    )  # fmt: skip
+        vocab_size=len(VOCABULARY),
+        hidden_size=24,
+        num_attention_heads=4,
+        num_hidden_layers=3,
+        intermediate_size=32,
+        max_position_embeddings=200,
+        initializer_range=1.0,
+    )
     BertModel(config).save_pretrained(folder)
     write_tokenizer(folder)
     return attnscope.load(str(folder), check=False, engine="hf").untrained  # type: ignore[attr-defined]

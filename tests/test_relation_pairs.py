@@ -23,13 +23,39 @@ from tests.relation_helpers import Relation, text_of
 from tests.test_relations_core import by_loops, facts_of, require
 
 ENGLISH = [
-    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "red", "green", "blue", "black",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "red",
+    "green",
+    "blue",
+    "black",
     "white",
-]  # fmt: skip
+]
 FRENCH = [
-    "un", "deux", "trois", "quatre", "cinq", "sixe", "sept", "huit", "neuf", "dix", "rouge", "vert", "bleu", "noir",
+    "un",
+    "deux",
+    "trois",
+    "quatre",
+    "cinq",
+    "sixe",
+    "sept",
+    "huit",
+    "neuf",
+    "dix",
+    "rouge",
+    "vert",
+    "bleu",
+    "noir",
     "blanc",
-]  # fmt: skip
+]
 SPECIAL = ["<pad>", "</s>", "<unk>"]
 VOCABULARY = [*SPECIAL, *ENGLISH, *FRENCH]
 
@@ -44,10 +70,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     d = 64
     config = MarianConfig(
-        vocab_size=len(VOCABULARY), d_model=d, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64, pad_token_id=0,
-        eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=None, scale_embedding=False, init_std=0.3,
-    )  # fmt: skip
+        vocab_size=len(VOCABULARY),
+        d_model=d,
+        encoder_layers=1,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+        scale_embedding=False,
+        init_std=0.3,
+    )
     model = MarianMTModel(config)
     with torch.no_grad():
         table = model.model.shared.weight
@@ -88,9 +126,16 @@ def pairs(n: int, seed: int = 0) -> list[AnnotatedText]:
         links = [Link("aligned", (own,), (int(place),)) for own, place in enumerate(order)]
         links += [Link("random", (own,), (int(chance.integers(size)),)) for own in range(size)]
         texts.append(
-            AnnotatedText(text, tuple(word_spans(text)), tuple(links), "made up", number + 1, target=target,
-                          target_words=tuple(word_spans(target)))
-        )  # fmt: skip
+            AnnotatedText(
+                text,
+                tuple(word_spans(text)),
+                tuple(links),
+                "made up",
+                number + 1,
+                target=target,
+                target_words=tuple(word_spans(target)),
+            )
+        )
     return texts
 
 
@@ -179,15 +224,23 @@ def test_rules_counted_by_hand() -> None:
     hits = dict(zip(RULES, right_rules(given, links).sum(0).tolist(), strict=True))
     # The middles of x, C, y stand at 1/6, 1/2, 5/6 of the target: before b, d and f of the text; of x C at 1/3.
     assert {rule: n for rule, n in hits.items() if n} == {
-        "offset +1": 2, "offset −2": 1, "same place": 1, "offset +4": 1, "diagonal": 1, "diagonal −1": 2,
-        "diagonal +3": 1, "same word": 1,
-    }  # fmt: skip
+        "offset +1": 2,
+        "offset −2": 1,
+        "same place": 1,
+        "offset +4": 1,
+        "diagonal": 1,
+        "diagonal −1": 2,
+        "diagonal +3": 1,
+        "same word": 1,
+    }
 
 
 def test_the_format() -> None:
-    entry = {"text": "The cat slept.", "target": "Le chat dormait.",
-             "links": [{"from": [3, 7], "to": [4, 7], "label": "aligned"},
-                       {"from": [8, 15], "to": [[8, 13], [4, 7]]}]}  # fmt: skip
+    entry = {
+        "text": "The cat slept.",
+        "target": "Le chat dormait.",
+        "links": [{"from": [3, 7], "to": [4, 7], "label": "aligned"}, {"from": [8, 15], "to": [[8, 13], [4, 7]]}],
+    }
     text = spans.parse(json.dumps(entry), "a", 1)
     assert text is not None and text.target == "Le chat dormait."
     assert [text.target[a:b] for a, b in text.target_words] == ["Le", "chat", "dormait", "."]
@@ -212,8 +265,9 @@ def test_what_cannot_be_is_refused_or_left_out(marian: Any) -> None:
 
 
 def test_the_encoder_of_an_encoder_decoder(marian: Any) -> None:
-    texts = [replace(text, target=None, links=tuple(Link("next", (n,), (n + 1,)) for n in range(4)))
-             for text in pairs(20)]  # fmt: skip
+    texts = [
+        replace(text, target=None, links=tuple(Link("next", (n,), (n + 1,)) for n in range(4))) for text in pairs(20)
+    ]
     found = relations(marian, texts)
     assert found.table("heads")["kind"][0] == "encoder"
     assert Relation(found, "next").accuracy.shape == (1, 2)

@@ -103,8 +103,11 @@ def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
     times = found.table("word_times")
     assert list(zip(times["by"].tolist(), times["n_heads"].tolist(), strict=True)) == [
-        ("best", 1), ("random", 1), ("upper half", 3), ("even spacing", 0),
-    ]  # fmt: skip
+        ("best", 1),
+        ("random", 1),
+        ("upper half", 3),
+        ("even spacing", 0),
+    ]
     # Every path begins with the recording: its first word is not scored.
     assert found.options["word_times"] == {"n_recordings": 26, "n_words": Relation(found, NAME).n - 26}
     best, random, upper, even = range(4)

@@ -78,26 +78,47 @@ def made_up(n: int, shape: tuple[int, int] = (2, 3), *, hostile: str = "") -> Re
     found[1::4, other % n_heads] = True
     relations = [
         {
-            "relation": f"x{number}{hostile}→parent", "n": 100 - number, "n_texts": 50, "n_scored": 50,
-            "n_texts_scored": 25, "rule": "offset +1", "baseline": 0.4, "best": best, "n_sources": 50,
-            "no_verdict": "fewer than 20 examples" if number % 4 == 3 else "", "halves": "texts",
+            "relation": f"x{number}{hostile}→parent",
+            "n": 100 - number,
+            "n_texts": 50,
+            "n_scored": 50,
+            "n_texts_scored": 25,
+            "rule": "offset +1",
+            "baseline": 0.4,
+            "best": best,
+            "n_sources": 50,
+            "no_verdict": "fewer than 20 examples" if number % 4 == 3 else "",
+            "halves": "texts",
         }
         for number in range(n)
-    ]  # fmt: skip
+    ]
     heads = [{"kind": "encoder", "layer": layer, "head": head} for layer, head in np.ndindex(shape)]
     examples = [
         {
-            "relation": 0, "source": "f", "line": 3, "text": f"a{hostile} b c", "looking": "b",
-            "targets": f"a{hostile}", "looked_at": looked_at, "right": right, "weight": 0.8,
+            "relation": 0,
+            "source": "f",
+            "line": 3,
+            "text": f"a{hostile} b c",
+            "looking": "b",
+            "targets": f"a{hostile}",
+            "looked_at": looked_at,
+            "right": right,
+            "weight": 0.8,
         }
         for looked_at, right in ((f"a{hostile}", True), ("c", False), ("", False))
-    ]  # fmt: skip
+    ]
     rows = {"relations": relations, "heads": heads, "examples": examples}
     nan = np.full((n, n_heads), np.nan)
     grids = {
-        "choice": accuracy, "accuracy": accuracy, "accuracy_low": accuracy - 0.05, "accuracy_high": accuracy + 0.05,
-        "mass": accuracy / 2, "p": nan, "q": nan, "found": found,
-    }  # fmt: skip
+        "choice": accuracy,
+        "accuracy": accuracy,
+        "accuracy_low": accuracy - 0.05,
+        "accuracy_high": accuracy + 0.05,
+        "mass": accuracy / 2,
+        "p": nan,
+        "q": nan,
+        "found": found,
+    }
     corpus: dict[str, Any] = {"sources": ["f"], "n_texts": 5, "n_tokens": 50, "complete": True}
     options = {"margin": 0.1, "fewest_links": 20, "fewest_texts": 10}
     tables = {name: Table.of(Relations.TABLES[name], cells) for name, cells in rows.items()}

@@ -150,9 +150,12 @@ def require(found: torch.Tensor, expected: tuple[Any, Any]) -> None:
 
 @settings(max_examples=25)
 @given(
-    seed=st.integers(0, 2**31), n_texts=st.integers(1, 4), length=st.sampled_from([7, 13, 29]), causal=st.booleans(),
+    seed=st.integers(0, 2**31),
+    n_texts=st.integers(1, 4),
+    length=st.sampled_from([7, 13, 29]),
+    causal=st.booleans(),
     elements=st.sampled_from([40, 300, 10**6]),
-)  # fmt: skip
+)
 def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int, causal: bool, elements: int) -> None:
     units, links = made_up(seed, n_texts, length)
     call = made_call(seed, units, causal)

@@ -264,14 +264,21 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a failure": lambda whole: {**whole, "verdict": {"failure": ["no", "way"]}},
     **{
         f"{name} = {value}": lambda whole, name=name, value=value: {
-            **whole, "verdict": {**whole["verdict"], "survey": {**whole["verdict"]["survey"], name: value}}
+            **whole,
+            "verdict": {**whole["verdict"], "survey": {**whole["verdict"]["survey"], name: value}},
         }
         for name, value in (
-            ("path", "eager"), ("plan", []), ("layers", {"encoder": [0, 0]}), ("n_heads", {"encoder": True}),
-            ("extras", {"use_cache": True}), ("d_model", -1), ("notes", "text"), ("reaches", ["a"]),
+            ("path", "eager"),
+            ("plan", []),
+            ("layers", {"encoder": [0, 0]}),
+            ("n_heads", {"encoder": True}),
+            ("extras", {"use_cache": True}),
+            ("d_model", -1),
+            ("notes", "text"),
+            ("reaches", ["a"]),
         )
     },
-}  # fmt: skip
+}
 
 
 def memory_of(model: HuggingFaceModel, folder: Path) -> Memory:

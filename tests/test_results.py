@@ -122,7 +122,10 @@ def test_tokens_survive_as_a_table(pair: str | None) -> None:
     tokens = attnscope.load("minilm").tokenizer.encode("The xylophonist sat.", pair)
     again = tokens_of(tokens_table(tokens), tokens.text, tokens.pair)
     assert (again.text, again.pair, again.labels, again.n_given) == (
-        tokens.text, tokens.pair, tokens.labels, tokens.n_given,
-    )  # fmt: skip
+        tokens.text,
+        tokens.pair,
+        tokens.labels,
+        tokens.n_given,
+    )
     for name in ("ids", "offsets", "special", "words", "segments"):
         np.testing.assert_array_equal(getattr(again, name), getattr(tokens, name))

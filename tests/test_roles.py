@@ -15,10 +15,24 @@ from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, RULE
 from tests.heads_helpers import Seen, heads_in, names_of
 
 NAMES = (
-    "resting", "relative_entropy", "previous_token", "previous_token_active", "self_token", "self_token_active",
-    "next_token", "window", "first_token", "sep", "punctuation", "same_token", "same_token_active", "induction",
-    "similar_token", "similar_token_active", "rarest_token",
-)  # fmt: skip
+    "resting",
+    "relative_entropy",
+    "previous_token",
+    "previous_token_active",
+    "self_token",
+    "self_token_active",
+    "next_token",
+    "window",
+    "first_token",
+    "sep",
+    "punctuation",
+    "same_token",
+    "same_token_active",
+    "induction",
+    "similar_token",
+    "similar_token_active",
+    "rarest_token",
+)
 N_QUERIES = 20
 
 
@@ -236,8 +250,10 @@ def test_nothing_is_judged_from_nothing() -> None:
     assert not heads_in(judge([], complete_thresholds({}), 0))
 
 
-@pytest.mark.parametrize("given", ["induction", "induction=", "induction=x", "induction=0", "induction=1.5", "rest=1",
-                                   "induction=nan", "=0.3", ""])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    ["induction", "induction=", "induction=x", "induction=0", "induction=1.5", "rest=1", "induction=nan", "=0.3", ""],
+)
 def test_malformed_thresholds_are_refused(given: str) -> None:
     with pytest.raises(UsageError):
         complete_thresholds(HeadsOptions(read_thresholds([given])).thresholds)

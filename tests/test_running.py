@@ -256,8 +256,10 @@ def test_a_hit_a_text_has_wilsons_interval():
 
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), min_size=3, max_size=12),
-    st.booleans(), st.booleans(), st.sampled_from([0.5, 0.9, 0.95, 0.999]),
-)  # fmt: skip
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.5, 0.9, 0.95, 0.999]),
+)
 @example([(1, 1.0)] * 5, True, True, 0.95)
 @example([(7, 0.0)] * 5, False, True, 0.95)
 @example([(7, 0.4)] * 5, False, False, 0.95)

@@ -40,9 +40,11 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
 
 def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(show: Show) -> None:
     tokens = tokens_of(
-        ["un", "##able", "##s", "cat", "sat"], words=np.array([0, 0, 0, 1, 2], np.int32), text="unables cat sat",
+        ["un", "##able", "##s", "cat", "sat"],
+        words=np.array([0, 0, 0, 1, 2], np.int32),
+        text="unables cat sat",
         offsets=np.array([[0, 2], [2, 6], [6, 7], [8, 11], [12, 15]], np.int32),
-    )  # fmt: skip
+    )
     whole = record_of(map_of(tokens, kind="decoder", layers=2, heads=3, seed=3))
     shown = show(whole)
     for words in (0, 1):

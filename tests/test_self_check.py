@@ -118,9 +118,13 @@ class Linear8bitFloat(Linear8bit):
 def llama() -> LlamaModel:
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, intermediate_size=16,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=16,
         vocab_size=99,
-    )  # fmt: skip
+    )
     return LlamaModel(config).eval()
 
 

@@ -154,9 +154,11 @@ def of_tokens(n: int, counts: tuple[int, ...] = (1, 2, 4)) -> Split:
     n_heads, n_counts = len(record["heads"]), len(record["counts"])
     labels = Table.of_arrays(Split.TABLES["queries"], token=[f"token{i}$_" for i in range(n)])
     grids = {
-        "weights": np.full((n_heads, n, n), 1 / n), "mean_weights": np.full((n_counts, n, n), 1 / n),
-        "output": np.zeros((n_counts, n, 4)), "disagreement_nats": np.zeros((n_counts, n)),
-    }  # fmt: skip
+        "weights": np.full((n_heads, n, n), 1 / n),
+        "mean_weights": np.full((n_counts, n, n), 1 / n),
+        "output": np.zeros((n_counts, n, 4)),
+        "disagreement_nats": np.zeros((n_counts, n)),
+    }
     made = dataclasses.replace(record, tables={**record.tables, "queries": labels, "keys": labels}, grids=grids)
     made.require_whole()
     return made

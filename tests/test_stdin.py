@@ -26,9 +26,13 @@ LINES = [f"The cat sat on mat number {number}." for number in range(6)]
 
 def start(folder: Path, *arguments: object) -> "contextlib.AbstractContextManager[subprocess.Popen[bytes]]":
     return started(
-        [sys.executable, "-m", "attnscope", *map(str, arguments)], cwd=folder, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "attnscope", *map(str, arguments)],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
 
 
 def wait_for(true: Any) -> None:
@@ -109,11 +113,15 @@ def test_a_bar_begins_anew_with_each_step(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "command",
     [
-        "heads --file a.txt -o o", "batch a.txt -o o --workers 1", "page --file a.txt --split line -o o.html",
-        "compare --file a.txt -o o", "ablate --file a.txt -o o --pick L0H0", "relations a.conllu -o o",
+        "heads --file a.txt -o o",
+        "batch a.txt -o o --workers 1",
+        "page --file a.txt --split line -o o.html",
+        "compare --file a.txt -o o",
+        "ablate --file a.txt -o o --pick L0H0",
+        "relations a.conllu -o o",
         "ablate --file a.txt --pick L0H0 --save o",
     ],
-)  # fmt: skip
+)
 def test_every_command_of_many_texts_has_a_bar(
     command: str, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,21 +84,29 @@ def test_lines_and_loops_agree(
     may = chance.random((n_heads, n_queries, n_keys)) > 0.4
     may[..., 0] = True
     inputs = inputs_of(
-        n_queries, n_keys, group=group, seed=seed, softcap=softcap,
+        n_queries,
+        n_keys,
+        group=group,
+        seed=seed,
+        softcap=softcap,
         bias=chance.standard_normal((n_heads, n_queries, n_keys)) if has_bias else None,
-        may=may if has_mask else None, sinks=chance.standard_normal(n_heads) if has_sinks else None,
-    )  # fmt: skip
+        may=may if has_mask else None,
+        sinks=chance.standard_normal(n_heads) if has_sinks else None,
+    )
     head, query = int(chance.integers(n_heads)), int(chance.integers(n_queries)) if one_query else None
     found = steps(inputs, head, query)
     read, d, d_value = head // group, inputs.d_head, inputs.d_value
     rows = slice(None) if query is None else slice(query, query + 1)
     output, weights = oracle.attention(
-        inputs.Q[rows, head * d : (head + 1) * d], inputs.K[:, read * d : (read + 1) * d],
-        inputs.V[:, read * d_value : (read + 1) * d_value], scale=inputs.scale,
-        mask=may[head, rows] if has_mask else None, softcap=softcap,
+        inputs.Q[rows, head * d : (head + 1) * d],
+        inputs.K[:, read * d : (read + 1) * d],
+        inputs.V[:, read * d_value : (read + 1) * d_value],
+        scale=inputs.scale,
+        mask=may[head, rows] if has_mask else None,
+        softcap=softcap,
         bias=None if inputs.bias is None else inputs.bias[head, rows],
         sinks=None if inputs.sinks is None else float(inputs.sinks[head]),
-    )  # fmt: skip
+    )
     for name, value in (("weights", weights), ("head_output", output)):
         np.testing.assert_allclose(found[name], value if query is None else value[0], rtol=1e-12, atol=1e-13)
     assert {"dot_products", "scores", "exponentials", "weights", "head_output"} <= set(found)

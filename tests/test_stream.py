@@ -16,19 +16,34 @@ from attnscope.models.model import Batch, Model
 from tests.conftest import write_tiny
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 37, "hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2, "intermediate_size": 20,
-    "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "num_hidden_layers": 2,
+    "intermediate_size": 20,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 GROUPED = {"num_key_value_heads": 2}
 MODELS: dict[str, dict[str, Any]] = {
-    "bert": {}, "roberta": {},
+    "bert": {},
+    "roberta": {},
     "gpt2": {"n_embd": 24, "n_head": 6, "n_layer": 2, "n_positions": 40},
     "gpt_bigcode": {"n_embd": 24, "n_head": 6, "n_layer": 2, "n_positions": 40},
-    "llama": {**GROUPED, "attention_bias": True}, "mistral": GROUPED, "qwen2": GROUPED,
-    "qwen3": {**GROUPED, "head_dim": 4}, "gemma": {**GROUPED, "head_dim": 6}, "gemma2": {**GROUPED, "head_dim": 6},
-    "opt": {"ffn_dim": 20, "word_embed_proj_dim": 24}, "gpt_neox": {"rotary_pct": 0.5}, "phi": {}, "phi3": GROUPED,
+    "llama": {**GROUPED, "attention_bias": True},
+    "mistral": GROUPED,
+    "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 4},
+    "gemma": {**GROUPED, "head_dim": 6},
+    "gemma2": {**GROUPED, "head_dim": 6},
+    "opt": {"ffn_dim": 20, "word_embed_proj_dim": 24},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "phi": {},
+    "phi3": GROUPED,
     "mixtral": {**GROUPED, "num_local_experts": 2},
-}  # fmt: skip
+}
 MASKED = ("bert", "roberta")
 """Models whose head is for masked words; the others write."""
 

@@ -59,8 +59,9 @@ def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None
     assert output.dtype == call.value.dtype
     assert_sums(probe.sums[call.kind][call.layer], wanted, n, tolerance=tolerance, uniform=even)
     dense = measures_of_weights(weights, keys, queries, allowed=may, outlying=which)
-    assert_sums(dense, wanted, n, tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6,
-                uniform=even)  # fmt: skip
+    assert_sums(
+        dense, wanted, n, tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6, uniform=even
+    )
 
 
 @st.composite
@@ -94,12 +95,19 @@ def situations(draw: st.DrawFn) -> tuple[AttentionCall, TextFacts, TextFacts | N
     else:
         keys = dataclasses.replace(keys, real=torch.ones_like(keys.real), rarest=None)
     call = make_call(
-        seed=seed, batch=batch, n_kv_heads=6 // group, group=group, n_queries=n_queries, n_keys=n_keys,
+        seed=seed,
+        batch=batch,
+        n_kv_heads=6 // group,
+        group=group,
+        n_queries=n_queries,
+        n_keys=n_keys,
         d_value=draw(st.sampled_from([5, 16])),
-        mask=mask, is_causal=draw(st.booleans()), with_sinks=draw(st.booleans()),
+        mask=mask,
+        is_causal=draw(st.booleans()),
+        with_sinks=draw(st.booleans()),
         softcap=draw(st.none() | st.just(2.0)),
         bias_shape=draw(st.none() | st.just((1, 6, n_queries, n_keys))),
-    )  # fmt: skip
+    )
     return dataclasses.replace(call, kind="cross" if cross else "decoder"), keys, queries
 
 
@@ -203,10 +211,16 @@ def minilm_batch(folder) -> tuple:
         marks[row, : len(text)] = torch.tensor([not any(map(str.isalnum, label)) for label in text.labels])
     table = torch.nn.functional.normalize(model._network.word.weight, dim=-1)
     facts = TextFacts(
-        real=real, special=special, ids=ids, cls=ids == 101, sep=ids == 102, punctuation=marks & ~special,
-        log_frequency=-torch.rand(batch, n) * 9, embeddings=table[ids],
+        real=real,
+        special=special,
+        ids=ids,
+        cls=ids == 101,
+        sep=ids == 102,
+        punctuation=marks & ~special,
+        log_frequency=-torch.rand(batch, n) * 9,
+        embeddings=table[ids],
         rarest=torch.arange(n) == torch.tensor([2, 1, 3])[:, None],
-    )  # fmt: skip
+    )
     return model, facts
 
 
@@ -255,8 +269,9 @@ def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 200_000)
     n = 1537
     keys = make_facts([n], n, vocabulary=200)
-    call = make_call(batch=1, n_kv_heads=12, n_queries=n, n_keys=n, d_head=8, d_value=8, dtype=torch.float32,
-                     is_causal=True)  # fmt: skip
+    call = make_call(
+        batch=1, n_kv_heads=12, n_queries=n, n_keys=n, d_head=8, d_value=8, dtype=torch.float32, is_causal=True
+    )
     with LargestTensor() as seen:
         HeadMeasures(keys)(call)
     assert seen.elements < n * n / 4

@@ -185,9 +185,17 @@ def test_heads_that_are_not_there_are_left_out() -> None:
 
 
 HOSTILE = [
-    "[bold]", "[/]", "[red]x[/red]", "[link=http://x]", ":smile:", "\x1b[31m", "\x1b]0;x\x07", "\x9b1m", "\u202e",
+    "[bold]",
+    "[/]",
+    "[red]x[/red]",
+    "[link=http://x]",
+    ":smile:",
+    "\x1b[31m",
+    "\x1b]0;x\x07",
+    "\x9b1m",
+    "\u202e",
     "\r\n",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("colour", [False, True])

@@ -24,9 +24,12 @@ TEXT = "5 9 3 7 11 4 8"
 QUERY, KEY = 5, 2
 MORE: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 24, "d_kv": 4, "num_heads": 6, "num_layers": 2, "d_ff": 20},
-    "albert": {"embedding_size": 12}, "olmo2": GROUPED, "olmo": {}, "gemma3_text": {**GROUPED, "head_dim": 6},
+    "albert": {"embedding_size": 12},
+    "olmo2": GROUPED,
+    "olmo": {},
+    "gemma3_text": {**GROUPED, "head_dim": 6},
     "bloom": {"hidden_size": 24, "n_head": 6, "n_layer": 2},
-}  # fmt: skip
+}
 LEARNED, ROTARY = ("bert", "gpt2", "opt", "albert"), ("llama", "qwen2", "gemma", "gpt_neox", "phi", "mixtral")
 NORMED = ("qwen3", "olmo2", "gemma3_text")
 """Models with norms of queries and keys."""

@@ -15,13 +15,27 @@ import time
 import torch
 
 NUMERIC = (
-    "attention", "calls", "full_width", "measures", "multihead", "pooling", "precision", "probes", "reference",
-    "relations_core", "sums", "tiles", "distance", "rollout_core", "native", "gate",
+    "attention",
+    "calls",
+    "full_width",
+    "measures",
+    "multihead",
+    "pooling",
+    "precision",
+    "probes",
+    "reference",
+    "relations_core",
+    "sums",
+    "tiles",
+    "distance",
+    "rollout_core",
+    "native",
+    "gate",
     "heads_split.py::test_a_text_has_the_same_sums_whatever_it_is_batched_with",
     "heads_split.py::test_models_that_only_have_dense_weights_give_the_same",
     "heatmap.py::test_chosen_heads_are_those_of_the_whole",
     "heatmap.py::test_changes_are_those_of_the_record",
-)  # fmt: skip
+)
 """Tests whose outcome rests on rounding: tests/test_<name>.py, or one of its tests."""
 
 ATEN = ("default", "avx2", "avx512")

@@ -14,13 +14,24 @@ CHAT = (
     "{% if add_generation_prompt %} Assistant:{% endif %}"
 )
 TEXT: dict[str, Any] = {
-    "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 8192, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
 SIGHT: dict[str, Any] = {
-    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
-}  # fmt: skip
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 
 def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -53,15 +64,24 @@ def write_llava(folder: Path, **sight: Any) -> None:
 
     tokenizer = _tokenizer(["<image>"], image_token="<image>")
     processor = t.LlavaProcessor(
-        t.CLIPImageProcessorPil(size={"shortest_edge": 40}, crop_size={"height": 40, "width": 40}), tokenizer,
-        patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        t.CLIPImageProcessorPil(size={"shortest_edge": 40}, crop_size={"height": 40, "width": 40}),
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
         chat_template=CHAT.replace("IMAGE", "<image>\n"),
-    )  # fmt: skip
+    )
     vision = t.CLIPVisionConfig(**{**SIGHT, "image_size": 40, "patch_size": 8, **sight})
-    _write(folder, processor, t.LlavaConfig(
-        vision_config=vision, text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
-        image_token_index=processor.image_token_id, vision_feature_layer=-1,
-    ))  # fmt: skip
+    _write(
+        folder,
+        processor,
+        t.LlavaConfig(
+            vision_config=vision,
+            text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
+            image_token_index=processor.image_token_id,
+            vision_feature_layer=-1,
+        ),
+    )
 
 
 def write_llava_next(folder: Path, **sight: Any) -> None:
@@ -72,14 +92,25 @@ def write_llava_next(folder: Path, **sight: Any) -> None:
     processor = t.LlavaNextProcessor(
         t.LlavaNextImageProcessorPil(
             size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=grid
-        ), tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        ),
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
         chat_template=CHAT.replace("IMAGE", "<image>\n"),
-    )  # fmt: skip
+    )
     vision = t.CLIPVisionConfig(**{**SIGHT, "image_size": 32, "patch_size": 8, **sight})
-    _write(folder, processor, t.LlavaNextConfig(
-        vision_config=vision, text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
-        image_token_index=processor.image_token_id, vision_feature_layer=-1, image_grid_pinpoints=grid,
-    ))  # fmt: skip
+    _write(
+        folder,
+        processor,
+        t.LlavaNextConfig(
+            vision_config=vision,
+            text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
+            image_token_index=processor.image_token_id,
+            vision_feature_layer=-1,
+            image_grid_pinpoints=grid,
+        ),
+    )
 
 
 def write_idefics3(folder: Path, kind: str = "idefics3", **sight: Any) -> None:
@@ -101,9 +132,12 @@ def write_idefics3(folder: Path, kind: str = "idefics3", **sight: Any) -> None:
         processor = t.Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
     vision = {**SIGHT, "image_size": 32, "patch_size": 8, **sight}
     config = (t.SmolVLMConfig if smol else t.Idefics3Config)(
-        vision_config=vision, text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)), scale_factor=2,
-        image_token_id=processor.image_token_id, pad_token_id=0,
-    )  # fmt: skip
+        vision_config=vision,
+        text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
+        scale_factor=2,
+        image_token_id=processor.image_token_id,
+        pad_token_id=0,
+    )
     _write(folder, processor, config)
 
 
@@ -136,9 +170,10 @@ def write_qwen(folder: Path, kind: str, **sight: Any) -> None:
     text = {**TEXT, "vocab_size": len(tokenizer), "rope_parameters": rope}
     if kind == "qwen3_vl":
         text |= {"head_dim": 6}
-    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name.removesuffix('_token_id')}|>") for name in (
-        "vision_start_token_id", "vision_end_token_id"
-    )}  # fmt: skip
+    ids = {
+        name: tokenizer.convert_tokens_to_ids(f"<|{name.removesuffix('_token_id')}|>")
+        for name in ("vision_start_token_id", "vision_end_token_id")
+    }
     ids |= {"image_token_id": processor.image_token_id, "video_token_id": processor.video_token_id}
     config = getattr(t, f"{name}Config")(vision_config={**vision, **sight}, text_config=text, **ids)
     _write(folder, processor, config)
@@ -152,16 +187,22 @@ def write_gemma3(folder: Path, **sight: Any) -> None:
         marks, boi_token="<start_of_image>", image_token="<image_soft_token>", eoi_token="<end_of_image>"
     )
     processor = t.Gemma3Processor(
-        t.Gemma3ImageProcessorPil(size={"height": 48, "width": 48}), tokenizer, image_seq_length=9,
+        t.Gemma3ImageProcessorPil(size={"height": 48, "width": 48}),
+        tokenizer,
+        image_seq_length=9,
         chat_template=CHAT.replace("IMAGE", "<start_of_image>"),
-    )  # fmt: skip
+    )
     vision = t.SiglipVisionConfig(**{**SIGHT, "image_size": 48, "patch_size": 8, "vision_use_head": False, **sight})
     text = t.Gemma3TextConfig(**{**TEXT, "head_dim": 6, "vocab_size": len(tokenizer), "sliding_window": 64})
     ids = {name: getattr(tokenizer, f"{name}_id") for name in ("boi_token", "eoi_token", "image_token")}
     config = t.Gemma3Config(
-        text_config=text, vision_config=vision, mm_tokens_per_image=9, boi_token_index=ids["boi_token"],
-        eoi_token_index=ids["eoi_token"], image_token_index=ids["image_token"],
-    )  # fmt: skip
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=9,
+        boi_token_index=ids["boi_token"],
+        eoi_token_index=ids["eoi_token"],
+        image_token_index=ids["image_token"],
+    )
     _write(folder, processor, config)
 
 
@@ -196,9 +237,13 @@ def write_internvl(folder: Path, **sight: Any) -> None:
     vision = t.InternVLVisionConfig(**{**SIGHT, "image_size": [32, 32], "patch_size": [8, 8], **sight})
     text = t.Qwen2Config(**TEXT, vocab_size=len(tokenizer))
     config = t.InternVLConfig(
-        vision_config=vision, text_config=text, image_token_id=processor.image_token_id, image_seq_length=4,
-        vision_feature_layer=-1, downsample_ratio=0.5,
-    )  # fmt: skip
+        vision_config=vision,
+        text_config=text,
+        image_token_id=processor.image_token_id,
+        image_seq_length=4,
+        vision_feature_layer=-1,
+        downsample_ratio=0.5,
+    )
     _write(folder, processor, config)
 
 
@@ -210,17 +255,25 @@ def write_mllama(folder: Path, **sight: Any) -> None:
     template = CHAT.replace("IMAGE", "<|image|>")
     processor = t.MllamaProcessor(images, tokenizer, chat_template="{{ bos_token }}" + template)
     vision: dict[str, Any] = {
-        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_global_layers": 1,
-        "attention_heads": 2, "image_size": 40, "patch_size": 8, "max_num_tiles": 4, "intermediate_layers_indices": [0],
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_global_layers": 1,
+        "attention_heads": 2,
+        "image_size": 40,
+        "patch_size": 8,
+        "max_num_tiles": 4,
+        "intermediate_layers_indices": [0],
         "vision_output_dim": 32,
         "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
-    }  # fmt: skip
+    }
     rope = {"rope_type": "default", "rope_theta": 10000.0}
     text = {**TEXT, "num_hidden_layers": 4, "cross_attention_layers": [1, 3], "rope_parameters": rope}
     config = t.MllamaConfig(
-        vision_config={**vision, **sight}, text_config={**text, "vocab_size": len(tokenizer)},
+        vision_config={**vision, **sight},
+        text_config={**text, "vocab_size": len(tokenizer)},
         image_token_index=processor.image_token_id,
-    )  # fmt: skip
+    )
     _write(folder, processor, config)
 
 
@@ -230,10 +283,19 @@ def write_blip(folder: Path, **sight: Any) -> None:
     tokenizer = _tokenizer([])
     processor = t.BlipProcessor(t.BlipImageProcessorPil(size={"height": 48, "width": 48}), tokenizer)
     text = {
-        "hidden_size": 24, "encoder_hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "max_position_embeddings": 512, "pad_token_id": 0, "bos_token_id": 1,
-        "eos_token_id": 2, "sep_token_id": 2, "vocab_size": len(tokenizer), "projection_dim": 16,
-    }  # fmt: skip
+        "hidden_size": 24,
+        "encoder_hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "sep_token_id": 2,
+        "vocab_size": len(tokenizer),
+        "projection_dim": 16,
+    }
     vision = {**SIGHT, "image_size": 48, "patch_size": 8, **sight}
     config = t.BlipConfig(text_config=text, vision_config=vision, projection_dim=16)
     _write(folder, processor, config, t.BlipForConditionalGeneration)
@@ -257,21 +319,38 @@ def write_queries(
     else:
         processor = t.InstructBlipProcessor(images, tokenizer, _tokenizer([]), num_query_tokens=n_queries)
     queries = {
-        "hidden_size": 24, "encoder_hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "cross_attention_frequency": 2, "vocab_size": len(tokenizer), "pad_token_id": 0,
+        "hidden_size": 24,
+        "encoder_hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "cross_attention_frequency": 2,
+        "vocab_size": len(tokenizer),
+        "pad_token_id": 0,
         **(qformer or {}),
-    }  # fmt: skip
+    }
     n = len(tokenizer)  # the processor adds the mark of pictures
     text = text or t.OPTConfig(
-        hidden_size=24, ffn_dim=32, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=24,
-        max_position_embeddings=8192, vocab_size=n, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        hidden_size=24,
+        ffn_dim=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        word_embed_proj_dim=24,
+        max_position_embeddings=8192,
+        vocab_size=n,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     name = {"blip-2": "Blip2", "instructblip": "InstructBlip"}[kind]
     vision = {**SIGHT, "image_size": 48, "patch_size": 8, **sight}
     config = getattr(t, f"{name}Config")(
-        vision_config=vision, qformer_config=queries, text_config=text, num_query_tokens=n_queries,
+        vision_config=vision,
+        qformer_config=queries,
+        text_config=text,
+        num_query_tokens=n_queries,
         image_token_index=processor.tokenizer.convert_tokens_to_ids("<image>"),
-    )  # fmt: skip
+    )
     _write(folder, processor, config, getattr(t, f"{name}ForConditionalGeneration"))
 
 
@@ -291,22 +370,47 @@ def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     decoders = {
         "trocr": lambda: t.TrOCRConfig(
-            d_model=24, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=32, vocab_size=n,
-            max_position_embeddings=512, cross_attention_hidden_size=16, **ids,
+            d_model=24,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            decoder_ffn_dim=32,
+            vocab_size=n,
+            max_position_embeddings=512,
+            cross_attention_hidden_size=16,
+            **ids,
         ),
         "gpt2": lambda: t.GPT2Config(
-            n_embd=24, n_layer=2, n_head=4, n_inner=32, vocab_size=n, n_positions=512, add_cross_attention=True,
+            n_embd=24,
+            n_layer=2,
+            n_head=4,
+            n_inner=32,
+            vocab_size=n,
+            n_positions=512,
+            add_cross_attention=True,
             **ids,
         ),
         "bert": lambda: t.BertConfig(
-            hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, vocab_size=n,
-            is_decoder=True, add_cross_attention=True, **ids,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=32,
+            vocab_size=n,
+            is_decoder=True,
+            add_cross_attention=True,
+            **ids,
         ),
         "donut": lambda: t.MBartConfig(
-            d_model=16, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=32, vocab_size=n,
-            max_position_embeddings=512, add_cross_attention=True, is_decoder=True, **ids,
+            d_model=16,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            decoder_ffn_dim=32,
+            vocab_size=n,
+            max_position_embeddings=512,
+            add_cross_attention=True,
+            is_decoder=True,
+            **ids,
         ),
-    }  # fmt: skip
+    }
     config = t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, decoders[kind]())
     config.decoder_start_token_id, config.pad_token_id = 1, 0
     _write(folder, images, config, t.VisionEncoderDecoderModel)

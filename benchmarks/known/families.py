@@ -148,11 +148,22 @@ def _bert(n_tokens: int, layers: Sequence[Sequence[Scores]], n_places: int) -> A
 
     n_heads, d_head = len(layers[0]), 2 * n_tokens + n_places + 1
     width = n_heads * d_head
-    model = _zeroed(BertModel(BertConfig(
-        vocab_size=n_tokens, hidden_size=width, num_hidden_layers=len(layers), num_attention_heads=n_heads,
-        intermediate_size=4, max_position_embeddings=n_places, type_vocab_size=1, layer_norm_eps=1e-12,
-        pad_token_id=None,
-    ), add_pooling_layer=False))  # fmt: skip
+    model = _zeroed(
+        BertModel(
+            BertConfig(
+                vocab_size=n_tokens,
+                hidden_size=width,
+                num_hidden_layers=len(layers),
+                num_attention_heads=n_heads,
+                intermediate_size=4,
+                max_position_embeddings=n_places,
+                type_vocab_size=1,
+                layer_norm_eps=1e-12,
+                pad_token_id=None,
+            ),
+            add_pooling_layer=False,
+        )
+    )
     of_tokens, of_places, blocks = _streams(n_tokens, n_places, width)
     token, _, before, _ = blocks
     early, late = _states(of_tokens, of_places, before)
@@ -178,10 +189,21 @@ def _gpt2(n_tokens: int, layers: Sequence[Sequence[Scores]], n_places: int) -> A
 
     n_heads, d_head = len(layers[0]), 2 * n_tokens + n_places + 1
     width = n_heads * d_head
-    model = _zeroed(GPT2Model(GPT2Config(
-        vocab_size=n_tokens, n_embd=width, n_layer=len(layers), n_head=n_heads, n_inner=4, n_positions=n_places,
-        layer_norm_epsilon=1e-12, bos_token_id=0, eos_token_id=0,
-    )))  # fmt: skip
+    model = _zeroed(
+        GPT2Model(
+            GPT2Config(
+                vocab_size=n_tokens,
+                n_embd=width,
+                n_layer=len(layers),
+                n_head=n_heads,
+                n_inner=4,
+                n_positions=n_places,
+                layer_norm_epsilon=1e-12,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+    )
     of_tokens, of_places, blocks = _streams(n_tokens, n_places, width)
     token, _, before, _ = blocks
     model.wte.weight.copy_(torch.tensor(of_tokens))
@@ -205,12 +227,24 @@ def _llama(n_tokens: int, layers: Sequence[Sequence[Scores]], n_places: int) -> 
     # In float64: sums of cosines that make one token stand out are small differences of large numbers.
     n_heads, n_kv = len(layers[0]), len(layers[0]) // 2
     width = -(-(2 * n_tokens + 1) // n_heads) * n_heads
-    model = _zeroed(LlamaModel(LlamaConfig(
-        vocab_size=n_tokens, hidden_size=width, num_attention_heads=n_heads, num_key_value_heads=n_kv,
-        head_dim=D_ROTARY, num_hidden_layers=len(layers), intermediate_size=4, max_position_embeddings=n_places,
-        rms_norm_eps=1e-12, rope_parameters={"rope_type": "default", "rope_theta": BASE}, bos_token_id=0,
-        eos_token_id=0,
-    ))).double()  # fmt: skip
+    model = _zeroed(
+        LlamaModel(
+            LlamaConfig(
+                vocab_size=n_tokens,
+                hidden_size=width,
+                num_attention_heads=n_heads,
+                num_key_value_heads=n_kv,
+                head_dim=D_ROTARY,
+                num_hidden_layers=len(layers),
+                intermediate_size=4,
+                max_position_embeddings=n_places,
+                rms_norm_eps=1e-12,
+                rope_parameters={"rope_type": "default", "rope_theta": BASE},
+                bos_token_id=0,
+                eos_token_id=0,
+            )
+        )
+    ).double()
     of_tokens, _, (token, _, before, constant) = _streams(n_tokens, 0, width)
     model.embed_tokens.weight.copy_(torch.tensor(of_tokens))
     half = D_ROTARY // 2

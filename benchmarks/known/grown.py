@@ -99,8 +99,9 @@ def _suppress(chance: np.random.Generator) -> Drawn:
 def _count(chance: np.random.Generator) -> Drawn:
     signs = [str(sign) for sign in chance.choice(["(", ")", *NOUNS[:3]], int(chance.integers(8, 15)))]
     balance = signs.count("(") - signs.count(")")
-    return Drawn((FIRST, *signs, ASK, "more" if balance > 0 else "fewer" if balance < 0 else "equal"),
-                     (len(signs) + 1,))  # fmt: skip
+    return Drawn(
+        (FIRST, *signs, ASK, "more" if balance > 0 else "fewer" if balance < 0 else "equal"), (len(signs) + 1,)
+    )
 
 
 def _from_asked(name: str, words: str, holds: Callable[[Text, int], bool], asks: Callable[[str], bool]) -> Rule:
@@ -123,22 +124,78 @@ def _is_other(text: Text, place: int) -> bool:
 N_HEADS, D_MODEL, LONGEST = 4, 64, 72
 
 TASKS: tuple[Task, ...] = (
-    Task("induction", "Elhage et al. 2021; Olsson et al. 2022; Edelman et al. 2024", (FIRST, *NOUNS), _chain,
-         ((offset(-1), 0), (induction(), 1)), n_layers=2, steps=700, positions="rotary"),
-    Task("indirect object", "Wang et al. 2023", (FIRST, *NAMES, *NOUNS, "and", "went", "gave", "to"), _indirect_object,
-         ((_from_asked("other name", "the name that came once, for the query to", _is_other,
-                       lambda word: word == "to"), None),
-          (_from_asked("names", "names, for the query to", lambda text, place: text.tokens[place] in NAMES,
-                       lambda word: word == "to"), None)), n_layers=2, steps=900),
-    Task("copier", "Elhage et al. 2021, section on copying", (FIRST, *NAMES, *NOUNS, ASK), _copy,
-         ((_from_asked("name", "capitalised words, for the query ?", lambda text, place: text.tokens[place] in NAMES,
-                       lambda word: word == ASK), None),)),
+    Task(
+        "induction",
+        "Elhage et al. 2021; Olsson et al. 2022; Edelman et al. 2024",
+        (FIRST, *NOUNS),
+        _chain,
+        ((offset(-1), 0), (induction(), 1)),
+        n_layers=2,
+        steps=700,
+        positions="rotary",
+    ),
+    Task(
+        "indirect object",
+        "Wang et al. 2023",
+        (FIRST, *NAMES, *NOUNS, "and", "went", "gave", "to"),
+        _indirect_object,
+        (
+            (
+                _from_asked(
+                    "other name", "the name that came once, for the query to", _is_other, lambda word: word == "to"
+                ),
+                None,
+            ),
+            (
+                _from_asked(
+                    "names",
+                    "names, for the query to",
+                    lambda text, place: text.tokens[place] in NAMES,
+                    lambda word: word == "to",
+                ),
+                None,
+            ),
+        ),
+        n_layers=2,
+        steps=900,
+    ),
+    Task(
+        "copier",
+        "Elhage et al. 2021, section on copying",
+        (FIRST, *NAMES, *NOUNS, ASK),
+        _copy,
+        (
+            (
+                _from_asked(
+                    "name",
+                    "capitalised words, for the query ?",
+                    lambda text, place: text.tokens[place] in NAMES,
+                    lambda word: word == ASK,
+                ),
+                None,
+            ),
+        ),
+    ),
     Task("suppressor", "McDougall et al. 2023", (FIRST, *NAMES, *NOUNS), _suppress, ()),
-    Task("bracket counter", "Weiss et al. 2021; Yao et al. 2021",
-         (FIRST, "(", ")", *NOUNS[:3], ASK, "more", "fewer", "equal"), _count,
-         ((_from_asked("brackets", "brackets, for the query ?", lambda text, place: text.tokens[place] in "()",
-                       lambda word: word == ASK), None),), steps=1200),
-)  # fmt: skip
+    Task(
+        "bracket counter",
+        "Weiss et al. 2021; Yao et al. 2021",
+        (FIRST, "(", ")", *NOUNS[:3], ASK, "more", "fewer", "equal"),
+        _count,
+        (
+            (
+                _from_asked(
+                    "brackets",
+                    "brackets, for the query ?",
+                    lambda text, place: text.tokens[place] in "()",
+                    lambda word: word == ASK,
+                ),
+                None,
+            ),
+        ),
+        steps=1200,
+    ),
+)
 
 
 def batch(task: Task, n: int, chance: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -162,9 +219,14 @@ def train(task: Task, seed: int = 0) -> Any:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     network = decoder(
-        task.words, n_layers=task.n_layers, n_heads=N_HEADS, d_model=D_MODEL, positions=task.positions,
-        max_tokens=LONGEST, seed=seed,
-    )  # fmt: skip
+        task.words,
+        n_layers=task.n_layers,
+        n_heads=N_HEADS,
+        d_model=D_MODEL,
+        positions=task.positions,
+        max_tokens=LONGEST,
+        seed=seed,
+    )
     optimizer = torch.optim.AdamW(network.parameters(), 0.003, betas=(0.9, 0.98), weight_decay=0.01)
     slower = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1, (step + 1) / 20) * max(0.0, 1 - step / task.steps) ** 0.5
@@ -307,9 +369,13 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
     if (again := measure(task, weights)).heads != told.heads or again.circuit != told.circuit:
         raise WrongTruth(f"grown {task.name}: {again} is measured, {told} was saved")
     network = decoder(
-        task.words, n_layers=task.n_layers, n_heads=N_HEADS, d_model=D_MODEL, positions=task.positions,
+        task.words,
+        n_layers=task.n_layers,
+        n_heads=N_HEADS,
+        d_model=D_MODEL,
+        positions=task.positions,
         max_tokens=LONGEST,
-    )  # fmt: skip
+    )
     network.load_state_dict({name: torch.tensor(array, dtype=torch.float32) for name, array in weights.items()})
     chance = np.random.default_rng([11, 5])
     drawn = dict.fromkeys(task.draw(chance).words for _ in range(2 * (N_TEXTS + N_HELD_OUT)))
@@ -320,8 +386,16 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
     heads = {place: Truth(tuple(of), True, "grown", task.source) for place, of in rules.items()}
     example = task.draw(chance)
     asks_all = len(example.asked) >= len(example.words) - 2  # nothing foretells the first word
-    return KnownModel(f"grown {task.name}", wrap(network), True, texts[N_HELD_OUT : N_HELD_OUT + N_TEXTS],
-                      texts[:N_HELD_OUT], heads, told.circuit, asks_all)  # fmt: skip
+    return KnownModel(
+        f"grown {task.name}",
+        wrap(network),
+        True,
+        texts[N_HELD_OUT : N_HELD_OUT + N_TEXTS],
+        texts[:N_HELD_OUT],
+        heads,
+        told.circuit,
+        asks_all,
+    )
 
 
 def load(path: Path = FILE) -> list[tuple[Task, dict[str, Floats], Measured]]:
@@ -332,13 +406,15 @@ def load(path: Path = FILE) -> list[tuple[Task, dict[str, Floats], Measured]]:
         for task in TASKS:
             facts = about[task.name]
             weights = {
-                name.partition("/")[2]: held[name].astype(np.float64) for name in held.files
+                name.partition("/")[2]: held[name].astype(np.float64)
+                for name in held.files
                 if name.startswith(f"{task.name}/")
-            }  # fmt: skip
+            }
             told = Measured(
-                tuple((a, b, c, d) for a, b, c, d in facts["heads"]), tuple((a, b) for a, b in facts["circuit"]),
+                tuple((a, b, c, d) for a, b, c, d in facts["heads"]),
+                tuple((a, b) for a, b in facts["circuit"]),
                 (facts["loss"][0], facts["loss"][1]),
-            )  # fmt: skip
+            )
             made.append((task, weights, told))
     return made
 

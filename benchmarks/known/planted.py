@@ -28,15 +28,37 @@ PAIRS = {")": "(", "]": "["}
 ENDS, NEWLINE = ".", "\n"
 MARKS = (".", ",", ";")
 NOUNS = (
-    "apple", "bread", "cloud", "door", "earth", "fire", "glass", "house", "island", "jar",
-    "king", "lamp", "moon", "night", "ocean", "paper", "queen", "river", "stone", "tree",
-)  # fmt: skip
+    "apple",
+    "bread",
+    "cloud",
+    "door",
+    "earth",
+    "fire",
+    "glass",
+    "house",
+    "island",
+    "jar",
+    "king",
+    "lamp",
+    "moon",
+    "night",
+    "ocean",
+    "paper",
+    "queen",
+    "river",
+    "stone",
+    "tree",
+)
 WORDS = (FIRST, LAST, *MARKS, NEWLINE, *PAIRS, *PAIRS.values(), *DIGITS, *NAMES, *NOUNS)
 NUMBERS = {word: number for number, word in enumerate(WORDS)}
 CLASSES: dict[str, tuple[str, ...]] = {
-    "digits": DIGITS, "capitalised words": NAMES, "punctuation": (*MARKS, *PAIRS, *PAIRS.values()), "commas": (",",),
-    "brackets": (*PAIRS, *PAIRS.values()), "nouns": NOUNS,
-}  # fmt: skip
+    "digits": DIGITS,
+    "capitalised words": NAMES,
+    "punctuation": (*MARKS, *PAIRS, *PAIRS.values()),
+    "commas": (",",),
+    "brackets": (*PAIRS, *PAIRS.values()),
+    "nouns": NOUNS,
+}
 
 
 def draw_text(chance: np.random.Generator, both_ends: bool, longest: int = N_PLACES) -> Text:
@@ -339,9 +361,7 @@ def plant(family: Family, seed: int) -> KnownModel:
             layers[layer].append(scores)
     network = build(family, WORDS, layers, N_PLACES)
     model = attnscope.load(network.eval(), tokenizer(WORDS, LAST if both_ends else None))
-    known = KnownModel(
-        f"planted {source}", model, not both_ends, texts[:N_TEXTS], texts[N_TEXTS:], heads
-    )  # fmt: skip
+    known = KnownModel(f"planted {source}", model, not both_ends, texts[:N_TEXTS], texts[N_TEXTS:], heads)
     _require_scores(known, layers)
     return known
 

@@ -80,20 +80,32 @@ def is_sink(truth: Truth) -> bool:
 
 
 ROLE_OF = {
-    "the previous token": "previous_token", "the next token": "next_token", "the token itself": "self_token",
-    "the same token elsewhere": "same_token", "what followed the same token before": "induction",
-    "the first token": "first_token", "punctuation": "delimiter",
-}  # fmt: skip
+    "the previous token": "previous_token",
+    "the next token": "next_token",
+    "the token itself": "self_token",
+    "the same token elsewhere": "same_token",
+    "what followed the same token before": "induction",
+    "the first token": "first_token",
+    "punctuation": "delimiter",
+}
 """Roles that follow from a rule, by its words."""
 
 ALSO = {
-    "the previous token": {"local"}, "the next token": {"local"}, "the token itself": {"local"},
-    "the token 2 before": {"local"}, "the token 2 after": {"local"}, "the token 3 before": {"local"},
-    "the token 3 after": {"local"}, "commas": {"delimiter"}, "brackets": {"delimiter"},
-    "the last punctuation mark": {"delimiter", "local"}, "the same token elsewhere": {"similar_token"},
-    "the bracket that a closing one closes": {"delimiter"}, "punctuation": {"delimiter"},
+    "the previous token": {"local"},
+    "the next token": {"local"},
+    "the token itself": {"local"},
+    "the token 2 before": {"local"},
+    "the token 2 after": {"local"},
+    "the token 3 before": {"local"},
+    "the token 3 after": {"local"},
+    "commas": {"delimiter"},
+    "brackets": {"delimiter"},
+    "the last punctuation mark": {"delimiter", "local"},
+    "the same token elsewhere": {"similar_token"},
+    "the bracket that a closing one closes": {"delimiter"},
+    "punctuation": {"delimiter"},
     "the same token": {"same_token", "self_token", "similar_token"},
-}  # fmt: skip
+}
 """Further roles that a rule allows: what it attends to is that, too."""
 
 
@@ -236,6 +248,10 @@ def summarize(scores: Sequence[HeadScore], seed: int, draws: int = 400) -> dict[
         means = drawn[:, 0] / np.maximum(drawn[:, 1], 1)
         low, high = np.quantile(means[drawn[:, 1] > 0], (0.025, 0.975))
         value = sums[:, 0].sum() / sums[:, 1].sum()
-        made[name] = {"value": round(float(value), 3), "low": round(float(low), 3), "high": round(float(high), 3),
-                      "n": int(sums[:, 1].sum())}  # fmt: skip
+        made[name] = {
+            "value": round(float(value), 3),
+            "low": round(float(low), 3),
+            "high": round(float(high), 3),
+            "n": int(sums[:, 1].sum()),
+        }
     return made

@@ -73,9 +73,20 @@ class Attnscope:
     """attnscope's lines and roles."""
 
     roles = frozenset(
-        ("previous_token", "next_token", "self_token", "same_token", "induction", "first_token", "delimiter", "local",
-         "rare", "diffuse", "similar_token")
-    )  # fmt: skip
+        (
+            "previous_token",
+            "next_token",
+            "self_token",
+            "same_token",
+            "induction",
+            "first_token",
+            "delimiter",
+            "local",
+            "rare",
+            "diffuse",
+            "similar_token",
+        )
+    )
 
     def answer(self, known: KnownModel, attention: Sequence[Floats]) -> Mapping[Place, Answer]:
         """One run of `attnscope.heads` with descriptions, and its terms as functions of texts."""

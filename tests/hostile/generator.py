@@ -57,18 +57,24 @@ GOOD: dict[str, tuple[str, ...]] = {
 
 BASES: dict[str, tuple[str, ...]] = {
     "heatmap": (
-        "TEXT -m own -f png,npz,json -o OUT", "TEXT -m INPUTS/tiny -f text -L 0",
-        "TEXT --pool 8 -m own -f npz -o OUT", "TEXT -m own --pick L0H1 --words -f svg -o OUT",
+        "TEXT -m own -f png,npz,json -o OUT",
+        "TEXT -m INPUTS/tiny -f text -L 0",
+        "TEXT --pool 8 -m own -f npz -o OUT",
+        "TEXT -m own --pick L0H1 --words -f svg -o OUT",
         "TEXT -m own --rollout -f npz,json -o OUT",
     ),
     "batch": ("INPUTS/cat.txt -m own -L 0 -f npz -o OUT", "INPUTS/texts.jsonl -m own --pick L0H0 -f png -o OUT"),
     "page": (
-        "TEXT -m own -o OUT", "--record INPUTS/heatmap.npz -o OUT", "--file INPUTS/cat.txt -m own -o OUT",
+        "TEXT -m own -o OUT",
+        "--record INPUTS/heatmap.npz -o OUT",
+        "--file INPUTS/cat.txt -m own -o OUT",
         "what --image INPUTS/photo.png -m INPUTS/sight -o OUT",
     ),
     "heads": (
-        "--file INPUTS/cat.txt -m own -f npz,json,csv -o OUT", "--file INPUTS/texts.jsonl -m own",
-        "--file INPUTS/texts.csv -m own", "--file INPUTS/texts.txt.gz -m INPUTS/tiny --json",
+        "--file INPUTS/cat.txt -m own -f npz,json,csv -o OUT",
+        "--file INPUTS/texts.jsonl -m own",
+        "--file INPUTS/texts.csv -m own",
+        "--file INPUTS/texts.txt.gz -m INPUTS/tiny --json",
         "--probe needle --lengths 48 --depths 0,100 --needles 4 -m INPUTS/decoder -f npz,csv -o OUT",
     ),
     "atlas": (
@@ -87,11 +93,13 @@ BASES: dict[str, tuple[str, ...]] = {
         "--file INPUTS/cat.txt -m own --pick L1H1 --query @1 --json",
     ),
     "compare": (
-        "--file INPUTS/cat.txt -m own -f npz -o OUT", "TEXT --with TEXT -m own -f npz -o OUT",
+        "--file INPUTS/cat.txt -m own -f npz -o OUT",
+        "TEXT --with TEXT -m own -f npz -o OUT",
         "TEXT -m own --pick L0H0,L0H1 -f json -o OUT",
     ),
     "relations": (
-        "INPUTS/trees.conllu -m own -f npz,csv -o OUT", "INPUTS/links.jsonl -m own --json",
+        "INPUTS/trees.conllu -m own -f npz,csv -o OUT",
+        "INPUTS/links.jsonl -m own --json",
         "INPUTS/trees.conllu -m own -f npz,csv,png -o OUT",
     ),
     "ablate": ("--file INPUTS/cat.txt -m own --loss none -L 0 -f npz -o OUT", "TEXT -m own --pick L0H1 --loss none"),
@@ -100,34 +108,96 @@ BASES: dict[str, tuple[str, ...]] = {
         "INPUTS/answers.jsonl -m INPUTS/decoder --by pattern --positions --attribution --json",
     ),
     "show": tuple(
-        f"INPUTS/{name}" for name in (
-            "heads.npz", "compare.npz", "relations.npz", "ablation.npz", "trace.npz", "split.npz", "cost.npz",
-            "rollout.npz", "heatmap.npz", "pooled.npz", "picked.npz", "pair.npz",
-            "atlas.npz", "weights.npz", "training.npz", "models.npz", "needles.npz",
-            "looking.npz", "listening.npz", "pairs.npz", "patching.npz",
+        f"INPUTS/{name}"
+        for name in (
+            "heads.npz",
+            "compare.npz",
+            "relations.npz",
+            "ablation.npz",
+            "trace.npz",
+            "split.npz",
+            "cost.npz",
+            "rollout.npz",
+            "heatmap.npz",
+            "pooled.npz",
+            "picked.npz",
+            "pair.npz",
+            "atlas.npz",
+            "weights.npz",
+            "training.npz",
+            "models.npz",
+            "needles.npz",
+            "looking.npz",
+            "listening.npz",
+            "pairs.npz",
+            "patching.npz",
         )
     ),
     "learn trace": ("TEXT -L 0 -H 0 -m own -o OUT", "TEXT -L 1 -H 1 -m INPUTS/tiny --query cat"),
     "learn split": ("-f npz,json -o OUT", "TEXT -m own -L 0"),
     "learn cost": ("bert-base -f npz -o OUT", "bert-base --json", "INPUTS/tiny"),
     "models": ("", "INPUTS/tiny", "own", "INPUTS/tiny --json"),
-}  # fmt: skip
+}
 """Command lines that work, by command: most cases are one of these with one or two things changed."""
 
-OTHER = {"cat.txt": "other.txt", "texts.jsonl": "other.jsonl", "trees.conllu": "other.conllu",
-         "answers.jsonl": "other-answers.jsonl"}  # fmt: skip
+OTHER = {
+    "cat.txt": "other.txt",
+    "texts.jsonl": "other.jsonl",
+    "trees.conllu": "other.conllu",
+    "answers.jsonl": "other-answers.jsonl",
+}
 """Files of other texts."""
 
 NEVER = frozenset({"help", "version", "install_completion", "show_completion", "workers", "executor", "ray_address"})
 """Parameters that no case gives at random: what starts other processes is tried by tests of its own."""
 
 WORDS = (
-    "", " ", "\t\n", "\x00", "\x1b[31mred", "[red]x[/red]", "$x^2$ \\frac{", "\u202eabc\u2028", "\udcff",
-    "👩‍👩‍👧‍👦" * 3, "日本語 العربية", "a" * 9000, "the " * 700, "../../etc", "/dev/null", "-", "--", "--nonsense",
-    "=cmd|' /C calc'!A0", "nan", "inf", "-1", "0", "1e400", "9" * 40, "0x10", "٣", "L٠H٠", "L0H0,", "1-",
-    "5-2", ",", "L99H99", "auto ", "%s%n{}", "own", "png", "cat.txt", "{home}", "{missing}", "{any}", "{any}",
-    "{damaged}", "{damaged}", "{damaged}",
-)  # fmt: skip
+    "",
+    " ",
+    "\t\n",
+    "\x00",
+    "\x1b[31mred",
+    "[red]x[/red]",
+    "$x^2$ \\frac{",
+    "\u202eabc\u2028",
+    "\udcff",
+    "👩‍👩‍👧‍👦" * 3,
+    "日本語 العربية",
+    "a" * 9000,
+    "the " * 700,
+    "../../etc",
+    "/dev/null",
+    "-",
+    "--",
+    "--nonsense",
+    "=cmd|' /C calc'!A0",
+    "nan",
+    "inf",
+    "-1",
+    "0",
+    "1e400",
+    "9" * 40,
+    "0x10",
+    "٣",
+    "L٠H٠",
+    "L0H0,",
+    "1-",
+    "5-2",
+    ",",
+    "L99H99",
+    "auto ",
+    "%s%n{}",
+    "own",
+    "png",
+    "cat.txt",
+    "{home}",
+    "{missing}",
+    "{any}",
+    "{any}",
+    "{damaged}",
+    "{damaged}",
+    "{damaged}",
+)
 """What is given where something else is expected; {any} is one of the files, {damaged} one of them damaged."""
 
 
