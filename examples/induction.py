@@ -121,7 +121,7 @@ def main() -> None:
     print(f"counting words: {unigram_loss(ids):.3f} nats; bigrams, the least possible: {bigram_loss(ids):.3f} nats")
     for run in runs:
         # Through its keys a head of layer 1 reads which word stood before; a single layer has nobody to read.
-        options = attnscope.TrainingOptions(("previous_token", "induction"), ("K",) * (run.n_layers > 1))
+        options = attnscope.TrainingOptions(("previous_token", "induction"))
         found = attnscope.training(f"{run.folder}/checkpoint-*", texts_of(ids), options)
         found.save(run.folder / "training.npz")
         print(f"{run.folder.name}: {found.checkpoints[-1].loss:.3f} nats at the last step")

@@ -115,9 +115,10 @@ def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained
     """Shares of norm above those of random directions (Elhage et al. 2021). Both heads of layer 1 may look for it."""
     for one in trained:
         previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
-        options = attnscope.TrainingOptions(("induction",), ("K",), loss="none")
-        found = attnscope.training({induction.STEPS: one.two}, induction.texts_of(induction.held_out()[:3]), options)
-        above = {found.pair_name(pair): float(pair.excess[0]) for pair in found.pairs}
+        found = attnscope.weights(one.two)
+        names = found.head_names
+        excess = found.excess[1]  # of K, (sender, receiver)
+        above = {f"{names[i]} → {names[j]}": float(excess[i, j]) for i, j in np.argwhere(np.isfinite(excess))}
         print(above, previous, looking)
         others = [share for name, share in above.items() if not name.startswith(f"L0H{previous}")]
         assert len(others) == 2

@@ -17,7 +17,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import catalog
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.training import study
-from attnscope.studies.training.options import EXPLAINED, TrainingOptions
+from attnscope.studies.training.options import TrainingOptions
 from attnscope.studies.training.study import stages_of, step_of
 from examples.decoder import decoder, wrap
 from tests.conftest import Run
@@ -39,12 +39,12 @@ def own_run(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> None:
-    found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, TrainingOptions(measures=(*MEASURES, EXPLAINED)))
+    found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, TrainingOptions(measures=MEASURES))
     assert found.steps == (0, 5, 10)
     assert found.run["model"] == "run"
     for number, step in enumerate(found.steps):
         model = attnscope.load(trained / f"checkpoint-{step}")
-        alone = attnscope.heads(model, TEXTS, attnscope.HeadsOptions(describe=attnscope.DescribeOptions()))
+        alone = attnscope.heads(model, TEXTS, attnscope.HeadsOptions(describe=None))
         for place, head in enumerate(heads_in(alone)):
             assert [*found["heads"].rows()][1 + place] == (head.kind, head.layer, head.head)
             for row, name in enumerate(MEASURES):
@@ -52,8 +52,6 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> Non
                 assert found.interval("value")[row, number, place].tolist() == [one.value, one.low, one.high]
             roles = found["roles"]["name"][found["has_role"][:, number, place] > 0]
             assert {*roles.tolist()} == {role.name for role in head.roles}
-            explained = alone["heads"]["whole_explained"][place]
-            np.testing.assert_equal(found["value"][2, number, place], explained)
         whole = attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero",))).row("whole", "loss")
         assert whole is not None
         np.testing.assert_allclose(found["checkpoints"].interval("loss")[number], whole)
@@ -86,44 +84,6 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
     monkeypatch.setattr(LoadOptions, "load", count)
     attnscope.training(f"{trained}/checkpoint-*", TEXTS, QUICK)
     assert alive == [0, 0, 0]
-
-
-# Composition -----------------------------------------------------------------------------------------------------
-
-
-def test_composition_is_that_of_each_checkpoint_alone(trained: Path, tmp_path: Path) -> None:
-    options = TrainingOptions(measures=("induction",), composition=("K", "V"), loss="none")
-    found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, options)
-    assert [*zip(found["pairs"]["by"].tolist(), found.pair_names, strict=True)] == [
-        (by, f"L0H{s} → L1H{r}") for by in "KV" for s in range(2) for r in range(2)
-    ]
-    for number, step in enumerate(found.steps):
-        alone = attnscope.weights(attnscope.load(trained / f"checkpoint-{step}"))
-        for row, by in ((1, "K"), (2, "V")):
-            for s in range(2):
-                for r in range(2):
-                    got = found.composition(by, (0, s), (1, r))[number]
-                    np.testing.assert_allclose(got, alone.excess[row, s, 2 + r], atol=1e-6)
-    again = attnscope.load_record(found.save(tmp_path / "training.npz"))
-    assert np.array_equal(again["share"], found["share"]) and again.pair_names == found.pair_names
-    lines = [line.split(",") for line in found.to_csv().splitlines()]
-    assert lines[0][-6:] == ["K_from", "K_share", "K_expected", "V_from", "V_share", "V_expected"]
-    assert lines[1][-6] == lines[1][-3] == ""  # nothing is earlier than layer 0
-    last = dict(zip(lines[0], lines[-1], strict=True))
-    best = max(range(2), key=lambda s: found.composition("K", (0, s), (1, 1))[-1])
-    assert last["K_from"] == f"L0H{best}"
-
-
-def test_of_many_pairs_the_strongest_at_any_step_are_followed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "MOST_PAIRS", 3)
-    monkeypatch.setattr(study, "STRONGEST_PAIRS", 1)
-    options = TrainingOptions(measures=("induction",), composition=("K",), loss="none")
-    found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, options)
-    strongest = set()
-    for step in found.steps:
-        strongest |= {*attnscope.weights(attnscope.load(trained / f"checkpoint-{step}")).strongest("K", 1)}
-    pairs = found.table("pairs")
-    assert {*zip(pairs["sender"].tolist(), pairs["receiver"].tolist(), strict=True)} == strongest
 
 
 # What cannot be measured -----------------------------------------------------------------------------------------
@@ -226,7 +186,6 @@ def test_an_interruption_before_any_is_done_is_one(monkeypatch: pytest.MonkeyPat
         (("run", "--probe", "needle"), "there is no probe 'needle'"),
         (("run", "--probe", "repeat", "--measures", "inducton"), "there is no measure 'inducton'"),
         (("run", "--probe", "repeat", "--threshold", "induction=2"), "the threshold of induction is 2"),
-        (("run", "--probe", "repeat", "--composition", "kq"), "there is no composition 'kq'"),
         (("run", "--probe", "repeat", "-f", "gif", "-o", "out"), "there is no format 'gif'"),
     ],
 )
@@ -334,7 +293,7 @@ def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
     header, *rows = [*small_training().rows()]
     assert header[:7] == ("checkpoint", "step", "loss", "kind", "layer", "head", "roles")
     names = [f"{name}{part}" for name in ("previous_token", "induction") for part in ("", "_low", "_high")]
-    assert header[7:] == (*names, "K_from", "K_share", "K_expected")
+    assert header[7:] == tuple(names)
     assert len(rows) == 16
     assert rows[11][:7] == ("run/checkpoint-20", 20, 2.0, "decoder", 1, 1, "induction")
     assert rows[11][10:13] == pytest.approx((0.8, 0.75, 0.85))

@@ -43,10 +43,6 @@ def small_training(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40),
         "heads": Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers),
         "measures": Table.of(columns["measures"], measures),
         "roles": Table.of(columns["roles"], [{"name": "previous_token"}, {"name": "induction"}]),
-        "pairs": Table.of(
-            columns["pairs"],
-            [{"by": "K", "sender": sender, "receiver": len(heads) - 1} for sender in range(n_heads)],
-        ),
     }
     arrays = {
         "value": value,
@@ -54,8 +50,6 @@ def small_training(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40),
         "value_high": value + 0.05,
         "uniform": np.full((2, len(heads)), 0.15),
         "has_role": has_role,
-        "share": np.tile(0.2 + np.arange(len(steps)) / 20, (n_heads, 1)),
-        "expected": np.full((n_heads, len(steps)), 0.2),
     }
     corpus = {"sources": ["texts"], "n_texts": 3, "n_tokens": 27, "n_checkpoints": len(steps), "complete": True}
     return Training({"model": model, "sha256": "", "notes": []}, corpus, {"loss": "causal"}, tables, arrays)

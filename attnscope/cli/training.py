@@ -31,7 +31,7 @@ def training(*, models: Checkpoints, texts: TextFiles, order: TrainingOptions, d
     done.
 
     - `attnscope training 'run/checkpoint-*' --probe repeat`
-    - `attnscope training 'run/checkpoint-*' --file texts.txt --measures induction,explained -o out`
+    - `attnscope training 'run/checkpoint-*' --file texts.txt --measures induction,entropy_nats -o out`
     - `attnscope training EleutherAI/pythia-14m@step{0,512,1000,3000} --probe repeat -o out`
     """
     from attnscope.studies.training.study import training as study

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -46,18 +45,13 @@ class Training(Result):
         ),
         "heads": HEADS,
         "measures": (
-            text("name", "explained is the share that a description explains"),
+            text("name"),
             text("meaning"),
             text("unit"),
             number("least", "its least possible value"),
             number("most", "its largest possible value"),
         ),
         "roles": (text("name", "a role that any head has at any step"),),
-        "pairs": (
-            text("by", "Q, K or V: through queries, keys or values"),
-            count("sender", "the head that writes", refers_to="heads"),
-            count("receiver", "the head that reads", refers_to="heads"),
-        ),
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
         Array("value", "of each measure; NaN = undefined", axes=("measures", "checkpoints", "heads")),
@@ -69,27 +63,12 @@ class Training(Result):
             kind="count",
             axes=("roles", "checkpoints", "heads"),
         ),
-        Array("share", "|X Y| / (|X| |Y|) of a pair", "share", (0, 1), axes=("pairs", "checkpoints")),
-        Array("expected", "the same of random directions, in the mean", "share", (0, 1), axes=("pairs", "checkpoints")),
     )
 
     @property
     def steps(self) -> tuple[int, ...]:
         """Return the steps, ascending."""
         return tuple(self.table("checkpoints")["step"].tolist())
-
-    @property
-    def excess(self) -> Floats:
-        """Composition above that of random directions, (pair, checkpoint)."""
-        excess: Floats = self["share"] - self["expected"]
-        return excess
-
-    @property
-    def pair_names(self) -> list[str]:
-        """Return what pairs are called, such as L0H1 → L1H0."""
-        pairs, names = self.table("pairs"), self.head_names
-        ends = zip(pairs["sender"].tolist(), pairs["receiver"].tolist(), strict=True)
-        return [f"{names[sender]} → {names[receiver]}" for sender, receiver in ends]
 
     def of(self, measure: str, layer: int, head: int, kind: str | None = None) -> Floats:
         """Return a measure of one head at each checkpoint, with the ends of its interval, (checkpoint, 3).
@@ -111,25 +90,6 @@ class Training(Result):
             raise AttnscopeError(f"the result has no head L{layer}H{head}", "layers and heads count from 0")
         values: Floats = self.interval("value")[self._row("measures", measure)][:, is_head.argmax()]
         return values
-
-    def composition(self, by: str, sender: tuple[int, int], receiver: tuple[int, int]) -> Floats:
-        """Return how much one head reads of what another writes, above random directions, (checkpoint,).
-
-        Args:
-            by: "Q", "K" or "V".
-            sender: Layer and head of the earlier one.
-            receiver: Of the later one.
-
-        Raises:
-            AttnscopeError: Composition was not followed, or not of this pair.
-        """
-        wanted = "L{}H{} → L{}H{}".format(*sender, *receiver)
-        for row, pair in enumerate(zip(self.table("pairs")["by"].tolist(), self.pair_names, strict=True)):
-            if pair == (by, wanted):
-                excess: Floats = self.excess[row]
-                return excess
-        names = wanted.replace("→", "and")
-        raise AttnscopeError(f"the result has no {by} composition of {names}", "it is followed with --composition")
 
     def since(self, role: str) -> dict[str, int]:
         """Return since which step each head has a role that it has at the last step, by the head's name.
@@ -154,30 +114,16 @@ class Training(Result):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return one row per checkpoint and head: the loss, and the head's roles and measures with their intervals."""
-        # Columns for measures with intervals, then for the strongest sender by Q, K and V.
         measures, roles = self.table("measures")["name"].tolist(), self.table("roles")["name"]
         columns = [f"{name}{part}" for name in measures for part in ("", "_low", "_high")]
-        followed = list(dict.fromkeys(self.table("pairs")["by"].tolist()))
-        sent = [f"{by}_{what}" for by in followed for what in ("from", "share", "expected")]
-        yield ("checkpoint", "step", "loss", "kind", "layer", "head", "roles", *columns, *sent)
+        yield ("checkpoint", "step", "loss", "kind", "layer", "head", "roles", *columns)
         checkpoints, heads = self.table("checkpoints"), [*self.table("heads").rows()][1:]
         numbers = self.interval("value")
         for step in range(len(checkpoints)):
             place = (checkpoints["name"][step], self.steps[step], float(checkpoints["loss"][step]))
             for column, head in enumerate(heads):
                 mine = "+".join(roles[self["has_role"][:, step, column] > NO_ROLE]) or "unclassified"
-                strongest = [part for by in followed for part in self._strongest(by, step, column)]
-                yield (*place, *head, mine, *numbers[:, step, column].ravel().tolist(), *strongest)
-
-    def _strongest(self, by: str, step: int, receiver: int) -> tuple[str, float, float]:
-        """Return the head whose writing a head reads most at a checkpoint, the share, and what is expected."""
-        pairs, excess = self.table("pairs"), self.excess[:, step]
-        is_mine = (pairs["by"] == by) & (pairs["receiver"] == receiver) & np.isfinite(excess)
-        if not is_mine.any():
-            return "", math.nan, math.nan
-        best = int(np.where(is_mine, excess, -np.inf).argmax())
-        sender = self.head_names[pairs["sender"][best]]
-        return sender, float(self["share"][best, step]), float(self["expected"][best, step])
+                yield (*place, *head, mine, *numbers[:, step, column].ravel().tolist())
 
     def require_whole(self) -> None:
         """Refuse what `Result` does, and steps that do not ascend."""
@@ -240,7 +186,7 @@ def _listing(training: Training, roles: Sequence[tuple[str, str]]) -> Iterator[B
 
 
 def _trends(training: Training) -> Iterator[Block]:
-    """Follow the loss, each measure, and each composition above that of random directions."""
+    """Follow the loss, and each measure."""
     # The loss, where it was measured: (step, line, 3) with one line.
     steps, names = training.steps, training.head_names
     loss = training.table("checkpoints").interval("loss")
@@ -271,21 +217,6 @@ def _trends(training: Training) -> Iterator[Block]:
             limits=limits,
             level=level,
         )
-    # Composition by Q, K and V, a line per pair of heads; without intervals: (step, pair, 3).
-    pairs = training.table("pairs")
-    for by in dict.fromkeys(pairs["by"].tolist()):
-        rows = np.flatnonzero(pairs["by"] == by)
-        points = np.full((len(steps), len(rows), 3), np.nan)
-        points[..., 0] = training.excess[rows].T
-        yield Trends(
-            figure=_FIGURE,
-            y=f"{by} composition above chance",
-            what="pairs",
-            steps=steps,
-            names=[training.pair_names[row] for row in rows],
-            points=points,
-            level=0.0,
-        )
 
 
 # What is said
@@ -295,8 +226,6 @@ def _guide(training: Training) -> Iterator[str]:
     """Say how to read it."""
     if np.isfinite(training.grids.get("value_low", np.nan)).any():
         yield "intervals: 95% over texts, of each checkpoint for itself"
-    if len(training.table("pairs")):
-        yield "composition: the share of a pair's norm, less that of random directions, by the weights alone"
     if predicted := _PREDICTED.get(str(training.options.get("loss"))):
         yield f"predicted: {predicted}"
 

@@ -46,7 +46,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends | Listing], lettering: L
     # Sizes in inches.
     notes = [note for block in blocks for note in block.notes]
     if any(block.level is not None for block in trends):
-        notes.append("dotted: by chance, that is uniform attention, or of composition random directions")
+        notes.append("dotted: by chance, that is uniform attention")
     foot = write_foot([*([report.source] if report.source else []), *report.footer, *notes], sheet)
     pitch = sheet.plot + 0.95 * sheet.size
     height = sheet.above + (row + 1) * pitch + foot.height

@@ -287,13 +287,6 @@ class _Weights:
 # Composition
 
 
-def composition(model: Model) -> Composition:
-    """Return how much each head reads of what each earlier one writes; heads are counted layer by layer."""
-    stream = stream_of(model)
-    with torch.no_grad():
-        return _compose(stream, model.info.d_model)
-
-
 def _centres(stream: Stream) -> bool:
     """Return whether every norm takes the mean away, so that no head can read it."""
     norms = [attention.norm for attention in stream.attentions]

@@ -83,7 +83,7 @@ BASES: dict[str, tuple[str, ...]] = {
         "--file INPUTS/cat.txt -m INPUTS/decoder -f html -o OUT",
     ),
     "training": (
-        "INPUTS/decoder --file INPUTS/cat.txt --composition q,k,v -f npz,csv -o OUT",
+        "INPUTS/decoder --file INPUTS/cat.txt -f npz,csv -o OUT",
         "INPUTS/tiny INPUTS/tiny --file INPUTS/cat.txt -f npz,csv -o OUT",
         "INPUTS/tiny --file INPUTS/texts.jsonl --loss none --json",
     ),

@@ -20,9 +20,8 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
-from attnscope.questions.heads import DESCRIPTION, Heads
+from attnscope.questions.heads import Heads
 from attnscope.questions.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Training
-from attnscope.questions.weights import COMPOSITIONS, Composition
 from attnscope.results.result import failure_line
 from attnscope.results.table import HEADS, Column, Estimate, Floats, Table
 from attnscope.studies.ablate.measurers import StandIns, measure_cuts
@@ -31,11 +30,7 @@ from attnscope.studies.failures import failure
 from attnscope.studies.heads.roles import RULES
 from attnscope.studies.heads.study import heads, probe_texts
 from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
-from attnscope.studies.training.options import EXPLAINED, TrainingOptions
-from attnscope.studies.weights import composition
-
-MOST_PAIRS, STRONGEST_PAIRS = 64, 8
-"""Up to so many pairs of heads are followed all; of more, so many with the most composition at each checkpoint."""
+from attnscope.studies.training.options import TrainingOptions
 
 Spec = str | os.PathLike[str] | Model
 Given = Corpus | str | Sequence[str] | Sequence[CorpusText] | None
@@ -183,13 +178,6 @@ def _problem(source: str, reason: str) -> dict[str, Any]:
 # Measuring them -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Measured:
-    checkpoint: Mapping[str, Any]
-    findings: Heads
-    composed: Composition | None = None
-
-
 class Growing:
     """Hold a training that grows checkpoint by checkpoint.
 
@@ -200,7 +188,8 @@ class Growing:
     def __init__(self, options: TrainingOptions, texts: Texts | None) -> None:
         self._options = options
         self._texts = texts
-        self._done: list[_Measured] = []
+        self._rows: list[dict[str, Any]] = []
+        self._findings: list[Heads] = []
         self._predicted: str | None = None
         self._error: Exception | None = None
         self.skipped: list[dict[str, Any]] = []
@@ -216,17 +205,9 @@ class Growing:
         for failed in findings.run.get("failures", ())[:1]:
             raise AttnscopeError(failure_line(failed), failed["hint"])
         self._require_alike(findings)
-        loss = self._loss_of(model, texts)
-        composed = composition(model) if self._options.composition else None
-        elapsed_s = time.perf_counter() - began
-        checkpoint = {
-            "name": stage.name,
-            "step": stage.step,
-            "sha256": model.info.sha256,
-            "loss": loss,
-            "elapsed_s": elapsed_s,
-        }
-        self._done.append(_Measured(checkpoint, findings, composed))
+        row = {"name": stage.name, "step": stage.step, "sha256": model.info.sha256, "loss": self._loss_of(model, texts)}
+        self._rows.append(row | {"elapsed_s": time.perf_counter() - began})
+        self._findings.append(findings)
 
     def skip(self, name: str, error: Exception) -> None:
         """Note that a checkpoint could not be measured, and why."""
@@ -239,71 +220,55 @@ class Growing:
         Raises:
             Exception: There is no checkpoint: the first one's error, or the interruption.
         """
-        if not self._done:
+        if not self._findings:
             if self._error is None or not complete:
                 raise KeyboardInterrupt
             raise self._error
-        last = self._done[-1].findings
-        heads = last.table("heads")
+        last = self._findings[-1]
+        tables = [findings.table("heads") for findings in self._findings]
+        roles, has_role = self._roles()
 
-        # The roles of each head at each checkpoint, (role, checkpoint, head): all have the same heads.
-        role_tables = [done.findings.table("roles") for done in self._done]
-        named = {name for of_checkpoint in role_tables for name in of_checkpoint["role"].tolist()}
-        roles = [name for name in RULES if name in named]
-        has_role = np.full((len(roles), len(role_tables), len(heads)), NO_ROLE, np.int8)
-        for step, of_checkpoint in enumerate(role_tables):
-            rows = [roles.index(name) for name in of_checkpoint["role"].tolist()]
-            has_role[rows, step, of_checkpoint["head"]] = np.where(of_checkpoint["tentative"], TENTATIVE, HAS_ROLE)
-
-        # The measures, (measure, checkpoint, head).
+        # The measures with their intervals, (measure, checkpoint, head).
         names = self._options.measures
-        parts = np.array([[_parts(done.findings.table("heads"), name) for done in self._done] for name in names])
-        value, low, high, uniform = np.moveaxis(parts, 3, 0)
-        pairs, share, expected = self._pairs()
-        options = self._describe(last, roles)
-        tables = {
-            "checkpoints": Table.of(Training.TABLES["checkpoints"], [done.checkpoint for done in self._done]),
-            "heads": Table.of_arrays(HEADS, **{column.name: heads[column.name] for column in HEADS}),
-            "measures": Table.of(Training.TABLES["measures"], [_describe_measure(heads, name) for name in names]),
-            "roles": Table.of(Training.TABLES["roles"], [{"name": name} for name in roles]),
-            "pairs": Table.of(Training.TABLES["pairs"], pairs),
-        }
-        arrays = {
-            "value": value,
-            "value_low": low,
-            "value_high": high,
-            "uniform": uniform[:, -1],
-            "has_role": has_role,
-            "share": share,
-            "expected": expected,
-        }
-        return Training(self._run(), self._corpus(complete), options, tables, arrays)
+        intervals = np.array([[_interval(table, name) for table in tables] for name in names])
+        value, low, high = np.moveaxis(intervals, 3, 0)
+        uniform = np.array([tables[-1].part(name, "baseline") for name in names])
+        arrays = {"value": value, "value_low": low, "value_high": high, "uniform": uniform, "has_role": has_role}
 
-    def _pairs(self) -> tuple[list[dict[str, Any]], Floats, Floats]:
-        """Return the pairs of heads that are followed, their shares and what is expected, (pair, checkpoint).
+        # What they are.
+        known = Training.TABLES
+        measures = []
+        for name in names:
+            column = tables[-1].columns.get(name, Column(name))
+            least, most = column.range
+            measures.append(
+                {"name": name, "meaning": column.meaning, "unit": column.unit, "least": least, "most": most}
+            )
+        filled = {
+            "checkpoints": Table.of(known["checkpoints"], self._rows),
+            "heads": Table.of_arrays(HEADS, **{column.name: tables[-1][column.name] for column in HEADS}),
+            "measures": Table.of(known["measures"], measures),
+            "roles": Table.of(known["roles"], [{"name": name} for name in roles]),
+        }
+        options = dict(last.options) | {"measures": list(names), "loss": self._predicted}
+        options["roles"] = {name: last.options["roles"][name] for name in roles}
+        run = dict(last.run)
+        run["model"] = _common_name([row["name"] for row in self._rows], str(run["model"]))
+        if self.skipped:
+            run["skipped"] = self.skipped
+        corpus = last.corpus | {"complete": complete, "n_checkpoints": len(self._rows)}
+        return Training(run, corpus, options, filled, arrays)
 
-        Of few pairs all are followed, else those with the most composition at any checkpoint.
-        """
-        composed = [done.composed for done in self._done if done.composed is not None]
-        rows: list[dict[str, Any]] = []
-        followed = [np.zeros((0, 2, len(self._done)))]
-        for by in dict.fromkeys(self._options.composition):
-            number = COMPOSITIONS.index(by)
-            shares = np.array([each.share[number] for each in composed], np.float64)  # (checkpoint, sender, receiver)
-            expected = np.array([each.expected[number] for each in composed])
-            excess = np.nan_to_num(shares - expected, nan=-np.inf)
-            is_followed = np.isfinite(excess).any(0)
-            if is_followed.sum() > MOST_PAIRS:
-                # The largest of each checkpoint.
-                least = np.sort(excess.reshape(len(excess), -1))[:, -STRONGEST_PAIRS, None, None]
-                is_followed = (excess >= least).any(0)
-            senders, receivers = is_followed.nonzero()
-            for sender, receiver in zip(senders.tolist(), receivers.tolist(), strict=True):
-                rows.append({"by": by, "sender": sender, "receiver": receiver})
-            both = np.stack([shares, expected])[:, :, senders, receivers]  # (2, checkpoint, pair)
-            followed.append(both.transpose(2, 0, 1))
-        values = np.concatenate(followed)
-        return rows, values[:, 0], values[:, 1]
+    def _roles(self) -> tuple[list[str], NDArray[np.int8]]:
+        """Return the roles that any head has, and which head has them when, (role, checkpoint, head)."""
+        tables = [findings.table("roles") for findings in self._findings]
+        named = {name for table in tables for name in table["role"].tolist()}
+        roles = [name for name in RULES if name in named]
+        has_role = np.full((len(roles), len(tables), len(self._findings[-1].table("heads"))), NO_ROLE, np.int8)
+        for step, table in enumerate(tables):
+            rows = [roles.index(name) for name in table["role"].tolist()]
+            has_role[rows, step, table["head"]] = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
+        return roles, has_role
 
     def _load(self, spec: Spec) -> Model:
         if not isinstance(spec, str | os.PathLike):
@@ -313,9 +278,9 @@ class Growing:
         return (loading.with_head(name) if self._options.loss != "none" else loading).load(name)
 
     def _require_alike(self, findings: Heads) -> None:
-        if not self._done:
+        if not self._findings:
             return
-        name, first = self._done[0].checkpoint["name"], self._done[0].findings
+        name, first = self._rows[0]["name"], self._findings[0]
         heads = findings.table("heads")
         if heads.head_names(with_kind=True) != first.table("heads").head_names(with_kind=True):
             raise AttnscopeError(f"it has {len(heads)} heads, and not those of {name}")
@@ -333,44 +298,14 @@ class Growing:
         result = measure_cuts(Passes(model, Reader(model, model.loss), texts), (), StandIns())
         if not result.complete:
             raise KeyboardInterrupt
-        low, high = result.done.whole.interval()
         whole = result.done.whole
+        low, high = whole.interval()
         return Estimate(float(whole.ratio()), max(float(low), 0.0), float(high), count=float(whole.total("c")))
 
-    def _run(self) -> dict[str, Any]:
-        run = dict(self._done[-1].findings.run)
-        run["model"] = _common_name([done.checkpoint["name"] for done in self._done], str(run["model"]))
-        return run | ({"skipped": self.skipped} if self.skipped else {})
 
-    def _corpus(self, complete: bool) -> dict[str, Any]:
-        corpus = dict(self._done[-1].findings.corpus)
-        return corpus | {"complete": complete, "n_checkpoints": len(self._done)}
-
-    def _describe(self, last: Heads, roles: Sequence[str]) -> dict[str, Any]:
-        """Return the record's options, with the names of the measures and the facts of the roles that are there."""
-        options = dict(last.options)
-        options["measures"] = list(self._options.measures)
-        options["roles"] = {name: options["roles"][name] for name in roles}
-        return options | {"loss": self._predicted, "composition": list(self._options.composition)}
-
-
-_COLUMNS = {column.name: column for column in DESCRIPTION}
-
-
-def _describe_measure(heads: Table, name: str) -> dict[str, Any]:
-    """Return what a measure is, as a row."""
-    known = {**_COLUMNS, **heads.columns}
-    column = known.get("whole_explained" if name == EXPLAINED else name, Column(name))
-    least, most = column.range
-    return {"name": name, "meaning": column.meaning, "unit": column.unit, "least": least, "most": most}
-
-
-def _parts(heads: Table, name: str) -> NDArray[np.float64]:
-    """Return a measure of all heads with its interval and baseline, (head, 4); NaN if unknown."""
-    column = "whole_explained" if name == EXPLAINED else name
-    if column not in heads:
-        return np.full((len(heads), 4), np.nan)
-    return np.column_stack([heads.interval(column), heads.part(column, "baseline")])
+def _interval(heads: Table, name: str) -> Floats:
+    """Return a measure of all heads with its interval, (head, 3); NaN if the model has no such measure."""
+    return heads.interval(name) if name in heads else np.full((len(heads), 3), np.nan)
 
 
 def _common_name(names: Sequence[str], alone: str) -> str:
