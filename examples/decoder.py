@@ -91,7 +91,8 @@ class Decoder(nn.Module):
             stream = stream + self.position(torch.arange(ids.shape[1], device=ids.device))
         turn = None
         if self.positions == "rotary":
-            turn = partial(turn_both, *rotary_table(ids.shape[1], self.d_model // self.n_heads, stream))
+            cos, sin = rotary_table(ids.shape[1], self.d_model // self.n_heads, stream)
+            turn = partial(apply_rotary, cos=cos, sin=sin)
         for layer in self.layers:
             stream = layer(stream, mask, probe, turn)
         normed: Tensor = self.norm(stream)
@@ -220,11 +221,6 @@ def rotary_table(n_tokens: int, d_head: int, like: Tensor) -> tuple[Tensor, Tens
     speeds = ROTARY_BASE ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
     angles = torch.outer(torch.arange(n_tokens, dtype=torch.float64), speeds).repeat(1, 2)
     return angles.cos().to(like), angles.sin().to(like)
-
-
-def turn_both(cos: Tensor, sin: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Call `apply_rotary` by its name in this file, where `attnscope learn trace` watches it."""
-    return apply_rotary(query, key, cos, sin)
 
 
 def apply_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,11 @@ import ast
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.core import example, stepwise
-from attnscope.core.stepwise import Inputs, Rotation
+from attnscope.core.stepwise import Inputs
 from tests import oracle
 from tests.core_helpers import WORKED, few_examples
 
@@ -22,7 +21,6 @@ def inputs_of(
     d_head: int = 4,
     d_value: int = 3,
     seed: int = 0,
-    rotary: bool = False,
     **others: object,
 ) -> Inputs:
     chance = np.random.default_rng(seed)
@@ -35,22 +33,7 @@ def inputs_of(
         "n_kv_heads": n_kv_heads,
         "scale": 0.37,
     }
-    if rotary:
-        given["rotation"] = rotation(max(n_queries, n_keys), d_head)
     return Inputs(**given | others)  # type: ignore[arg-type]
-
-
-def rotation(n_tokens: int, d_head: int) -> Rotation:
-    """The first two pairs of columns apart are turned, the rest is not."""
-    angles = np.arange(n_tokens)[:, None] * np.array([1.0, 0.1])
-    cos, sin = np.ones((n_tokens, d_head)), np.zeros((n_tokens, d_head))
-    partner = np.arange(d_head)
-    pairs = np.array([[0, 2], [1, 3]])
-    for pair, (a, b) in enumerate(pairs):
-        cos[:, a] = cos[:, b] = np.cos(angles[:, pair])
-        sin[:, a], sin[:, b] = -np.sin(angles[:, pair]), np.sin(angles[:, pair])
-        partner[a], partner[b] = b, a
-    return Rotation(cos, sin, partner)
 
 
 def steps(inputs: Inputs, head: int, query: int | None) -> dict[str, np.ndarray]:
@@ -111,21 +94,6 @@ def test_lines_and_loops_agree(
         np.testing.assert_allclose(found[name], value if query is None else value[0], rtol=1e-12, atol=1e-13)
     assert {"dot_products", "scores", "exponentials", "weights", "head_output"} <= set(found)
     assert ("capped_scores" in found) == (softcap is not None)
-
-
-@pytest.mark.parametrize("query", [None, 2])
-def test_rotary_lines_and_loops_agree(query: int | None) -> None:
-    inputs = inputs_of(5, 5, d_head=5, rotary=True)
-    turn = inputs.rotation
-    assert turn is not None
-    found = steps(inputs, 4, query)
-    partner = turn.partner.tolist()
-    for name, rows in (("rotated_query", inputs.Q[:, 20:25]), ("rotated_keys", inputs.K[:, 5:10])):
-        turned = np.zeros_like(rows)
-        for t, i in np.ndindex(*rows.shape):
-            turned[t, i] = rows[t, i] * turn.cos[t, i] + rows[t, partner[i]] * turn.sin[t, i]
-        is_one = query is not None and name == "rotated_query"
-        np.testing.assert_allclose(found[name], turned[query] if is_one else turned, rtol=1e-14)
 
 
 def test_the_example_is_the_one_worked_by_hand() -> None:

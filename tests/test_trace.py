@@ -11,7 +11,7 @@ import torch
 import attnscope
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.around import surroundings
+from attnscope.models.inside.projections import surroundings
 from attnscope.models.model import Model
 from attnscope.questions.trace import Trace
 from attnscope.studies.inputs.reading import Prompt
@@ -43,7 +43,6 @@ SETTINGS: dict[str, dict[str, object]] = {
     "gemma2": LLAMA | {"attn_logit_softcapping": 2.0, "sliding_window": 4, "query_pre_attn_scalar": 5},
     "gpt_oss": LLAMA | {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4},
 }
-ROTARY = {"llama", "cohere", "gpt_neox", "gemma2", "gpt_oss"}
 
 
 def tiny(family: str, dtype: torch.dtype = torch.float32) -> Model:
@@ -133,20 +132,9 @@ def test_a_trace_is_what_the_model_computed(family: str, token: str | None) -> N
         assert check["projected"] < 1e-4, "the model's own output after W_O"
         names = {*record["steps"]["name"].tolist()}
         assert "output" in names
-        assert ("rotated_query" in names) == (family in ROTARY)
         assert ("biased_scores" in names) == (family == "t5" and kind != "cross")
         assert ("capped_scores" in names) == (family == "gemma2")
         assert ("sink" in names) == (family == "gpt_oss")
-
-
-@pytest.mark.parametrize("family", ["llama", "cohere", "gpt_neox"])
-def test_rotary_positions_are_undone(family: str) -> None:
-    model = tiny(family)
-    record = trace(model, prompt(family), 0, 1, query="@3")
-    # What was before the rotation is what the projection gave: the same token has the same key wherever it stands.
-    keys = record.of("keys")
-    np.testing.assert_allclose(keys[1], keys[4], atol=1e-5)
-    assert np.abs(record.of("rotated_keys")[1] - record.of("rotated_keys")[4]).max() > 1e-2
 
 
 def test_what_the_model_projects_is_what_is_shown(minilm_folder: Path) -> None:
@@ -161,12 +149,12 @@ def test_what_the_model_projects_is_what_is_shown(minilm_folder: Path) -> None:
 
 
 def test_a_wrong_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.models.inside import around
+    from attnscope.models.inside import projections
 
     def off(call: AttentionCall) -> torch.Tensor:
         return attend(call) * 1.01
 
-    monkeypatch.setattr(around, "attend", off)
+    monkeypatch.setattr(projections, "attend", off)
     with pytest.raises(AttnscopeError, match="do not reproduce what the model computed"):
         trace(tiny("llama"), prompt("llama"), 1, 0)
 
@@ -188,16 +176,13 @@ def test_the_output_projection_is_the_map_behind_the_heads() -> None:
     torch.testing.assert_close(output, found.output, atol=1e-5, rtol=1e-5)
 
 
-def test_nothing_is_left_patched_or_hooked() -> None:
-    import transformers.models.llama.modeling_llama as file
-
+def test_no_hook_is_left() -> None:
     def hooks() -> int:
         return sum(len(m._forward_hooks) for root in model.modules() for m in root.modules())  # type: ignore[attr-defined]
 
     model = tiny("llama")
-    before = file.apply_rotary_pos_emb, hooks()
     trace(model, prompt("llama"), 0, 0)
-    assert (file.apply_rotary_pos_emb, hooks()) == before
+    assert hooks() == 0
 
 
 def test_models_off_the_seam_are_refused() -> None:

@@ -16,31 +16,11 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation:
-    """Rotary positions: how queries and keys are turned, two columns at a time.
-
-        rotated_i = x_i * cos_i + x_partner(i) * sin_i      (sin carries the sign of the formula)
-
-    Attributes:
-        cos: (token, d_head); 1 where a column is not turned.
-        sin: (token, d_head), with its sign; 0 where a column is not turned.
-        partner: Which column each one is turned with, (d_head,); itself where it is not turned.
-
-    Source:
-        Su et al. 2021, section 3.4.2.
-    """
-
-    cos: Array
-    sin: Array
-    partner: NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
 class Inputs:
     """The inputs of the steps, float64.
 
     Attributes:
-        Q: Projected queries, heads side by side, (query, n_heads * d_head); before rotation if there is one.
+        Q: Projected queries, heads side by side, (query, n_heads * d_head); turned already if positions are rotary.
         K: Projected keys, (key, n_kv_heads * d_head); likewise.
         V: Projected values, (key, n_kv_heads * d_value).
         n_heads: Query heads.
@@ -50,7 +30,6 @@ class Inputs:
         bias: Added to the scores, (1 or n_heads, query, key); None = none.
         softcap: Bound of the scores; None = none.
         sinks: Each head's extra score, (n_heads,); None = none.
-        rotation: Rotary positions; None = none, or they lie in Q and K already.
         H: The outputs of heads that are not traced, (n_heads, query, d_value); None = zeros.
         W_O: Output projection as torch.nn.Linear stores it, (d_model, n_heads * d_value); None = not known.
         b_O: Its bias, (d_model,); None = none.
@@ -66,7 +45,6 @@ class Inputs:
     bias: Array | None = None
     softcap: float | None = None
     sinks: Array | None = None
-    rotation: Rotation | None = None
     H: Array | None = None
     W_O: Array | None = None
     b_O: Array | None = None
@@ -101,9 +79,6 @@ class Inputs:
             "b_O": self.b_O,
             "H": empty if self.H is None else self.H.copy(),
         }
-        if self.rotation is not None:
-            turn = self.rotation
-            names |= {"cos": turn.cos, "sin": turn.sin, "partner": turn.partner}
         return {name: value for name, value in names.items() if value is not None}
 
 
@@ -152,7 +127,7 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
 
     # Names that the lines below use: rows and columns of the head's part.
     row = ":" if query is None else str(query)
-    at, more = ("", "") if query is None else (f"[{query}]", f", {query}")
+    more = "" if query is None else f", {query}"
     queries = ("query",) if query is None else ()
     d, d_value, read = inputs.d_head, inputs.d_value, head // (inputs.n_heads // inputs.n_kv_heads)
     # Take the head's columns of Q and K.
@@ -171,23 +146,6 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
         f"k = K[:, {_columns(read, d)}]",
         ("key", "column"),
     )
-    # Turn queries and keys by their positions.
-    if inputs.rotation is not None:
-        turned = "turned by its position: x_i cos_i + x_partner(i) sin_i"
-        add(
-            "rotated_query",
-            "Rotary positions: the query" if queries == () else "Rotary positions: queries",
-            f"q {turned}",
-            f"q = q * cos{at} + q[..., partner] * sin{at}",
-            (*queries, "column"),
-        )
-        add(
-            "rotated_keys",
-            "Rotary positions: every key",
-            f"k {turned}",
-            "k = k * cos + k[..., partner] * sin",
-            ("key", "column"),
-        )
     add(
         "values",
         "Every value",

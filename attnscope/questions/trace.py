@@ -23,8 +23,6 @@ _SCORES = ("traced", "keys")
 HEAD_STEPS: Mapping[str, tuple[str, ...]] = {
     "query": ("traced", "columns"),
     "keys": ("keys", "columns"),
-    "rotated_query": ("traced", "columns"),
-    "rotated_keys": ("keys", "columns"),
     "values": ("keys", "value_columns"),
     "dot_products": _SCORES,
     "scores": _SCORES,
@@ -54,13 +52,10 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "W_O": ("outputs", "joined"),
     "b_O": ("outputs",),
     "H": ("n_heads", "queries", "value_columns"),
-    "cos": ("positions", "columns"),
-    "sin": ("positions", "columns"),
-    "partner": ("columns",),
 }
 """What the lines start from, by the names that they use, and what the axes are."""
 
-_KINDS = {"may": "flag", "partner": "count"}
+_KINDS = {"may": "flag"}
 
 
 @options

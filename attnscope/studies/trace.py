@@ -31,7 +31,7 @@ from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.version import VERSION
 
 if TYPE_CHECKING:
-    from attnscope.models.inside.around import Surroundings
+    from attnscope.models.inside.projections import Surroundings
     from attnscope.results.tokens import Tokens
 
 Array = NDArray[np.float64]
@@ -113,7 +113,7 @@ def trace(
         AttnscopeError: There is no such layer, head or token; the model does not show its queries and keys; or the
             steps are further from the model's own output than rounding.
     """
-    from attnscope.models.inside.around import surroundings
+    from attnscope.models.inside.projections import surroundings
 
     # Find the heads and the query.
     head_numbers = (heads,) if isinstance(heads, int) else heads
@@ -150,12 +150,12 @@ def layer_inputs(
     model: Model, reading: Reading, kind: str, layer: int
 ) -> tuple[Inputs, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return what reaches a layer's attention, queries and keys as they are when they meet; labels of both; notes."""
-    from attnscope.models.inside.around import surroundings
+    from attnscope.models.inside.projections import surroundings
 
     Choice((layer,)).within(model.info)
     queries, keys = reading.queries_and_keys(kind)
     around = surroundings(model, batch_of(reading, model.info.device), kind, layer)
-    inputs = _inputs_of(replace(around, unrotated=None, rotation=None))
+    inputs = _inputs_of(around)
     _require_numbers(model, inputs, kind, layer)
     return inputs, queries.labels, keys.labels, around.notes
 
@@ -235,11 +235,10 @@ def _inputs_of(around: Surroundings) -> Inputs:
     from attnscope.core.attention.seam import allowed
 
     call = around.call
-    query, key = (call.query[0], call.key[0]) if around.unrotated is None else around.unrotated
     may = allowed(call)
     return Inputs(
-        Q=_join(query),
-        K=_join(key),
+        Q=_join(call.query[0]),
+        K=_join(call.key[0]),
         V=_join(call.value[0]),
         n_heads=call.n_heads,
         n_kv_heads=call.n_kv_heads,
@@ -248,7 +247,6 @@ def _inputs_of(around: Surroundings) -> Inputs:
         bias=None if call.bias is None else _whole(call.bias, call),
         softcap=call.softcap,
         sinks=None if call.sinks is None else _float64(call.sinks),
-        rotation=around.rotation,
         W_O=None if around.w_o is None else _float64(around.w_o),
         b_O=None if around.b_o is None else _float64(around.b_o),
     )

@@ -4,13 +4,16 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import Kind
+from attnscope.core.attention.seam import AttentionCall, Kind, attend
+from attnscope.errors import AttnscopeError
+from attnscope.models.model import Batch, Model
 from attnscope.models.turns import take_turn
 
 Role = Literal["query", "key", "value"]
@@ -29,10 +32,6 @@ class OutputWatch:
     def expect(self, place: Place, output: Tensor) -> None:
         """Look from now on for the map that is fed an attention's output, (batch, head, query, d_value)."""
         self._last = place, output.transpose(1, 2)
-
-    def give_up(self) -> None:
-        """Look for none any more."""
-        self._last = None
 
     def look(self, module: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
         """Compare a linear map's input with the expected output; the hook after each linear map."""
@@ -152,3 +151,67 @@ class HiddenNorms:
             self._latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precise)
         else:
             self._latest.pop(block, None)
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """One attention of one layer on one text, with its output projection; None where that is not seen.
+
+    Attributes:
+        call: What reached the seam; queries and keys as they meet, turned already where positions are rotary.
+        output: What the kernel made of it, (1, n_heads, query, d_value).
+        w_o: The output projection's weight, (d_model, n_heads * d_value).
+        b_o: Its bias, (d_model,), if it has one.
+        attended: What the model's output projection gave, (query, d_model).
+        notes: What could not be seen, one sentence each.
+    """
+
+    call: AttentionCall
+    output: Tensor
+    w_o: Tensor | None = None
+    b_o: Tensor | None = None
+    attended: Tensor | None = None
+    notes: tuple[str, ...] = ()
+
+
+def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundings:
+    """Run a model once on one text, and return one of its attentions with its output projection.
+
+    Raises:
+        AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
+    """
+    if model.info.path != "seam":
+        raise AttnscopeError(
+            f"{model.info.name} ({model.info.architecture}) does not show its queries and keys: its attention does "
+            "not pass transformers' attention interface",
+            "its weights can be seen with `attnscope heatmap`",
+        )
+    watch = OutputWatch()
+    seen: list[tuple[AttentionCall, Tensor]] = []
+
+    def observe(call: AttentionCall) -> Tensor:
+        output = attend(call)
+        place: Place = (call.kind, call.layer)
+        if place == (kind, layer):
+            seen.append((call, output))
+        watch.expect(place, output)
+        return output
+
+    roots = model.modules()
+    with torch.no_grad(), hooks(linear_maps(roots), watch.look):
+        model.run(batch, observe)
+    if not seen:
+        raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
+    call, output = seen[-1]
+    place: Place = (call.kind, layer)
+    if place not in watch.modules:
+        note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
+        return Surroundings(call, output, notes=(note,))
+    module = watch.modules[place]
+    weight = None if module in adapted_maps(roots) else weight_of(module)
+    if weight is None:
+        return Surroundings(call, output, notes=("W_O cannot be shown: it is quantised, or an adapter adds to it",))
+    bias = getattr(module, "bias", None)
+    # (1, query, d_model), or of OPT (query, d_model)
+    attended = watch.results[place].reshape(-1, len(weight))
+    return Surroundings(call, output, weight.detach(), None if bias is None else bias.detach(), attended)
