@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.questions.compare import WITHOUT_SPECIAL, Comparison
+from attnscope.questions.compare import Comparison
 from attnscope.questions.compare_texts import Panel, ranked
 from attnscope.questions.distances import texts_line
 from attnscope.results.table import Floats
@@ -29,6 +28,7 @@ TIRED = "The animal didn't cross the street because it was too tired."
 WIDE = "The animal didn't cross the street because it was too wide."
 TEXTS = ["the cat sat.", "a cat, the cat and the mat that sat", "b", "the the the the"]
 MEASURES = ("hellinger", "jensen_shannon")
+HIDING = CompareOptions(hide_special=True)
 KEPT = 4 * unit(torch.float32)
 """What a divergence may move where weights are kept in float32: two rows by u of their sum, which counts twice."""
 
@@ -85,25 +85,21 @@ class TestAllHeads:
         assert often.corpus["n_copies"] == len(TEXTS) + 1
         assert f"{len(TEXTS) + 1} copies left out" in texts_line(often)
 
-    @pytest.mark.parametrize("measure", MEASURES)
-    def test_means_are_those_of_rows_one_by_one(self, tiny, measure: str) -> None:
-        found = compare(tiny, TEXTS, CompareOptions(measure, hide_special=True))
-        assert found.distance_names == [f"{measure}_without_special", measure]
+    @pytest.mark.parametrize(("measure", "hides"), [*product(MEASURES, (False, True))])
+    def test_means_are_those_of_rows_one_by_one(self, tiny, measure: str, hides: bool) -> None:
+        found = compare(tiny, TEXTS, CompareOptions(measure, hide_special=hides))
         heads = places(found)
-        for name in found.distance_names:
-            for a, b in product(range(6), repeat=2):
-                wanted = mean_by_hand(tiny, TEXTS, heads[a], heads[b], measure, name == measure)
-                assert means(found, name)[a, b] == pytest.approx(wanted, abs=KEPT), (name, a, b)
+        for a, b in product(range(6), repeat=2):
+            wanted = mean_by_hand(tiny, TEXTS, heads[a], heads[b], measure, not hides)
+            assert means(found)[a, b] == pytest.approx(wanted, abs=KEPT), (a, b)
 
     def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         together = compare(tiny, TEXTS)
-        monkeypatch.setattr("attnscope.studies.compare.pairs.TOKEN_BUDGET", 1)
-        monkeypatch.setattr("attnscope.studies.compare.pairs.WEIGHTS_AT_ONCE", 1)
+        monkeypatch.setattr("attnscope.studies.compare.study.TOKEN_BUDGET", 1)
+        monkeypatch.setattr("attnscope.studies.compare.study.WEIGHTS_AT_ONCE", 1)
         apart = compare(tiny, TEXTS)
-        for name in together.distance_names:
-            np.testing.assert_allclose(means(together, name), means(apart, name), atol=1e-12)
-            counts = [found[f"distance_count:{name}"] for found in (together, apart)]
-            np.testing.assert_array_equal(*counts)
+        np.testing.assert_allclose(means(together), means(apart), atol=1e-12)
+        np.testing.assert_array_equal(together["distance_count:hellinger"], apart["distance_count:hellinger"])
 
     def test_texts_over_the_limit_are_cut_and_count_as_one_text(self, tiny) -> None:
         found = compare(tiny, ["the cat " * 40, "a cat"])
@@ -129,26 +125,15 @@ class TestAllHeads:
         from dataclasses import replace
 
         monkeypatch.setattr(tiny, "info", replace(tiny.info, path="eager"))
-        dense = compare(tiny, TEXTS)
-        assert "memory grows" in dense.run["notes"][-1]
-        for name in dense.distance_names:
-            np.testing.assert_allclose(means(by_calls, name), means(dense, name), atol=KEPT)
-
-    def test_layers_are_means_over_their_pairs(self, tiny) -> None:
-        found = compare(tiny, TEXTS)
-        mean, layers = means(found), found["layer_distance:hellinger"]
-        assert layers[0, 1] == layers[1, 0] == pytest.approx(math.sqrt(mean[:3, 3:].mean()), rel=1e-6)
-        within = mean[:3, :3][np.triu_indices(3, 1)].mean()
-        assert layers[0, 0] == pytest.approx(math.sqrt(within), rel=1e-6)
+        np.testing.assert_allclose(means(by_calls), means(compare(tiny, TEXTS)), atol=KEPT)
 
     def test_the_first_token_of_a_decoder_is_hidden_with_special_ones(self) -> None:
         model = attnscope.load("own-causal", dtype="float64")
-        found = compare(model, TEXTS[:2])
+        found = compare(model, TEXTS[:2], HIDING)
         heads = places(found)
-        for name in found.distance_names:
-            by_hand = mean_by_hand(model, TEXTS[:2], *heads[:2], "hellinger", not name.endswith(WITHOUT_SPECIAL))
-            assert means(found, name)[0, 1] == pytest.approx(by_hand, rel=1e-5), name
-        picked = compare_heads(model, TEXTS[0], heads[:2], hide_special=True)
+        by_hand = mean_by_hand(model, TEXTS[:2], *heads[:2], "hellinger", False)
+        assert means(found)[0, 1] == pytest.approx(by_hand, rel=1e-5)
+        picked = compare_heads(model, TEXTS[0], heads[:2], HIDING)
         hidden = attnscope.heatmap(model, TEXTS[0], hide_special=True)
         np.testing.assert_allclose(picked["weights:first"][1], hidden.of(*heads[1]), atol=1e-6)
 
@@ -161,14 +146,10 @@ class TestAllHeads:
         assert alone.table["hellinger"][0] == max(others)
 
     def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("attnscope.studies.compare.pairs.TOKEN_BUDGET", 1)
+        monkeypatch.setattr("attnscope.studies.compare.study.TOKEN_BUDGET", 1)
         found = compare(tiny, TEXTS, report=after(0))
         assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
         np.testing.assert_allclose(means(found), means(compare(tiny, TEXTS[1])), atol=1e-12)
-
-    def test_one_head_is_a_record_too(self, tiny) -> None:
-        found = compare(tiny, TEXTS, CompareOptions(choice=Choice(layers=(0,), heads=(1,))))
-        assert not any(len(block.order) for block in found.report().blocks[:2])
 
     @pytest.mark.parametrize("texts", [[], [" "]])
     def test_no_text_is_said(self, tiny, texts: list[str]) -> None:
@@ -232,15 +213,6 @@ class TestPickedHeads:
         np.testing.assert_allclose(found["single:first"].sum(-1), 1, atol=1e-5)
         assert np.abs(found["single:first"] - found["mean:first"]).max() > 0.5
 
-    def test_without_queries_and_keys_there_is_none(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-        from dataclasses import replace
-
-        monkeypatch.setattr(tiny, "info", replace(tiny.info, path="eager"))
-        found = compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
-        assert "single:first" not in found.grids
-        assert "not at hand" in found.options["single_note"]
-        assert [panel.title for panel in panels_of(found, "picked")] == ["L0H0", "L1H1", "mean"]
-
     def test_differences(self, tiny) -> None:
         two = compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
         difference, single = panels_of(two, "differences")
@@ -249,7 +221,7 @@ class TestPickedHeads:
         np.testing.assert_array_equal(difference.values, weights[0] - weights[1])
 
     def test_hidden_special_tokens_leave_rows_of_one(self, minilm) -> None:
-        found = compare_heads(minilm, TIRED, [(3, 1), (3, 2)], hide_special=True)
+        found = compare_heads(minilm, TIRED, [(3, 1), (3, 2)], HIDING)
         wanted = attnscope.heatmap(minilm, TIRED, pick=[(3, 1)], hide_special=True)
         np.testing.assert_array_equal(found["weights:first"][0], wanted.of(3, 1))
         assert tuple(found["tokens:first"]["token"]) == wanted.tokens
@@ -320,7 +292,7 @@ class TestAlignment:
 def record(request: pytest.FixtureRequest, tiny, other) -> Comparison:
     made = {
         "heads": lambda: compare(tiny, TEXTS),
-        "pick": lambda: compare_heads(tiny, "the cat", [(0, 0), (1, 1)], hide_special=True),
+        "pick": lambda: compare_heads(tiny, "the cat", [(0, 0), (1, 1)], HIDING),
         "texts": lambda: compare_texts(tiny, "the cat, a", "the cat a b", query="a"),
         "models": lambda: compare_models(tiny, other, TEXTS),
     }

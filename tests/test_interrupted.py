@@ -14,7 +14,7 @@ from attnscope.results.storage import write_whole
 from attnscope.studies.ablate import reading as ablation
 from attnscope.studies.ablate.measurers import Cutting
 from attnscope.studies.compare import study as compare_study
-from attnscope.studies.compare.pairs import PairMeasurer
+from attnscope.studies.compare.study import PairMeasurer
 from attnscope.studies.heads import study as heads_study
 from attnscope.studies.heads.measuring import HeadMeasurer
 from attnscope.studies.relations import study as relations

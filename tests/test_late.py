@@ -16,7 +16,7 @@ from attnscope.results.result import load_record
 from attnscope.studies.ablate import measurers, reading
 from attnscope.studies.ablate import study as ablation
 from attnscope.studies.compare import study as comparing
-from attnscope.studies.compare.pairs import PairMeasurer
+from attnscope.studies.compare.study import PairMeasurer
 from attnscope.studies.heads import study as studying
 from attnscope.studies.heads.measuring import HeadMeasurer
 from tests.ablation_helpers import save_tiny

@@ -14,7 +14,7 @@ from attnscope.models.hf.examples import mixes_lengths
 from attnscope.models.model import Batch, MixedLengthsError
 from attnscope.studies.ablate import reading
 from attnscope.studies.atlas import rows as atlas_rows
-from attnscope.studies.compare import pairs
+from attnscope.studies.compare import study as comparing
 from attnscope.studies.describe import rows
 from attnscope.studies.heads import measuring as head_blocks
 from tests.ablation_helpers import tiny
@@ -104,7 +104,7 @@ def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(
     together = STUDIES[study](model, texts)
     for module, name in (
         (head_blocks, "TOKEN_BUDGET"),
-        (pairs, "TOKEN_BUDGET"),
+        (comparing, "TOKEN_BUDGET"),
         (atlas_rows, "TOKEN_BUDGET"),
         (rows, "TOKEN_BUDGET"),
         (reading, "ROW_TOKENS"),

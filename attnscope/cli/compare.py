@@ -1,7 +1,9 @@
 """`attnscope compare`."""
 
-import shlex
-import sys
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
@@ -9,6 +11,10 @@ from attnscope.errors import UsageError
 from attnscope.options import option, options
 from attnscope.studies.compare.options import CompareOrder
 from attnscope.studies.inputs.options import SharedWork, TextsWanted
+
+if TYPE_CHECKING:
+    from attnscope.questions.compare import Comparison
+    from attnscope.studies.inputs.texts import Report
 
 
 @options
@@ -28,26 +34,56 @@ def compare(
     - `attnscope compare "It was too tired." --with "It was too wide." --query it`
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
-    more = texts.more
-    if more:
-        raise UsageError(
-            "one TEXT is compared, with a second one by --with" if len(more) == 1 else "several texts come from a file",
-            _minimal_pair(texts.text or "", more[0]) if len(more) == 1 else "attnscope compare --file texts.txt",
-        )
-    from attnscope.studies.compare.study import study
-
+    if texts.more:
+        raise UsageError("one TEXT is compared, with a second one by --with", "several texts come from a file: --file")
+    # What can be refused is, before a model is loaded.
     output = files.plan("compare", **drawing.changes())
-    shared = running.share(model.model, model.loading)
+    order.require_for(texts)
     with progress(files.quiet) as report:
-        record = study(model.model, texts, order, model.loading, report, shared)
+        if order.choice.pick is None and order.other_text is None:
+            record = _over_corpus(texts, order, model, running, report)
+        else:
+            record = _on_one_text(texts, order, model, running, report)
     output.deliver(record)
 
 
-def _minimal_pair(text: str, other: str) -> str:
-    """Return the command that was meant by one with two texts: the same, with --with before the second one."""
-    words = sys.argv[1:]
-    places = [at for at, word in enumerate(words) if word == other]
-    if words[:1] != ["compare"] or not places or text not in words:
-        words, places = ["compare", text, other], [2]
-    at = places[-1]
-    return shlex.join(["attnscope", *words[:at], "--with", *words[at:]])
+def _over_corpus(
+    texts: TextsWanted, order: CompareOrder, model: Chosen, running: SharedWork, report: Report | None
+) -> Comparison:
+    """Compare all heads with each other, or with those of another model or of the same without some heads."""
+    from attnscope.studies.compare.study import compare, compare_models, without_heads
+
+    shared = running.share(model.model, model.loading)
+    if shared is not None and order.ablated is not None:
+        raise UsageError("workers have no heads taken out", "leave out --workers, --executor and --threads")
+    # One literal text is known as such, so that figures can name it.
+    corpus = texts.corpus()
+    if isinstance(corpus, list):
+        corpus = corpus[0]
+    loaded = model.loading.load(model.model)
+    if order.ablated is not None:
+        return compare_models(loaded, without_heads(loaded, order.ablated), corpus, order, report=report)
+    if order.other_model is None:
+        return compare(loaded, corpus, order, report=report, workers=shared)
+    other_loading = replace(model.loading, adapter=None)
+    other = other_loading.load(order.other_model)
+    workers = None
+    if shared is not None:
+        workers = shared, replace(shared, spec=order.other_model, loading=other_loading)
+    return compare_models(loaded, other, corpus, order, report=report, workers=workers)
+
+
+def _on_one_text(
+    texts: TextsWanted, order: CompareOrder, model: Chosen, running: SharedWork, report: Report | None
+) -> Comparison:
+    """Compare picked heads on a text, or all heads on two."""
+    from attnscope.studies.compare.texts import compare_heads, compare_texts
+    from attnscope.text import read_text, require_text
+
+    if running.share(model.model, model.loading) is not None:
+        raise UsageError("workers share many texts: here is one", "leave out --workers, --executor and --threads")
+    text = read_text(texts.text)
+    if order.other_text is None:
+        return compare_heads(model.loading.load(model.model), text, order.choice.pick or (), order)
+    require_text(order.other_text, "the second text")
+    return compare_texts(model.loading.load(model.model), text, order.other_text, order, query=order.query)

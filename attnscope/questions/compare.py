@@ -29,8 +29,8 @@ class Comparison(Result):
     `options["compared"]` says what was compared:
 
     - "heads": all heads of a model with each other. `distance:NAME` is (head, head), where NAME is a measure, with
-      `_without_special` after it where special tokens are left out. By each of them heads have an order (`order`),
-      clusters (`merges`) and places in the plane (`places`), and layers have distances (`layer_distance`).
+      `_without_special` after it where special tokens are left out. By it heads have an order (`order`), clusters
+      (`merges`) and places in the plane (`places`).
     - "models": the heads of two models. `match` is the other model's head that each head is matched with.
     - "picked": a few heads on one text, `weights:first`, with their mean and the single head that they would make.
     - "texts": every head on two texts, `weights:first` and `weights:second`. `divergence:NAME` is how much the rows of
@@ -41,7 +41,6 @@ class Comparison(Result):
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": HEADS,
         "other_heads": HEADS,
-        "layers": (count("layer", "a layer, from 0"),),
         "tokens": TOKENS,
         "aligned": (
             count("first", "the token in the first text", refers_to="tokens:first"),
@@ -55,8 +54,6 @@ class Comparison(Result):
         Array("order", "heads in the order of their clusters", kind="count", refers_to="heads", axes=("heads",)),
         Array("merges", "which clusters merge, at which distance, with how many heads", axes=("n_merges", "4")),
         Array("places", "the heads in the plane that keeps their distances best", axes=("heads", "2")),
-        Array("explained", "the share of the variance that each axis of the plane holds", "share", axes=("2",)),
-        Array("layer_distance", "the same between the heads of two layers", range=(0, 1), axes=("layers", "layers")),
         Array(
             "match",
             "the head of the other model that a head is matched with",
@@ -181,7 +178,7 @@ class Comparison(Result):
 
 
 def _heads_report(comparison: Comparison) -> Report:
-    """Return which heads are alike, which are alone, and how layers follow each other."""
+    """Return which heads are alike, and which are alone."""
     name = comparison.distance_names[0]
     names = comparison.head_names
     alike = _most_alike(comparison)
@@ -194,24 +191,12 @@ def _heads_report(comparison: Comparison) -> Report:
         a, b = alone[0]
         answer.append(f"most alone is {names[a]}: its nearest, {names[b]}, is {_distance(comparison, a, b)} away")
 
-    # All distances in the order of the clusters, and those of layers.
+    # All distances in the order of the clusters.
     order = comparison.grids[f"order:{name}"]
     ordered = [names[head] for head in order]
-    layers = [f"L{layer}" for layer in comparison.table("layers")["layer"].tolist()]
     blocks: list[Block] = [
         _ranked_pairs(comparison, alike, "most alike, by " + distance_line(name), " and "),
         _ranked_pairs(comparison, alone, "most alone: the head nearest to them is far", "; nearest "),
-        Grid(
-            heading="layers: the distance between all their heads",
-            printed="with --all",
-            figure="layer-by-layer",
-            title="distances between the heads of two layers",
-            values=comparison.grids[f"layer_distance:{name}"],
-            rows=layers,
-            columns=layers,
-            most=len(layers),
-            notes=["on the diagonal: between the heads within a layer"],
-        ),
         Grid(
             printed="never",
             figure="matrix",

@@ -130,18 +130,6 @@ class Tokens:
         """Return every token with its place, as `find` takes it: `@0 [CLS]  @1 it`; what a hint about a query says."""
         return "  ".join(f"@{place} {label}" for place, label in enumerate(self.labels))
 
-    def find_repeated(self, wanted: str) -> dict[str, tuple[int, ...]]:
-        """Return the tokens that `wanted` names by a label that stands in several places, by label."""
-        parts = [wanted] if self.find_one(wanted) else [part.strip() for part in wanted.split(",")]
-        groups = self.word_groups()
-        repeated = {}
-        for part in parts:
-            places = set(self.find_one(part))
-            words = tuple(group[0] for group in groups if places & {*group})
-            if len(words) > 1:
-                repeated[part] = words
-        return repeated
-
     def find_one(self, wanted: str) -> tuple[int, ...]:
         """Return the places of a token or phrase as `find` does, without lists."""
         if match := _PLACES.fullmatch(wanted):

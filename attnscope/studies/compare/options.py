@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from attnscope.studies.inputs.options import TextsWanted
 
 
-def require_measure(measure: str) -> None:
-    """Refuse a measure that there is not."""
-    if measure not in MEASURES:
-        raise UsageError(f"there is no measure {measure!r}", f"choose from {', '.join(MEASURES)}")
-
-
 @options
 class CompareOptions:
     """Hold the options for comparing heads."""
@@ -31,7 +25,7 @@ class CompareOptions:
         read=lambda name: name.replace("-", "_"),
     )
     hide_special: bool = option(
-        "Show what is left without special tokens (in decoders also the first), rows renormalised.",
+        "Compare what is left without special tokens (in decoders also the first), rows renormalised.",
         default=False,
         panel="Drawing",
     )
@@ -39,13 +33,13 @@ class CompareOptions:
 
     def require(self) -> None:
         """Refuse a measure that there is not."""
-        require_measure(self.measure)
+        if self.measure not in MEASURES:
+            raise UsageError(f"there is no measure {self.measure!r}", f"choose from {', '.join(MEASURES)}")
 
     @property
-    def distances(self) -> list[str]:
-        """Return the names of the distances, with special tokens and without, the one to look at first."""
-        names = [self.measure, f"{self.measure}{WITHOUT_SPECIAL}"]
-        return names[::-1] if self.hide_special else names
+    def distance(self) -> str:
+        """Return what the distance is called in results."""
+        return f"{self.measure}{WITHOUT_SPECIAL}" if self.hide_special else self.measure
 
 
 @options
@@ -84,9 +78,9 @@ class CompareOrder(CompareOptions):
             raise UsageError(f"{' and '.join(comparisons)} are different comparisons", "give one of them")
         if self.query is not None and self.other_text is None:
             raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
-        has_one_text = texts.text is not None and not texts.files
-        needs_one_text = choice.pick is not None or self.other_text is not None
-        if needs_one_text and not has_one_text:
+        if choice.pick is None and self.other_text is None:
+            return
+        if texts.text is None or texts.files:
             raise UsageError(f"{comparisons[0]} takes one TEXT", f'such as: attnscope compare "…" {comparisons[0]} …')
-        if self.other_text is not None and (choice.layers is not None or choice.heads is not None):
+        if choice.layers is not None or choice.heads is not None:
             raise UsageError("--with ranks all heads", "leave out -L and -H")

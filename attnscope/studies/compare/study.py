@@ -2,71 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.choice import Choice
+from attnscope.choice import Choice, Chosen
 from attnscope.core.attention.seam import AttentionCall, Probe
-from attnscope.core.distance import best_matching
+from attnscope.core.distance import LARGEST, SUMS, best_matching, classical_mds, cluster_heads
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import BLOCK, Corpus, CorpusText
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.core.sums import RunningSums
+from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, Corpus, CorpusText, block_batches
+from attnscope.errors import AttnscopeError
+from attnscope.host import require_memory
 from attnscope.models.model import Batch, Model
 from attnscope.questions.compare import Comparison
-from attnscope.results.table import Table
-from attnscope.studies.compare.options import CompareOptions, CompareOrder
-from attnscope.studies.compare.pairs import PairMeasurer, PairPart, PairSums, heads_table, require_one_kind
-from attnscope.studies.compare.texts import compare_heads, compare_texts
-from attnscope.studies.inputs.options import LoadOptions, TextsWanted
+from attnscope.questions.map_changes import divide_by_rest
+from attnscope.results.table import HEADS, Table
+from attnscope.studies.compare.options import CompareOptions
+from attnscope.studies.failures import Place
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Report, texts_of
-from attnscope.studies.run import run
+from attnscope.studies.inputs.texts import Report, batch_of, special_ids, texts_of
+from attnscope.studies.run import Measurer, Part, run
+from attnscope.studies.seen import count_heads, read_rows, see
 from attnscope.studies.workers import Workers
-from attnscope.text import read_text, require_text
 
+Floats = NDArray[np.float64]
 
-def study(
-    spec: str,
-    texts: TextsWanted,
-    order: CompareOrder,
-    loading: LoadOptions,
-    report: Report | None,
-    workers: Workers | None = None,
-) -> Comparison:
-    """Load a model, or two, and compare as the order says. What can be refused is, before a model is loaded."""
-    order.require_for(texts)
-    if order.other_text is None and order.choice.pick is None:
-        # One literal text is known as such, so that figures can name it.
-        is_literal = texts.text not in (None, "-") and not texts.files
-        corpus = texts.text if is_literal and texts.text is not None else texts.corpus()
-        if order.ablated is not None:
-            if workers is not None:
-                raise UsageError("workers have no heads taken out", "leave out --workers, --executor and --threads")
-            model = loading.load(spec)
-            return compare_models(model, without_heads(model, order.ablated), corpus, order, report=report)
-        if order.other_model is None:
-            return compare(loading.load(spec), corpus, order, report=report, workers=workers)
-        other_loading = replace(loading, adapter=None)
-        pair = None
-        if workers is not None:
-            pair = (workers, replace(workers, spec=order.other_model, loading=other_loading))
-        models = loading.load(spec), other_loading.load(order.other_model)
-        return compare_models(*models, corpus, order, report=report, workers=pair)
-    if workers is not None:
-        raise UsageError("workers share many texts: here is one", "leave out --workers, --executor and --threads")
-    text = read_text(texts.text)
-    how: dict[str, Any] = {"measure": order.measure, "hide_special": order.hide_special}
-    if order.other_text is None:
-        return compare_heads(loading.load(spec), text, order.choice.pick or (), **how)
-    require_text(order.other_text, "the second text")
-    return compare_texts(loading.load(spec), text, order.other_text, query=order.query, **how)
+HeadPlace = tuple[int, int]
+"""Layer and head."""
+
+WEIGHTS_AT_ONCE = 2**20
+"""Distances are computed on so many weights at once, those of all layers and models together."""
+
+_BYTES_AT_ONCE = 2**28
+"""The sums of texts are held up to this size before they are added."""
+
+_BYTES_A_PAIR = 300  # sums and moments, and what is computed from them
 
 
 @with_plain_torch
@@ -89,7 +68,7 @@ def compare(
 
     Memory does not grow with the number of texts, but with the square of the number of heads. It does not grow with the
     square of a text's length either, unless the model only has dense weights. After an interruption, the record covers
-    whole blocks of 512 texts, or the texts done of the first one, and says that it is incomplete.
+    whole blocks of texts, or the texts done of the first one, and says that it is incomplete.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -104,15 +83,13 @@ def compare(
     """
     options = options or CompareOptions()
     sums, about, corpus_facts = _run((model,), corpus, options, report, (workers,) if workers else None)
-    distances = sums.distances(options.measure)
-    layers = Table.of_arrays(Comparison.TABLES["layers"], layer=sums.layers)
-    return Comparison(
-        about,
-        corpus_facts,
-        {"compared": "heads", "distances": options.distances},
-        {"heads": heads_table(model, sums.heads[0]), "layers": layers},
-        distances | sums.arrangement(options.measure, distances),
-    )
+    name = options.distance
+    arrays: dict[str, NDArray[Any]] = {**sums.distances(options)}
+    distances = arrays[f"distance:{name}"]
+    arrays[f"merges:{name}"], arrays[f"order:{name}"] = cluster_heads(distances)
+    arrays[f"places:{name}"], _ = classical_mds(distances)
+    facts = {"compared": "heads", "distances": [name]}
+    return Comparison(about, corpus_facts, facts, {"heads": heads_table(model, sums.heads[0])}, arrays)
 
 
 @with_plain_torch
@@ -143,24 +120,20 @@ def compare_models(
     """
     options = options or CompareOptions()
     sums, about, corpus_facts = _run((model, other), corpus, options, report, workers)
-    arrays: dict[str, NDArray[Any]] = {**sums.distances(options.measure)}
-    for name in options.distances:
-        match = np.full(len(sums.heads[0]), -1)
-        rows, columns = best_matching(arrays[f"distance:{name}"]).T
-        match[rows] = columns
-        arrays[f"match:{name}"] = match
-    return Comparison(
-        about,
-        corpus_facts,
-        {"compared": "models", "distances": options.distances, "other_run": run_of(other.info)},
-        {"heads": heads_table(model, sums.heads[0]), "other_heads": heads_table(other, sums.heads[1])},
-        arrays,
-    )
+    name = options.distance
+    arrays: dict[str, NDArray[Any]] = {**sums.distances(options)}
+    match = np.full(len(sums.heads[0]), -1)
+    rows, columns = best_matching(arrays[f"distance:{name}"]).T
+    match[rows] = columns
+    arrays[f"match:{name}"] = match
+    facts = {"compared": "models", "distances": [name], "other_run": run_of(other.info)}
+    tables = {"heads": heads_table(model, sums.heads[0]), "other_heads": heads_table(other, sums.heads[1])}
+    return Comparison(about, corpus_facts, facts, tables, arrays)
 
 
 @with_plain_torch
-def without_heads(model: Model, heads: Sequence[tuple[int, int]]) -> Model:
-    """Return the same model with the output of some heads, (layer, head), set to 0: to be compared with it.
+def without_heads(model: Model, heads: Sequence[HeadPlace]) -> Model:
+    """Return the same model with the output of some heads set to 0: to be compared with it.
 
     Raises:
         AttnscopeError: There is no such head, or the model's attention does not pass the seam.
@@ -199,7 +172,7 @@ def _run(
         require_one_kind(model)
         options.choice.within(model.info)
     texts = texts_of(corpus)
-    make = partial(PairMeasurer, choice=options.choice, measure=options.measure)
+    make = partial(PairMeasurer, options=options)
     step = "the comparison on a later text"
     going = run(make, models, texts, PairPart(), block=BLOCK, workers=workers, report=report, step=step)
     if not going.done.n_texts and not going.complete:
@@ -209,13 +182,209 @@ def _run(
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
 
     # What is said of the run and of the texts.
-    notes = [
-        f"{model.info.name} is compared on its own dense weights: memory grows with the square of a text's length."
-        for model in models
-        if model.info.path == "eager"
-    ]
-    about = run_of(models[0].info, [*notes, *going.notes])
+    about = run_of(models[0].info, going.notes)
     if going.failures:
         about["failures"] = going.failures
     text = corpus if isinstance(corpus, str) else None
     return going.done.sums, about, {**going.corpus(texts, models[0].info), "text": text}
+
+
+# Over blocks of texts
+
+
+@dataclass(frozen=True, eq=False)
+class PairSums:
+    """Hold sums over texts for all pairs of heads.
+
+    Attributes:
+        heads: The heads of the model, or of each of two.
+        divergences: The divergence of each pair, (head, head), with the queries that it is summed over as counts.
+    """
+
+    heads: tuple[tuple[HeadPlace, ...], ...]
+    divergences: RunningSums
+
+    def merge(self, other: PairSums) -> PairSums:
+        """Return the sums over the texts of both."""
+        return replace(self, divergences=self.divergences.merge(other.divergences))
+
+    def distances(self, options: CompareOptions) -> dict[str, Floats]:
+        """Return distances by the names of a result's arrays, each (head, head).
+
+        A distance is the root of the mean divergence. Its interval is over texts; NaN with fewer than 2.
+        """
+        low, high = np.clip(self.divergences.interval(), 0.0, LARGEST[options.measure])  # type: ignore[index]
+        return {
+            f"distance:{options.distance}": np.sqrt(self.divergences.ratio()),
+            f"distance_low:{options.distance}": np.sqrt(low),
+            f"distance_high:{options.distance}": np.sqrt(high),
+            f"distance_count:{options.distance}": self.divergences.total("c"),
+        }
+
+
+@dataclass(kw_only=True, eq=False)
+class PairPart(Part):
+    """Hold sums over texts.
+
+    Attributes:
+        sums: The sums of all pairs; None before any text.
+    """
+
+    sums: PairSums | None = None
+    _open: dict[int, tuple[int, Floats]] = field(default_factory=dict)
+
+
+class PairMeasurer(Measurer[PairPart]):
+    """Compare the heads of one model, or of two, on blocks of texts."""
+
+    def __init__(self, *models: Model, options: CompareOptions) -> None:
+        super().__init__()
+        self._models = models
+        self._options = options
+        self._chosen = [options.choice.within(model.info) for model in models]
+        # Refuse pairs whose sums could not be held, before the models run for minutes.
+        shape = self._chosen[0].n_heads, self._chosen[-1].n_heads
+        self._n_pairs = math.prod(shape)
+        said = f"all pairs of {shape[0]} and {shape[1]} heads"
+        require_memory(self._n_pairs * _BYTES_A_PAIR, said, "choose fewer layers and heads (-L, -H)")
+
+    def start(self, block: Block) -> PairPart:
+        """Return sums of nothing yet."""
+        return PairPart()
+
+    def batches(self, block: Block) -> list[Sequence[Chunk]]:
+        """Cut a block into batches, the longest texts first; every model must cut the texts into the same tokens."""
+        limits = [model.info.max_tokens for model in self._models if model.info.max_tokens is not None]
+        how: dict[str, Any] = {
+            "limit": min(limits, default=None),
+            "special_ids": special_ids(self._models[0]),
+            "budget": TOKEN_BUDGET,
+        }
+        ours, *others = (block_batches(block, model.tokenizer.encode, **how) for model in self._models)
+        for theirs in others:
+            _require_same_tokens(self._models, ours, theirs)
+        # Each text has sums of its own until they are added: of many heads fewer texts fit into memory.
+        most = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
+        return [batch[first : first + most] for batch in reversed(ours) for first in range(0, len(batch), most)]
+
+    def measure(self, batch: Sequence[Chunk]) -> tuple[tuple[tuple[HeadPlace, ...], ...], list[Floats | Place]]:
+        """Return the heads of each model, and the sums of each text of a batch, or where it is broken."""
+        inputs = batch_of([part.tokens for part in batch])
+        seen = [_Seen(model, inputs, chosen) for model, chosen in zip(self._models, self._chosen, strict=True)]
+        return tuple(each.heads for each in seen), [self._sum(seen, row, part) for row, part in enumerate(batch)]
+
+    def add(self, part: PairPart, batch: Sequence[Chunk], result: tuple[Any, Sequence[Floats | Place]]) -> None:
+        """Add the texts of a batch; without those on which a model computes NaN or infinity."""
+        heads, results = result
+        finished = []
+        for chunk, sums in zip(batch, results, strict=True):
+            if isinstance(sums, tuple):
+                part.broken.setdefault(chunk.text, sums)
+            if isinstance(sums, tuple) or chunk.text in part.broken:
+                continue
+            # Chunks of a long text add up to one text; the last one to come finishes it.
+            n_to_come, so_far = part._open.pop(chunk.text, (chunk.n_chunks, np.zeros_like(sums)))
+            so_far = so_far + sums
+            if n_to_come > 1:
+                part._open[chunk.text] = n_to_come - 1, so_far
+                continue
+            finished.append(so_far)
+            part.n_texts += 1
+            part.n_tokens += chunk.n_queries
+            part.n_chunked += chunk.n_chunks > 1
+        if finished:
+            # Sums and counts of the finished texts, (text, head, head) each.
+            divergences, counts = np.stack(finished, 1)
+            if part.sums is None:
+                part.sums = PairSums(heads, RunningSums(divergences.shape[1:]))
+            part.sums.divergences.add(divergences, counts)
+
+    def _sum(self, seen: Sequence[_Seen], row: int, part: Chunk) -> Floats | Place:
+        """Return the sums and counts of a chunk, (2, head, head); or where a weight is NaN or infinite."""
+        # Take so many queries at a time that all heads' weights fit WEIGHTS_AT_ONCE.
+        n_tokens = len(part)
+        n_heads = sum(len(each.heads) for each in seen)
+        step = max(16, WEIGHTS_AT_ONCE // max(1, n_tokens * n_heads))
+        ordinary = ~part.tokens.sinks(self._models[0].info.kinds[0])
+        total = np.zeros((2, len(seen[0].heads), len(seen[-1].heads)))
+        for first in range(0, n_tokens, step):
+            queries = torch.arange(first, min(n_tokens, first + step))
+            weights = [each.rows(row, queries, n_tokens) for each in seen]
+            for each, rows in zip(seen, weights, strict=True):
+                is_finite = np.isfinite(rows).all((1, 2))
+                if not is_finite.all():
+                    return each.kind, each.heads[int(is_finite.argmin())][0]
+            if self._options.hide_special:
+                chosen = ordinary[queries.numpy()]
+                weights = [divide_by_rest(rows[:, chosen][:, :, ordinary]) for rows in weights]
+            total += sum_rows(self._options.measure, weights)
+        return total
+
+
+class _Seen:
+    """Hold a model's attention on a batch.
+
+    Attributes:
+        kind: The kind of attention.
+        heads: The heads that are compared, in order of layers.
+    """
+
+    def __init__(self, model: Model, batch: Batch, chosen: Chosen) -> None:
+        by_kind = see(model, batch, chosen.layers)
+        self.kind = model.info.kinds[0]
+        self._layers: Mapping[int, Any] = dict(sorted(by_kind.get(self.kind, {}).items()))
+        places = [(layer, head) for layer, seen in self._layers.items() for head in range(count_heads(seen))]
+        wanted = chosen.picked or {(layer, head) for layer in chosen.layers for head in chosen.heads}
+        self._rows = [row for row, place in enumerate(places) if place in wanted]
+        self.heads = tuple(places[row] for row in self._rows)
+        if not self.heads:
+            raise AttnscopeError("none of the chosen layers and heads has attention", "choose others with -L and -H")
+
+    def rows(self, text: int, queries: Tensor, n_keys: int) -> NDArray[Any]:
+        """Return the weights of some queries of a text, (head, query, key)."""
+        by_layer = [read_rows(seen, self.kind, text, queries, n_keys)[0] for seen in self._layers.values()]
+        return torch.cat(by_layer).numpy()[self._rows]
+
+
+def sum_rows(measure: str, rows: Sequence[NDArray[Any]]) -> Floats:
+    """Return the divergences of all pairs of heads, summed over queries, and over how many, (2, head, head).
+
+    `rows` are weights of one model, or of two, each (head, query, key).
+    """
+    first, *others = (torch.from_numpy(weights) for weights in rows)
+    sums = SUMS[measure](first, others[0] if others else None)  # type: ignore[index]  # one of MEASURES
+    return np.stack([part.numpy() for part in sums])
+
+
+def heads_table(model: Model, heads: Sequence[HeadPlace]) -> Table:
+    """Return a table of heads, by layer and number."""
+    layers, numbers = zip(*heads, strict=True)
+    return Table.of_arrays(HEADS, kind=[model.info.kinds[0]] * len(heads), layer=layers, head=numbers)
+
+
+def require_one_kind(model: Model) -> None:
+    """Refuse encoder-decoders."""
+    if len(model.info.kinds) > 1:
+        raise AttnscopeError(
+            f"{model.info.name} has an encoder and a decoder; heads are compared in models that have one of them",
+            "look at single texts with: attnscope heatmap",
+        )
+
+
+def _require_same_tokens(
+    models: Sequence[Model], ours: Sequence[Sequence[Chunk]], theirs: Sequence[Sequence[Chunk]]
+) -> None:
+    """Refuse texts that two models cut into different tokens."""
+    first, second = (
+        {(part.text, part.number): part.tokens.labels for batch in batches for part in batch}
+        for batches in (ours, theirs)
+    )
+    for key in sorted(first.keys() | second.keys()):
+        labels = first.get(key, ()), second.get(key, ())
+        if labels[0] != labels[1]:
+            names = " and ".join(model.info.name for model in models)
+            beginnings = " and ".join(f"{' '.join(side[:8])} …" for side in labels)
+            raise AttnscopeError(
+                f"{names} split the same text into different tokens: {beginnings}",
+                "compare models that share a tokenizer, such as two checkpoints of one",
+            )

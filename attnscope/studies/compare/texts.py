@@ -18,12 +18,11 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
-from attnscope.questions.distances import WITHOUT_SPECIAL
 from attnscope.questions.map_changes import divide_by_rest
 from attnscope.results.table import Table, number
 from attnscope.results.tokens import Tokens, tokens_table
-from attnscope.studies.compare.options import require_measure
-from attnscope.studies.compare.pairs import HeadPlace, heads_table, require_one_kind, sum_rows
+from attnscope.studies.compare.options import CompareOptions
+from attnscope.studies.compare.study import HeadPlace, heads_table, require_one_kind, sum_rows
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.maps.running import outline, run_model
@@ -33,7 +32,7 @@ Floats = NDArray[np.float64]
 
 @with_plain_torch
 def compare_heads(
-    model: Model, text: str, pick: Sequence[HeadPlace], *, measure: str = "hellinger", hide_special: bool = False
+    model: Model, text: str, pick: Sequence[HeadPlace], options: CompareOptions | None = None
 ) -> Comparison:
     """Put a few heads of a model side by side on a text, with their mean and the single head that they would make.
 
@@ -45,14 +44,12 @@ def compare_heads(
         model: A loaded model, see `attnscope.load`.
         text: What to run it on.
         pick: The heads, as (layer, head); at least two.
-        measure: The distance of two heads: "hellinger" or "jensen_shannon".
-        hide_special: Leaves special tokens out, of a decoder the first token too, and divides each row by what is left
-            of it.
+        options: How.
 
     Raises:
         AttnscopeError: Fewer than two heads, or one that there is not; an empty text.
     """
-    require_measure(measure)
+    options = options or CompareOptions()
     picked = tuple(dict.fromkeys(pick))
     if len(picked) < 2:
         raise UsageError("one head is nothing to compare", "pick at least two, such as L3H1,L5H11")
@@ -69,7 +66,7 @@ def compare_heads(
     maps = np.stack([*(attention.of(*head) for head in picked), *single])
     tokens = reading.tokens
     keep = ~tokens.sinks(attention.kind)
-    if hide_special and not keep.all():
+    if options.hide_special and not keep.all():
         maps = divide_by_rest(maps[:, keep][:, :, keep]).astype(np.float32)
         tokens = tokens.take(keep)
     weights = maps[: len(picked)]
@@ -79,8 +76,8 @@ def compare_heads(
         arrays["single:first"] = maps[-1]
 
     # Their distances, without intervals, which several texts would give.
-    name = _name(measure, hide_special)
-    sums, counts = sum_rows(measure, [weights])
+    name = options.distance
+    sums, counts = sum_rows(options.measure, [weights])
     unknown = np.full(sums.shape, np.nan)
     arrays[f"distance:{name}"] = np.sqrt(np.divide(sums, counts, out=unknown.copy(), where=counts > 0))
     arrays |= {f"distance_low:{name}": unknown, f"distance_high:{name}": unknown, f"distance_count:{name}": counts}
@@ -91,13 +88,7 @@ def compare_heads(
 
 @with_plain_torch
 def compare_texts(
-    model: Model,
-    text: str,
-    other: str,
-    *,
-    query: str | None = None,
-    measure: str = "hellinger",
-    hide_special: bool = False,
+    model: Model, text: str, other: str, options: CompareOptions | None = None, *, query: str | None = None
 ) -> Comparison:
     """Rank all heads of a model by how much their rows change from one text to another: a minimal pair.
 
@@ -112,15 +103,13 @@ def compare_texts(
         model: A loaded model, see `attnscope.load`.
         text: The first text.
         other: The second.
+        options: How.
         query: The token that heads are ranked at: a token, a word, or a place such as `@3` in the first text.
-        measure: "hellinger" or "jensen_shannon".
-        hide_special: Leaves special tokens out, of a decoder the first token too, and divides each row by what is left
-            of it.
 
     Raises:
         AttnscopeError: An empty text; the query names no token, or none that the other text has something for.
     """
-    require_measure(measure)
+    options = options or CompareOptions()
     require_one_kind(model)
     readings = [read(model, Prompt(each)) for each in (text, other)]
     everything = Choice().within(model.info)
@@ -128,7 +117,7 @@ def compare_texts(
     maps = []
     for reading in readings:
         record = run_model(model, outline(model.info, reading, everything), reading)
-        maps.append((record.hide_special() if hide_special else record).maps[0])
+        maps.append((record.hide_special() if options.hide_special else record).maps[0])
     heads = [(layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head)]
     weights = [np.stack([each.of(*head) for head in heads]) for each in maps]
 
@@ -140,16 +129,18 @@ def compare_texts(
         rows = weights[side][:, aligned[:, side]]
         pooled.append(np.stack([rows[:, :, list(stretch[side])].sum(-1, dtype=np.float64) for stretch in keys], -1))
     # Divergence of each head's aligned rows. (head, pair)
-    divergences = row_divergences(cast(Measure, measure), *pooled)
+    divergences = row_divergences(cast(Measure, options.measure), *pooled)
     # Find the pairs that the query names.
     asked = np.zeros(len(aligned), np.bool_)
     notes = [note for reading in readings for note in reading.notes]
     if query is not None:
         asked[find_pairs(query, tokens, aligned)] = True
-        notes += _note_pooled(query, tokens[0], aligned[asked, 0])
+        if asked.sum() > 1:
+            places = ", ".join(f"@{position}" for position in aligned[asked, 0])
+            notes.append(f"{query!r} names {places}: heads are ranked by all of these together")
 
     # The root mean change of each head, overall and at the query.
-    name = _name(measure, hide_special)
+    name = options.distance
     overall = number(f"{name}_overall", "how much its rows change over the tokens that both texts share")
     at_query = number(f"{name}_at_query", "how much its rows change at the tokens that the query names")
     table = heads_table(model, heads)
@@ -171,11 +162,6 @@ def compare_texts(
         f"divergence:{name}": divergences,
     }
     return Comparison(run_of(model.info, notes), corpus, facts, tables, arrays)
-
-
-def _name(measure: str, hide_special: bool) -> str:
-    """Return what a distance is called in results."""
-    return f"{measure}{WITHOUT_SPECIAL}" if hide_special else measure
 
 
 def _root_mean(divergences: Floats) -> Floats:
@@ -254,19 +240,6 @@ def find_pairs(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.in
             "choose a token that stands in both",
         )
     raise tokens[0].refuse(query)
-
-
-def _note_pooled(query: str, tokens: Tokens, aligned: NDArray[np.int64]) -> list[str]:
-    """Return a note if a query stands at several aligned positions, whose divergences become one number."""
-    notes = []
-    for name, positions in tokens.find_repeated(query).items():
-        pooled = [f"@{position}" for position in positions if position in aligned]
-        if len(pooled) > 1:
-            listed = ", ".join(pooled)
-            notes.append(
-                f"{name!r} stands at {listed}: heads are ranked by all together; --query {pooled[0]} takes one"
-            )
-    return notes
 
 
 def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tuple[list[NDArray[np.float32]], str]:
