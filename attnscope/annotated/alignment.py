@@ -129,31 +129,25 @@ class _Words:
     """
 
     def __init__(self, pieces: list[list[int]], whole: list[list[int]], n_tokens: int) -> None:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        # Words and tokens that share characters are connected, (word and token, word and token).
         self.pieces = pieces
-        n_words = len(pieces)
-        sizes = [len(tokens) for tokens in pieces]
-        word = np.repeat(np.arange(n_words), sizes)
-        token = np.array([token for tokens in pieces for token in tokens], np.int64)
-        n_nodes = n_words + n_tokens
-        edges = coo_array((np.ones(len(word)), (word, n_words + token)), (n_nodes, n_nodes))
-        _, group = connected_components(edges, directed=False)
-
-        # Units are numbered by their first word.
-        groups, first, n_members = np.unique(
-            group[:n_words][np.array(sizes, int) > 0], return_index=True, return_counts=True
-        )
+        # Words come by their start, so one begins a unit where its first token is after all tokens of those before it.
+        present = [word for word, tokens in enumerate(pieces) if tokens]
+        first = np.array([pieces[word][0] for word in present], np.int64)
+        last = np.array([pieces[word][-1] for word in present], np.int64)
+        reached = np.maximum.accumulate(last)
+        units = np.cumsum(first > np.concatenate([[-1], reached[:-1]])) - 1
         # Number the tokens' units and name the word of each. (token,), (unit,)
         self.unit = np.full(n_tokens, -1, np.int64)
-        self.unit[token] = np.searchsorted(groups, group[token + n_words])
-        self.word = np.flatnonzero(sizes)[first]
-        # A unit of several words, or of a word that the chunk cuts, has no word number.
-        is_cut = [len(pieces[word]) < len(whole[word]) for word in self.word.tolist()]
-        self.word[(n_members > 1) | np.array(is_cut, bool)] = -1
-        self.unit_of = {word: unit for unit, word in enumerate(self.word.tolist()) if word >= 0}
+        numbers: list[int] = []
+        for word, unit in zip(present, units.tolist(), strict=True):
+            self.unit[pieces[word]] = unit
+            is_cut = len(pieces[word]) < len(whole[word])
+            if unit == len(numbers):
+                numbers.append(-1 if is_cut else word)
+            else:
+                numbers[unit] = -1
+        self.word = np.array(numbers, np.int64)
+        self.unit_of = {word: unit for unit, word in enumerate(numbers) if word >= 0}
 
 
 def _place_link(link: Link, looking: _Words, looked_at: _Words, causal: bool) -> PlacedLink | str:

@@ -6,7 +6,7 @@ something else (French "du" is "de" and "le"), both have all of the token's. Emp
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from conllu.exceptions import ParseException
@@ -23,7 +23,7 @@ Bad = Callable[[int, str], None]
 
 _PARSERS = {name: DEFAULT_FIELD_PARSERS[name] for name in ("id", "head", "misc")}
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-_ENTITY = re.compile(r"\((?P<opened>[^()]+)(?P<whole>\))?|(?P<closed>[^()]+)\)")
+_ENTITY = re.compile(r"(?P<opens>\()?(?P<name>[^()-]+)[^()]*(?P<closes>\))?")
 
 
 @dataclass
@@ -32,18 +32,15 @@ class _Sentence:
 
     Attributes:
         begin: The line that it begins on.
-        rows: Its words; `lines`: the line of each.
-        multiword: First word -> last word and row of a multiword token.
+        rows: Its words.
+        multiword: First word -> last word and form of a multiword token, and whether a space follows.
         document: The number of its document; 0 = the file names no documents.
-        mentions: The entity that each mention is of, and the words by which it is known.
     """
 
     begin: int
     rows: list[Token] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
     multiword: dict[int, tuple[int, Token]] = field(default_factory=dict)
     document: int = 0
-    mentions: list[tuple[str, list[int]]] = field(default_factory=list)
 
 
 def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Bad) -> Iterator[AnnotatedText]:
@@ -57,24 +54,25 @@ def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Ba
     for begin, block in paragraphs:
         # Parse the sentence; skip a malformed one.
         lines = block.split("\n")
+        starts_document = any(line.startswith("#") and line[1:].split()[:1] == ["newdoc"] for line in lines)
         try:
             sentence = _read(lines, begin)
+            sentence.document = n_documents + starts_document
+            text = _text_of([sentence], source)
         except AnnotationError as error:
             bad(error.line or begin, error.reason)
             continue
         if not sentence.rows:
             continue
-        # A `# newdoc` line ends the document before it.
-        if any(line.startswith("#") and line[1:].split()[:1] == ["newdoc"] for line in lines):
-            n_documents += 1
-            if document:
-                yield _text_of(document, source)
-            document = []
-        sentence.document = n_documents
-        document.append(sentence)
+        n_documents = sentence.document
         if unit == "sentence":
+            yield text
+            continue
+        # A `# newdoc` line ends the document before it.
+        if starts_document and document:
             yield _text_of(document, source)
             document = []
+        document.append(sentence)
     if document:
         yield _text_of(document, source)
 
@@ -83,7 +81,6 @@ def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
     """Return sentences as one text, with a space between two."""
     text = ""
     words: list[Span] = []
-    kinds: list[str] = []
     links: list[Link] = []
     mentions: list[tuple[str, list[int]]] = []
     for sentence in sentences:
@@ -92,21 +89,13 @@ def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
         written, spans = _write(sentence)
         words += [(start + len(text), stop + len(text)) for start, stop in spans]
         text += f"{written} "
-        kinds += [row["upos"] if row["upos"] != "_" else "" for row in sentence.rows]
         links += _dependencies(sentence.rows, first)
-        mentions += [(entity, [first + word for word in known_by]) for entity, known_by in sentence.mentions]
+        mentions += _mentions(sentence.rows, first)
     links += _coreference(mentions)
     # Sentences of a file that tells of no document may be from anywhere.
     number = sentences[0].document
-    return AnnotatedText(
-        text[:-1],
-        tuple(words),
-        tuple(links),
-        source,
-        sentences[0].begin,
-        document=f"{source} {number}" if number else None,
-        kinds=tuple(kinds) if any(kinds) else (),
-    )
+    document = f"{source} {number}" if number else None
+    return AnnotatedText(text[:-1], tuple(words), tuple(links), source, sentences[0].begin, document=document)
 
 
 # Sentences
@@ -133,23 +122,20 @@ def _read(lines: Sequence[str], begin: int) -> _Sentence:
         match row["id"]:
             case int(word) if word == len(rows) + 1:
                 rows.append(row)
-                sentence.lines.append(number)
             case (int(first), "-", int(last)) if first == len(rows) + 1 and first not in sentence.multiword:
                 sentence.multiword[first] = last, row
             case (int(), ".", int()):
                 pass
             case _:
                 raise AnnotationError(f"ID {line.split()[0]} is not where it belongs", number)
-
     # Each word's head, and the last word of multiword tokens, must be there.
-    for row, number in zip(rows, sentence.lines, strict=True):
+    for row in rows:
         head = row["head"]
         if head is not None and (not 0 <= head <= len(rows) or head == row["id"]):
-            raise AnnotationError(f"HEAD {head} of word {row['id']} of {len(rows)}", number)
+            raise AnnotationError(f"HEAD {head} of word {row['id']} of {len(rows)}")
     for first, (last, _) in sentence.multiword.items():
         if last > len(rows):
-            raise AnnotationError(f"{first}-{last} of a sentence of {len(rows)} words", sentence.lines[first - 1])
-    sentence.mentions = list(_mentions(sentence))
+            raise AnnotationError(f"{first}-{last} of a sentence of {len(rows)} words")
     return sentence
 
 
@@ -171,14 +157,9 @@ def _write(sentence: _Sentence) -> tuple[str, list[Span]]:
                 start += len(form)
             else:
                 words.append((start, len(text)))
-        if _misc(token).get("SpaceAfter") != "No":
+        if (token["misc"] or {}).get("SpaceAfter") != "No":
             text += " "
     return text.rstrip(" "), words
-
-
-def _misc(row: Token) -> Mapping[str, str]:
-    """Return the MISC column of a row; an empty mapping where it is `_`."""
-    return row["misc"] or {}
 
 
 def _dependencies(rows: Sequence[Token], first: int) -> Iterator[Link]:
@@ -210,38 +191,29 @@ def _coreference(mentions: Iterable[tuple[str, list[int]]]) -> Iterator[Link]:
         before.update(words)
 
 
-def _mentions(sentence: _Sentence) -> Iterator[tuple[str, list[int]]]:
-    """Return the mentions that `Entity=` brackets; those that are cut in parts are left out."""
-    opened: list[tuple[str, int]] = []
-    for word, (row, number) in enumerate(zip(sentence.rows, sentence.lines, strict=True)):
-        entity = _misc(row).get("Entity") or ""
-        wrong = AnnotationError(f"Entity={shorten(entity)} does not open and close mentions", number)
-        if _ENTITY.sub("", entity):
-            raise wrong
+def _mentions(rows: Sequence[Token], first: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield entity and words of the mentions that `Entity=` brackets; those that are cut in parts are left out.
+
+    A mention is known by its word whose head is outside of it; by all its words where no head is known. GUM writes
+    (name-type-…: the entity's name stands before the first dash.
+    """
+    opened: dict[str, list[int]] = {}
+    for word, row in enumerate(rows):
+        entity = (row["misc"] or {}).get("Entity") or ""
         for match in _ENTITY.finditer(entity):
-            # GUM writes (name-type-…: the entity's name stands before the first dash.
-            name = (match["opened"] or match["closed"]).split("-")[0]
-            if match["opened"]:
-                opened.append((name, word))
-            if match["opened"] and not match["whole"]:
+            name = match["name"]
+            if match["opens"]:
+                opened.setdefault(name, []).append(word)
+            if not match["closes"]:
                 continue
             # A closing bracket ends the latest open mention of its entity.
-            mine = [place for place, (known, _) in enumerate(opened) if known == name]
-            if not mine:
-                raise wrong
-            _, start = opened.pop(mine[-1])
+            if not opened.get(name):
+                raise AnnotationError(f"Entity={shorten(entity)} of word {word + 1} closes what is not open")
+            inside = range(opened[name].pop(), word + 1)
             # "[" marks one part of a discontinuous mention.
-            if "[" not in name:
-                yield name, _known_by(sentence.rows, range(start, word + 1))
-    if opened:
-        name, word = opened[-1]
-        raise AnnotationError(f"Entity: {name} is never closed", sentence.lines[word])
-
-
-def _known_by(rows: Sequence[Token], words: range) -> list[int]:
-    """Return the word of a mention whose head is outside of it; all its words where no head is known."""
-    for word in words:
-        head = rows[word]["head"]
-        if head is not None and head - 1 not in words:
-            return [word]
-    return list(words)
+            if "[" in name:
+                continue
+            heads = [each for each in inside if rows[each]["head"] is not None and rows[each]["head"] - 1 not in inside]
+            yield name, [first + each for each in heads[:1] or inside]
+    if unclosed := [name for name, words in opened.items() if words]:
+        raise AnnotationError(f"Entity: {unclosed[0]} is never closed")

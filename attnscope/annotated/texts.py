@@ -41,8 +41,6 @@ class AnnotatedText:
             text; None = they go from words of the text.
         target_words: The words of the target by their start.
         n_merged: How many further texts are in it that are equal: see `merge_equal`.
-        kinds: What kind of word each is, by the annotation: its part of speech (UPOS), or its kind in source code;
-            none = the annotation does not say.
     """
 
     text: str
@@ -54,7 +52,6 @@ class AnnotatedText:
     target: str | None = None
     target_words: tuple[Span, ...] = ()
     n_merged: int = 0
-    kinds: tuple[str, ...] = ()
 
     def digest(self) -> bytes:
         """Return the SHA-256 digest of the text, its words and links; source and line do not enter."""
