@@ -50,15 +50,13 @@ def require_whole(table: TextTable, width: int) -> None:
         named = ", ".join(dict.fromkeys(dropped))
         below = letters(f"not shown in {width} columns: {named}; a wider terminal or --json shows all")
         assert letters("".join(lines)).endswith(below)
-    for block in table._blocks(width) if table._goes_on else [table._choose(width)[0]]:
-        start = 0
-        for at, cells in zip(block, table._fit_widths(block, width), strict=True):
-            seen = column_of(lines, start, cells)
-            column = table._columns[at]
-            for text in table._cells[at]:
-                mark = "…" in seen if column.part else ""
-                assert letters(text.plain) in seen or mark, (column.name, text.plain, seen[:200])
-            start += cells + table._gap
+    start = 0
+    block = table._choose(width)[0]
+    for at, cells in zip(block, table._fit_widths(block, width), strict=True):
+        seen = column_of(lines, start, cells)
+        for text in table._cells[at]:
+            assert letters(text.plain) in seen, (table._columns[at].name, text.plain, seen[:200])
+        start += cells + table._gap
     assert len(shown) + len(dropped) == len(table._columns)
 
 
@@ -98,11 +96,8 @@ WORDS = st.text("ab字 cd", max_size=30).map(str.strip)
     st.lists(st.tuples(WORDS, st.booleans(), st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=6),
     st.lists(st.lists(WORDS, min_size=6, max_size=6), max_size=4),
     st.integers(20, 200),
-    st.booleans(),
 )
-def test_no_table_loses_data(
-    columns: list[tuple[str, bool, int, int]], rows: list[list[str]], width: int, goes_on: bool
-) -> None:
+def test_no_table_loses_data(columns: list[tuple[str, bool, int, int]], rows: list[list[str]], width: int) -> None:
     def of(at: int) -> Any:
         return lambda row: row[at]
 
@@ -110,13 +105,12 @@ def test_no_table_loses_data(
         TextColumn(f"{name}#{at}", of(at), wraps=wraps, least=least, drop=drop * (at > 0))
         for at, (name, wraps, least, drop) in enumerate(columns)
     ]
-    table = TextTable(named, rows, goes_on=goes_on)
+    table = TextTable(named, rows)
     lines = printed(table, width)
     assert all(cell_len(line) <= width for line in lines)
     shown, dropped = table.fit(width)
-    assert not (goes_on and dropped)
     for at, column in enumerate(named):
-        if column.name in shown and not goes_on:
+        if column.name in shown:
             assert all(set(letters(row[at])) <= set(letters("".join(lines))) for row in rows)
     # What is dropped first has the largest number.
     least_dropped = min((column.drop for column in named if column.name in dropped), default=99)
@@ -151,18 +145,3 @@ def test_columns_wrap_then_go_by_their_priority_then_break() -> None:
     )
     assert roles().fit(18) == (["role", "head"], ["value", "also"])
     assert letters("".join(line[:6] for line in printed(roles(), 9)[:-4])).startswith("role")
-
-
-def test_a_table_that_goes_on_repeats_its_first_column() -> None:
-    lines = [line.rstrip() for line in printed(roles(goes_on=True), 24)]
-    assert [line.split() for line in lines if line.startswith("role")] == [["role", "head", "value"], ["role", "also"]]
-    assert roles(goes_on=True).fit(24)[1] == []
-
-
-def test_a_part_of_a_row_is_cut_with_a_mark_and_what_it_does_not_fill_is_for_others() -> None:
-    columns = [
-        TextColumn("a", lambda row: row[0], part=1, least=4),
-        TextColumn("b", lambda row: row[1], part=1, least=4),
-    ]
-    lines = [line.rstrip() for line in printed(TextTable(columns, [("ab", "x" * 30)]), 20)]
-    assert lines == ["a   b", "ab  " + "x" * 15 + "…"]

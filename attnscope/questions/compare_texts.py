@@ -5,21 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.drawing import layout
-from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.map_figure import MapsFigure
-from attnscope.drawing.maps import MapsPage
-from attnscope.drawing.page import Page
 from attnscope.errors import amount
 from attnscope.questions.distances import distance_line, guide, three_decimals
 from attnscope.questions.heatmap_sheets import axis_of
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Special, Words
-from attnscope.report.numbers import digits, fixed
+from attnscope.report.numbers import fixed
+from attnscope.report.panels import AXES, Panel, Panels
 from attnscope.report.wording import corpus_notes, model_of, printable
 from attnscope.results.table import Floats
 from attnscope.results.tokens import Tokens, tokens_of
@@ -34,7 +30,6 @@ _SHOWN_ROWS = 6
 """Heads whose rows are drawn key by key."""
 _MOST_KEYS = 24
 """Keys of a row that are drawn, those with the largest weights."""
-_AXES = "rows: queries (attend) · columns: keys (are attended to)"
 
 
 def tokens(comparison: Comparison, side: str) -> Tokens:
@@ -76,7 +71,7 @@ def picked_report(comparison: Comparison) -> Report:
         answer.append(f"{nearest}, {pairs[far]} farthest ({fixed(apart[far], 3)})")
 
     # The heads and what is made of them, side by side; and how they differ.
-    text = tokens(comparison, FIRST)
+    text = axis_of(tokens(comparison, FIRST))
     mean = comparison.grids["mean:first"]
     maps = dict(zip(names, comparison.grids["weights:first"], strict=True))
     made = {"single head": comparison.grids["single:first"]} if "single:first" in comparison.grids else {}
@@ -92,8 +87,8 @@ def picked_report(comparison: Comparison) -> Report:
     shown = [Panel(name, values, text, text) for name, values in {**maps, "mean": mean, **made}.items()]
     differing = [Panel(name, values, text, text) for name, values in differences.items()]
     meaning = "difference of attention weights"
-    how_they_differ = Panels(f"{listed}: differences", differing, [_AXES], meaning)
-    side_by_side = Panels(f"{listed} side by side", shown, [_AXES])
+    how_they_differ = Panels(f"{listed}: differences", differing, [AXES], meaning)
+    side_by_side = Panels(f"{listed} side by side", shown)
     return Report(
         model=model_of(comparison.run),
         answer=answer,
@@ -264,21 +259,21 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
     # Aligned tokens; replaced ones with both labels.
     pairs = zip(aligned[FIRST].tolist(), aligned[SECOND].tolist(), strict=True)
     labels = tuple(_key_name(texts[FIRST].labels[a], texts[SECOND].labels[b]) for a, b in pairs)
-    both = replace(texts[FIRST].take(aligned[FIRST]), labels=labels)
+    both = axis_of(replace(texts[FIRST].take(aligned[FIRST]), labels=labels), marked.tolist())
     panels = []
     for head in order[:_SHOWN_MAPS]:
         ours, theirs = (weights[side][head][np.ix_(aligned[side], aligned[side])] for side in (FIRST, SECOND))
-        panels.append(Panel(f"{names[head]}: second − first", theirs - ours, both, both, marked.tolist()))
-    notes = [_AXES, "tokens that both texts have a place for"]
+        panels.append(Panel(f"{names[head]}: second − first", theirs - ours, both, both))
+    notes = [AXES, "tokens that both texts have a place for"]
     meaning = "attention weight in the second text − in the first"
     view = Panels("what changes: the heads that change most", panels, notes, meaning)
     yield Special(printed="never", figure="differences", view=view)
     head = order[0]
-    panels = [
-        Panel(f"{names[head]}: {side} text", weights[side][head], text, text, aligned[side][marked].tolist())
-        for side, text in texts.items()
-    ]
-    yield Special(printed="never", figure="maps", view=Panels(f"what changes: {names[head]}", panels, [_AXES]))
+    panels = []
+    for side, text in texts.items():
+        axis = axis_of(text, aligned[side][marked].tolist())
+        panels.append(Panel(f"{names[head]}: {side} text", weights[side][head], axis, axis))
+    yield Special(printed="never", figure="maps", view=Panels(f"what changes: {names[head]}", panels))
 
 
 def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
@@ -310,76 +305,3 @@ def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
         columns=[keys.names[key] for key in shown.tolist()],
         notes=notes,
     )
-
-
-# Maps side by side
-
-
-@dataclass(frozen=True, eq=False)
-class Panel:
-    """A map with its title: weights, (query, key), the tokens at its sides, and those that are always named."""
-
-    title: str
-    values: NDArray[Any]
-    queries: Tokens
-    keys: Tokens
-    marked: Sequence[int] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Panels:
-    """Maps side by side in the same colours: weights on a scale from 0 to 1, or differences on one with a sign.
-
-    Attributes:
-        title: The title of the figure, after the model.
-        panels: The maps.
-        notes: What must be known to read them.
-        difference: What a difference is; empty = the maps hold weights.
-    """
-
-    title: str
-    panels: Sequence[Panel]
-    notes: Sequence[str]
-    difference: str = ""
-
-    def show(self, console: Any, *, every: bool) -> Sequence[Any]:
-        """Return nothing: the terminal has nothing of it."""
-        return []
-
-    def draw(self, report: Report, lettering: Lettering) -> Page:
-        """Return the page."""
-        # Weights run from 0 to 1; differences are symmetric around 0, so that white means no change.
-        low, high = 0.0, 1.0
-        if self.difference:
-            largest = [float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in self.panels]
-            high = max(largest) or 1.0
-            low = -high
-        # Maps with the same tokens share their labels.
-        axes = [(axis_of(panel.queries, panel.marked), axis_of(panel.keys, panel.marked)) for panel in self.panels]
-        figure = MapsFigure(
-            subtitle=report.subtitle,
-            notes=(*self.notes, *report.footer),
-            axes=tuple(dict.fromkeys(axes)) if len({*axes}) == 1 else tuple(axes),
-            titles=tuple(panel.title for panel in self.panels),
-            meaning=self.difference or "attention weight: the share of a query's attention that a key gets",
-            cmap="RdBu_r" if self.difference else "Blues",
-            lettered=(report.model, self.title),
-        )
-        # A long text is pooled to what the paper has pixels for; pooling keeps the sign of a difference.
-        page = MapsPage(figure, lettering.paper)
-        values = [_pool_signed(panel.values.astype(np.float32), page.pool) for panel in self.panels]
-        ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)}
-        page.show(f"{report.model} · {self.title}", values, [(low, high)] * len(values), (low, high), ticks)
-        return page
-
-
-def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
-    """Return the value of the largest size in each block of pool x pool, with its sign."""
-    if pool == 1:
-        return values
-    for axis in (0, 1):
-        starts = np.arange(0, values.shape[axis], pool)
-        highest = np.maximum.reduceat(values, starts, axis=axis)
-        lowest = np.minimum.reduceat(values, starts, axis=axis)
-        values = np.where(highest >= -lowest, highest, lowest)
-    return values

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import numbers_from, option, options, seed_option
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Special, Words
 from attnscope.report.numbers import fixed, percent
-from attnscope.report.panels import PanelRow, draw_panels
+from attnscope.report.panels import AXES, Panel, Panels
 from attnscope.report.wording import model_of, printable
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
@@ -201,7 +202,7 @@ def _compromise(split: Split) -> str:
 def _blocks(split: Split) -> Iterator[Block]:
     # Numbers of heads side by side, then the weights of each.
     yield _comparison(split)
-    yield Special(printed="never", figure="split", view=_Figure(split))
+    yield Special(printed="never", figure="split", view=_panels(split))
     queries, keys = split.tokens
     rest = partial(_grid, printed="with --all")
     for n in split.table("counts")["n_heads"].tolist():
@@ -281,37 +282,21 @@ def _largest(seen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterat
         yield f"and {amount(n_more, 'more head')} (--json has all)"
 
 
-class _Figure:
-    """The heads of each number of heads as maps, on one colour scale."""
-
-    def __init__(self, split: Split) -> None:
-        self._split = split
-
-    def show(self, console: Any, *, every: bool) -> Sequence[Any]:
-        """Print nothing: the terminal has matrices."""
-        return ()
-
-    def draw(self, report: Report, lettering: Any) -> Any:
-        """Draw the figure."""
-        rows = [_panels(self._split.of(n)) for n in self._split.table("counts")["n_heads"].tolist()]
-        title = "the same queries, keys and values with more and fewer heads"
-        return draw_panels(report, title, rows, *self._split.tokens, lettering)
-
-
-def _panels(seen: Split) -> PanelRow:
-    """Return the heads of one number of heads, then their mean, and what is known of them."""
-    heads = seen.table("heads")
-    n = len(heads)
-    # The first heads, (query, key) each, then their mean.
+def _panels(split: Split) -> Panels:
+    """Return the heads of each number of heads as maps, (query, key), then their mean; and what is known of them."""
+    queries, keys = (Axis(tuple(labels)) for labels in split.tokens)
     panels = []
-    for head, weights in enumerate(seen["weights"][:MOST_DRAWN]):
-        panels.append((f"H{head} · {_span(heads, head)}", weights))
-    if n > 1:
-        panels.append(("mean (no head's own)", seen["mean_weights"][0]))
-    facts = (
-        f"rank {range_of(heads['rank'].tolist())} · entropy {heads['entropy_nats'].mean():.2f} nats · "
-        f"{heads['uniform'].sum()} of {n * seen['weights'].shape[1]} rows uniform · "
-        f"disagreement {seen['disagreement_nats'].mean():.2f} nats"
-        + (f" · the first {MOST_DRAWN} heads" if n > MOST_DRAWN else "")
-    )
-    return PanelRow(f"{amount(n, 'head')}, d_head {seen.table('counts')['d_head'][0]}", facts, panels)
+    notes = [AXES]
+    for n in split.table("counts")["n_heads"].tolist():
+        seen = split.of(n)
+        heads = seen.table("heads")
+        name = amount(n, "head")
+        for head, weights in enumerate(seen["weights"][:MOST_DRAWN]):
+            panels.append(Panel(f"{name}: H{head}, {_span(heads, head)}", weights, queries, keys))
+        if n > 1:
+            panels.append(Panel(f"{name}: mean, no head's own", seen["mean_weights"][0], queries, keys))
+        notes.append(
+            f"{name}: rank {range_of(heads['rank'].tolist())}, entropy {heads['entropy_nats'].mean():.2f} nats, "
+            f"disagreement {seen['disagreement_nats'].mean():.2f} nats"
+        )
+    return Panels("the same queries, keys and values with more and fewer heads", panels, notes)

@@ -178,7 +178,6 @@ def _listing(training: Training, roles: Sequence[tuple[str, str]]) -> Iterator[B
         yield Listing(
             heading="roles",
             printed="with --all",
-            figure=_FIGURE,
             what="role",
             told="heads that have it at the last step",
             rows=roles,

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from attnscope.drawing import layout
-from attnscope.drawing.canvas import INK, Drawing, matplotlib_defaults
+from attnscope.drawing.canvas import INK, Drawing
 from attnscope.drawing.files import distinct
 from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.page import Page
-from attnscope.drawing.plots import Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
-from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Special, Trends
+from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Trends
 from attnscope.report.choices import every_nth
 from attnscope.report.graphs import draw_graph
-from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_map, draw_small_maps
+from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_maps
 from attnscope.report.numbers import small_number
-from attnscope.report.trends import draw_trends
+from attnscope.report.plots import draw_curves, draw_trends
 from attnscope.report.wording import printable
 
 _MOST_ROWS = 20
@@ -57,13 +56,26 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
     # A name from a file must not lead out of the folder.
     stems = distinct(re.sub(r"[^A-Za-z0-9_-]", "-", name)[:80] for name in figures)
     for stem, blocks in zip(stems, figures.values(), strict=True):
-        drawn: Iterable[Drawing]
-        if isinstance(blocks[0], HeadMap) and len(blocks) > 1:
-            drawn = draw_small_maps(report, blocks, lettering)
-        else:
-            drawn = [_DRAWN[type(blocks[0])](report, blocks, lettering)]
-        for number, page in enumerate(drawn, 1):
+        for number, page in enumerate(_draw(report, blocks, lettering), 1):
             yield stem if number == 1 else f"{stem}-{number}", page
+
+
+def _draw(report: Report, blocks: Sequence[Any], lettering: Lettering) -> Iterable[Drawing]:
+    """Return the pages of a figure, by the type of its first block; only maps of heads and trends share a figure."""
+    first: Block = blocks[0]
+    match first:
+        case HeadMap():
+            return draw_head_maps(report, blocks, lettering)
+        case Trends():
+            return [draw_trends(report, blocks, lettering)]
+        case Curves():
+            return [draw_curves(report, first, lettering)]
+        case Graph():
+            return [draw_graph(report, first, lettering)]
+        case Grid():
+            return [_draw_grid(report, first, lettering)]
+        case _:
+            return [blocks[0].view.draw(report, lettering)]
 
 
 def _texts(report: Report) -> Iterator[str]:
@@ -79,8 +91,7 @@ def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        yield from _texts_in(list(value))
-        yield from _texts_in(list(value.values()))
+        yield from _texts_in([*value, *value.values()])
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _texts_in(each)
@@ -90,22 +101,11 @@ def _texts_in(value: Any) -> Iterator[str]:
         yield from _texts_in(vars(value))
 
 
-def _head_map(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Drawing:
-    (block,) = blocks
-    return draw_head_map(report, block, lettering)
-
-
-def _graph(report: Report, blocks: Sequence[Graph], lettering: Lettering) -> Drawing:
-    (block,) = blocks
-    return draw_graph(report, block, lettering)
-
-
-def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
+def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     """Draw a matrix as coloured cells, with names at the left and above, and numbers where they have room.
 
     If no number is below 0, the scale begins with 0, and the darkest cell is the largest.
     """
-    (block,) = blocks
     paper = lettering.paper
     values = block.values if block.drawn_whole else block.values[:_MOST_ROWS]
     n_rows, n_columns = values.shape
@@ -155,56 +155,3 @@ def _grid(report: Report, blocks: Sequence[Grid], lettering: Lettering) -> Page:
     page.draw_scale((left, bar_y, bar_width, 12), colors, (lowest, largest), ticks=ticks)
     page.finish(bar_y + 50, [*block.notes, *report.footer])
     return page
-
-
-@matplotlib_defaults()
-def _curves(report: Report, blocks: Sequence[Curves], lettering: Lettering) -> Drawing:
-    """Draw few lines over one axis, their names below it."""
-    (block,) = blocks
-
-    # Sizes in inches, from the top: title, plot, its axis and the names of lines, notes.
-    sheet = Sheet.on(lettering.paper, lettering)
-    foot = write_foot([*block.notes, *report.problems], sheet)
-    plot_height = sheet.width * (0.6 if sheet.stacked else 0.4)
-    below = (0.75 + 0.22 * len(block.series)) * sheet.size
-    height = sheet.above + 0.4 * sheet.size + plot_height + below + foot.height
-    left = 0.6 * sheet.size / sheet.width
-    bottom = (foot.height + below) / height
-
-    subtitle = lettering.fit(report.subtitle, 11 * 96 / 72, sheet.width * 92 / sheet.size)
-    figure = sheet.open_figure(height, f"{report.model} · {block.title}", subtitle)
-    axes = figure.add_axes((left, bottom, 0.97 - left, plot_height / height))
-    # Ranges of many lines lie below single lines.
-    for series in sorted(block.series, key=lambda series: not series.is_range):
-        draw_line(axes, block.x, series.points, series.color or INK, sheet, printable(series.name))
-    axes.set_xlim(block.x[0], block.x[-1])
-    if block.logarithmic:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        powers = [x for x in block.x if math.log2(x).is_integer()][::2]
-        axes.set_xticks(powers, [f"{x:,.0f}" if x < 1024 else f"{x // 1024:,.0f} k" for x in powers])
-    else:
-        axes.set_ylim(block.floor, block.ceiling)
-        low, high = axes.get_ylim()
-        axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= high])
-        axes.locator_params(axis="x", integer=True)
-    finish_axes(axes, sheet)
-    letter_axes(axes, block.y, sheet, across=block.across)
-    if any(series.name for series in block.series):
-        sheet.add_legend(axes, (-0.01, -0.45 * sheet.size / plot_height))
-    foot.write(figure)
-    return Drawing(figure, lettering.families)
-
-
-def _special(report: Report, blocks: Sequence[Special], lettering: Lettering) -> Any:
-    return blocks[0].view.draw(report, lettering)
-
-
-_DRAWN: dict[type[Block], Callable[[Report, Any, Lettering], Drawing]] = {
-    HeadMap: _head_map,
-    Grid: _grid,
-    Graph: _graph,
-    Curves: _curves,
-    Trends: draw_trends,
-    Special: _special,
-}

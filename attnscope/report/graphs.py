@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,16 +19,16 @@ BY_NAMES = {"query": "Q: queries", "key": "K: keys", "value": "V: values"}
 
 Point = tuple[float, float]
 
-Stop = tuple[str, ...]
-"""A place where a line passes a row: (head,), or (sender, receiver, row) between the heads of the row."""
+Stop = tuple[str, int]
+"""Where a line passes a row: the head, or a name of its own between the heads of the row; and the row."""
 
 _TOP_PX = layout.MARGIN_PX + 92
 _NAME_PX = 12.5
 _LEAST_PX = 42.0
 """Width of the capsule around a name."""
 
-_STEPS = 16
-"""How many times heads are moved towards those that they are joined with."""
+_ROUNDS = 16
+"""How many times heads are put in the order of those that they are joined with."""
 
 
 def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
@@ -37,7 +37,6 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
     names = list(dict.fromkeys(name for link in block.links for name in (link.sender, link.receiver)))
     layers = sorted({block.layers[name] for name in names})
     rows = {name: layers.index(block.layers[name]) for name in names}
-    widths = {name: max(_LEAST_PX, lettering.width_px(name, paper.letters(_NAME_PX)) + 10) for name in names}
 
     # Sizes in pixels.
     page = Page(paper.width_for(1200), lettering)
@@ -48,12 +47,11 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
     page.head(f"{report.model} · {block.title}", report.subtitle)
 
     # Where heads stand, and where lines pass the rows between.
-    chains = {(link.sender, link.receiver): _chain(rows, link.sender, link.receiver) for link in block.links}
-    across = _place_stops(chains.values(), widths, right - left)
+    paths = [_path(rows, link) for link in block.links]
     n_rows = len(layers)
-    places = {
-        stop: (left + x * (right - left), top + (n_rows - row - 0.5) * row_px) for stop, (row, x) in across.items()
-    }
+    places = {}
+    for (name, row), share in _place_stops(paths).items():
+        places[name, row] = left + share * (right - left), top + (n_rows - row - 0.5) * row_px
 
     # Rows, lines, heads, and what the colours mean.
     for row, layer in enumerate(layers):
@@ -61,40 +59,32 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
         is_layer = any(rows[name] == row and name.startswith(f"L{layer}H") for name in names)
         page.write(layout.MARGIN_PX, y, f"L{layer}" * is_layer, 14, ha="left", color=FAINT, va="center_baseline")
         page.lines([[(left - 14, y), (right + 14, y)]], color="#ececec", width_px=1.0, zorder=0)
-    _draw_links(page, block.links, chains, places)
+    _draw_links(page, block.links, paths, places)
     for name in names:
-        _draw_head(page, name, places[(name,)], widths[name])
+        _draw_head(page, name, places[name, rows[name]])
     _draw_key(page)
     page.finish(top + max(1, n_rows) * row_px + 10, [*block.notes, *report.problems])
     return page
 
 
 def _draw_links(
-    page: Page,
-    links: Sequence[Link],
-    chains: Mapping[tuple[str, str], Sequence[tuple[Stop, int]]],
-    places: Mapping[Stop, Point],
+    page: Page, links: Sequence[Link], paths: Sequence[Sequence[Stop]], places: Mapping[Stop, Point]
 ) -> None:
     """Draw lines; several between the same heads are bent apart."""
     largest = max((link.weight for link in links), default=1.0)
-    by_ends: dict[tuple[str, str], list[Link]] = {}
-    for link in links:
-        by_ends.setdefault((link.sender, link.receiver), []).append(link)
-    for ends, joining in by_ends.items():
-        points = [places[stop] for stop, _ in chains[ends]]
-        for number, link in enumerate(joining):
-            bend = 9.0 * (number - (len(joining) - 1) / 2)
-            curve: list[Point] = []
-            for start, end in zip(points, points[1:], strict=False):
-                curve += _curve(start, end, bend)
-            width = 1.2 + 5.0 * link.weight / largest
-            page.lines([curve], color=BY_COLORS.get(link.by, FAINT), width_px=width, alpha=0.75, zorder=2)
+    ends = [(link.sender, link.receiver) for link in links]
+    for number, (link, path) in enumerate(zip(links, paths, strict=True)):
+        bend = 9.0 * (ends[:number].count(ends[number]) - (ends.count(ends[number]) - 1) / 2)
+        points = [places[stop] for stop in path]
+        curve = [point for start, end in zip(points, points[1:], strict=False) for point in _curve(start, end, bend)]
+        width = 1.2 + 5.0 * link.weight / largest
+        page.lines([curve], color=BY_COLORS.get(link.by, FAINT), width_px=width, alpha=0.75, zorder=2)
 
 
-def _draw_head(page: Page, name: str, place: Point, width: float) -> None:
+def _draw_head(page: Page, name: str, place: Point) -> None:
     """Draw a name in a capsule with a white edge."""
     x, y = place
-    half = width / 2
+    half = max(_LEAST_PX, page.lettering.width_px(name, page.paper.letters(_NAME_PX)) + 10) / 2
     for color, thick, order in (("#ffffff", 27, 3), ("#e8ecf2", 24, 3.1)):
         page.lines([[(x - half, y), (x + half, y)]], color=color, width_px=thick, capstyle="round", zorder=order)
     page.write(x, y, name, _NAME_PX, ha="center", va="center_baseline", zorder=5, color=INK)
@@ -114,63 +104,35 @@ def _draw_key(page: Page) -> None:
 # Where heads stand
 
 
-def _chain(rows: Mapping[str, int], sender: str, receiver: str) -> list[tuple[Stop, int]]:
-    """Return the stops of a line, each with its row: its two heads, and a place in each row between to pass by."""
-    first, last = rows[sender], rows[receiver]
-    between: list[tuple[Stop, int]] = [((sender, receiver, str(row)), row) for row in range(first + 1, last)]
-    return [((sender,), first), *between, ((receiver,), last)]
+def _path(rows: Mapping[str, int], link: Link) -> list[Stop]:
+    """Return the stops of a line: its two heads, and a place in each row between to pass by."""
+    first = rows[link.sender]
+    last = rows[link.receiver]
+    between = [(f"{link.sender} {link.receiver}", row) for row in range(first + 1, last)]
+    return [(link.sender, first), *between, (link.receiver, last)]
 
 
-def _place_stops(
-    chains: Iterable[Sequence[tuple[Stop, int]]], widths: Mapping[str, float], room: float
-) -> dict[Stop, tuple[int, float]]:
-    """Return the row of each stop and its place across, 0 to 1: near those that it is joined with."""
-    rows: dict[Stop, int] = {}
-    joined: dict[Stop, list[Stop]] = {}
-    for chain in chains:
-        for stop, row in chain:
-            rows[stop] = row
-            joined.setdefault(stop, [])
-        for (lower, _), (upper, _) in zip(chain, chain[1:], strict=False):
-            joined[lower].append(upper)
-            joined[upper].append(lower)
+def _place_stops(paths: Sequence[Sequence[Stop]]) -> dict[Stop, float]:
+    """Return the place of each stop across, 0 to 1: evenly in its row, in the order of those that it is joined with."""
+    # Which stops a line joins, and the stops of each row in the order of their names.
+    joined: dict[Stop, set[Stop]] = {stop: set() for path in paths for stop in path}
+    for path in paths:
+        for lower, upper in zip(path, path[1:], strict=False):
+            joined[lower].add(upper)
+            joined[upper].add(lower)
+    rows: dict[int, list[Stop]] = {}
+    for stop in sorted(joined):
+        rows.setdefault(stop[1], []).append(stop)
 
-    # At first the stops of a row stand apart in the order of their names.
-    by_row: dict[int, list[Stop]] = {}
-    for stop in sorted(rows):
-        by_row.setdefault(rows[stop], []).append(stop)
-    across: dict[Stop, float] = {}
-    for stops in by_row.values():
-        for order, stop in enumerate(stops):
-            across[stop] = (order + 0.5) / len(stops)
-
-    # Then each moves towards the mean of those that it is joined with, and those of a row are kept apart.
-    for _ in range(_STEPS):
-        for _, stops in sorted(by_row.items()):
+    # Row by row, stops are put in the order of the mean place of those that they are joined with.
+    across = dict.fromkeys(joined, 0.5)
+    for _ in range(_ROUNDS):
+        for _, stops in sorted(rows.items()):
             wanted = {stop: float(np.mean([across[other] for other in joined[stop]])) for stop in stops}
-            for order, stop in enumerate(sorted(stops, key=lambda stop: (wanted[stop], stop))):
-                across[stop] = 0.5 * (order + 0.5) / len(stops) + 0.5 * wanted[stop]
-            _keep_apart(across, sorted(stops, key=lambda stop: (across[stop], stop)), widths, room)
-    return {stop: (rows[stop], across[stop]) for stop in rows}
-
-
-def _keep_apart(across: dict[Stop, float], ordered: Sequence[Stop], widths: Mapping[str, float], room: float) -> None:
-    """Move apart what stands too close in a row, from the left and then back from the right; closer if it is full."""
-
-    def width(stop: Stop) -> float:
-        return widths[stop[0]] + 26 if len(stop) == 1 else 22.0
-
-    # Gaps between neighbours, as shares of the row; a row that is too full shrinks them all.
-    gaps = [(width(stop) + width(after)) / 2 / room for stop, after in zip(ordered, ordered[1:], strict=False)]
-    gaps = [gap / max(1.0, sum(gaps)) for gap in gaps]
-    # Push to the right.
-    for gap, before, after in zip(gaps, ordered, ordered[1:], strict=False):
-        across[after] = max(across[after], across[before] + gap)
-    # Push back from the right end.
-    limit = 1.0
-    for gap, stop in zip([*gaps[::-1], 0.0], reversed(ordered), strict=False):
-        across[stop] = min(across[stop], limit)
-        limit = across[stop] - gap
+            stops.sort(key=lambda stop, wanted=wanted: (wanted[stop], stop))  # type: ignore[misc]
+            for order, stop in enumerate(stops):
+                across[stop] = (order + 0.5) / len(stops)
+    return across
 
 
 def _curve(start: Point, end: Point, bend: float) -> list[Point]:

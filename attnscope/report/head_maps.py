@@ -26,11 +26,12 @@ ONE_WAY, TWO_WAYS = "Blues", "RdBu_r"
 """The colours of numbers of one sign, and of both."""
 
 LEFT_PX = 50
-"""Room at the left of a large map, for the names of layers."""
+"""Room at the left of a map, for the names of layers."""
 
 TOP_PX = layout.MARGIN_PX + 62
 KIND_PX = 54
 HEAD_NAMES_PX = 26
+"""Where maps begin on a page of one, and the room above a map for the name of its kind and those of heads."""
 
 _FEW_MAPS, _FEW_COLUMNS, _MANY_COLUMNS = 9, 3, 5
 """Small maps that stand three in a row; more of them stand five in a row."""
@@ -38,14 +39,11 @@ _FEW_MAPS, _FEW_COLUMNS, _MANY_COLUMNS = 9, 3, 5
 _SMALL_PX = 1500
 """Width of a row of small maps on a screen."""
 
-_SMALL_AROUND_PX = 80, 142
+_AROUND_PX = 80, 142
 """Room around a small map, across and down."""
 
 _LEAST_ACROSS_PX = 230
 """From one small map to the next on a screen at least, so that titles have room."""
-
-_SMALL_TOP_PX = TOP_PX + 72
-"""Where the first row of small maps begins."""
 
 _TALLEST_PX = 3000
 """Height of a page of small maps on a screen; more of them go on another page."""
@@ -53,14 +51,8 @@ _TALLEST_PX = 3000
 _PALE = 0.35
 """How much of its colour a cell keeps that is not above the baseline."""
 
-_COMPACT_PX = 135
-"""Width of a small map on paper."""
-
-_INTERVAL_SHARE = 0.7
-"""How large letters of an interval are at most, relative to those of its number."""
-
-_LEAST_INTERVAL_PX = 9.0
-"""Letters of intervals that would be smaller are left out."""
+_INTERVAL_SHARE, _LEAST_INTERVAL_PX = 0.7, 9.0
+"""Letters of an interval: how large at most, relative to those of its number; smaller ones are left out."""
 
 _BASELINE = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
@@ -72,7 +64,6 @@ class Scale:
     Attributes:
         low: The number of the first colour: 0; -high where numbers are negative; a round one where all are far from 0.
         high: That of the last colour: the largest of all heads and baselines.
-        cmap: The name of the colours.
         baseline: The least and the largest baseline; NaN = there is none.
         has_values: Whether any number is defined.
         write: What writes a number.
@@ -80,10 +71,14 @@ class Scale:
 
     low: float
     high: float
-    cmap: str
     baseline: tuple[float, float]
     has_values: bool
     write: Callable[[float], str]
+
+    @property
+    def cmap(self) -> str:
+        """Return the name of the colours."""
+        return TWO_WAYS if self.low < 0 else ONE_WAY
 
     def share(self, value: float) -> float:
         """Return how far along the colours a number is, 0 to 1."""
@@ -97,8 +92,7 @@ class Scale:
     @property
     def baseline_text(self) -> str:
         """Return what the baseline is: 0.03, or 0.02 to 0.09 where it depends on the head."""
-        low, high = (self.write(value) for value in self.baseline)
-        return low if low == high else f"{low} to {high}"
+        return " to ".join(dict.fromkeys(self.write(value) for value in self.baseline))
 
 
 def scale_of(table: Table, name: str) -> Scale:
@@ -109,17 +103,16 @@ def scale_of(table: Table, name: str) -> Scale:
     baselines = baselines[np.isfinite(baselines)]
     both = np.concatenate([values, baselines])
     extent = float(np.abs(both).max(initial=0.0)) or 1.0
-    least = float(both.min()) if both.size else 0.0
+    least = float(both.min(initial=extent)) if both.size else 0.0
     baseline = (float(baselines.min()), float(baselines.max())) if baselines.size else (math.nan, math.nan)
-    # Values of both signs: colours symmetric around 0.
-    low, cmap = 0.0, ONE_WAY
+    # Values of both signs: colours symmetric around 0. Values far from 0: they begin at a round number below the least.
+    low = 0.0
     if least < 0:
-        low, cmap = -extent, TWO_WAYS
-    # Values far from 0: colours begin at a round number below the least.
+        low = -extent
     elif extent / 2 < least < extent:
         step = layout.nice_ticks(extent - least)[1]
         low = max(0.0, math.floor(least / step) * step)
-    return Scale(low, extent, cmap, baseline, bool(values.size), writer_for(table, name))
+    return Scale(low, extent, baseline, bool(values.size), writer_for(table, name))
 
 
 def grids_of(table: Table) -> dict[str, HeadGrid]:
@@ -150,22 +143,61 @@ class HeadCells:
         return self.grids[kind].corner(layer, head, self.corners[kind], self.size)
 
 
+def place_kinds(
+    grids: Mapping[str, HeadGrid], size: tuple[float, float], left: float = layout.MARGIN_PX, top: float = TOP_PX
+) -> tuple[HeadCells, float]:
+    """Return the cells of all kinds of attention, one kind below the other, and where they end."""
+    corners = {}
+    y = top
+    for kind, grid in grids.items():
+        y += HEAD_NAMES_PX + (KIND_PX if len(grids) > 1 else 0)
+        corners[kind] = left + LEFT_PX, y
+        y += len(grid.layers) * size[1]
+    return HeadCells(grids, corners, size), y
+
+
+def name_kinds(page: Page, cells: HeadCells, size_px: float = layout.PANEL_TITLE_PX) -> None:
+    """Name layers and heads beside their cells; and the kinds of attention where there are several."""
+    for kind, grid in cells.grids.items():
+        x, y = cells.corners[kind]
+        page.name_axes((x, y), grid, cells.size, size_px)
+        if len(cells.grids) > 1:
+            page.entitle(x - LEFT_PX, y - 48, f"{printable(kind, 40)} attention", size_px * 1.2)
+
+
 def title_of(column: Column) -> str:
-    """Return what a column is called, with its unit unless its name says it."""
-    unit = _unit_of(column)
-    return printable(column.title, 60) + (f" ({unit})" if unit and unit not in column.title else "")
-
-
-def _unit_of(column: Column) -> str:
-    """Return the unit of a column; empty for shares, which need none."""
+    """Return what a column is called, with its unit unless that is a share or its name says it."""
     unit = printable(column.unit, 40)
-    return "" if unit == "share" else unit
+    has_unit = unit not in ("", "share") and unit not in column.title
+    return printable(column.title, 60) + (f" ({unit})" if has_unit else "")
 
 
-# A large map
+# Pages of maps
 
 
-def draw_head_map(report: Report, block: HeadMap, lettering: Lettering) -> Page:
+@dataclass(frozen=True)
+class _Plan:
+    """Sizes in pixels: of a cell, from one map to the next, and how many stand side by side and on a page."""
+
+    columns: int
+    cell: tuple[float, float]
+    pitch: tuple[float, float]
+    most: int
+
+
+def draw_head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Iterator[Page]:
+    """Draw maps of heads: a single one large, with its numbers; several small, on as many pages as they need."""
+    if len(blocks) == 1:
+        yield _large_page(report, blocks[0], lettering)
+        return
+    plan = _plan(blocks[0].heads, len(blocks), lettering)
+    n_pages = -(-len(blocks) // plan.most)
+    size = -(-len(blocks) // n_pages)
+    for first in range(0, len(blocks), size):
+        yield _small_page(report, blocks[first : first + size], plan, lettering)
+
+
+def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     """Draw a large map of a column, with numbers and intervals where cells have room for them."""
     table, name = block.heads, block.column
     column = table.columns[name]
@@ -181,22 +213,18 @@ def draw_head_map(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     tallest = max(24 if paper.fixed else 44, 1000 // n_down)
     cell_height = max(24, min(round(cell_width * 0.62), 90, tallest))
 
-    # The page, with the names of layers and heads.
+    # The page with its cells, and the numbers in them.
     page = Page(paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width), lettering)
     subtitle = " · ".join(filter(None, [printable(column.meaning, 400), report.source]))
     page.head(f"{report.model} · {block.title or title_of(column)}", subtitle)
     cells, bottom = place_kinds(grids, (cell_width, cell_height))
     name_kinds(page, cells)
-
-    # The cells, and the numbers in them.
-    draw_cells(page, table, name, cells, scale)
+    _draw_cells(page, table, name, cells, scale)
     has_numbers, has_intervals = _write_numbers(page, table, name, cells, scale)
 
     # The colour bar and the notes.
     bar = (layout.MARGIN_PX + LEFT_PX, bottom + 30, min(420, room - 20), 14)
-    draw_bar(page, bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
-    edges = layout.MARGIN_PX, page.width_px - layout.MARGIN_PX * paper.fixed
-    mark_baseline(page, bar, scale, size_px=layout.CAPTION_PX, room=edges, unit=_unit_of(column))
+    _draw_bar(page, bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
     notes = [_BASELINE] if scale.has_baseline else []
     if has_intervals:
         notes.append("small numbers: the 95% interval")
@@ -223,6 +251,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     small = min(size * _INTERVAL_SHARE, cell_width * 0.94 / widest) if widest else 0.0
     has_intervals = cell_height >= 44 and small >= max(_LEAST_INTERVAL_PX, paper.least_px)
 
+    # Numbers in the middle of their cells, intervals below them.
     numbers = []
     cmap = colormap(scale.cmap)
     rows = zip(*(table[column].tolist() for column in ("kind", "layer", "head", name)), strict=True)
@@ -239,108 +268,68 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     return True, has_intervals
 
 
-# Small maps side by side
-
-
-@dataclass(frozen=True)
-class SmallMaps:
-    """The places of small maps on a page, in pixels.
-
-    Attributes:
-        columns: How many stand side by side.
-        cell: Width and height of a cell.
-        pitch: From one map to the next, across and down.
-        most: How many a page has room for.
-    """
-
-    columns: int
-    cell: tuple[float, float]
-    pitch: tuple[float, float]
-    most: int
-
-    @classmethod
-    def place(cls, table: Table, n_maps: int, lettering: Lettering) -> SmallMaps:
-        """Place small maps of the columns of a table; on narrow paper they stand one below the other."""
-        paper = lettering.paper
-        # Kinds of attention share their columns and stand one below the other.
-        grids = grids_of(table)
-        n_across = max(len(grid.heads) for grid in grids.values())
-        n_down = sum(len(grid.layers) for grid in grids.values())
-        few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
-        columns = min(n_maps, few if n_maps <= _FEW_MAPS else many)
-        # Cells as large as the width, and then the height, allows.
-        room = (paper.room_px if paper.fixed else _SMALL_PX) - columns * _SMALL_AROUND_PX[0]
-        width = max(4.0, min(58.0, room / columns / n_across))
-        height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
-        kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
-        # The pitch of maps includes titles, labels and the colour bar.
-        across = n_across * width + _SMALL_AROUND_PX[0]
-        if not paper.fixed:
-            across = max(across, _LEAST_ACROSS_PX)
-        pitch = across, n_down * height + kinds_px + _SMALL_AROUND_PX[1]
-        # As many rows as a page holds; more maps go on the next.
-        tallest = paper.most_px if paper.fixed else _TALLEST_PX
-        n_rows = max(1, int((tallest - _SMALL_TOP_PX) // pitch[1]))
-        return cls(columns, (width, height), pitch, columns * n_rows)
-
-
-def draw_small_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Iterator[Page]:
-    """Draw a small map of each block, on as many pages as they need."""
-    maps = SmallMaps.place(blocks[0].heads, len(blocks), lettering)
-    n_pages = -(-len(blocks) // maps.most)
-    size = -(-len(blocks) // n_pages)
-    for first in range(0, len(blocks), size):
-        yield _small_maps_page(report, blocks[first : first + size], maps, lettering)
-
-
-def _small_maps_page(report: Report, blocks: Sequence[HeadMap], maps: SmallMaps, lettering: Lettering) -> Page:
-    """Draw a page of maps, each in its own colours, with its largest value; pale below the baseline."""
-    # A page as wide as its maps.
+def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
+    """Place small maps of the columns of a table; on narrow paper they stand one below the other."""
     paper = lettering.paper
-    table = blocks[0].heads
+    # Kinds of attention share their columns and stand one below the other.
     grids = grids_of(table)
-    width, height = maps.cell
-    page = Page(paper.width_for(2 * layout.MARGIN_PX + maps.columns * maps.pitch[0], 900), lettering)
-    n_heads = amount(len(table), "head")
+    n_across = max(len(grid.heads) for grid in grids.values())
+    n_down = sum(len(grid.layers) for grid in grids.values())
+    few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
+    columns = min(n_maps, few if n_maps <= _FEW_MAPS else many)
+    # Cells as large as the width, and then the height, allows.
+    room = (paper.room_px if paper.fixed else _SMALL_PX) - columns * _AROUND_PX[0]
+    width = max(4.0, min(58.0, room / columns / n_across))
+    height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
+    # From one map to the next, with titles, labels and the colour bar.
+    across = n_across * width + _AROUND_PX[0]
+    if not paper.fixed:
+        across = max(across, _LEAST_ACROSS_PX)
+    kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
+    down = n_down * height + kinds_px + _AROUND_PX[1]
+    # As many rows as a page holds; more maps go on the next.
+    tallest = paper.most_px if paper.fixed else _TALLEST_PX
+    n_rows = max(1, int((tallest - TOP_PX) // down))
+    return _Plan(columns, (width, height), (across, down), columns * n_rows)
+
+
+def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, lettering: Lettering) -> Page:
+    """Draw a page of maps, each in its own colours, with its largest value; pale below the baseline."""
+    paper = lettering.paper
+    grids = grids_of(blocks[0].heads)
+    page = Page(paper.width_for(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering)
+    n_heads = amount(len(blocks[0].heads), "head")
     page.head(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
 
     # Maps side by side, row by row.
-    room = maps.pitch[0] - 30
-    start = layout.MARGIN_PX + LEFT_PX, _SMALL_TOP_PX
-    for block, (left, top) in zip(blocks, layout.tile(len(blocks), maps.columns, start, maps.pitch), strict=True):
+    room = plan.pitch[0] - 30
+    corners = layout.tile(len(blocks), plan.columns, (layout.MARGIN_PX, TOP_PX), plan.pitch)
+    scales = [scale_of(block.heads, block.column) for block in blocks]
+    for block, scale, (left, top) in zip(blocks, scales, corners, strict=True):
         # The title of a map, with its meaning and its largest value.
         column = block.heads.columns[block.column]
-        scale = scale_of(block.heads, block.column)
         lines = [_largest(block.heads, block.column, scale)]
         if column.meaning and not paper.fixed:
             lines.insert(0, printable(column.meaning, 200))
-        page.entitle(left - LEFT_PX, top - 32 - 16 * len(lines), lettering.fit(title_of(column), 14, 0.88 * room))
-        for number, line in enumerate(lines[::-1]):
+        page.entitle(left, top, lettering.fit(title_of(column), 14, 0.88 * room))
+        for number, line in enumerate(lines, 1):
             shown = lettering.fit(line, layout.CAPTION_PX, room)
-            page.write(left - LEFT_PX, top - 30 - 16 * number, shown, layout.CAPTION_PX, ha="left", color=FAINT)
+            page.write(left, top + 18 * number, shown, layout.CAPTION_PX, ha="left", color=FAINT)
         # Kinds of attention one below the other, all in the same colours.
-        corners, y = {}, top
-        for kind, grid in grids.items():
-            corners[kind] = left, y
-            page.name_axes(corners[kind], grid, maps.cell, size_px=12.0)
-            y += len(grid.layers) * height + KIND_PX + HEAD_NAMES_PX
-        draw_cells(page, block.heads, block.column, HeadCells(grids, corners, maps.cell), scale, fades=True)
-        # The colour bar below, with the baseline marked.
-        bar = left, y - KIND_PX - HEAD_NAMES_PX + 16, min(200, maps.pitch[0] - _SMALL_AROUND_PX[0]), 11
-        draw_bar(page, bar, scale, size_px=11.5, most=3)
-        edges = left - LEFT_PX, left - LEFT_PX + maps.pitch[0] - 8
-        mark_baseline(page, bar, scale, size_px=paper.letters(11.5), room=edges)
+        several = KIND_PX if len(grids) > 1 else 0
+        cells, bottom = place_kinds(grids, plan.cell, left, top + 46 - several)
+        name_kinds(page, cells, 12.0)
+        _draw_cells(page, block.heads, block.column, cells, scale, fades=True)
+        bar = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _AROUND_PX[0]), 11
+        _draw_bar(page, bar, scale, size_px=11.5, most=3)
 
     # Notes below the last row of maps.
-    n_rows = -(-len(blocks) // maps.columns)
+    n_rows = -(-len(blocks) // plan.columns)
     notes = ["rows: layers, columns: heads; each map has its own colours"]
-    scales = [scale_of(block.heads, block.column) for block in blocks]
     if any(scale.has_baseline for scale in scales):
         notes += [_BASELINE, "pale: not above it, where any head is"]
-    page.finish(
-        start[1] + n_rows * maps.pitch[1] - 30,
-        [*notes, *(note for block in blocks for note in block.notes), *report.problems],
-    )
+    notes += [note for block in blocks for note in block.notes]
+    page.finish(TOP_PX + n_rows * plan.pitch[1], [*notes, *report.problems])
     return page
 
 
@@ -354,35 +343,14 @@ def _largest(table: Table, name: str, scale: Scale) -> str:
     return f"largest {scale.write(table[name][row])}, {printable(names[row])}"
 
 
-def place_kinds(grids: Mapping[str, HeadGrid], size: tuple[float, float]) -> tuple[HeadCells, float]:
-    """Return the cells of all kinds of attention, one kind below the other, and where they end."""
-    corners = {}
-    y = float(TOP_PX)
-    for kind, grid in grids.items():
-        y += HEAD_NAMES_PX + (KIND_PX if len(grids) > 1 else 0)
-        corners[kind] = layout.MARGIN_PX + LEFT_PX, y
-        y += len(grid.layers) * size[1]
-    return HeadCells(grids, corners, size), y
-
-
-def name_kinds(page: Page, cells: HeadCells, *, heads: bool = True) -> None:
-    """Name layers and, if `heads`, heads beside their cells; and the kinds of attention where there are several."""
-    for kind, grid in cells.grids.items():
-        corner = cells.corners[kind]
-        page.name_axes(corner, grid if heads else HeadGrid(grid.layers, ()), cells.size)
-        if len(cells.grids) > 1:
-            page.entitle(layout.MARGIN_PX, corner[1] - 48, f"{printable(kind, 40)} attention", 17)
-
-
-def draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale, *, fades: bool = False) -> None:
+def _draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale, *, fades: bool = False) -> None:
     """Draw coloured cells of heads; grey where the number is undefined.
 
     If `fades`, those that are not above their baseline are pale, unless no head is above.
     """
     # Only measures from 0 on have a baseline to be above.
     baseline = table.part(name, "baseline")
-    is_above = table[name] > baseline
-    fades = fades and scale.low >= 0 and bool(is_above.any())
+    fades = fades and scale.low >= 0 and bool((table[name] > baseline).any())
     for kind, corner in cells.corners.items():
         # The cells of one kind of attention.
         mine = table.select(table["kind"] == kind)
@@ -395,58 +363,33 @@ def draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Sca
         page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
 
 
-def draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
-    """Draw the colour bar with its numbers: up to `most` of them, else the ends alone."""
+def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
+    """Draw the colour bar with its numbers, up to `most` of them, else the ends alone; and the baseline below it."""
     if not scale.has_values:
         return
     # Round numbers, or the ends and zero where there is little room.
     ticks = layout.ticks_between(scale.low, scale.high)
     if len(ticks) > most:
         ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
-    page.draw_scale(
-        bar,
-        scale.cmap,
-        (scale.low, scale.high),
-        ticks={tick: digits(tick) for tick in ticks},
-        size_px=page.paper.letters(size_px),
-        color=FAINT,
-        inside=page.paper.fixed and most <= 3,  # the ends of a short bar have no room beyond it
-    )
-
-
-def mark_baseline(
-    page: Page, bar: Box, scale: Scale, *, size_px: float, room: tuple[float, float], unit: str = ""
-) -> None:
-    """Draw lines over a colour bar where the baseline is, a triangle below them, and its value beside that.
-
-    Args:
-        page: The page.
-        bar: The colour bar.
-        scale: Its colours.
-        size_px: Size of the letters.
-        room: From where to where the words may go, across.
-        unit: The unit of the value.
-    """
-    if not (scale.has_values and scale.has_baseline):
+    limits = scale.low, scale.high
+    size_px = page.paper.letters(size_px)
+    texts = {tick: digits(tick) for tick in ticks}
+    inside = page.paper.fixed and most <= 3  # the ends of a short bar have no room beyond it
+    page.draw_scale(bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, inside=inside)
+    if not scale.has_baseline:
         return
+
+    # Lines over the bar, a triangle below them, and beside it the value, on the side where the bar has more room.
     x, y, width, height = bar
-    middle = x + width * scale.share(sum(scale.baseline) / 2)
     ends = {x + width * scale.share(value) for value in scale.baseline}
     page.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
-    if page.paper.fixed and width < _COMPACT_PX:
-        return
-
-    # The words stand at the side where there is room for them, without the unit if need be: the subtitle says it too.
     below = y + height + size_px * 2.4
-    page.write(middle, below, "▲", size_px, ha="center", color=INK)
-    for words in (f"uniform {scale.baseline_text} {unit}".rstrip(), f"uniform {scale.baseline_text}"):
-        wide = page.lettering.width_px(words, size_px) * 1.04
-        fits_right = middle + size_px + wide <= room[1]
-        if not page.paper.fixed or fits_right or middle - size_px - wide >= room[0]:
-            break
-    else:
+    middle = scale.share(sum(scale.baseline) / 2)
+    page.write(x + width * middle, below, "▲", size_px, ha="center", color=INK)
+    words = f"uniform {scale.baseline_text}"
+    if page.lettering.width_px(words, size_px) > LEFT_PX + width * max(middle, 1 - middle):
         return
-    if fits_right:
-        page.write(middle + size_px * 0.7, below, words, size_px, ha="left", color=INK)
+    if middle < 0.5:
+        page.write(x + width * middle + size_px * 0.7, below, words, size_px, ha="left", color=INK)
     else:
-        page.write(max(middle - size_px * 0.7, room[0] + wide), below, words, size_px, ha="right", color=INK)
+        page.write(x + width * middle - size_px * 0.7, below, words, size_px, ha="right", color=INK)

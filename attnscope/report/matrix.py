@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.padding import Padding
+from rich.console import Console
 from rich.text import Text
 
 from attnscope.errors import safe
 from attnscope.report.numbers import four_decimals
 from attnscope.report.plain_text import cut, spell_out
-from attnscope.report.table import TextColumn, TextTable
 
 _MOST_ROWS = 24
 _COLUMN_CELLS = 10
+_LABEL_CELLS = 12
 _INDENT = 4
 
 
@@ -28,47 +27,57 @@ def matrix(
     console: Console,
     *,
     bold: bool = False,
-    label_cells: int = 12,
-) -> RenderableType:
+) -> Text:
     """Return a table of numbers with four decimals, under their column labels and behind their row labels.
 
     Of very many rows those in the middle are left out, with a mark. So are columns without labels that have no room;
-    labelled ones go on below. `names` are the labels of rows, at most `label_cells` wide. `bold` marks the largest
-    number of each row.
+    labelled ones go on below. `names` are the labels of rows. `bold` marks the largest number of each row.
     """
     n_rows, n_columns = values.shape
-    labels = [spell_out(cut(safe(name), label_cells), console) for name in names or [""] * n_rows]
+    labels = [spell_out(cut(safe(name), _LABEL_CELLS), console) for name in names or [""] * n_rows]
     heads = [spell_out(cut(safe(label), _COLUMN_CELLS), console) for label in columns or [""] * n_columns]
     texts = [[four_decimals(value) for value in row] for row in values]
     largest = np.nanargmax(values, 1) if bold and n_columns else np.full(n_rows, -1)
-    least = max(map(cell_len, [*heads, *(text for row in texts for text in row)]), default=6)
-    margin = _INDENT + (max(map(cell_len, labels)) + 2 if names else 0)
-    room = n_columns if columns else max(2, (console.width - margin + 2) // (least + 2))
     mark = spell_out("…", console)
 
-    def of(at: int | None) -> Callable[[int | None], Text]:
-        def cell(row: int | None) -> Text:
-            if row is None or at is None:
-                return Text(mark if row is not None else "")
-            return Text(texts[row][at], style="bold" if largest[row] == at else "")
+    # As many columns side by side as there is room for.
+    numbers = [text for row in texts for text in row]
+    cell = 2 + max(map(cell_len, [*heads, *numbers]), default=6)
+    margin = _INDENT + (max(map(cell_len, labels)) if names else -2)
+    room = max(2, (console.width - margin) // cell)
+    blocks = [_leave_out_middle(n_columns, room, 1)]
+    if columns is not None:
+        blocks = [list(range(first, min(first + room, n_columns))) for first in range(0, n_columns, room)]
 
-        return cell
+    # Block by block: the names of its columns, then its rows.
+    text = Text(no_wrap=True, overflow="crop")
+    for number, block in enumerate(blocks):
+        text.append("\n" if number and n_rows > 1 else "")
+        if columns is not None:
+            line = "".join(_flush_right(heads[column], cell) for column in block if column is not None)
+            text.append(f"{' ' * margin}{line}\n", style="dim")
+        for row in _leave_out_middle(n_rows, _MOST_ROWS, _MOST_ROWS // 2):
+            label = mark if row is None else labels[row]
+            text.append(" " * _INDENT if names else " " * margin)
+            if names:
+                text.append(label + " " * (margin - _INDENT - cell_len(label)), style="dim")
+            for column in block if row is not None else ():
+                shown = mark if column is None else texts[row][column]
+                text.append(_flush_right(shown, cell), style="bold" if largest[row] == column else "")
+            text.append("\n")
+    text.rstrip()
+    return text
 
-    table_columns = [TextColumn("", lambda row: mark if row is None else labels[row], style="dim")]
-    table_columns += [
-        TextColumn("" if at is None else heads[at], of(at), right=True, least=least)
-        for at in _leave_out_middle(n_columns, room, 1)
-    ]
-    rows = _leave_out_middle(n_rows, _MOST_ROWS, _MOST_ROWS // 2)
-    # A column of no labels is one cell wide, and the gap two.
-    indent = _INDENT if names else _INDENT - 3
-    table = TextTable(table_columns, rows, goes_on=columns is not None, header=columns is not None)
-    return Padding(table, (0, 0, 0, indent), expand=False)
+
+def _flush_right(text: str, cells: int) -> str:
+    return " " * (cells - cell_len(text)) + text
 
 
 def _leave_out_middle(n: int, most: int, n_last: int) -> list[int | None]:
     """Return the first and the `n_last` last of n indices, at most `most` with a None in place of those left out."""
-    return [*range(n)] if n <= most else [*range(most - n_last - (n_last == 1)), None, *range(n - n_last, n)]
+    if n <= most:
+        return list(range(n))
+    return [*range(most - n_last - 1), None, *range(n - n_last, n)]
 
 
 _NAMED = 5
@@ -113,5 +122,4 @@ def _names(heads: Sequence[int], cell: int) -> str:
     if cell >= _NAMED:
         return "".join(f"H{head}".rjust(cell - 1) + " " for head in heads)
     step = -(-len(f"{heads[-1]} ") // cell)
-    numbers = (f"{head:^3} " if cell == 4 else f"{head:<{cell * step}}" for head in heads[:: 1 if cell == 4 else step])
-    return "".join(numbers).rstrip()
+    return "".join(f"{head:<{cell * step}}" for head in heads[::step]).rstrip()

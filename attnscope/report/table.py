@@ -9,13 +9,11 @@ from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.style import StyleType
 from rich.table import Table as Grid
 from rich.text import Text
 
 from attnscope.errors import safe
-from attnscope.report.plain_text import cut
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,6 @@ class TextColumn:
         cell: Makes the cell of a row.
         right: Whether it is flush right, as numbers are.
         wraps: Whether it may be narrower than its widest cell, which then takes several lines.
-        part: Its part of the room that the other columns leave. Its cells are then one line long, and `…` stands where
-            a cell is cut. 0 = its width is that of its cells.
         least: Its least width in cells of the terminal.
         drop: How soon it is dropped: the largest number first, columns of the same number together. 0 = never.
         style: The style of its cells.
@@ -38,136 +34,94 @@ class TextColumn:
     cell: Callable[[Any], str | Text]
     right: bool = False
     wraps: bool = False
-    part: int = 0
     least: int = 1
     drop: int = 0
     style: StyleType = ""
 
 
 class TextTable:
-    """Rows under named columns. No letter of a cell is lost, except in columns with a `part`.
+    """Rows under named columns. No letter of a cell is lost.
 
     If the terminal is narrow, columns wrap first. Then columns are dropped by their priority, and a line below the
-    table says which, and how to see them. With `goes_on` they stand in another block below instead, which begins with
-    the first column. If even the columns that are never dropped do not fit, their cells break. `gap` is the number of
-    blanks between two columns.
+    table says which, and how to see them. If even the columns that are never dropped do not fit, their cells break.
+    `gap` is the number of blanks between two columns.
     """
 
     def __init__(
-        self,
-        columns: Sequence[TextColumn],
-        rows: Iterable[Any],
-        *,
-        gap: int = 2,
-        goes_on: bool = False,
-        header: bool = True,
-        style: Callable[[Any], str] = lambda row: "",
+        self, columns: Sequence[TextColumn], rows: Iterable[Any], *, gap: int = 2, header: bool = True
     ) -> None:
         rows = list(rows)
-        self._columns, self._gap, self._goes_on, self._header = columns, gap, goes_on, header
-        self._styles = [style(row) for row in rows]
+        self._columns = columns
+        self._gap = gap
+        self._header = header
         self._cells = [[_make_text(column.cell(row)) for row in rows] for column in columns]
         widths = [self._measure(column, cells) for column, cells in zip(columns, self._cells, strict=True)]
-        self._least, self._whole = [least for least, _ in widths], [whole for _, whole in widths]
+        self._least = [least for least, _ in widths]
+        self._whole = [whole for _, whole in widths]
 
     def fit(self, width: int) -> tuple[list[str], list[str]]:
         """Return the names of the columns that fit a terminal of this width, and of those that do not."""
         shown, dropped = self._choose(width)
-        return [self._columns[at].name for at in shown], [self._columns[at].name for at in dropped]
+        return self._names(shown), self._names(dropped)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         shown, dropped = self._choose(width)
-        for number, block in enumerate(self._blocks(width) if self._goes_on else [shown]):
-            if number and len(self._styles) > 1:
-                yield Text()
-            yield self._grid(block, width)
+        yield self._grid(shown, width)
         if dropped:
-            names = ", ".join(dict.fromkeys(self._columns[at].name for at in dropped))
+            names = ", ".join(dict.fromkeys(self._names(dropped)))
             yield Text(f"not shown in {width} columns: {names}; a wider terminal or --json shows all", style="dim")
 
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Return the width of the widest block, so that an indented table has no blanks behind its rows."""
-        width = options.max_width
-        shown, dropped = self._choose(width)
-        if dropped:
-            return Measurement(width, width)
-        blocks = self._blocks(width) if self._goes_on else [shown]
-        widest = max(sum(self._fit_widths(block, width)) + self._gap * (len(block) - 1) for block in blocks)
-        return Measurement(min(widest, width), min(widest, width))
+    def _names(self, numbers: Sequence[int]) -> list[str]:
+        return [self._columns[number].name for number in numbers]
 
     def _measure(self, column: TextColumn, cells: Sequence[Text]) -> tuple[int, int]:
         """Return how wide a column is at least, and where nothing has to wrap."""
         names = column.name.split("\n") if self._header else []
         lines = chain(names, *(cell.plain.split("\n") for cell in cells))
         whole = max(map(cell_len, lines), default=1)
-        if column.part:
-            return min(whole, column.least), whole
         if not column.wraps:
-            return (max(whole, column.least),) * 2
-        words = " ".join([*names, *(cell.plain for cell in cells if column.right)]).split()
+            width = max(whole, column.least)
+            return width, width
+        # What wraps breaks between words; of a column of texts the header's words alone count.
+        numbers = [cell.plain for cell in cells if column.right]
+        words = " ".join([*names, *numbers]).split()
         return min(whole, max(column.least, *map(cell_len, words), 1)), whole
 
     def _choose(self, width: int) -> tuple[list[int], list[int]]:
         """Return the columns that are shown, and those that are dropped, in their order."""
-        shown, dropped = [*range(len(self._columns))], list[int]()
-        while not self._goes_on and not self._has_room(shown, width):
-            soonest = max(self._columns[at].drop for at in shown)
+        shown = list(range(len(self._columns)))
+        while sum(self._least[number] + self._gap for number in shown) > width + self._gap:
+            soonest = max(self._columns[number].drop for number in shown)
             if not soonest:
                 break
-            dropped += [at for at in shown if self._columns[at].drop == soonest]
-            shown = [at for at in shown if self._columns[at].drop < soonest]
-        return shown, sorted(dropped)
-
-    def _blocks(self, width: int) -> list[list[int]]:
-        """Return the columns that stand side by side, block by block."""
-        blocks = [[0]]
-        for at in range(1, len(self._columns)):
-            if len(blocks[-1]) > 1 and not self._has_room([*blocks[-1], at], width):
-                blocks.append([0])
-            blocks[-1].append(at)
-        return blocks
-
-    def _has_room(self, shown: Sequence[int], width: int) -> bool:
-        return sum(self._least[at] + self._gap for at in shown) <= width + self._gap
+            shown = [number for number in shown if self._columns[number].drop < soonest]
+        return shown, [number for number in range(len(self._columns)) if number not in shown]
 
     def _fit_widths(self, shown: Sequence[int], width: int) -> list[int]:
         """Return the width of each column: the widest that wraps shrinks first; if need be, all columns break."""
         room = max(len(shown), width - self._gap * (len(shown) - 1))
-        widths, least = [self._whole[at] for at in shown], [self._least[at] for at in shown]
+        widths = [self._whole[number] for number in shown]
+        least = [self._least[number] for number in shown]
         if sum(least) > room:
-            widths, least = least, [1] * len(shown)
-        else:
-            self._share_room(shown, widths, room)
+            widths = least
+            least = [1] * len(shown)
         while sum(widths) > room:
-            widths[max(range(len(shown)), key=lambda at: (widths[at] > least[at], widths[at], -at))] -= 1
+            widest = max(range(len(shown)), key=lambda place: (widths[place] > least[place], widths[place], -place))
+            widths[widest] -= 1
         return widths
 
-    def _share_room(self, shown: Sequence[int], widths: list[int], room: int) -> None:
-        """Divide the room that other columns leave among those with a share; none gets more than it fills."""
-        parts = {place: part for place, at in enumerate(shown) if (part := self._columns[at].part)}
-        room -= sum(width for place, width in enumerate(widths) if place not in parts)
-        n_parts = sum(parts.values())
-        for place in sorted(parts, key=lambda place: widths[place] / parts[place]):
-            widths[place] = min(widths[place], max(1, room * parts[place] // n_parts))
-            room, n_parts = room - widths[place], n_parts - parts[place]
-
     def _grid(self, shown: Sequence[int], width: int) -> Grid:
-        grid = Grid(
-            box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=(0, self._gap, 0, 0)
-        )
-        widths = self._fit_widths(shown, width)
-        for at, cells in zip(shown, widths, strict=True):
-            column = self._columns[at]
+        """Return the columns that are shown as rich draws them."""
+        padding = (0, self._gap, 0, 0)
+        grid = Grid(box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=padding)
+        for number, cells in zip(shown, self._fit_widths(shown, width), strict=True):
+            column = self._columns[number]
             justify: Literal["left", "right"] = "right" if column.right else "left"
             grid.add_column(Text(column.name), justify=justify, style=column.style, width=cells, overflow="fold")
-        for number, style in enumerate(self._styles):
-            grid.add_row(*(self._cell(at, number, cells) for at, cells in zip(shown, widths, strict=True)), style=style)
+        for row in zip(*(self._cells[number] for number in shown), strict=True):
+            grid.add_row(*row)
         return grid
-
-    def _cell(self, at: int, number: int, cells: int) -> Text:
-        text = self._cells[at][number]
-        return Text(cut(text.plain, cells)) if self._columns[at].part else text
 
 
 def _make_text(cell: str | Text) -> Text:

@@ -28,7 +28,7 @@ from attnscope.report.blocks import (
     Trends,
     Words,
 )
-from attnscope.report.choices import find_moving, finite_range, spread_evenly
+from attnscope.report.choices import find_moving, spread_evenly
 from attnscope.report.matrix import head_grid, matrix, room_for
 from attnscope.report.numbers import interval, number, small_number, step_text, writer_for, writer_of
 from attnscope.report.plain_text import dim_lines, shade, spell_out, spell_out_parts
@@ -238,8 +238,8 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     shown = list(range(n_lines)) if every else find_moving(values, _MOST_LINES)
     if not np.isfinite(values[:, shown]).any():
         return [Text(f"{block.y}: undefined for all {block.what} on these texts", style="dim")]
-    low, high = finite_range(values[:, shown])
-    low = min(low, 0.0)
+    low = min(float(np.nanmin(values[:, shown])), 0.0)
+    high = float(np.nanmax(values[:, shown]))
 
     def cell(step: int, line: int) -> Text:
         value = float(values[step, line])
