@@ -159,7 +159,7 @@ class TestLargeMaps:
     def test_baseline_and_meaning_are_said(self) -> None:
         texts = written(page_of(fake_findings(2, 4), "measure-distance_tokens"))
         assert "minilm · distance tokens" in texts
-        assert "uniform 11.4 tokens" in texts
+        assert "uniform 11.4" in texts
         assert any(text.startswith("mean distance to the key · 812 texts") for text in texts)
 
     @pytest.mark.parametrize("shape", [(1, 1), (30, 9), (64, 48)])

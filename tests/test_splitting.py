@@ -169,7 +169,7 @@ def test_figures_hold_their_maps(n: int) -> None:
     ((stem, canvas),) = pages(of_tokens(n))
     assert stem == "split" and len(canvas.axes.images) == 1 + 2 + 1 + 4 + 1 + 1  # heads, means, and the colour bar
     pixels = canvas.pixels()
-    assert pixels.shape[1] <= 1800 and pixels.min() < 128
+    assert pixels.shape[1] <= 3000 and pixels.min() < 128
     for artist in canvas.axes.images:
         left, right, bottom, top = artist.get_extent()
         assert 0 <= left < right <= canvas.width_px and 0 <= top < bottom <= canvas.height_px

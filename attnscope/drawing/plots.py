@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,53 +89,6 @@ class Sheet:
         for text in legend.texts:
             text.set_family(self.families)
 
-    def add_bar(self, figure: Any, image: Any, axes: Any) -> None:
-        """Draw a colour bar at the right of a map; both ends are labelled."""
-        bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
-        bar.outline.set_visible(False)
-        # Ticks inside the bar keep away from its labelled ends.
-        low, high = image.get_clim()
-        if (extent := high - low) > 0:
-            inner = [tick for tick in _steps(low, high) if _END < (tick - low) / extent < 1 - _END]
-            ticks, decimals = [low, *inner, high], max(2, 1 - math.floor(math.log10(extent)))
-            bar.set_ticks(ticks, labels=[f"{tick:.{decimals}f}".replace("-", "−") for tick in ticks])
-        for text in bar.ax.get_yticklabels():
-            text.set_fontsize(9 * self.size)
-            text.set_family(self.families)
-
-
-def draw_map(
-    figure: Any,
-    axes: Any,
-    values: NDArray[np.float64],
-    limits: tuple[float, float],
-    sheet: Sheet,
-    cmap: str = "Blues",
-    edges: NDArray[np.float64] | None = None,
-) -> None:
-    """Draw values, (row, column), as coloured cells with their bar; grey where one is undefined.
-
-    Columns are equally wide, or go from one of `edges` (columns + 1) to the next.
-    """
-    # Cells have edges, one more than there are columns.
-    n_rows, n_columns = values.shape
-    across = np.arange(n_columns + 1) - 0.5 if edges is None else edges
-    image = axes.pcolormesh(
-        across, np.arange(n_rows + 1) - 0.5, np.ma.masked_invalid(values), cmap=cmap, vmin=limits[0], vmax=limits[1]
-    )
-    # The first row on top.
-    axes.set_ylim(n_rows - 0.5, -0.5)
-    axes.set_xlim(across[0], across[-1])
-    axes.set_facecolor("#dcdcdc")
-    axes.tick_params(length=2 * sheet.size)
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
-    sheet.add_bar(figure, image, axes)
-
-
-_END = 0.12
-"""Share of a colour bar: nearer than this to an end no other number is written."""
-
 
 @dataclass(frozen=True)
 class Foot:
@@ -184,14 +136,6 @@ def finish_axes(axes: Any, sheet: Sheet) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def _steps(low: float, high: float) -> list[float]:
-    """Round numbers from one end of a range to the other; where some have the end among them, these."""
-    from matplotlib.ticker import MaxNLocator
-
-    choices = [list(MaxNLocator(n).tick_values(low, high)) for n in (4, 5)]
-    return next((ticks for ticks in choices if math.isclose(ticks[-1], high)), choices[0])
 
 
 def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> None:

@@ -299,4 +299,4 @@ def _panels(split: Split) -> Panels:
             f"{name}: rank {range_of(heads['rank'].tolist())}, entropy {heads['entropy_nats'].mean():.2f} nats, "
             f"disagreement {seen['disagreement_nats'].mean():.2f} nats"
         )
-    return Panels("the same queries, keys and values with more and fewer heads", panels, notes)
+    return Panels("the same queries, keys and values with more and fewer heads", panels, notes, largest_px=300)

@@ -122,4 +122,5 @@ def _names(heads: Sequence[int], cell: int) -> str:
     if cell >= _NAMED:
         return "".join(f"H{head}".rjust(cell - 1) + " " for head in heads)
     step = -(-len(f"{heads[-1]} ") // cell)
-    return "".join(f"{head:<{cell * step}}" for head in heads[::step]).rstrip()
+    before = " " if cell == 4 else ""  # where letters of roles stand
+    return before + "".join(f"{head:<{cell * step}}" for head in heads[::step]).rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,12 +40,14 @@ class Panels:
         panels: The maps.
         notes: What must be known to read them.
         difference: What a difference is; empty = the maps hold weights.
+        largest_px: Most width of a map.
     """
 
     title: str
     panels: Sequence[Panel]
     notes: Sequence[str] = (AXES,)
     difference: str = ""
+    largest_px: float = math.inf
 
     def show(self, console: Any, *, every: bool) -> Sequence[Any]:
         """Return nothing: the terminal has nothing of it."""
@@ -67,6 +70,7 @@ class Panels:
             titles=tuple(panel.title for panel in self.panels),
             meaning=self.difference or "attention weight: the share of a query's attention that a key gets",
             cmap=TWO_WAYS if self.difference else ONE_WAY,
+            largest_px=self.largest_px,
             lettered=(report.model, self.title),
         )
         # A long text is pooled to what the paper has pixels for; pooling keeps the sign of a difference.
