@@ -65,8 +65,6 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
     ("bert", "AutoModel", {}),
     ("bert", "AutoModel", BERT),
     ("roberta", "AutoModel", BERT | {"type_vocab_size": 1}),
-    ("distilbert", "AutoModel", {}),
-    ("electra", "AutoModel", {}),
     ("gpt2", "AutoModelForCausalLM", GPT2),
     ("llama", "AutoModelForCausalLM", LLAMA),
     ("llama", "AutoModelForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),

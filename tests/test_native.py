@@ -16,7 +16,6 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
-from attnscope.models.own.layouts import LAYOUTS
 from attnscope.models.own.native import load_native, supports
 from tests.conftest import VOCABULARY, write_tiny
 
@@ -137,17 +136,10 @@ def test_gradients_reach_a_probe_and_no_weight(minilm):
 FAMILIES = [
     ("bert", {"hidden_act": "gelu"}),
     ("bert", {"hidden_act": "gelu_new", "type_vocab_size": 3, "layer_norm_eps": 1e-3}),
-    ("bert", {"hidden_act": "gelu_pytorch_tanh"}),
     ("bert", {"hidden_act": "relu"}),
-    ("bert", {"hidden_act": "silu"}),
     ("roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
     ("roberta", {"pad_token_id": 0, "type_vocab_size": 2}),
     ("xlm-roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
-    ("camembert", {"pad_token_id": 1, "type_vocab_size": 1}),
-    ("electra", {"embedding_size": 7}),
-    ("electra", {"embedding_size": 15}),
-    ("distilbert", {}),
-    ("distilbert", {"activation": "relu", "sinusoidal_pos_embds": True}),
 ]
 
 
@@ -158,7 +150,7 @@ def test_tiny_models_equal_transformers(family, overrides, tmp_path):
     reference = eager(folder)
     padding_id = overrides.get("pad_token_id", 0)
     encoded = [model.tokenizer.encode(*texts) for texts in (("the cat", "a, b"), ("cat",), ("it's the cat",))]
-    segments = LAYOUTS[family].reads_segments
+    segments = family == "bert"
     assert_same_as_eager(model, reference, batch_of(encoded, padding_id), segments=segments)
     assert_same_as_eager(model, reference, batch_of(encoded[:1]), segments=segments)
     # A padding token in the middle of the text, as if a user had typed it: RoBERTa gives it no position.
@@ -166,7 +158,7 @@ def test_tiny_models_equal_transformers(family, overrides, tmp_path):
     assert_same_as_eager(model, reference, Batch(odd), segments=segments)
     assert model.info.d_model == 15
     assert model.info.max_tokens == reference.config.max_position_embeddings - (
-        padding_id + 1 if LAYOUTS[family].positions_after_padding else 0
+        0 if family == "bert" else padding_id + 1
     )
     longest = torch.full((1, model.info.max_tokens), 9)
     assert_same_as_eager(model, reference, Batch(longest), segments=segments)
@@ -182,15 +174,15 @@ def rewrite(folder, change):
     return str(folder)
 
 
-@pytest.mark.parametrize("family", ["bert", "electra", "distilbert"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_names_may_carry_the_familys_prefix_and_the_norms_old_names(family, tmp_path):
-    folder = write_tiny(tmp_path / family, family, **({"embedding_size": 7} if family == "electra" else {}))
+    folder = write_tiny(tmp_path / family, family)
     batch = Batch(torch.tensor([[3, 10, 12, 4]]))
     plain = models.load(str(folder), engine="native").run(batch, attend)
 
     def older(name, tensor):
         name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        return f"{LAYOUTS[family].prefix}{name}", tensor
+        return f"{family}.{name}", tensor
 
     rewrite(folder, older)
     extra = {"cls.predictions.bias": torch.zeros(3), f"{family}.pooler.dense.weight": torch.zeros(3)}
@@ -272,7 +264,7 @@ def test_auto_leaves_pickles_and_unknown_tokenizers_to_hf(hf, tiny_bert):
         ({"is_decoder": True}, "decoder"),
         ({"add_cross_attention": True}, "another text"),
         ({"position_embedding_type": "relative_key"}, "positions are relative_key"),
-        ({"hidden_act": "mish"}, "activation 'mish'"),
+        ({"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "own code"),
         ({"pruned_heads": {"0": [1]}}, "pruned"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
@@ -327,15 +319,9 @@ def test_missing_tensors_are_named(tiny_bert):
     refused(folder, r"lacks 2 of \d+ tensors, such as encoder\.layer\.1\.attention\.self\.key\.weight")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"vocab_size": 99}, rf"word_embeddings.weight has shape \({len(VOCABULARY)}, 15\), .* \(99, 15\)"),
-        ({"model_type": "distilbert", "dim": 15, "n_heads": 3, "n_layers": 2, "hidden_dim": 11}, "lacks"),
-    ],
-)
-def test_weights_that_do_not_fit_the_configuration_are_refused(change, message, edit_config):
-    refused(edit_config(**change), message)
+def test_weights_that_do_not_fit_the_configuration_are_refused(edit_config):
+    message = rf"word_embeddings.weight has shape \({len(VOCABULARY)}, 15\), .* \(99, 15\)"
+    refused(edit_config(vocab_size=99), message)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.int8, "I8"), (torch.complex64, "C64")])
@@ -346,13 +332,11 @@ def test_quantised_and_complex_tensors_are_refused(tiny_bert, dtype, name, engin
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn])
-@pytest.mark.parametrize(("family", "overrides"), FAMILIES)
-def test_weights_saved_in_any_precision_are_read(family, overrides, dtype, tmp_path):
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_weights_saved_in_any_precision_are_read(family, dtype, tmp_path):
     """A folder saved with `dtype=torch.bfloat16` was called damaged."""
-    saved = rewrite(write_tiny(tmp_path / family, family, **overrides), lambda name, t: (name, t.to(dtype)))
-    rounded = rewrite(
-        write_tiny(tmp_path / f"{family}-rounded", family, **overrides), lambda name, t: (name, t.to(dtype).float())
-    )
+    saved = rewrite(write_tiny(tmp_path / "saved", family), lambda name, t: (name, t.to(dtype)))
+    rounded = rewrite(write_tiny(tmp_path / "rounded", family), lambda name, t: (name, t.to(dtype).float()))
     for engine in ("native", "numpy"):
         shown, expected = (
             attnscope.heatmap(models.load(str(path), engine=engine), "the cat") for path in (saved, rounded)

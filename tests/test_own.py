@@ -37,8 +37,8 @@ NAMES = tuple(HEADS)
 
 
 @cache
-def model(name="own", sharpness=16.0, dtype="float32"):
-    return load_own(name, sharpness=sharpness, dtype=dtype)
+def model(name="own", dtype="float32"):
+    return load_own(name, dtype=dtype)
 
 
 @cache
@@ -78,11 +78,11 @@ def right_keys(head, ids):
     return np.array([[looks(i, j) for j in range(n)] for i in range(n)])
 
 
-def assert_every_head_looks_right(name, ids, attention, sharpness=16.0, *, but=()):
+def assert_every_head_looks_right(name, ids, attention):
     """The mass on the right keys, or at rest, is at least what the margins of the scores promise."""
     n = len(ids)
-    on_right = 1 / (1 + math.exp(-sharpness) + n * math.exp(-2 * sharpness)) - 1e-5
-    at_rest = 1 / (1 + n * math.exp(-sharpness)) - 1e-5
+    on_right = 1 / (1 + math.exp(-16) + n * math.exp(-32)) - 1e-5
+    at_rest = 1 / (1 + n * math.exp(-16)) - 1e-5
     ids = tuple(int(number) for number in ids)
     right_of = {head: right_keys(head, ids) for head in {*HEADS[name][0], *HEADS[name][1]} - {"uniform"}}
     for layer, heads in enumerate(HEADS[name]):
@@ -91,7 +91,7 @@ def assert_every_head_looks_right(name, ids, attention, sharpness=16.0, *, but=(
             where, rows = f"{name} L{layer}H{number} ({head})", attention[layer, number]
             if head == "uniform":
                 np.testing.assert_allclose(rows, may / may.sum(1, keepdims=True), rtol=1e-5, err_msg=where)
-            elif head not in but:
+            else:
                 right = right_of[head] & may
                 has_right = right.any(1)
                 # A first token that sees itself alone cannot rest elsewhere.
@@ -113,20 +113,8 @@ def test_every_head_looks_where_its_role_says_on_every_sample_text(name, part):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("sharpness", [1.0, 8.0])
-def test_sharpness_is_the_margin_in_nats(name, sharpness):
-    for text in sample_texts()[:30:3]:
-        ids = OwnTokenizer().encode(text).ids
-        attention, _ = weights_of(model(name, sharpness), batch_of(ids))
-        # At 1 what the previous-token head writes is too blurred for the induction head to tell words apart.
-        but = ("induction",) if sharpness < 4 else ()
-        assert_every_head_looks_right(name, ids, attention[:, 0], sharpness, but=but)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("seed", range(3))
-def test_induction_on_repeated_random_tokens(name, seed):
-    half = np.random.default_rng(seed).integers(FIRST_WORD, VOCABULARY, 97)
+def test_induction_on_repeated_random_tokens(name):
+    half = np.random.default_rng(0).integers(FIRST_WORD, VOCABULARY, 97)
     ids = [BOS, REST, *half, *half, EOS]
     attention, hidden = weights_of(model(name), batch_of(ids))
     for i in range(2 + 97, 2 + 2 * 97 - 1):
@@ -306,10 +294,12 @@ def test_the_catalogue_knows_it_and_models_load_it():
     assert models.load("own-causal", engine="native", dtype="float64").info.dtype == "float64"
     with pytest.raises(AttnscopeError, match="the hf engine has no model own"):
         models.load("own", engine="hf")
+    with pytest.raises(AttnscopeError, match="minilm is no glass box"):
+        load_own("minilm")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_untrained_twin(name):
+def test_an_untrained_twin():
+    name = "own-causal"
     ids = OwnTokenizer().encode("the cat sat on the mat").ids
     before = weights_of(model(name), batch_of(ids))[0]
     twin, again, other = (weights_of(model(name).untrained(seed), batch_of(ids))[0] for seed in (3, 3, 4))
@@ -329,15 +319,3 @@ def test_everywhere_the_same_weights_and_numbers_without_torch():
     for seed in ("1", "2"):
         printed = python("-c", program, env=os.environ | {"PYTHONHASHSEED": seed}, check=True).stdout.split()
         assert printed == [*SHA256.values(), "0", "1", "1464620", "1202105", "41", "3"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"spec": "minilm"}, "minilm is no glass box"),
-        ({"sharpness": -1.0}, "sharpness -1.0 makes no sense"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(AttnscopeError, match=message):
-        load_own(**options)

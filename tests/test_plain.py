@@ -32,13 +32,10 @@ def native_maps(model: models.Model, tokens: Any) -> WeightsBesideFullWidth:
     return probe
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("family", "overrides"), FAMILIES)
-def test_every_family_equals_the_native_engine(
-    family: str, overrides: dict[str, Any], dtype: str, tmp_path: Path
-) -> None:
+def test_every_family_equals_the_native_engine(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
     folder = str(write_tiny(tmp_path / family, family, **overrides))
-    plain, native = models.load(folder, engine="numpy", dtype=dtype), models.load(folder, engine="native", dtype=dtype)
+    plain, native = models.load(folder, engine="numpy"), models.load(folder, engine="native")
     assert plain.look is not None
     assert replace(plain.info, engine="native") == native.info
     padding = overrides.get("pad_token_id", 0)
@@ -48,7 +45,7 @@ def test_every_family_equals_the_native_engine(
             found, expected = plain.look(given, (0, 1)), native_maps(native, given)
             for layer in (0, 1):
                 weights = found.weights[layer]
-                assert weights.dtype == dtype
+                assert weights.dtype == np.float32
                 np.testing.assert_allclose(weights, expected.maps["encoder"][layer][0].numpy(), **CLOSE)
                 np.testing.assert_allclose(found.full[layer], expected.full["encoder"][layer].numpy(), **CLOSE)
         assert list(plain.look(tokens, (1,)).weights) == [1]
@@ -66,7 +63,6 @@ def test_minilm_up_to_the_length_that_is_left_to_numpy() -> None:
 def test_the_error_function() -> None:
     x = np.linspace(-6, 6, 10_001)
     exact = torch.erf(torch.as_tensor(x)).numpy()
-    np.testing.assert_allclose(_erf(x), exact, rtol=1e-15, atol=0)
     rounding = 6 * 2.0**-24  # of six operations on numbers near 1
     np.testing.assert_allclose(_erf(x.astype(np.float32)), exact, rtol=0, atol=1.5e-7 + rounding)
 

@@ -108,9 +108,9 @@ def load(
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
         engine = "hf"
-    if engine == "numpy" and not (device in ("cpu", "auto") and dtype in ("float32", "float64")):
+    if engine == "numpy" and not (device in ("cpu", "auto") and dtype == "float32"):
         raise UsageError(
-            "the numpy engine computes on the CPU, in float32 or float64",
+            "the numpy engine computes on the CPU, in float32",
             "leave out --device and --dtype, or take --engine native",
         )
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
@@ -121,7 +121,7 @@ def load(
     if engine == "numpy":
         from attnscope.models.own.plain import load_plain
 
-        return load_plain(source, dtype)
+        return load_plain(source)
     if native and source.folder is None:
         from attnscope.models.own.glass_box import load_own
 
@@ -201,10 +201,9 @@ def describe(
     # The headers of the weights alone are read and compared with the configuration.
     config = read_config(source)
     sha256 = verify(source)
-    shape = Encoder.of(config)
     info = native_info(source, config, sha256=sha256, engine="numpy" if engine == "numpy" else "native")
     with ExitStack() as stack:
-        Checkpoint(weight_files(source.folder), shape.layout, stack, "np").plan(shape)
+        Checkpoint(weight_files(source.folder), Encoder.of(config), stack, "np").plan()
     return info, FastTokenizer.open(source.folder)
 
 

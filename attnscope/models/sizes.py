@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, first_line
-from attnscope.models.own.layouts import LAYOUTS, Encoder
+from attnscope.models.own.layouts import PREFIXES, Encoder
 
 Config = Mapping[str, Any]
 
@@ -168,10 +168,9 @@ def _bert(config: Config) -> dict[str, Any]:
         **_WITH_BIASES,
         "kind": "encoder",
         "max_tokens": encoder.max_tokens,
-        "d_embedding": encoder.embedding_size,
         "n_positions": encoder.max_position_embeddings,
-        "n_segments": encoder.type_vocab_size if encoder.layout.segment else 0,
-        "pooler": config["model_type"] not in ("distilbert", "electra"),
+        "n_segments": encoder.type_vocab_size,
+        "pooler": True,
     }
 
 
@@ -235,7 +234,7 @@ def _build_to_count(config: Config) -> dict[str, Any]:
 
 
 _FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
-    **dict.fromkeys(LAYOUTS, _bert),
+    **dict.fromkeys(PREFIXES, _bert),
     "gpt2": _gpt2,
     **dict.fromkeys(("llama", "mistral", "qwen2"), _llama),
 }

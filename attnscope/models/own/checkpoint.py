@@ -8,7 +8,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.own.layouts import Encoder, Layout
+from attnscope.models.own.layouts import Encoder
 
 _NUMPY_FLOATS = ("F16", "F32", "F64")
 """Precisions that NumPy knows, as safetensors names them."""
@@ -21,10 +21,10 @@ class Checkpoint:
     """
 
     def __init__(
-        self, files: list[Path], layout: Layout, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
+        self, files: list[Path], encoder: Encoder, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
     ) -> None:
         self.where = str(files[0] if len(files) == 1 else files[0].parent)
-        self._layout = layout
+        self._encoder = encoder
         self._framework = framework
         self._files_by_tensor: dict[str, Any] = {}
         self._paths_by_tensor: dict[str, Path] = {}
@@ -36,18 +36,18 @@ class Checkpoint:
             self._files_by_tensor |= dict.fromkeys(file.keys(), file)
             self._paths_by_tensor |= dict.fromkeys(file.keys(), path)
         # A checkpoint saved with a head on top has the family's prefix before every name.
-        has_prefix = f"{layout.prefix}{layout.word}.weight" in self._files_by_tensor
-        self._prefix = layout.prefix if has_prefix else ""
+        has_prefix = f"{encoder.prefix}embeddings.word_embeddings.weight" in self._files_by_tensor
+        self._prefix = encoder.prefix if has_prefix else ""
 
     def has_layer(self, number: int) -> bool:
         """Return whether it holds a layer of this number."""
-        start = self._prefix + self._layout.layer.format(number)
+        start = f"{self._prefix}encoder.layer.{number}."
         return any(name.startswith(start) for name in self._files_by_tensor)
 
-    def plan(self, shape: Encoder) -> dict[str, str]:
+    def plan(self) -> dict[str, str]:
         """Return the file's names of all tensors that a network needs, by ours; refuse missing and misshapen ones."""
         # Check names and shapes first: no tensor is read from a checkpoint that lacks one.
-        plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in shape.tensors().items()}
+        plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in self._encoder.tensors().items()}
         missing = [name for name, _ in plan.values() if name not in self._files_by_tensor]
         if missing:
             raise AttnscopeError(
@@ -63,9 +63,9 @@ class Checkpoint:
                 )
         return {ours: name for ours, (name, _) in plan.items()}
 
-    def raw(self, shape: Encoder) -> Iterator[tuple[str, str, Any]]:
+    def raw(self) -> Iterator[tuple[str, str, Any]]:
         """Yield every tensor that a network needs, once all are there: our name, the file's, the tensor."""
-        for ours, name in self.plan(shape).items():
+        for ours, name in self.plan().items():
             try:
                 tensor = self._read(name)
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:

@@ -84,7 +84,7 @@ Array = NDArray[np.float32]
 MODULI = (31, 33, 34)
 MAX_TOKENS = math.prod(MODULI)
 SHARPNESS = 16.0
-
+"""How far in nats a right key scores above [REST], and [REST] above all others."""
 
 D_CODE = 64
 D_PLACE = sum(MODULI)
@@ -293,10 +293,8 @@ def _reed_muller() -> Array:
 # Weights --------------------------------------------------------------------------------------------------------
 
 
-def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Array]:
-    """Return every weight: "layers.0.q_proj" and so on -> (d_model, d_model); `load_own` explains sharpness."""
-    if not 0 <= sharpness < 1e4:
-        raise AttnscopeError(f"sharpness {sharpness} makes no sense", "0 is uniform; the default is 16")
+def own_weights(name: str = "own") -> dict[str, Array]:
+    """Return every weight: "layers.0.q_proj" and so on -> (d_model, d_model)."""
     weights: dict[str, Array] = {}
     for layer, names in enumerate(VARIANTS[name].heads):
         # Values are the keys' token codes; the output copies their mean into the head's own slot.
@@ -306,7 +304,7 @@ def own_weights(name: str = "own", sharpness: float = SHARPNESS) -> dict[str, Ar
             first = slice(head * D_HEAD, head * D_HEAD + D_CODE)
             value[first, TOKEN] = out[written_slot(layer, head), first] = np.eye(D_CODE)
         # Attention divides scores by the root of the heads' width.
-        weights[f"layers.{layer}.q_proj"] = np.concatenate(query) * np.float32(sharpness * math.sqrt(D_HEAD))
+        weights[f"layers.{layer}.q_proj"] = np.concatenate(query) * np.float32(SHARPNESS * math.sqrt(D_HEAD))
         weights[f"layers.{layer}.k_proj"] = np.concatenate(key)
         weights[f"layers.{layer}.v_proj"] = value
         weights[f"layers.{layer}.out_proj"] = out
@@ -326,19 +324,14 @@ def _sha256(weights: dict[str, Array]) -> str:
 
 
 def own_info(
-    name: str = "own",
-    weights: dict[str, Array] | None = None,
-    *,
-    sharpness: float = SHARPNESS,
-    device: str = "cpu",
-    dtype: str = "float32",
+    name: str = "own", weights: dict[str, Array] | None = None, *, device: str = "cpu", dtype: str = "float32"
 ) -> ModelInfo:
     """Return the facts of a glass box, without loading torch."""
     variant = VARIANTS[name]
-    weights = own_weights(name, sharpness) if weights is None else weights
+    weights = own_weights(name) if weights is None else weights
     return ModelInfo(
         name=name,
-        source=f"made by attnscope, sharpness {sharpness:g}",
+        source="made by attnscope",
         sha256=_sha256(weights),
         architecture="own",
         kinds=(variant.kind,),
@@ -415,19 +408,12 @@ class OwnModel(LayeredModel):
         return hidden
 
 
-def load_own(
-    spec: str | Source = "own", *, sharpness: float = SHARPNESS, device: str = "cpu", dtype: str = "float32"
-) -> OwnModel:
-    """Load a glass box, "own" or "own-causal".
-
-    Sharpness, in nats from 0 to below 10,000, is how far a right key scores above [REST], and [REST] above the
-    others. AttnscopeError refuses other names and values. 0 makes all heads
-    uniform; the default puts at least 0.996 where the head looks in any text that it takes.
-    """
+def load_own(spec: str | Source = "own", *, device: str = "cpu", dtype: str = "float32") -> OwnModel:
+    """Load a glass box, "own" or "own-causal"; AttnscopeError refuses other names."""
     source = resolve(spec) if isinstance(spec, str) else spec
     if source.name not in VARIANTS or source.folder is not None:
         raise AttnscopeError(f"{source.name} is no glass box", f"choose from {', '.join(VARIANTS)}")
-    weights = own_weights(source.name, sharpness)
+    weights = own_weights(source.name)
 
     import torch
 
@@ -436,7 +422,7 @@ def load_own(
 
     # Layers are made on the meta device, and the weights put in: nothing is drawn at random first.
     where, precision = place(device, dtype)
-    info = own_info(source.name, weights, sharpness=sharpness, device=str(where), dtype=dtype)
+    info = own_info(source.name, weights, device=str(where), dtype=dtype)
     layers = []
     for number in range(N_LAYERS):
         with torch.device("meta"):

@@ -1,10 +1,10 @@
-"""Which checkpoints the native engine can read: how their families name settings and tensors, and in which shapes.
+"""Which checkpoints the native engine can read: what their families call settings and tensors, and in which shapes.
 
 Knows no torch, so that a model can be judged, described and tokenised while torch still loads.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from attnscope.models.catalog import Source
@@ -13,90 +13,13 @@ from attnscope.models.info import ModelInfo
 Config = dict[str, Any]
 Shape = tuple[int, ...]
 
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_by_tanh",
-    "gelu_pytorch_tanh": "gelu_by_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-"""The name of an activation in config.json -> the one of the four in native.py and plain.py that computes it."""
+ACTIVATIONS = ("gelu", "gelu_new", "relu")
+"""The activations that native.py and plain.py compute, as config.json names them."""
 
+PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
+"""The families, by model_type, and what a checkpoint with a head on top puts before every name."""
 
-@dataclass(frozen=True)
-class Layout:
-    """How one family of post-norm encoders names things. Tensor names are without `.weight` and `.bias`.
-
-    Attributes:
-        prefix: What a checkpoint with a head on top puts before every name.
-        layer: Where layer {} lies.
-        query: Likewise key, value, output; attention_norm; up, down (the feed-forward layers); norm.
-        word: The token embedding; likewise position, segment ("" = none), embedding_norm, projection ("" = none).
-        positions_after_padding: Whether positions count from pad_token_id + 1, and padding has none (RoBERTa).
-        reads_segments: Whether the family's tokenizers tell the model which of a pair's texts a token is from.
-        settings: What the family calls a setting, where it is not BERT's name.
-        defaults: What a setting is that config.json leaves out.
-    """
-
-    prefix: str
-    layer: str = "encoder.layer.{}."
-    query: str = "attention.self.query"
-    key: str = "attention.self.key"
-    value: str = "attention.self.value"
-    output: str = "attention.output.dense"
-    attention_norm: str = "attention.output.LayerNorm"
-    up: str = "intermediate.dense"
-    down: str = "output.dense"
-    norm: str = "output.LayerNorm"
-    word: str = "embeddings.word_embeddings"
-    position: str = "embeddings.position_embeddings"
-    segment: str = "embeddings.token_type_embeddings"
-    embedding_norm: str = "embeddings.LayerNorm"
-    projection: str = ""
-    positions_after_padding: bool = False
-    reads_segments: bool = True
-    settings: Config = field(default_factory=dict)
-    defaults: Config = field(default_factory=dict)
-
-
-_ROBERTA = Layout(prefix="roberta.", positions_after_padding=True, reads_segments=False, defaults={"pad_token_id": 1})
-
-LAYOUTS: dict[str, Layout] = {
-    "bert": Layout(prefix="bert."),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "electra": Layout(
-        prefix="electra.",
-        projection="embeddings_project",
-        defaults={"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
-    ),
-    "distilbert": Layout(
-        prefix="distilbert.",
-        layer="transformer.layer.{}.",
-        query="attention.q_lin",
-        key="attention.k_lin",
-        value="attention.v_lin",
-        output="attention.out_lin",
-        attention_norm="sa_layer_norm",
-        up="ffn.lin1",
-        down="ffn.lin2",
-        norm="output_layer_norm",
-        segment="",
-        reads_segments=False,
-        settings={
-            "hidden_size": "dim",
-            "num_attention_heads": "n_heads",
-            "num_hidden_layers": "n_layers",
-            "intermediate_size": "hidden_dim",
-            "hidden_act": "activation",
-        },
-        defaults={"num_hidden_layers": 6},
-    ),
-}
-
-_BERT_DEFAULTS: Config = {
+_DEFAULTS: Config = {
     "vocab_size": 30522,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -106,15 +29,48 @@ _BERT_DEFAULTS: Config = {
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
-    "pad_token_id": 0,
 }
+"""What a setting is that config.json leaves out."""
+
+_EMBEDDINGS = {
+    "word": ("embeddings.word_embeddings", "vocab_size"),
+    "position": ("embeddings.position_embeddings", "max_position_embeddings"),
+    "segment": ("embeddings.token_type_embeddings", "type_vocab_size"),
+}
+"""Our name for an embedding -> its name in a checkpoint, and the setting that says how many rows it has."""
+
+_LAYER = {
+    "attention.q_proj": "attention.self.query",
+    "attention.k_proj": "attention.self.key",
+    "attention.v_proj": "attention.self.value",
+    "attention.out_proj": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "up": "intermediate.dense",
+    "down": "output.dense",
+    "norm": "output.LayerNorm",
+}
+"""Our name for a part of a layer -> its name in a checkpoint."""
+
+_REFUSED = {
+    "is_decoder": "it is a decoder",
+    "add_cross_attention": "it attends to another text",
+    "pruned_heads": "some of its heads are pruned",
+    "quantization_config": "its weights are quantised",
+}
+"""Settings that change the computation in a way that the engine does not know."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder's settings by BERT's names, whatever its family calls them."""
+    """The settings of an encoder, by BERT's names.
 
-    layout: Layout
+    Attributes:
+        prefix: As in PREFIXES.
+        is_roberta: Whether positions count from pad_token_id + 1, padding has none, and segments say nothing.
+    """
+
+    prefix: str
+    is_roberta: bool
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
@@ -125,95 +81,69 @@ class Encoder:
     type_vocab_size: int
     layer_norm_eps: float
     pad_token_id: int
-    embedding_size: int
 
     @classmethod
     def of(cls, config: Config) -> "Encoder":
-        """Read a configuration that `supports` accepts."""
-        layout = LAYOUTS[config["model_type"]]
-        # The file's own value wins, then the family's default, then BERT's; null counts as left out.
+        """Read a configuration that `supports` accepts; null counts as left out."""
+        is_roberta = config["model_type"] != "bert"
         values: Config = {}
-        for name, default in _BERT_DEFAULTS.items():
-            value = config.get(layout.settings.get(name, name), config.get(name))
-            values[name] = layout.defaults.get(name, default) if value is None else value
-        embedding_size = config.get("embedding_size") or layout.defaults.get("embedding_size")
-        values["embedding_size"] = embedding_size if layout.projection else values["hidden_size"]
-        return cls(layout=layout, **values)
+        for name, default in {**_DEFAULTS, "pad_token_id": int(is_roberta)}.items():
+            value = config.get(name)
+            values[name] = default if value is None else value
+        return cls(PREFIXES[config["model_type"]], is_roberta, **values)
 
     @property
     def max_tokens(self) -> int:
         """Return the longest text in tokens."""
-        offset = self.pad_token_id + 1 if self.layout.positions_after_padding else 0
-        return self.max_position_embeddings - offset
+        return self.max_position_embeddings - (self.pad_token_id + 1 if self.is_roberta else 0)
 
     def tensors(self) -> dict[str, tuple[str, Shape]]:
         """Return every tensor: our name for it -> its name in the file (without prefix) and its shape."""
-        plan: dict[str, tuple[str, Shape]] = {}
-        layout = self.layout
         width = self.hidden_size
-        inner = self.intermediate_size
-
-        def add(ours: str, theirs: str, *shape: int, has_bias: bool = True) -> None:
-            plan[f"{ours}.weight"] = (f"{theirs}.weight", shape)
-            if has_bias:
-                plan[f"{ours}.bias"] = (f"{theirs}.bias", shape[:1])
-
-        # The embeddings, and the map from their width to the model's where these differ (ELECTRA).
-        add("word", layout.word, self.vocab_size, self.embedding_size, has_bias=False)
-        add("position", layout.position, self.max_position_embeddings, self.embedding_size, has_bias=False)
-        if layout.segment:
-            add("segment", layout.segment, self.type_vocab_size, self.embedding_size, has_bias=False)
-        add("embedding_norm", layout.embedding_norm, self.embedding_size)
-        if self.embedding_size != width:
-            add("projection", layout.projection, width, self.embedding_size)
-        # The layers: W_Q, W_K, W_V and W_O, two norms, and the feed-forward network; (out, in).
-        for i in range(self.num_hidden_layers):
-            ours = f"layers.{i}."
-            theirs = layout.layer.format(i)
-            for part, name in (("q", layout.query), ("k", layout.key), ("v", layout.value), ("out", layout.output)):
-                add(f"{ours}attention.{part}_proj", theirs + name, width, width)
-            add(f"{ours}attention_norm", theirs + layout.attention_norm, width)
-            add(f"{ours}up", theirs + layout.up, inner, width)
-            add(f"{ours}down", theirs + layout.down, width, inner)
-            add(f"{ours}norm", theirs + layout.norm, width)
-        return plan
+        tensors: dict[str, tuple[str, Shape]] = {}
+        for ours, (theirs, n_rows) in _EMBEDDINGS.items():
+            tensors[f"{ours}.weight"] = (f"{theirs}.weight", (getattr(self, n_rows), width))
+        # The parts with a bias: norms have vectors, linear maps matrices (out, in).
+        parts: dict[str, tuple[str, Shape]] = {"embedding_norm": ("embeddings.LayerNorm", (width,))}
+        shapes = {"up": (self.intermediate_size, width), "down": (width, self.intermediate_size)}
+        for number in range(self.num_hidden_layers):
+            for ours, theirs in _LAYER.items():
+                shape = (width,) if ours.endswith("norm") else shapes.get(ours, (width, width))
+                parts[f"layers.{number}.{ours}"] = (f"encoder.layer.{number}.{theirs}", shape)
+        for ours, (theirs, shape) in parts.items():
+            tensors[f"{ours}.weight"] = (f"{theirs}.weight", shape)
+            tensors[f"{ours}.bias"] = (f"{theirs}.bias", shape[:1])
+        return tensors
 
 
 def supports(config: Config) -> str | None:
     """Return why the native engine cannot compute a model exactly, as the end of a sentence; None if it can."""
-    # Settings that change the computation in a way that the engine does not know.
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in LAYOUTS:
-        return f"its model_type is {kind!r}, not one of {', '.join(sorted(LAYOUTS))}"
-    if config.get("is_decoder"):
-        return "it is a decoder (is_decoder)"
-    if config.get("add_cross_attention"):
-        return "it attends to another text (add_cross_attention)"
+    if not isinstance(kind, str) or kind not in PREFIXES:
+        return f"its model_type is {kind!r}, not one of {', '.join(sorted(PREFIXES))}"
+    for name, reason in _REFUSED.items():
+        if config.get(name):
+            return f"{reason} ({name})"
     if config.get("position_embedding_type") not in (None, "absolute"):
         return f"its positions are {config['position_embedding_type']}, not absolute"
     own_code = config.get("auto_map")
     if own_code and (not isinstance(own_code, dict) or any(str(name).startswith("AutoModel") for name in own_code)):
         return "it brings its own code (auto_map)"
-    if config.get("pruned_heads"):
-        return "some of its heads are pruned"
-    if config.get("quantization_config"):
-        return "its weights are quantised"
-    encoder = Encoder.of(config)
     # Settings that no encoder can have: wrong types, and sizes that do not divide.
-    for name, value in vars(encoder).items():
-        if name != "layout" and not _fits(name, value):
-            return f"its {encoder.layout.settings.get(name, name)} is {value!r}"
-    if encoder.hidden_act not in ACTIVATIONS:
-        return f"its activation {encoder.hidden_act!r} is not one of {', '.join(sorted(ACTIVATIONS))}"
+    encoder = Encoder.of(config)
+    for name in (*_DEFAULTS, "pad_token_id"):
+        value = getattr(encoder, name)
+        if not _fits(name, value):
+            return f"its {name} is {value!r}"
     if encoder.hidden_size % encoder.num_attention_heads:
         return f"its width {encoder.hidden_size} is not divisible by its {encoder.num_attention_heads} heads"
     return None
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Return whether a setting is of the kind that the native engine takes it for: a config.json may hold anything."""
+    """Return whether the native engine can take a setting: a config.json may hold anything."""
     if name == "hidden_act":
-        return isinstance(value, str)
+        return isinstance(value, str) and value in ACTIVATIONS
     if name == "layer_norm_eps":
         return type(value) in (int, float) and 0 <= value < math.inf
     return type(value) is int and value >= (0 if name == "pad_token_id" else 1)

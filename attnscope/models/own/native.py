@@ -24,14 +24,13 @@ from attnscope.models.info import ModelInfo, require_numbers
 from attnscope.models.model import Batch, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.layered import LayeredModel
-from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
+from attnscope.models.own.layouts import Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
-    "gelu_by_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_new": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
-    "silu": F.silu,
 }
 
 
@@ -47,7 +46,7 @@ class NativeModel(LayeredModel):
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """Run a batch with the probe at each attention; segments are ignored where the family has none (RoBERTa)."""
         batch = self._require(batch)
-        segments = batch.segments if self._encoder.layout.reads_segments else None
+        segments = None if self._encoder.is_roberta else batch.segments
         if segments is not None:
             require_numbers(self.info, segments, self._encoder.type_vocab_size, "segment")
         with self._forward_pass():
@@ -55,7 +54,7 @@ class NativeModel(LayeredModel):
         return output
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """Return the rows of the token embedding: (…,) token numbers -> (…, d_embedding)."""
+        """Return the rows of the token embedding: (…,) token numbers -> (…, d_model)."""
         return self._look_up(self._network.word, ids)
 
     def untrained(self, seed: int) -> "NativeModel":
@@ -90,11 +89,11 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
     info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(where))
     encoder = Encoder.of(config)
     with ExitStack() as stack:
-        weights = Checkpoint(weight_files(source.folder), encoder.layout, stack)
+        weights = Checkpoint(weight_files(source.folder), encoder, stack)
         if weights.has_layer(encoder.num_hidden_layers):
             note = f"The file holds more layers than the {encoder.num_hidden_layers} that config.json asks for."
             info = replace(info, notes=(note,))
-        state = dict(read_weights(weights, encoder, precision, where))
+        state = dict(_read_weights(weights, precision, where))
     # The network takes the tensors as they are: none is allocated twice.
     with torch.device("meta"):
         network = _Network(encoder)
@@ -103,12 +102,10 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
     return NativeModel(info, tokenizer, encoder, network)
 
 
-def read_weights(
-    checkpoint: Checkpoint, shape: Encoder, dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor that a network of a shape needs, by our name; refuse NaN and infinity."""
+def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor of a network, by our name; refuse NaN and infinity."""
     tensor: Tensor
-    for ours, name, tensor in checkpoint.raw(shape):
+    for ours, name, tensor in checkpoint.raw():
         converted = tensor.to(dtype)
         # One sum tells: NaN or infinity anywhere never leaves it finite. Wide, for half precision overflows; by NumPy,
         # for waking torch's threads a hundred times takes up to ten times as long on a busy machine.
@@ -129,25 +126,18 @@ class _Network(nn.Module):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         width = encoder.hidden_size
-        embedding = encoder.embedding_size
-        eps = encoder.layer_norm_eps
-        self.word = _embedding(encoder.vocab_size, embedding)
-        self.position = _embedding(encoder.max_position_embeddings, embedding)
-        self.segment = _embedding(encoder.type_vocab_size, embedding) if encoder.layout.segment else None
-        self.embedding_norm = nn.LayerNorm(embedding, eps)
-        self.projection = nn.Linear(embedding, width) if embedding != width else None
+        self.word = _embedding(encoder.vocab_size, width)
+        self.position = _embedding(encoder.max_position_embeddings, width)
+        self.segment = _embedding(encoder.type_vocab_size, width)
+        self.embedding_norm = nn.LayerNorm(width, encoder.layer_norm_eps)
         self.layers = nn.ModuleList(_Layer(encoder, i) for i in range(encoder.num_hidden_layers))
-        self._padding_id = encoder.pad_token_id if encoder.layout.positions_after_padding else None
+        self._padding_id = encoder.pad_token_id if encoder.is_roberta else None
 
     def forward(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None, probe: Probe) -> Tensor:
-        # (batch, token) -> (batch, token, d_embedding) -> (batch, token, d_model)
-        hidden: Tensor = self.word(ids)
-        # In this order, for the sum to round as the original's does.
-        if self.segment is not None:
-            hidden = hidden + (self.segment.weight[0] if segments is None else self.segment(segments))
+        # (batch, token) -> (batch, token, d_model), added in this order to round as the original does
+        by_segment = self.segment.weight[0] if segments is None else self.segment(segments)
+        hidden: Tensor = self.word(ids) + by_segment
         hidden = self.embedding_norm(hidden + self.position(self._positions(ids)))
-        if self.projection is not None:
-            hidden = self.projection(hidden)
         for layer in self.layers:
             hidden = layer(hidden, mask, probe)
         return hidden
@@ -177,7 +167,7 @@ class _Layer(nn.Module):
         self.down = nn.Linear(inner, width)
         self.attention_norm = nn.LayerNorm(width, eps)
         self.norm = nn.LayerNorm(width, eps)
-        self._activation = _ACTIVATIONS[ACTIVATIONS[encoder.hidden_act]]
+        self._activation = _ACTIVATIONS[encoder.hidden_act]
 
     def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:
         attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)

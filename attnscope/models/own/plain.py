@@ -1,7 +1,6 @@
 """A BERT-family encoder in NumPy: a third implementation, which needs neither torch nor transformers.
 
-In float32 it is the engine "numpy": what heads attend to on a short text is there before torch would be loaded. In
-float64 it follows a model's attention where torch is not wanted, and checks the other two.
+It is the engine "numpy": what heads attend to on a short text is there before torch would be loaded.
 """
 
 import math
@@ -19,12 +18,11 @@ from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo, require_length, require_numbers
 from attnscope.models.model import Maps, Model, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
-from attnscope.models.own.layouts import ACTIVATIONS, Encoder, native_info, supports
+from attnscope.models.own.layouts import Encoder, native_info, supports
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.results.tokens import Tokens
 
-Array = NDArray[Any]
-"""Of float32 or float64, as the encoder was loaded."""
+Array = NDArray[np.float32]
 
 
 class PlainEncoder(Model):
@@ -48,7 +46,7 @@ class PlainEncoder(Model):
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
         n_heads = self._encoder.num_attention_heads
-        scale = hidden.dtype.type((self._encoder.hidden_size // n_heads) ** -0.5)
+        scale = np.float32((self._encoder.hidden_size // n_heads) ** -0.5)
         maps = Maps({}, {})
         last = max(layers, default=-1)
         for number in range(last + 1):
@@ -61,7 +59,7 @@ class PlainEncoder(Model):
             # The full-width map divides the sum of the heads' dot products by sqrt(d_model), not by sqrt(d_head).
             if number in layers:
                 maps.weights[number] = weights
-                maps.full[number] = _softmax(scores.sum(0) / scale.dtype.type(math.sqrt(n_heads)))
+                maps.full[number] = _softmax(scores.sum(0) / np.float32(math.sqrt(n_heads)))
             # (head, token, d_head) -> (token, d_model); the last layer's output is not needed.
             if number < last:
                 output = (weights @ value).swapaxes(0, 1).reshape(hidden.shape)
@@ -74,18 +72,14 @@ class PlainEncoder(Model):
         encoder = self._encoder
         ids = tokens.ids.astype(np.int64)
         require_numbers(self.info, ids, encoder.vocab_size)
-        hidden = w["word.weight"][ids]
-        if "segment.weight" in w:
-            segments = np.asarray(tokens.segments if encoder.layout.reads_segments else np.zeros_like(ids))
-            require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
-            hidden = hidden + w["segment.weight"][segments]
-        # Positions, then the norm, then the map to the model's width where it has one: (token, d_model).
+        segments = np.asarray(np.zeros_like(ids) if encoder.is_roberta else tokens.segments)
+        require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
         positions = np.arange(len(ids))
-        if encoder.layout.positions_after_padding:  # RoBERTa gives a padding token that a user types no position
+        if encoder.is_roberta:  # a padding token that a user types gets no position
             real = ids != encoder.pad_token_id
             positions = real.cumsum() * real + encoder.pad_token_id
-        hidden = self._norm(hidden + w["position.weight"][positions], "embedding_norm")
-        return self._linear(hidden, "projection") if "projection.weight" in w else hidden
+        hidden = w["word.weight"][ids] + w["segment.weight"][segments]
+        return self._norm(hidden + w["position.weight"][positions], "embedding_norm")
 
     def _project(self, hidden: Array, name: str) -> Array:
         rows = self._linear(hidden, name)
@@ -94,7 +88,7 @@ class PlainEncoder(Model):
     def _finish(self, hidden: Array, output: Array, name: str) -> Array:
         """Return the hidden states after a layer, of those before it and of what its heads put out."""
         hidden = self._norm(hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm")
-        inner = _ACTIVATIONS[ACTIVATIONS[self._encoder.hidden_act]](self._linear(hidden, f"{name}.up"))
+        inner = _ACTIVATIONS[self._encoder.hidden_act](self._linear(hidden, f"{name}.up"))
         return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
 
     def _linear(self, rows: Array, name: str) -> Array:
@@ -104,7 +98,7 @@ class PlainEncoder(Model):
 
     def _norm(self, rows: Array, name: str) -> Array:
         centred = rows - rows.mean(-1, keepdims=True)
-        scale = np.sqrt((centred**2).mean(-1, keepdims=True) + rows.dtype.type(self._encoder.layer_norm_eps))
+        scale = np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(self._encoder.layer_norm_eps))
         return np.asarray(centred / scale * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"])
 
 
@@ -113,32 +107,27 @@ def _softmax(scores: Array) -> Array:
     return np.asarray(powers / powers.sum(-1, keepdims=True))
 
 
-def load_plain(source: Source, dtype: str = "float32") -> PlainEncoder:
-    """Load a BERT-family encoder without torch; dtype is "float32" or "float64"."""
+def load_plain(source: Source) -> PlainEncoder:
+    """Load a BERT-family encoder without torch."""
     config = read_config(source)
     reason = "it has no files" if source.folder is None else supports(config)
     if reason or source.folder is None:
         raise AttnscopeError(f"without torch, attnscope computes BERT-family encoders; not {source.name}: {reason}")
     encoder = Encoder.of(config)
     with ExitStack() as stack:
-        checkpoint = Checkpoint(weight_files(source.folder), encoder.layout, stack, "np")
-        weights = {ours: np.asarray(tensor, dtype) for ours, _, tensor in checkpoint.raw(encoder)}
+        checkpoint = Checkpoint(weight_files(source.folder), encoder, stack, "np")
+        weights = {ours: np.asarray(tensor, np.float32) for ours, _, tensor in checkpoint.raw()}
     with np.errstate(all="ignore"):  # one sum tells: NaN or infinity anywhere never leaves it finite
         broken = [name for name, tensor in weights.items() if not np.isfinite(tensor.sum())]
     if broken:
         raise AttnscopeError(f"{source.name} holds NaN or infinite values in {broken[0]}", "the weights are damaged")
     # Last, as it is hashed beside all this; see models.load.
-    info = native_info(source, config, sha256=verify(source), engine="numpy", dtype=dtype)
+    info = native_info(source, config, sha256=verify(source), engine="numpy")
     return PlainEncoder(info, FastTokenizer.open(source.folder), encoder, weights)
 
 
 def _erf(x: Array) -> Array:
-    """Return the error function.
-
-    In float32 by Abramowitz and Stegun 7.1.26, whose error of 1.5e-7 is near the precision.
-    """
-    if x.dtype == np.float64:
-        return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), np.float64)
+    """Return the error function by Abramowitz and Stegun 7.1.26, whose error of 1.5e-7 is near the precision."""
     # Horner's scheme for the polynomial in t, lowest power last.
     t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
     tail = np.zeros_like(t)
@@ -148,17 +137,16 @@ def _erf(x: Array) -> Array:
 
 
 def _gelu_by_tanh(x: Array) -> Array:
-    inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
     return np.asarray(x / 2 * (1 + np.tanh(inner)))
 
 
 def _gelu(x: Array) -> Array:
-    return np.asarray(x / 2 * (1 + _erf(x / x.dtype.type(math.sqrt(2)))))
+    return np.asarray(x / 2 * (1 + _erf(x / np.float32(math.sqrt(2)))))
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Any]] = {
     "gelu": _gelu,
-    "gelu_by_tanh": _gelu_by_tanh,
+    "gelu_new": _gelu_by_tanh,
     "relu": partial(np.maximum, 0.0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
 }
