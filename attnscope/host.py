@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -254,3 +255,12 @@ def require_memory(needed: int, said: str, hint: str) -> None:
     if available is not None and needed * 2 > available:
         gib = 2**30
         raise AttnscopeError(f"{said} need {needed / gib:.0f} GiB, this machine has {available / gib:.0f} GiB", hint)
+
+
+# Files -------------------------------------------------------------------------------------------------------------
+
+
+def refuse_pipe(path: Path, what: str) -> None:
+    """Refuse a pipe where a file must be read from any place; `what` names what is read."""
+    if path.is_fifo():
+        raise AttnscopeError(f"{path} is a pipe, and {what} is read from a file", "write it into a file first")

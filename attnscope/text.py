@@ -14,7 +14,6 @@ from typing import BinaryIO, Literal
 import numpy as np
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.pipes import open_input
 from attnscope.results.tokens import Tokens
 
 Style = Literal["auto", "plain", "bytes", "sentencepiece"]
@@ -260,7 +259,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     if file is not None and str(file) != "-":
         name = str(file)
         try:
-            with open_input(file) as stream:
+            with file.open("rb") as stream:
                 raw = _read_whole(stream, name)
         except OSError as error:
             raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error

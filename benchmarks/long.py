@@ -23,7 +23,6 @@ import json
 import math
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +45,7 @@ def measure(case: str, size: str, n: int) -> dict[str, float]:
 
     import attnscope
     from attnscope.core.attention.seam import attend
+    from attnscope.corpus import CorpusText
     from attnscope.models.model import Batch
 
     torch.manual_seed(0)
@@ -72,10 +72,7 @@ def measure(case: str, size: str, n: int) -> dict[str, float]:
         elif case == "pooled":
             attnscope.pooled_heatmap(model, text)
         elif case == "heads":
-            with tempfile.TemporaryDirectory() as folder:
-                source = Path(folder, "text.jsonl")
-                source.write_text(json.dumps({"input_ids": ids[0].tolist()}), "utf-8")
-                attnscope.heads(model, attnscope.Corpus(source))
+            attnscope.heads(model, [CorpusText(0, "random tokens", 1, ids=tuple(ids[0].tolist()))])
         elif case == "part":
             attnscope.heatmap(model, text, rows=slice(ids.shape[1] - 64, None), cols=(0, 64))
         else:

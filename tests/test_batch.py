@@ -173,7 +173,7 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
     run: Run, tmp_path: Path, tiny_bert: Path, worker_here: None
 ) -> None:
     path = tmp_path / "texts.jsonl"
-    path.write_text('{"text": "a b"}\n{"input_ids": [99999]}\n{"text": 3}\n{"input_ids": [5, 6, 7]}\n')
+    path.write_text('{"text": "a b"}\n{"text": "a\\u0000b"}\n{"text": 3}\n{"text": "b"}\n')
     status, out, err = run("batch", path, "-o", "out", "-L", "0", "-m", tiny_bert, "--workers", "1", "--json")
     assert status == 1
     told = json.loads(out)
@@ -182,7 +182,7 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
     assert [failure["line"] for failure in told["failed"]] == [2, 3]
     assert re.search(r"^failed: .*texts\.jsonl, line 2: ", err, re.M)
     assert err.splitlines()[-2] == "error: 2 texts could not be read or drawn"
-    assert not (tmp_path / "out" / folder_name(1, "tokens")).exists()
+    assert not (tmp_path / "out" / folder_name(1, "a\0b")).exists()
     assert "line 3" in (tmp_path / "out" / "index.html").read_text()
 
 

@@ -12,7 +12,6 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import attnscope
-from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
 from tests.ablation_helpers import tiny
@@ -91,7 +90,7 @@ def tokens_by_hand(entry: dict[str, Any]) -> list[str]:
 def test_a_conversation_is_written_by_the_template(llama: HuggingFaceModel, tmp_path: Path) -> None:
     entries = [conversation(seed) for seed in range(6)]
     corpus = attnscope.Corpus([write(tmp_path / "chats.jsonl", entries)])
-    corpus.write_by(llama.tokenizer.write_chat)
+    corpus.chat = llama.tokenizer.write_chat
     for text, entry in zip(corpus, entries, strict=True):
         assert text.is_chat
         tokens = llama.tokenizer.encode(text.text or "", is_whole=True)
@@ -101,7 +100,7 @@ def test_a_conversation_is_written_by_the_template(llama: HuggingFaceModel, tmp_
 def read(path: Path, model: HuggingFaceModel, **more: Any) -> tuple[list[Any], list[str]]:
     """The texts of a file, and what was wrong with others."""
     corpus = attnscope.Corpus([path], **more)
-    corpus.write_by(model.tokenizer.write_chat)
+    corpus.chat = model.tokenizer.write_chat
     return list(corpus), [problem.reason for problem in corpus.problems]
 
 
@@ -157,13 +156,11 @@ def test_damaged_conversations_are_read_or_skipped_with_the_reason(llama: Huggin
     assert n_read > 60 < n_skipped
 
 
-def test_a_model_without_a_template_refuses_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_model_without_a_template_reads_roles_and_texts(tmp_path: Path) -> None:
     model = wrap(tiny("llama", num_hidden_layers=1), tokenizer(None), check=False)
-    path = write(tmp_path / "c.jsonl", [GOOD])
-    with pytest.raises(AttnscopeError, match="the model has no chat template") as refused:
-        attnscope.heads(model, attnscope.Corpus([path]))
-    assert "--chat-template plain" in refused.value.hint
-    (text,), _ = read(path, model, chat_template="plain")
+    corpus = attnscope.Corpus([write(tmp_path / "c.jsonl", [GOOD])])
+    attnscope.heads(model, corpus, attnscope.HeadsOptions(describe=None))
+    (text,) = corpus
     assert text.text == "user: who wrote it\n\nassistant: ada"
     assert not text.is_chat
 

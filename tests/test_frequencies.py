@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.corpus import Corpus, TokenCounts, count_tokens, repeat_probe
+from attnscope.corpus import CorpusText, TokenCounts, count_tokens, repeat_probe
 from attnscope.errors import AttnscopeError
-from tests.corpus_helpers import CLS, SEP, encode, write
+from tests.corpus_helpers import CLS, SEP, encode
 
 # The probe
 
@@ -63,15 +63,7 @@ def test_counts_do_not_depend_on_the_order(parts, random):
     assert np.exp(held.log_frequency(301)).sum() == pytest.approx(1)
 
 
-def test_token_numbers_out_of_range_are_refused():
-    held = TokenCounts()
-    held.add([7])
-    with pytest.raises(AttnscopeError, match="token 7 .* vocabulary has 7"):
-        held.log_frequency(7)
-    assert held.counts.tolist() == [0] * 7 + [1]
-
-
-def test_the_tokens_of_a_corpus_are_counted_without_special_ones(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"text": "ab"}\n{"input_ids": [1, 100, 2]}\n{"text": "b"}')
-    counts = count_tokens(Corpus([path]), encode, special_ids=[CLS, SEP]).counts
+def test_the_tokens_of_a_corpus_are_counted_without_special_ones():
+    texts = [CorpusText(0, "a", 1, "ab"), CorpusText(1, "a", 2, ids=(1, 100, 2)), CorpusText(2, "a", 3, "b")]
+    counts = count_tokens(texts, encode, special_ids=[CLS, SEP]).counts
     assert {i: int(n) for i, n in enumerate(counts) if n} == {100: 2, 101: 2}

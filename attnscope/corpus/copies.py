@@ -24,16 +24,11 @@ SHORTEST_FRAME = 4
 """Texts of this many words, up to FEWEST_WORDS - 1, share a frame if they differ in a third of their words at most,
 each at the same place: "The dog saw the girl again." and "The cat saw the king again." """
 
-FEWEST_BESIDE_NUMBERS = 4
-"""Texts with fewer words beside their numbers are copies only where the numbers are the same too."""
-
 REMEMBERED = 2**18
 """Digests of texts, pairs of words, and frames that are remembered, of each at least so many; older ones give way."""
 
 _KEPT_PAIRS = 8
 """Pairs of neighbouring words by which a text is looked up, of all that it has."""
-
-_NUMBER = re.compile(r"(?<!\w)\d+(?:[.,:]\d+)*(?!\w)")
 
 # A bullet, a quotation mark or a label before a text: "- ", "12. ", "User: ", "[3] ", "Example 7: ".
 _LABEL = re.compile(r"(?:[^\w\s]+|\(?(?:\d{1,4}|\w)[.)]|\[?\w+(?: \w+)?[]:>|])\s+")
@@ -41,23 +36,14 @@ _LABEL = re.compile(r"(?:[^\w\s]+|\(?(?:\d{1,4}|\w)[.)]|\[?\w+(?: \w+)?[]:>|])\s
 V = TypeVar("V")
 
 
-def copy_key(text: str) -> bytes:
-    """Return what copies of a text share: a hash of it with case folded and each run of whitespace as one space."""
-    return _digest(" ".join(text.casefold().split()))
-
-
 class Copies:
     """Tell copies from texts that were not seen before.
 
-    A text is a copy of an earlier one where both are the same
-    - apart from case, white space and a label before them ("12. ", "User: "),
-    - but for their numbers, with FEWEST_BESIDE_NUMBERS other words or more, or
-    - but for MOST_EDITS more words at one end, at most a quarter of the shorter text's, which has FEWEST_WORDS or more.
-    From its third text on, a template is a copy too: texts of FEWEST_WORDS or more that differ by MOST_EDITS words put
-    in, left out or changed (Levenshtein's distance over words), and by a quarter of the words at most. So are shorter
-    texts of one frame (SHORTEST_FRAME). Two such texts count apart: pairs are made to differ in a word (WinoBias,
-    BLiMP).
-    Texts of token numbers are copies where all numbers are the same.
+    A text is a copy of an earlier one where both are the same apart from case, white space and a label before them
+    ("12. ", "User: "). From its third text on, a template is a copy too: texts of FEWEST_WORDS or more that differ by
+    MOST_EDITS words put in, left out or changed (Levenshtein's distance over words), and by a quarter of the words at
+    most. So are shorter texts of one frame (SHORTEST_FRAME). Two such texts count apart: pairs are made to differ in a
+    word (WinoBias, BLiMP). Texts of token numbers are copies where all numbers are the same.
 
     Near-copies are looked for among texts that have two pairs of neighbouring words in common with what is kept of an
     earlier one: _KEPT_PAIRS of its pairs, drawn by hash.
@@ -74,16 +60,11 @@ class Copies:
 
     def holds(self, text: CorpusText) -> bool:
         """Return whether a text is a copy of one that was asked for before; from now on it is known itself."""
-        # Exact copies: one digest for all texts that differ in case, spaces, label or numbers.
-        words: list[str] = []
-        if text.ids is not None:
-            digest = hashlib.blake2b(text.digested(), digest_size=16).digest()
-        else:
-            folded = _fold(text.written)
-            words = folded.split()
-            digest = _digest(_without_numbers(folded, words))
+        # Exact copies, then near-copies of long texts and shared frames of short ones.
+        key = essence(text)
+        digest = hashlib.blake2b(key, digest_size=16).digest()
+        words = [] if text.ids is not None else key.decode("utf-8", "surrogatepass").split()
         is_copy = self._seen.get(digest) is not None
-        # Near-copies of long texts, shared frames of short ones.
         if not is_copy and len(words) >= FEWEST_WORDS:
             is_copy = self._is_near(words)
         elif not is_copy and len(words) >= SHORTEST_FRAME:
@@ -99,7 +80,7 @@ class Copies:
         # Blank out each choice of words. No word is a space, so a blank is none.
         for blanks in itertools.combinations(range(len(words)), len(words) // 3):
             remaining = [" " if place in blanks else word for place, word in enumerate(words)]
-            frames.append(_digest("\n".join(remaining)))
+            frames.append(hash(tuple(remaining)))
         counts = [self._frames.get(frame) or 0 for frame in frames]
         if max(counts) >= 2:
             return True
@@ -108,7 +89,7 @@ class Copies:
         return False
 
     def _is_near(self, words: list[str]) -> bool:
-        """Return whether it is an earlier text with other ends, or the third text of a template; if not, note it."""
+        """Return whether it is the third text of a template; if not, note it."""
         # Hash the pairs of neighbouring words, and look up the texts that have them.
         pairs = {
             zlib.crc32(f"{first} {second}".encode("utf-8", "surrogatepass"))
@@ -120,8 +101,8 @@ class Copies:
         for known, n_pairs in Counter(earlier).items():
             if n_pairs < 2:
                 continue
-            is_near, at_end = _compare(known.words, words)
-            if at_end or (is_near and known.has_variant):
+            is_near = _differ_by(known.words, words, min(MOST_EDITS, min(len(known.words), len(words)) // 4))
+            if is_near and known.has_variant:
                 return True
             if is_near:
                 variants.append(known)
@@ -136,9 +117,7 @@ class Copies:
 
 def essence(text: CorpusText) -> bytes:
     """Return what copies share that differ in case, white space and a label before them: what lots are drawn by."""
-    if text.ids is not None:
-        return text.digested()
-    return " ".join(_fold(text.written).split()).encode("utf-8", "surrogatepass")
+    return text.digested() if text.ids is not None else fold(text.written).encode("utf-8", "surrogatepass")
 
 
 def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:
@@ -149,21 +128,12 @@ def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText
     return (text for text in texts if not copies.holds(text))
 
 
-def _fold(text: str) -> str:
+def fold(text: str) -> str:
+    """Return a text in lower case, with single spaces, and without a label before it."""
     folded = " ".join(text.casefold().split())
     label = _LABEL.match(folded)
     # Not all of a text that is a label and a word or two.
     return folded[label.end() :] if label and folded.count(" ", label.end()) >= 2 else folded
-
-
-def _without_numbers(folded: str, words: Sequence[str]) -> str:
-    """Return the text with 0 for each number, where enough other words are left."""
-    n_words = sum(any(map(str.isalpha, word)) for word in words)
-    return folded if n_words < FEWEST_BESIDE_NUMBERS else _NUMBER.sub("0", folded)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class _Recent(Generic[V]):
@@ -193,31 +163,10 @@ class _Known:
         self.has_variant = has_variant
 
 
-def _compare(first: list[str], second: list[str]) -> tuple[bool, bool]:
-    """Return whether two texts differ by a few words, and whether one is the other with these at an end."""
-    shorter = min(len(first), len(second))
-    most = min(MOST_EDITS, shorter // 4)
-    if abs(len(first) - len(second)) > most:
-        return False, False
-    # Strip the words that both texts share at their start and end.
-    n_begin = _n_common(first, second)
-    first, second = first[n_begin:], second[n_begin:]
-    n_end = _n_common(first[::-1], second[::-1])
-    # One text is the other with words added at one end.
-    if n_begin + n_end == shorter and not (n_begin and n_end):
-        return True, True
-    return _differ_by(first[: len(first) - n_end], second[: len(second) - n_end], most), False
-
-
-def _n_common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Return how many words two texts begin with alike."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
-
-
 def _differ_by(first: Sequence[str], second: Sequence[str], most: int) -> bool:
     """Return whether Levenshtein's distance is at most so much; only what is near the diagonal is looked at."""
-    if max(len(first), len(second)) <= most:
-        return True
+    if abs(len(first) - len(second)) > most:
+        return False
     # Fill the band of the table of distances row by row, and stop when a row exceeds the limit.
     row = {column: column for column in range(most + 1)}
     for i, item in enumerate(first, 1):

@@ -1,7 +1,6 @@
 """Turn the lines of a source into texts: plain text, jsonl, CSV, and the conversations of jsonl.
 
     {"text": "Who?", "text_pair": "The cat."}
-    {"input_ids": [5, 6, 7]}
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]}
 
 A message's content is a text or a list of text parts. `tools` and `documents` go to the chat template as they are.
@@ -12,20 +11,19 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from attnscope.corpus.lines import UnreadableError
 from attnscope.errors import AttnscopeError, amount, parse_json
-from attnscope.results.reading import require_bounded
 from attnscope.text import MOST_BYTES, too_long
 
 Split = Literal["auto", "line", "paragraph", "file"]
 """How a plain text file is split into texts; blank lines separate paragraphs. "auto" guesses, see `guess_split`."""
 
 GUESSED_FROM = 400
-"""The most lines, and 100 times as many characters, that a split is guessed from."""
+"""The most lines that a split is guessed from."""
 
 MOST_LINES = 20
 """Lines that paragraphs have on average, where blank lines separate paragraphs: a stray one among texts does not."""
@@ -45,14 +43,11 @@ LARGEST_ID = 2**24
 _LONGEST_FIELD = 2**28
 """A quote that is never closed makes the rest of a CSV file one field."""
 
-_LONG_LINE = 2**20
-"""A shorter line of JSON fills no memory, whatever it holds."""
-
 Render = Callable[..., str]
-"""Writes messages as a chat template has them; an AttnscopeError where that fails."""
+"""Writes messages as a chat template has them, or plainly; an AttnscopeError where that fails."""
 
 Content = dict[str, Any]
-"""The fields of a `CorpusText` that a source sets: text, pair, ids, is_chat."""
+"""The fields of a `CorpusText` that a source sets: text, pair, is_chat."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +121,9 @@ def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
     # Read the lines that the guess uses; an unreadable one ends them.
     first: list[str] = []
     failed: UnreadableError | None = None
-    size = 0
     try:
-        for line in lines:
+        for line in islice(lines, GUESSED_FROM):
             first.append(line)
-            size += len(line)
-            if len(first) >= GUESSED_FROM or size >= 100 * GUESSED_FROM:
-                break
     except UnreadableError as error:  # what stands before it is text
         failed = error
 
@@ -209,36 +200,35 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
         raise UnreadableError(f"malformed CSV: {error}", begin) from None
 
 
-def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render: Render | None) -> Content:
-    """Read an object of JSON or a row of CSV: a text, a pair, token numbers, or a conversation.
+def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render: Render) -> Content:
+    """Read an object of JSON or a row of CSV: a text, a pair, or a conversation.
 
     Args:
         entry: The object.
         field: The field of the text, or of the first of two.
         pair_field: The field of the second text; None = PAIR_FIELD, where there is one.
-        render: Writes the messages of a conversation; None = there is no chat template.
+        render: Writes the messages of a conversation.
 
     Raises:
         ValueError: It holds none of them; the reason in one line.
-        AttnscopeError: It is a conversation, and there is no template.
     """
-    if field not in entry and "input_ids" not in entry and "messages" in entry:
+    if field not in entry and "messages" in entry:
         return _write_chat(entry, render)
-    # Read the text or the token numbers.
-    used = field if field in entry or "input_ids" not in entry else "input_ids"
-    value = _field_of(entry, used)
-    if isinstance(value, list) and all(map(is_id, value)):
-        return {"ids": tuple(value)}
-    if not isinstance(value, str):
-        raise ValueError(f'"{used}" is neither a text nor a list of token numbers: {shorten(repr(value))}')
-    content = {"text": _unicode(value)}
-    # Read the second text; a blank one means that there is none.
+    content = {"text": _text_of(_field_of(entry, field), f'"{field}"')}
+    # A blank second text means that there is none.
     second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
-    if second is not None and not isinstance(second, str):
-        raise ValueError(f"the second text is no text: {shorten(repr(second))}")
-    if second and second.strip():
-        content["pair"] = _unicode(second)
+    if second is not None and _text_of(second, "the second text").strip():
+        content["pair"] = second
     return content
+
+
+def _text_of(value: Any, name: str) -> str:
+    """Return a value that must be a text without half of a surrogate pair."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is no text: {shorten(repr(value))}")
+    if not is_unicode(value):
+        raise ValueError("the text is not valid Unicode: it holds half of a surrogate pair")
+    return value
 
 
 def _field_of(entry: dict[str, Any], name: str) -> Any:
@@ -254,24 +244,19 @@ def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
     return "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
 
 
-def _write_chat(entry: dict[str, Any], render: Render | None) -> Content:
+def _write_chat(entry: dict[str, Any], render: Render) -> Content:
     """Write the conversation that an object of JSON holds."""
-    if render is None:
-        raise AttnscopeError(
-            "these are conversations, and the model has no chat template",
-            "write them as ROLE: TEXT with --chat-template plain",
-        )
     messages = entry["messages"]
     if not (isinstance(messages, list) and messages):
         raise ValueError('"messages" is no list of messages')
     plain = [_plain_message(message) for message in messages]
     more = {field: entry[field] for field in ("tools", "documents") if entry.get(field)}
     try:
-        text = render(plain, **more)
+        text = _text_of(render(plain, **more), "what the chat template writes")
     except AttnscopeError as error:
         raise ValueError(error.message) from None
     # A template writes special tokens, and none are to be added.
-    return {"text": _unicode(text), "is_chat": render is not write_plainly}
+    return {"text": text, "is_chat": render is not write_plainly}
 
 
 def _plain_message(message: Any) -> dict[str, Any]:
@@ -281,8 +266,8 @@ def _plain_message(message: Any) -> dict[str, Any]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
-    parts: list[Any] = content if isinstance(content, list) else [None]
-    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    parts = content if isinstance(content, list) and content else [content]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
     return {**message, "content": "".join(texts)}
@@ -291,8 +276,6 @@ def _plain_message(message: Any) -> dict[str, Any]:
 def json_object(line: str) -> dict[str, Any] | str:
     """Return the JSON object of a line, or what is wrong with it."""
     try:
-        if len(line) > _LONG_LINE:
-            require_bounded(line.encode("utf-8", "surrogatepass"))
         entry = parse_json(line)
     except json.JSONDecodeError as error:
         return f"malformed JSON: {error.msg} at character {error.pos + 1}"
@@ -313,13 +296,6 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _unicode(text: str) -> str:
-    """Return a text; refuse one with half of a surrogate pair."""
-    if not is_unicode(text):
-        raise ValueError("the text is not valid Unicode: it holds half of a surrogate pair")
-    return text
 
 
 def shorten(text: str) -> str:

@@ -7,7 +7,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnscope.corpus.batching import Encode, tokens_of
 from attnscope.corpus.texts import CorpusText
-from attnscope.errors import AttnscopeError
 
 
 class TokenCounts:
@@ -39,13 +38,9 @@ class TokenCounts:
         Add-one smoothing: ln((count + 1) / (total + n_vocab)), so that a token never seen has a frequency too and all
         of them sum to 1.
 
-        Raises:
-            AttnscopeError: Tokens were counted that the vocabulary does not have.
+        `n_vocab` is at least the largest number that was counted, and one.
         """
-        n_known = len(self.counts)
-        if n_known > n_vocab:
-            raise AttnscopeError(f"token {n_known - 1} was counted, but the vocabulary has {n_vocab}")
-        counts = np.pad(self.counts, (0, n_vocab - n_known))
+        counts = np.pad(self.counts, (0, n_vocab - len(self.counts)))
         return np.log((counts + 1) / (self.total + n_vocab))
 
 

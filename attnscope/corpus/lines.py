@@ -6,12 +6,11 @@ import io
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from attnscope.errors import AttnscopeError
-from attnscope.pipes import open_input
 from attnscope.text import MOST_BYTES, other_format, too_long
 
 _IN_MEMORY = 1 << 24
@@ -32,26 +31,12 @@ class UnreadableError(Exception):
 class Replay(io.RawIOBase):
     """Keep a stream so that it can be read again: in memory, beyond _IN_MEMORY bytes in a temporary file."""
 
-    def __init__(self, stream: BinaryIO, name: str = "stdin") -> None:
+    def __init__(self, stream: BinaryIO, name: str) -> None:
         self._stream = stream
-        self._name = name
+        self._name = "stdin" if name == "-" else name
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
-        weakref.finalize(self, _close, self._file)
-
-    @classmethod
-    def of_pipe(cls, path: Path) -> "Replay":
-        """Return what a named pipe holds; it is closed with the last user of it.
-
-        Raises:
-            UnreadableError: Nothing comes through it.
-        """
-        try:
-            stream = open_input(path)
-        except AttnscopeError as error:
-            raise UnreadableError(error.message) from None
-        replay = cls(stream, str(path))
-        weakref.finalize(replay, stream.close)
-        return replay
+        ours = [self._file] if name == "-" else [self._file, stream]
+        weakref.finalize(self, _close, ours)
 
     def again(self) -> io.BufferedReader:
         """Return the same stream at its start."""
@@ -86,10 +71,11 @@ class Replay(io.RawIOBase):
         """Leave it open: a reader of it has come to its end, and another may follow."""
 
 
-def _close(file: IO[bytes]) -> None:
-    """Close a file whose last bytes may find no room: nobody wants them any more."""
-    with contextlib.suppress(OSError):
-        file.close()
+def _close(files: Sequence[IO[bytes]]) -> None:
+    """Close files whose last bytes may find no room: nobody wants them any more."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def lines_of(file: BinaryIO, name: str) -> Iterator[str]:

@@ -60,7 +60,7 @@ class CorpusText:
     @property
     def n_characters(self) -> int:
         """Return how long it is; where it came as token numbers, about how long it would be."""
-        return len(self.text or "") + len(self.pair or "") if self.ids is None else 4 * len(self.ids)
+        return len(self.written) if self.ids is None else 4 * len(self.ids)
 
     @property
     def written(self) -> str:
@@ -69,13 +69,11 @@ class CorpusText:
 
     def digested(self) -> bytes:
         """Return the bytes that hashes of texts are made of; the place does not enter."""
-        if self.ids is None:
-            kind, raw = "text", (self.text or "").encode("utf-8", "surrogatepass")
-        else:
-            kind, raw = "ids", np.array(self.ids, "<i8").tobytes()
-        if self.is_chat:
-            kind = f"chat {kind}"
-        digested = f"{kind} {len(raw)}\n".encode() + raw
+        if self.ids is not None:
+            raw = np.array(self.ids, "<i8").tobytes()
+            return f"ids {len(raw)}\n".encode() + raw
+        raw = (self.text or "").encode("utf-8", "surrogatepass")
+        digested = f"{'chat ' if self.is_chat else ''}text {len(raw)}\n".encode() + raw
         if self.pair is not None:
             second = self.pair.encode("utf-8", "surrogatepass")
             digested += f"pair {len(second)}\n".encode() + second
@@ -99,12 +97,9 @@ class Corpus:
             matches sorted by name; a file that comes twice is read once, where it comes first.
         split: How a plain text file is split into texts. "auto": by paragraphs where blank lines separate some, else
             by lines; stdin and pipes by lines, which are read as they come.
-        field: The field (jsonl) or column (CSV) that holds the text. In jsonl it may also be a list of token numbers;
-            where there is no such field, there may be `input_ids`.
+        field: The field (jsonl) or column (CSV) that holds the text.
         pair_field: The field or column that holds the second text of a pair; None = `text_pair`, where there is one.
         format: How to read all of them.
-        chat_template: How the conversations of jsonl are written; None = by the model's chat template, "plain" =
-            `role: content`.
         most_characters: A longer text is cut to so many characters, and listed in `problems`; None = none is cut.
 
     Attributes:
@@ -114,7 +109,7 @@ class Corpus:
         bytes_read: How much of it the last iteration has read.
         sha256: Hash of all texts of the last whole iteration, hex: the same texts in the same order have the same one,
             whatever files they came in. Empty before.
-        chat: Writes conversations by the chat template of the model that studies them, which sets it.
+        chat: Writes the conversations of jsonl: as `role: content`, until a study sets its model's chat template.
 
     Raises:
         AttnscopeError: No file is given, or an argument is unknown. While iterating: there is no text at all.
@@ -128,13 +123,10 @@ class Corpus:
         field: str = "text",
         pair_field: str | None = None,
         format: Format = "auto",
-        chat_template: str | None = None,
         most_characters: int | None = MOST_CHARACTERS,
     ) -> None:
         require_choice("split", split, get_args(Split))
         require_choice("format", format, get_args(Format))
-        if chat_template is not None:
-            require_choice("chat template", chat_template, ("plain",))
         if isinstance(files, str | Path):
             files = [files]
         if not files:
@@ -149,7 +141,7 @@ class Corpus:
         self.bytes_read = 0
         self.sha256 = ""
         self._splits: set[Split] = set()
-        self.chat: Render | None = write_plainly if chat_template else None
+        self.chat: Render = write_plainly
         self._streams: dict[str, Replay] = {}
 
     @property
@@ -200,15 +192,8 @@ class Corpus:
             )
         self.sha256 = digest.hexdigest()
 
-    def write_by(self, chat: Render | None) -> None:
-        """Have conversations written by the chat template of a model, where none was chosen."""
-        if self.chat is not write_plainly:
-            self.chat = chat
-
     def _text(self, index: int, name: str, line: int, content: Content) -> CorpusText | None:
         """Return what a source holds at a place as a text of the corpus; None where it is blank."""
-        if "ids" in content:
-            return CorpusText(index, name, line, **content) if content["ids"] else None
         if is_blank(content["text"]):
             if "pair" in content:
                 self.problems.append(Problem(name, line, "the first text of the pair is blank"))
@@ -274,7 +259,8 @@ class Corpus:
         if source != "-" and not Path(source).is_fifo():
             return Path(source).open("rb")
         if source not in self._streams:  # what can be read once, such as a pipe, is kept for further passes
-            self._streams[source] = Replay(_open_stdin()) if source == "-" else Replay.of_pipe(Path(source))
+            stream = _open_stdin() if source == "-" else Path(source).open("rb", buffering=0)  # noqa: SIM115
+            self._streams[source] = Replay(stream, source)
         return self._streams[source].again()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.pipes import refuse_pipe
+from attnscope.host import refuse_pipe
 
 MOST_BYTES = 2**30
 """The most that an archive may unpack to, unless MOST_TIMES its own size is more."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.pipes import refuse_pipe
+from attnscope.host import refuse_pipe
 
 if TYPE_CHECKING:
     from PIL.Image import Image

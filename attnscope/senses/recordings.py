@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.pipes import refuse_pipe
+from attnscope.host import refuse_pipe
 
 MOST_BYTES = 1_000_000_000
 """Of a file."""

@@ -21,7 +21,7 @@ from typing import Any
 from attnscope import models
 from attnscope.choice import Chosen
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import Corpus, CorpusText, tokens_of_ids
+from attnscope.corpus import Corpus, CorpusText
 from attnscope.drawing.files import write_pages
 from attnscope.errors import AttnscopeError, parse_json
 from attnscope.host import physical_bytes
@@ -40,8 +40,8 @@ from attnscope.studies.batch.options import BatchOptions
 from attnscope.studies.failures import failure
 from attnscope.studies.inputs.options import SharedWork
 from attnscope.studies.inputs.provenance import versions
-from attnscope.studies.inputs.reading import Prompt, Reading, read, truncate
-from attnscope.studies.inputs.texts import Progress, Report, share_read, special_ids, texts_of
+from attnscope.studies.inputs.reading import Prompt, Reading, read
+from attnscope.studies.inputs.texts import Progress, Report, share_read, texts_of
 from attnscope.studies.maps.running import outline, run_model
 from attnscope.studies.maps.study import apply_changes
 from attnscope.studies.workers import Workers
@@ -110,7 +110,7 @@ def batch(
 
     def todo() -> Iterator[_Task]:
         for text in listed:
-            folder = out.absolute() / folder_name(text.index, text.written or "tokens")
+            folder = out.absolute() / folder_name(text.index, text.written)
             task = _Task(text, folder, hashlib.sha256(common + text.digested()).hexdigest())
             became[text.index] = _find_done(task)
             if became[text.index] is None:
@@ -298,7 +298,6 @@ class _Loaded:
 
     model: Model
     heads: Chosen
-    special_ids: frozenset[int]
 
 
 @dataclass
@@ -326,7 +325,7 @@ class _Drawer:
         torch.set_num_threads(self.options.running.threads or 1)
         remember_hashes(self.hashes)
         model = self.options.loading.load(self.source)
-        self.loaded = _Loaded(model, self.options.choice.within(model.info), special_ids(model))
+        self.loaded = _Loaded(model, self.options.choice.within(model.info))
 
     def __call__(self, task: _Task) -> DrawnText | FailedText:
         """Draw a text; an error is returned, and leaves the files that were there."""
@@ -381,14 +380,5 @@ class _Drawer:
 
     def _read(self, text: CorpusText) -> Reading:
         assert self.loaded is not None
-        model = self.loaded.model
-        chat = self.options.chat
-        generate = self.options.generate
-        if text.ids is None:
-            return read(model, Prompt(text.text or "", text.pair, chat=chat, generate=generate))
-        if len(model.info.kinds) > 1 or chat or generate:
-            raise AttnscopeError(
-                "token numbers are shown as they are, by models of one kind of attention", "give texts"
-            )
-        tokens, cut = truncate(tokens_of_ids(text.ids, self.loaded.special_ids), model.info.max_tokens)
-        return Reading("", tokens, None, (cut,) if cut else ())
+        prompt = Prompt(text.text or "", text.pair, chat=self.options.chat, generate=self.options.generate)
+        return read(self.loaded.model, prompt)

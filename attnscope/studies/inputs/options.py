@@ -213,11 +213,6 @@ class TextsWanted:
         default=None,
         python_only=True,
     )
-    chat_template: str | None = option(
-        "How conversations in jsonl are written; plain: as ROLE: TEXT.  [default: by the model's chat template]",
-        default=None,
-        rare=True,
-    )
 
     def require(self) -> None:
         """Refuse the name of a file, as `refuse_file_names`."""
@@ -257,7 +252,6 @@ class TextsWanted:
                 split=self.split,  # type: ignore[arg-type]  # as above
                 field=field,
                 pair_field=self.pair_field or second.strip() or None,
-                chat_template=self.chat_template,
             )
         return [self.text or ""]
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.corpus import Corpus, CorpusText
+from attnscope.corpus.formats import write_plainly
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.results.tokens import Tokens
@@ -45,7 +46,7 @@ def scale_report(report: Report | None, number: int, of: int) -> Report | None:
 def texts_of(texts: Corpus | str | Sequence[str] | Sequence[CorpusText], model: Model | None = None) -> Texts:
     """Return a corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as in files.
 
-    Conversations are written by the chat template of `model`.
+    Conversations are written by the chat template of `model`, or plainly if it has none.
 
     Raises:
         AttnscopeError: There is no text.
@@ -53,7 +54,7 @@ def texts_of(texts: Corpus | str | Sequence[str] | Sequence[CorpusText], model: 
     """
     if isinstance(texts, Corpus):
         if model is not None:
-            texts.write_by(getattr(model.tokenizer, "write_chat", None))  # of transformers alone
+            texts.chat = getattr(model.tokenizer, "write_chat", None) or write_plainly  # of transformers alone
         return texts
     if isinstance(texts, str):
         refuse_file_name(texts, f"read it as attnscope.Corpus({texts!r}); a text like this one stands in a list")

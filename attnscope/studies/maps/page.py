@@ -189,9 +189,7 @@ def _prompts(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
     corpus = order.corpus()
     assert isinstance(corpus, Corpus)  # of files
     for text in corpus:
-        if text.text is None:
-            raise AttnscopeError(f"{text.source} holds token numbers, no text", "name the --field with the text")
-        yield prompt_of(text.text, text.pair), share_read(corpus)
+        yield prompt_of(text.text or "", text.pair), share_read(corpus)
     if corpus.problems:
         raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed, place_links
-from attnscope.corpus import TOKEN_BUDGET, batches, chunks, copy_key
+from attnscope.corpus import TOKEN_BUDGET, batches, chunks, fold
 from attnscope.models.model import Batch, Model
 from attnscope.questions.relations import RelationsOptions
 from attnscope.studies.failures import Place, broken_rows
@@ -104,7 +104,7 @@ class Linker:
         start = decoder_start(model)  # what the decoder reads while the encoder alone is studied
         self._start = None if start is None else start.take(np.arange(1))
         self._lots: defaultdict[str, Lots] = defaultdict(Lots)
-        self._seen: set[bytes] = set()
+        self._seen: set[int] = set()
 
     def block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
         """Return texts as a block."""
@@ -120,7 +120,7 @@ class Linker:
             pieces = []
             for part in placed:
                 relations = Counter(link.link.relation for link in part.links)
-                key = copy_key(_characters_of(text, part))
+                key = hash(fold(_characters_of(text, part)))
                 if key in self._seen:
                     n_copies += 1
                     unmeasured.update({(relation, COPY): n for relation, n in relations.items()})
