@@ -202,18 +202,18 @@ def _rows(model: Any, text: str, **how: Any) -> tuple[Any, Any]:
 
 def test_a_seeded_share_of_ordinary_tokens_is_masked(masked: Any) -> None:
     text = "the cat sat on a mat, and the dog ran."
-    tokens, read = _rows(masked, text, masked=0.5, seed=1)
+    tokens, read = _rows(masked, text, seed=1)
     hidden = read.positions.tolist()
     n = int((~tokens.special).sum())
-    assert len(hidden) == round(n / 2)
+    assert len(hidden) == round(0.15 * n)
     assert not tokens.special[hidden].any()
     assert read.answers.tolist() == tokens.ids[hidden].tolist()
     mask_id = masked.tokenizer.mask_id
     assert mask_id is not None
     assert (read.batch.ids[0] == mask_id).nonzero().flatten().tolist() == hidden
-    again, other = (_rows(masked, text, masked=0.5, seed=seed)[1].positions.tolist() for seed in (1, 2))
+    again, other = (_rows(masked, text, seed=seed)[1].positions.tolist() for seed in (1, 2))
     assert again == hidden != other
-    assert len(_rows(masked, "a", masked=0.15)[1].positions) == 1
+    assert len(_rows(masked, "a")[1].positions) == 1
 
 
 def test_long_texts_are_cut_into_chunks_of_one_text(masked: Any) -> None:
@@ -252,9 +252,7 @@ def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp
     assert given.answers.tolist() == [ids[i + 1] for i in wanted]
 
 
-@pytest.mark.parametrize("answer", [None, "bad"])
-def test_a_classifier_predicts_a_class(tmp_path: Path, answer: str | None) -> None:
-    """The one that the whole model gives, or the one that is asked for."""
+def test_a_classifier_predicts_the_class_that_the_whole_model_gives(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "classes")
     torch.manual_seed(0)
     network = BertForSequenceClassification(
@@ -265,14 +263,14 @@ def test_a_classifier_predicts_a_class(tmp_path: Path, answer: str | None) -> No
     network.save_pretrained(folder)
     model: Any = load(str(folder), engine="hf")
     texts = ["the cat", "a dog sat on it", "the b"]
-    found = ablate(model, texts, AblateOptions(modes=("zero",), answer=answer, importance=True))
+    found = ablate(model, texts, AblateOptions(modes=("zero",), importance=True))
     gate = Gate({("encoder", 1): torch.tensor([1.0, 0.0, 1.0])})
     losses, rises, kls = [], [], []
     for text in texts:
         batch = Batch(torch.from_numpy(model.tokenizer.encode(text).ids)[None])
         with torch.no_grad():
             logs, without = (model.outputs(batch, probe).logits[0, 0].log_softmax(-1) for probe in (attend, gate))
-        right = int(logs.argmax()) if answer is None else 0
+        right = int(logs.argmax())
         losses.append(float(-logs[right]))
         rises.append(float(logs[right] - without[right]))
         kls.append(float((logs.exp() * (logs - without)).sum()))
@@ -289,12 +287,10 @@ def test_a_classifier_predicts_a_class(tmp_path: Path, answer: str | None) -> No
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"answer": "good"}, "has no class 'good'"),
         ({"choice": Choice(pick=((0, 3),))}, "no head 3"),
         ({"choice": Choice(layers=(3,))}, "no layer 3"),
         ({"kind": "cross"}, "no cross attention"),
         ({"target": "a"}, "has no target"),
-        ({"masked": 1.5}, "between 0 and 1"),
         ({"modes": ()}, "nothing is to be done"),
     ],
 )

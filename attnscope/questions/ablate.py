@@ -68,11 +68,6 @@ class AblateOptions:
         default="auto",
         choices=("auto", "none"),
     )
-    answer: str | None = option(
-        "The class of a classifier whose likelihood is measured.  [default: the one that the whole model gives]",
-        default=None,
-    )
-    masked: float = option("Share of tokens that a masked model has to fill in.", default=0.15, rare=True)
     target: str | None = target_option()
     save: Path | None = option(
         "Write the model without the heads of --pick into this new folder.", default=None, panel="Output"
@@ -80,9 +75,7 @@ class AblateOptions:
     seed: int = seed_option("masked tokens")
 
     def require(self) -> None:
-        """Refuse a share that is not one, and an order to do nothing."""
-        if not 0 < self.masked < 1:
-            raise UsageError(f"--masked is {self.masked}", "it is a share of the tokens between 0 and 1")
+        """Refuse an order to do nothing."""
         if not (self.modes or self.importance):
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
 

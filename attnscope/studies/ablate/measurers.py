@@ -6,9 +6,9 @@ the loss by one backward pass. A text may come in several rows; it counts when a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from attnscope.core.interventions import Activations, Patch, Patched
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block, Copies, blocks, distinct
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import PASS_TOKENS, Model, Outputs
+from attnscope.models.model import PASS_TOKENS, Model
 from attnscope.questions.ablate import Mode
 from attnscope.studies.ablate.reading import BLOCK, Passes, ReadBatch, Reader, Row, require_rerunnable
 from attnscope.studies.failures import Place as BrokenPlace
@@ -44,7 +44,7 @@ QUANTITIES = ("l2", "loss", "kl")
 """The quantities that are measured without heads."""
 
 
-class OfRows(Measurer[P]):
+class RowMeasurer(Measurer[P]):
     """Measure batches of rows of texts."""
 
     def __init__(self, model: Model, reader: Reader) -> None:
@@ -55,17 +55,6 @@ class OfRows(Measurer[P]):
     def batches(self, block: Block) -> Sequence[Sequence[Row]]:
         """Cut a block into batches of rows."""
         return self._reader.batches(block)
-
-
-@dataclass(eq=False)
-class _TextSum:
-    """Hold the numbers of the rows of a text so far, its predictions, and whether the text counts."""
-
-    numbers: Floats
-    n_predictions: int = 0
-    n_rows: int = 0
-    n_tokens: int = 0
-    is_whole: bool = False
 
 
 @dataclass(kw_only=True, eq=False)
@@ -81,26 +70,32 @@ class TextPart(Part):
     sums: RunningSums
     whole: RunningSums = field(default_factory=RunningSums)
     n_predictions: int = 0
-    _texts: dict[int, _TextSum] = field(default_factory=dict)
+    _rows: list[tuple[Row, Floats]] = field(default_factory=list)
+    _n_rows: Counter[int] = field(default_factory=Counter)
 
-    def add_row(self, row: Row, numbers: Floats) -> _TextSum | None:
-        """Add a row to its text; return the text if this was its last row."""
-        text = self._texts.setdefault(row.text, _TextSum(np.zeros_like(numbers)))
-        text.numbers = text.numbers + numbers
-        text.n_predictions += len(row.positions)
-        text.n_tokens += row.n_tokens
-        text.n_rows += 1
-        return text if text.n_rows == row.n_rows else None
+    def add_rows(self, batch: Sequence[Row], numbers: Floats) -> None:
+        """Add the numbers of rows, and count the texts of which all rows are there."""
+        for row, of_row in zip(batch, numbers, strict=True):
+            self._rows.append((row, of_row))
+            self._n_rows[row.text] += 1
+            self.n_tokens += row.n_tokens
+            self.n_texts += self._is_whole(row)
 
-    def count(self, text: _TextSum) -> None:
-        """Count a text of which all rows are there."""
-        text.is_whole = True
-        self.n_texts += 1
-        self.n_tokens += text.n_tokens
+    def _is_whole(self, row: Row) -> bool:
+        return self._n_rows[row.text] == row.n_rows and row.text not in self.broken
 
-    def whole_texts(self) -> list[_TextSum]:
-        """Return the texts that count, in their order."""
-        return [text for _, text in sorted(self._texts.items()) if text.is_whole]
+    def whole_texts(self) -> tuple[Floats, Floats]:
+        """Return the sums over the rows of each whole text, (text, …), and its predictions, (text,), in their order."""
+        rows = [(row, numbers) for row, numbers in self._rows if self._is_whole(row)]
+        texts, text_of_row = np.unique([row.text for row, _ in rows], return_inverse=True)
+        self.n_texts = len(texts)
+        self.n_tokens = sum(row.n_tokens for row, _ in rows)
+        n_predictions = np.zeros(len(texts))
+        sums = np.zeros((len(texts), *(self._rows[0][1].shape if rows else ())))
+        for number, (row, numbers) in zip(text_of_row, rows, strict=True):
+            sums[number] += numbers
+            n_predictions[number] += len(row.positions)
+        return sums, n_predictions
 
 
 # What heads put out
@@ -129,7 +124,7 @@ class MeanPart(Part):
         return {place: outputs.total / max(1, outputs.n_queries) for place, outputs in self.outputs.items()}
 
 
-class MeanOutputs(OfRows[MeanPart]):
+class MeanOutputs(RowMeasurer[MeanPart]):
     """Add up the outputs of heads over all real queries."""
 
     def start(self, block: Block) -> MeanPart:
@@ -169,29 +164,21 @@ class MeanOutputs(OfRows[MeanPart]):
 def outputs_of(passes: Passes) -> Iterator[tuple[int, Mapping[Place, Tensor]]]:
     """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by place."""
     for block in blocks(distinct(passes.texts, Copies()), BLOCK):
-        rows = sorted((row for batch in passes.reader.batches(block) for row in batch), key=lambda row: row.text)
-        last = -1
-        for row in rows:
-            if row.text == last:
-                continue
-            last = row.text
-            for _, outputs in Room().each([row], partial(_outputs_of_row, passes)):
-                yield row.text, outputs
-
-
-def _outputs_of_row(passes: Passes, row: Sequence[Row]) -> Mapping[Place, Tensor]:
-    """Return the outputs of heads on the one row of a batch, (head, token, d) by place."""
-    activations = Activations()
-    with torch.no_grad():
-        passes.model.outputs(passes.reader.read(row).batch, activations, logits=False)
-    return {place: output[0] for place, output in activations.outputs.items()}
+        first_rows: dict[int, Row] = {}
+        for batch in passes.reader.batches(block):
+            for row in batch:
+                first_rows.setdefault(row.text, row)
+        for text, row in sorted(first_rows.items()):
+            activations = Activations()
+            with torch.no_grad():
+                passes.model.outputs(passes.reader.read([row]).batch, activations, logits=False)
+            yield text, {place: output[0] for place, output in activations.outputs.items()}
 
 
 def heads_of(passes: Passes) -> dict[Place, int]:
     """Return how many heads each attention has, seen on the first text; {} = there is none."""
-    for _, outputs in outputs_of(passes):
-        return {place: len(output) for place, output in outputs.items()}
-    return {}
+    _, outputs = next(outputs_of(passes), (0, {}))
+    return {place: len(output) for place, output in outputs.items()}
 
 
 def donors_of(passes: Passes) -> list[tuple[int, Mapping[Place, Tensor]]]:
@@ -250,7 +237,7 @@ class StandIns(NamedTuple):
         return torch.stack(rows)[:, None]
 
 
-class Cutting(OfRows[TextPart]):
+class Cutting(RowMeasurer[TextPart]):
     """Take cuts out of texts, several in one forward pass, as further rows of the batch; see `measure_cuts`."""
 
     def __init__(self, model: Model, reader: Reader, cuts: Sequence[Cut], stand_ins: StandIns) -> None:
@@ -270,23 +257,27 @@ class Cutting(OfRows[TextPart]):
             Squared norms of hidden states, losses and KL divergence, (row, 1 + cut, 3): first those of the whole model,
             then of the changes by cuts, with the losses that are left. And rows where it computes no number.
         """
+        numbers = np.zeros((1 + len(self._cuts), len(batch), len(QUANTITIES)))
         with torch.no_grad():
             # Run the whole model once.
             read = self._reader.read(batch)
             rerun = self._model.rerun(read.batch, logits=bool(len(read.rows)))
-            # Padding is no hidden state, and what is computed there need not be a number.
-            logs: dict[str, dict[int, Tensor]] = {}
-            for kind, by_layer in rerun.are_numbers.items():
-                logs[kind] = {layer: fine.float().log() for layer, fine in by_layer.items()}
-            whole = _Whole(rerun.whole, read)
-            numbers = np.zeros((1 + len(self._cuts), len(batch), len(QUANTITIES)))
-            numbers[0] = whole.sums()
+            whole = rerun.whole.hidden.to(torch.promote_types(rerun.whole.hidden.dtype, torch.float32))
+            whole_logs = read.log_probabilities(rerun.whole.logits, 1)
+            numbers[0] = _by_row(read, whole[None], whole_logs, whole_logs)[0]
             # Take out as many cuts per pass as fit, as repetitions of the batch. (cut * row, …)
             places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
             for first, chosen in rerun.plan(places, self.room.pass_tokens):  # type: ignore[arg-type]  # the model's kinds
                 outputs = rerun.again(self._without(chosen, read), first, len(chosen))
-                numbers[1 + np.array(chosen)] = whole.changes(outputs, len(chosen))
-        return numbers.swapaxes(0, 1), broken_rows(logs)
+                change = outputs.hidden.to(whole.dtype).view(len(chosen), *whole.shape) - whole
+                logs = read.log_probabilities(outputs.logits, len(chosen))
+                numbers[1 + np.array(chosen)] = _by_row(read, change, logs, whole_logs)
+        # Padding is no hidden state, and what is computed there need not be a number.
+        logs_of_numbers = {
+            kind: {layer: fine.float().log() for layer, fine in by_layer.items()}
+            for kind, by_layer in rerun.are_numbers.items()
+        }
+        return numbers.swapaxes(0, 1), broken_rows(logs_of_numbers)
 
     def _without(self, chosen: Sequence[int], read: ReadBatch) -> Patched:
         """Return what takes cuts out of a batch that is repeated once per cut; each repetition lacks one of them."""
@@ -301,46 +292,26 @@ class Cutting(OfRows[TextPart]):
         return Patched(patches)
 
     def add(self, part: TextPart, batch: Sequence[Row], result: tuple[Floats, Mapping[int, BrokenPlace]]) -> None:
-        """Add rows to their texts, and count those of which all rows are there and all numbers are finite."""
+        """Add rows to their texts; texts on which a number is not finite, with heads or without, are left out."""
         numbers, broken = result
         for number, row in enumerate(batch):
-            if number in broken:
-                part.broken.setdefault(row.text, broken[number])
-            text = part.add_row(row, numbers[number])
-            if text is None:
-                continue
-            place = self._broken_place(text.numbers)
-            if place is not None:
-                part.broken.setdefault(row.text, place)
-            if row.text not in part.broken and text.numbers[0, 0] > 0:
-                part.count(text)
-
-    def _broken_place(self, numbers: Floats) -> BrokenPlace | None:
-        """Return where NaN or infinity is computed on a text, by the model or without some heads; None = nowhere."""
-        is_finite = np.asarray(np.isfinite(numbers).all(-1))
-        if is_finite.all():
-            return None
-        if not is_finite[0]:
-            return "", None
-        kind, layer, head = self._cuts[int(is_finite[1:].argmin())].heads[0]
-        prefix = f"{kind} " if len(self._model.info.kinds) > 1 else ""
-        return f"without {prefix}L{layer}H{head}", None
+            if number in broken or not np.isfinite(numbers[number]).all():
+                part.broken.setdefault(row.text, broken.get(number, ("", None)))
+        part.add_rows(batch, numbers)
 
     def finish(self, part: TextPart) -> TextPart:
         """Add up the whole texts of the block, in their order."""
-        texts = part.whole_texts()
-        if not texts:
+        numbers, n_predictions = part.whole_texts()  # (text, 1 + cut, 3) and (text,)
+        if not part.n_texts:
             return part
-        numbers = np.array([text.numbers for text in texts])  # (text, 1 + cut, 3)
-        counts = np.array([text.n_predictions for text in texts], np.float64)  # (text,)
         whole, cuts = numbers[:, :1], numbers[:, 1:]
         # Mean over texts: norms per text, losses and KL per prediction.
         l2 = np.sqrt(cuts[..., 0] / whole[..., 0])
         values = np.stack([l2, cuts[..., 1] - whole[..., 1], cuts[..., 2]], -1)
-        per_quantity = np.stack([np.ones_like(counts), counts, counts], -1)  # (text, 3)
-        part.sums.add(values, per_quantity[:, None])
-        part.whole.add(whole[:, 0, 1], counts)
-        part.n_predictions = int(counts.sum())
+        counts = np.stack([np.ones_like(n_predictions), n_predictions, n_predictions], -1)  # (text, 3)
+        part.sums.add(values, counts[:, None])
+        part.whole.add(whole[:, 0, 1], n_predictions)
+        part.n_predictions = int(n_predictions.sum())
         return part
 
 
@@ -384,46 +355,29 @@ def _no_cuts(n_cuts: int) -> TextPart:
     return TextPart(sums=RunningSums((n_cuts, len(QUANTITIES))))
 
 
-class _Whole:
-    """Hold the whole model's outputs on a batch, and measure how other outputs differ."""
+def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Tensor | None) -> Floats:
+    """Return squared norms of states, losses and KL divergence from the whole model, (time, row, 3).
 
-    def __init__(self, outputs: Outputs, read: ReadBatch) -> None:
-        self._read = read
-        self._dtype = torch.promote_types(outputs.hidden.dtype, torch.float32)
-        self._hidden = outputs.hidden.to(self._dtype)
-        self._logs = None if outputs.logits is None else read.log_probabilities(outputs.logits)
-
-    def sums(self) -> Floats:
-        """Return squared hidden states, losses, and 0, (row, 3)."""
-        sums: Floats = self._by_row(self._hidden.square()[None], None if self._logs is None else self._logs[None])[0]
-        return sums
-
-    def changes(self, outputs: Outputs, times: int) -> Floats:
-        """Return squared changes of hidden states, losses, and KL divergence, (time, row, 3)."""
-        hidden = outputs.hidden.to(self._dtype).view(times, *self._hidden.shape)
-        logs = None
-        if outputs.logits is not None and self._logs is not None:
-            logs = self._read.log_probabilities(outputs.logits.view(times, -1, *outputs.logits.shape[1:]))
-        return self._by_row((hidden - self._hidden).square_(), logs)
-
-    def _by_row(self, states: Tensor, logs: Tensor | None) -> Floats:
-        """Add up numbers of tokens and of predictions by the row that they are of, (time, row, 3)."""
-        read = self._read
-        numbers = np.zeros((*states.shape[:2], len(QUANTITIES)))
-        numbers[..., 0] = to_numpy((states.sum(-1) * read.real).sum(-1))
-        if logs is not None and self._logs is not None:
-            losses = read.losses(logs, self._logs)
-            kl = (self._logs.exp() * (self._logs - logs)).sum(-1).clamp_(min=0)
-            for column, values in ((1, losses), (2, kl)):  # (time, prediction)
-                sums = values.new_zeros(numbers.shape[:2]).index_add_(-1, read.rows, values)
-                numbers[..., column] = to_numpy(sums)
-        return numbers
+    Args:
+        read: The rows.
+        states: Hidden states, or how they change, (time, row, token, d).
+        logs: Log probabilities of predictions, (time, prediction, vocabulary); None = there are none.
+        whole_logs: Those of the whole model, (1, prediction, vocabulary).
+    """
+    numbers = np.zeros((*states.shape[:2], len(QUANTITIES)))
+    numbers[..., 0] = to_numpy((states.square().sum(-1) * read.real).sum(-1))
+    if logs is not None and whole_logs is not None:
+        kl = (whole_logs.exp() * (whole_logs - logs)).sum(-1).clamp_(min=0)
+        for column, values in ((1, read.losses(logs, whole_logs)), (2, kl)):  # (time, prediction)
+            sums = values.new_zeros(numbers.shape[:2]).index_add_(-1, read.rows, values)
+            numbers[..., column] = to_numpy(sums)
+    return numbers
 
 
 # How the loss hangs on each head
 
 
-class Slopes(OfRows[TextPart]):
+class Slopes(RowMeasurer[TextPart]):
     """Compute dL/dxi of each head, the derivative of the loss by the head's gate."""
 
     def __init__(self, model: Model, reader: Reader, n_heads: Mapping[Place, int]) -> None:
@@ -457,16 +411,14 @@ class Slopes(OfRows[TextPart]):
 
     def add(self, part: TextPart, batch: Sequence[Row], result: Floats) -> None:
         """Add the derivatives of rows to their texts."""
-        for row, slopes in zip(batch, result, strict=True):
-            text = part.add_row(row, slopes)
-            if text is not None:
-                part.count(text)
+        part.add_rows(batch, result)
 
     def finish(self, part: TextPart) -> TextPart:
         """Add up the texts of the block, without those that have no prediction or are not finite."""
-        for text in part.whole_texts():
-            if text.n_predictions and np.isfinite(text.numbers).all():
-                part.sums.add(np.abs(text.numbers) / text.n_predictions, 1.0)
+        slopes, n_predictions = part.whole_texts()  # (text, head) and (text,)
+        for of_text, n in zip(slopes, n_predictions, strict=True):
+            if n and np.isfinite(of_text).all():
+                part.sums.add(np.abs(of_text) / n, 1.0)
         return part
 
 

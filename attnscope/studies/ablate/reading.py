@@ -1,7 +1,8 @@
 """Read texts as padded batches of rows for a model without some heads, with the predictions asked of it.
 
 A decoder predicts each next token, a masked model a seeded share of its tokens, an encoder-decoder its target (what was
-given, else its own greedy answer), and a classifier a class. Special tokens that every text has are never predicted.
+given, else its own greedy answer), and a classifier the class that the whole model gives. Special tokens that every
+text has are never predicted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ BLOCK = 32
 
 Numbers = NDArray[np.int64]
 
+MASKED = 0.15
+"""The share of ordinary tokens that is hidden from a masked model, at least one per text."""
+
 OWN_CLASS = -1
 """The answer that is the class which the whole model gives."""
 
@@ -60,12 +64,12 @@ class Row:
 
     def __len__(self) -> int:
         """Return its length in tokens; of two lengths the longer, which decides the cost of a pass."""
-        return max(len(self.tokens), 0 if self.target is None else len(self.target))
+        return max(len(self.tokens), len(self.target or ()))
 
     @property
     def n_tokens(self) -> int:
         """Return how many tokens are read."""
-        return len(self.tokens) + (0 if self.target is None else len(self.target))
+        return len(self.tokens) + len(self.target or ())
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +93,11 @@ class ReadBatch:
     positions: Tensor
     answers: Tensor
 
-    def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Return log probabilities, (..., prediction, vocabulary), from logits (..., row, token, vocabulary)."""
-        chosen = logits[..., self.rows, self.positions, :]
+    def log_probabilities(self, logits: Tensor | None, times: int) -> Tensor | None:
+        """Return log probabilities, (time, prediction, vocabulary), from logits, (time · row, token, vocabulary)."""
+        if logits is None:
+            return None
+        chosen = logits.view(times, -1, *logits.shape[1:])[:, self.rows, self.positions]
         return chosen.to(torch.promote_types(chosen.dtype, torch.float32)).log_softmax(-1)
 
     def losses(self, logs: Tensor, whole: Tensor) -> Tensor:
@@ -111,35 +117,22 @@ class Reader:
     Args:
         model: The model.
         loss: What it is to predict; None = nothing.
-        masked: The share of ordinary tokens that is hidden from a masked model, at least one per text.
-        seed: Of the choice of tokens.
+        seed: Of the choice of tokens that are hidden from a masked model.
         target: What an encoder-decoder is to write; None = its own greedy answer to each text.
-        answer: The class whose likelihood is measured; None = the one that the whole model gives.
 
     Attributes:
         arguments: All but the model, by which workers make another one.
 
     Raises:
-        AttnscopeError: The model has no mask token to hide others with, no target to write, or no such class.
+        AttnscopeError: The model has no mask token to hide others with, or no target to write.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        loss: Loss | None,
-        *,
-        masked: float = 0.15,
-        seed: int = 0,
-        target: str | None = None,
-        answer: str | None = None,
-    ) -> None:
-        self.arguments = {"loss": loss, "masked": masked, "seed": seed, "target": target, "answer": answer}
+    def __init__(self, model: Model, loss: Loss | None, *, seed: int = 0, target: str | None = None) -> None:
+        self.arguments = {"loss": loss, "seed": seed, "target": target}
         self._model = model
         self._loss = loss
-        self._masked = masked
         self._seed = seed
         self._special = special_ids(model)
-        self._class = OWN_CLASS if answer is None else model.label_number(answer)
         self._mask_id: Any = model.tokenizer.mask_id if loss == "masked" else None
         if loss == "masked" and self._mask_id is None:
             raise AttnscopeError(
@@ -197,7 +190,7 @@ class Reader:
             tokens = replace(tokens, ids=hidden)
         elif self._loss in ("class", "token_class"):
             positions = np.zeros(1, np.int64) if self._loss == "class" else fresh
-            answers = np.full(len(positions), self._class)
+            answers = np.full(len(positions), OWN_CLASS)
         return Row(chunk.text, tokens, target, positions, answers)
 
     def _choose_hidden(self, chunk: Chunk, ordinary: Numbers) -> Numbers:
@@ -205,7 +198,7 @@ class Reader:
         # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
         random = np.random.PCG64(np.random.SeedSequence([self._seed, chunk.text, chunk.number]))
         order = random.random_raw(len(ordinary)).argsort(kind="stable")
-        return np.sort(ordinary[order[: max(1, round(self._masked * len(ordinary)))]])
+        return np.sort(ordinary[order[: max(1, round(MASKED * len(ordinary)))]])
 
     def _target(self, tokens: Tokens) -> Tokens:
         """Return the tokens that the decoder beside an encoder reads; keep greedy answers, as they are slow."""
@@ -233,12 +226,12 @@ class Reader:
             return torch.from_numpy(np.concatenate(parts)).to(device)
 
         real = mask_padding(texts)
-        read = mask_padding(targets) if targets else real
+        decoded = mask_padding(targets) if targets else real
         return ReadBatch(
             batch=batch_of(texts, targets).to(device),
             texts=[row.text for row in rows],
-            real=read,
-            queries={"encoder": real, "decoder": read, "cross": read},
+            real=decoded,
+            queries={"encoder": real, "decoder": decoded, "cross": decoded},
             rows=join([np.full(len(row.positions), number) for number, row in enumerate(rows)]),
             positions=join([row.positions for row in rows]),
             answers=join([row.answers for row in rows]),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +40,7 @@ EXAMPLE = "The animal didn't cross the street because it was too tired."
 
 _SAVE_FIRST = "save it first: AutoModel.from_pretrained(…).save_pretrained(…)"
 
-_OTHER_WEIGHTS = frozenset(
-    {".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".safetensors", ".pkl", ".ckpt"}
-)
+_NOT_COPIED = (".safetensors", ".bin", ".bin.index.json", ".pt", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".git")
 
 
 @with_plain_torch
@@ -74,54 +71,49 @@ def prune(
         raise UsageError("pruned models are those of transformers", "leave out --engine")
     if options.choice.pick is None:
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
-    # Files that are there must neither be lost nor mix with what is written.
+    # Files that are there must neither be lost nor mix with the new ones.
     if out.is_dir() and any(out.iterdir()):
         raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --save")
     require_writable(out)
     # Find the files, which must be safetensors.
     source = loading.resolve(spec)
-    if source.folder is None:
-        raise AttnscopeError(f"{source.name} has no files", "name a folder or a Hub id")
-    if source.adapter is not None:
-        raise AttnscopeError(f"{source.name} has an adapter, which lies beside its weights", "merge it, with peft")
-    files = weight_files(source.folder, allow_pickle=loading.allow_pickle)
-    if any(path.suffix != ".safetensors" for path in files):
-        raise AttnscopeError(f"the weights of {source.name} are pickles, which are not written", _SAVE_FIRST)
+    if source.folder is None or source.adapter is not None:
+        raise AttnscopeError(f"{source.name} is no folder of safetensors without an adapter", _SAVE_FIRST)
+    files = weight_files(source.folder)
 
     # Measure the change, and find the weights of the heads.
     loading = replace(loading, engine="hf")
     model = loading.load(source)
     effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
-    for kind, layer, head in zip(*(effect["heads"][name].tolist() for name in ("kind", "layer", "head")), strict=True):
-        heads.setdefault((kind, layer), []).append(head)
+    table = effect.table("heads")
+    for row in range(len(table)):
+        heads.setdefault((table["kind"][row].item(), int(table["layer"][row])), []).append(int(table["head"][row]))
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
     # Write beside the folder, compare, and move it in place when all is right.
     part = out.parent / f".{secrets.token_hex(8)}.part"
     try:
-        shutil.copytree(source.folder, part, ignore=lambda _, names: [name for name in names if _is_left_out(name)])
+        shutil.copytree(source.folder, part, ignore=_without_weights)
         _write_weights(files, part, slices)
         difference = _compare(model, heads, loading.load(str(part.absolute())))
-        effect = _with_note(effect, slices, difference)
+        note = f"set to zero: weights of {len(table)} heads; outputs differ from the gated model's by {difference:.1g}"
+        effect = replace(effect, run={**effect.run, "notes": [*effect.run.get("notes", ()), note]})
         (part / ABOUT).write_text(effect.to_json() + "\n", "utf-8")
         part.replace(out)
     except (OSError, SafetensorError) as error:  # the latter of a full disk
-        # Of a folder that is copied there may be several; each is (from, to, why).
-        why = error.args[0][0][2] if isinstance(error, shutil.Error) else getattr(error, "strerror", None) or error
         raise AttnscopeError(
-            f"cannot write {out}: {one_line(str(why))}", "choose another folder with --save, or make room"
+            f"cannot write {out}: {one_line(str(error))}", "choose another folder with --save, or make room"
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return effect
 
 
-def _is_left_out(name: str) -> bool:
-    """Return whether a file holds weights, or belongs to no model."""
-    is_index = name.endswith(".bin.index.json")  # of pickles, which are not written
-    return is_index or Path(name).suffix in _OTHER_WEIGHTS or name in ("__pycache__", ".git")
+def _without_weights(folder: str, names: Sequence[str]) -> list[str]:
+    """Return the files that hold weights, or belong to no model: they are not copied."""
+    return [name for name in names if name.endswith(_NOT_COPIED)]
 
 
 def _write_weights(files: Sequence[Path], target: Path, slices: Sequence[Slice]) -> None:
@@ -184,13 +176,3 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model)
             "try --dtype float64, or a model of another architecture",
         )
     return difference
-
-
-def _with_note(effect: Ablation, slices: Sequence[Slice], difference: float) -> Ablation:
-    """Return the ablation with a note on the weights that were set to zero."""
-    numbers: Counter[str] = Counter()
-    for part in slices:
-        numbers[part.role] += part.weight.numel() // part.weight.shape[part.axis] * len(part.indices)
-    listed = ", ".join(f"{n:,} of {role}" for role, n in numbers.items())
-    note = f"set to zero: {listed}; largest difference of its outputs from the gated model's: {difference:.1g}"
-    return replace(effect, run={**effect.run, "notes": [*effect.run.get("notes", ()), note]})

@@ -14,7 +14,6 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
-from attnscope.models.info import ModelInfo
 from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import Loss, Model
 from attnscope.questions.ablate import AblateOptions, Ablation, quantity_column
@@ -33,7 +32,7 @@ from attnscope.studies.ablate.measurers import (
     measure_cuts,
     measure_importance,
 )
-from attnscope.studies.ablate.reading import Passes, Reader, require_rerunnable
+from attnscope.studies.ablate.reading import MASKED, Passes, Reader, require_rerunnable
 from attnscope.studies.failures import failure
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of
@@ -77,193 +76,142 @@ def ablate(
         workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name.
 
     Raises:
-        AttnscopeError: There is no text, no such head or class, the model has no loss for importances, its heads cannot
-            be taken out, or no worker can begin.
+        AttnscopeError: There is no text, no such head, the model has no loss for importances, its heads cannot be taken
+            out, or no worker can begin.
     """
-    return _Study(model, corpus, options or AblateOptions(), report, workers).run()
+    options = options or AblateOptions()
+    loss = None if options.loss == "none" else require_rerunnable(model).loss
+    _require(model, options, loss)
+    reader = Reader(model, loss, seed=options.seed, target=options.target)
+    passes = Passes(model, reader, texts_of(corpus, model), workers)
+    n_heads = heads_of(passes)
+    if not n_heads:
+        raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
+    heads = _choose_heads(model, options, n_heads)
 
+    # Every head alone, and if heads are picked all of them together, in every mode.
+    sets: list[tuple[Head, ...]] = [(head,) for head in heads]
+    if options.choice.pick is not None and len(heads) > 1:
+        sets.append(tuple(heads))
+    cuts = []
+    for mode in options.modes:
+        for donor in range(DONORS) if mode == "resample" else [-1]:
+            cuts += [Cut(each, mode, donor) for each in sets]
 
-class _Study:
-    """Run one ablation, pass by pass over the texts."""
-
-    def __init__(
-        self, model: Model, corpus: Any, options: AblateOptions, report: Report | None, workers: Workers | None
-    ) -> None:
-        self._model = model
-        self._options = options
-        self._loss = None if options.loss == "none" else require_rerunnable(model).loss
-        if options.importance:
-            _require_slopes(model, self._loss)
-        how = {name: getattr(options, name) for name in ("masked", "seed", "target", "answer")}
-        self._passes = Passes(model, Reader(model, self._loss, **how), texts_of(corpus, model), workers)
-        self._chosen = options.choice.within(model.info)
-        self._kinds = _kinds(model.info, options)
-
-        # How far it is, over all passes.
-        self._report = report
-        self._n_passes = ("mean" in options.modes) + bool(options.modes) + options.importance
-        self._n_begun = 0
-        self._notes: list[str] = []
-        self._failures: list[Mapping[str, str]] = []
-        self._lost: list[dict[str, Any]] = []
-
-    def run(self) -> Ablation:
-        """Return what changes without heads."""
-        options = self._options
-        n_heads = heads_of(self._passes)
-        if not n_heads:
-            raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-        heads = self._heads(n_heads)
-
-        # Every head alone, and if heads are picked all of them together, in every mode.
-        sets: list[tuple[Head, ...]] = [(head,) for head in heads]
-        if options.choice.pick is not None and len(heads) > 1:
-            sets.append(tuple(heads))
-        cuts = []
-        for mode in options.modes:
-            for donor in range(DONORS) if mode == "resample" else [-1]:
-                cuts += [Cut(each, mode, donor) for each in sets]
-        # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
-        result = measure_cuts(self._passes, cuts, self._stand_ins(), self._next() if cuts else None)
-        self._keep(result)
-        result.done.left_out.require_some_left(result.done.n_texts, self._model.info)
-
-        table, together = self._effects(result.done, heads, len(sets))
-        complete = result.complete
-        if complete and options.importance:
-            table, complete = self._try_importance(table, n_heads, heads)
-        tables = {"heads": table, "whole": self._whole(result.done)}
-        if len(sets) > len(heads):
-            tables["together"] = together
-        return Ablation(self._run(), self._corpus(result, complete), self._describe(table), tables)
-
-    def _stand_ins(self) -> StandIns:
-        """Return what takes the place of heads."""
-        modes = self._options.modes
-        means = {}
-        if "mean" in modes:
-            going = self._passes.run(MeanOutputs, {}, MeanPart(), self._next())
-            if going.error is not None:
-                raise going.error
-            if not going.complete:
-                raise KeyboardInterrupt  # means of some texts are none
-            self._keep(going)
-            means = going.done.means()
-        return StandIns(means, donors_of(self._passes) if "resample" in modes else ())
-
-    def _heads(self, n_heads: Mapping[Place, int]) -> list[Head]:
-        """Return the heads that were chosen, by kind, layer, head."""
-        chosen = self._chosen
-        heads: list[Head] = []
-        for kind in self._kinds:
-            for layer in chosen.layers:
-                n_here = n_heads.get((kind, layer), 0)  # type: ignore[arg-type]  # the model's own kinds
-                heads += [(kind, layer, head) for head in chosen.heads if head < n_here]
-        if chosen.picked is not None:
-            heads = [head for head in heads if head[1:] in chosen.picked]
-        if len(heads) < len(chosen.picked or [0]):
-            raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
-        return heads
-
-    # From sums to columns
-
-    def _effects(self, done: TextPart, heads: Sequence[Head], n_sets: int) -> tuple[Table, Table]:
-        """Return the table of heads, and the effects of all of them together."""
-        kinds, layers, numbers = zip(*heads, strict=True)
-        table = Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers)
-        parts = _parts(done.sums)  # (cut, quantity, 4)
-        names = []
-        together = []
-        first = 0
-        for mode in self._options.modes:
-            n_donors = DONORS if mode == "resample" else 1
-            # Cuts are ordered by mode, donor and set: average over donors. (donor, set, quantity, 4)
-            by_donor = parts[first : first + n_donors * n_sets].reshape(n_donors, n_sets, len(QUANTITIES), 4)
-            first += len(by_donor) * n_sets
-            for number, quantity in enumerate(QUANTITIES if self._loss else QUANTITIES[:1]):
-                name = f"{mode}_{quantity}"
-                effects = by_donor[:, :, number].mean(0)  # (set, 4)
-                table = _with_quantity(table, name, effects[: len(heads)])
-                names.append(name)
-                together.append(_bounded(name, effects)[-1])
-                if mode == "resample" and quantity != "kl":
-                    spread = by_donor[:, : len(heads), number, 0].std(0, ddof=1)
-                    table = table.with_column(quantity_column(f"{name}_spread"), spread)
-        values = _as_columns(np.array(together).reshape(-1, 4))
-        return table, Table.of_arrays(Ablation.TABLES["together"], quantity=names, **values)
-
-    def _whole(self, done: TextPart) -> Table:
-        """Return the loss of the unchanged model."""
-        columns = Ablation.TABLES["whole"]
-        quantities = ["loss"] if self._loss else []
-        parts = _bounded("kl", _parts(done.whole)[None])[: len(quantities)]
-        return Table.of_arrays(columns, quantity=quantities, **_as_columns(parts))
-
-    def _try_importance(self, table: Table, n_heads: Mapping[Place, int], heads: Sequence[Head]) -> tuple[Table, bool]:
-        """Add importances; return whether all texts are in them. A failure loses nothing of the effects."""
+    # Go over the texts: for means if they are needed, for all cuts, and for importances.
+    n_passes = ("mean" in options.modes) + bool(cuts) + options.importance
+    reports = [scale_report(report, number, n_passes) for number in range(n_passes)]
+    runs: list[Run[Any]] = []
+    stand_ins = StandIns(donors=donors_of(passes) if "resample" in options.modes else ())
+    if "mean" in options.modes:
+        runs.append(_measure_means(passes, reports.pop(0)))
+        stand_ins = stand_ins._replace(means=runs[0].done.means())
+    # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
+    result = measure_cuts(passes, cuts, stand_ins, reports.pop(0) if cuts else None)
+    runs.append(result)
+    result.done.left_out.require_some_left(result.done.n_texts, model.info)
+    table, together = _effects(result.done, options.modes, loss, heads, len(sets))
+    failures: list[dict[str, str]] = []
+    if result.complete and options.importance:
+        # A failure loses nothing of the effects.
         try:
-            result = measure_importance(self._passes, n_heads, self._next())
-        except KeyboardInterrupt:
-            return table, False
-        except Exception as error:
-            self._failures.append(failure("importance", error))
-            return table, False
-        self._keep(result)
-        numbers = [(*place, head) for place, n in n_heads.items() for head in range(n)]
-        rows = [numbers.index(head) for head in heads]  # type: ignore[arg-type]  # the model's own kinds
-        return _with_quantity(table, "importance", _parts(result.done.sums)[rows]), result.complete
+            runs.append(measure_importance(passes, n_heads, reports.pop(0)))
+            every = [(*place, head) for place, n in n_heads.items() for head in range(n)]
+            rows = [every.index(head) for head in heads]  # type: ignore[arg-type]  # the model's own kinds
+            table = _with_quantity(table, "importance", _parts(runs[-1].done.sums)[rows])
+        except (KeyboardInterrupt, Exception) as error:
+            result.complete = False
+            if isinstance(error, Exception):
+                failures.append(failure("importance", error))
 
-    # What the result says of itself
+    # The tables, and what the result says of itself.
+    n_losses = 1 if loss else 0
+    losses = _as_columns(_bounded("kl", _parts(result.done.whole)[None])[:n_losses])
+    tables = {
+        "heads": table,
+        "whole": Table.of_arrays(Ablation.TABLES["whole"], quantity=["loss"] * n_losses, **losses),
+    }
+    if len(sets) > len(heads):
+        tables["together"] = together
+    complete = all(each.complete for each in runs)
+    about = _about(model, options, runs, failures)
+    return Ablation(about, _corpus(passes, result, runs, complete), _describe(options, loss, table), tables)
 
-    def _next(self) -> Report | None:
-        self._n_begun += 1
-        return scale_report(self._report, self._n_begun - 1, self._n_passes)
 
-    def _keep(self, result: Run[Any]) -> None:
-        """Keep what a pass says of memory, failures and lost workers."""
-        self._failures += result.failures
-        self._notes += result.notes
-        self._lost += [problem for problem in result.lost if problem not in self._lost]
+def _require(model: Model, options: AblateOptions, loss: Loss | None) -> None:
+    """Refuse heads that there are not, and importances of a model without a loss or without gradients."""
+    options.choice.within(model.info)
+    if options.kind is not None:
+        model.info.choose_kind(options.kind)
+    elif options.choice.pick is not None and len(model.info.kinds) > 1:
+        raise AttnscopeError(
+            f"{model.info.name} has several kinds of attention, and each has such heads",
+            f"say --kind {model.info.kinds[-1]}",
+        )
+    if not options.importance:
+        return
+    if loss is None:
+        raise AttnscopeError(
+            f"importance is the slope of a loss, and {model.info.name} has none here: no head predicts anything",
+            "leave out --importance, or choose a model with its head",
+        )
+    require_gradients(model)
 
-    def _run(self) -> dict[str, Any]:
-        info = self._model.info
-        notes = []
-        if not self._model.resumes:
-            notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
-        if "cross" in info.kinds and self._options.target is None:
-            notes.append("No target was given: the decoder reads what the whole model itself writes to each text.")
-        run = run_of(info, [*notes, *dict.fromkeys(self._notes)])
-        run |= {"seed": self._options.seed, "kinds": list(info.kinds)}
-        if self._failures:
-            run["failures"] = [dict(each) for each in self._failures]
-        return run
 
-    def _corpus(self, result: Run[TextPart], complete: bool) -> dict[str, Any]:
-        facts = result.corpus(self._passes.texts, self._model.info)
-        of_other_passes = [problem for problem in self._lost if problem not in facts["problems"]]
-        facts |= {"problems": [*of_other_passes, *facts["problems"]], "complete": complete}
-        del facts["n_chunked"]  # chunks are not counted here
-        return {**facts, "n_predictions": result.done.n_predictions}
+def _choose_heads(model: Model, options: AblateOptions, n_heads: Mapping[Place, int]) -> list[Head]:
+    """Return the heads that were chosen, by kind, layer, head."""
+    chosen = options.choice.within(model.info)
+    heads: list[Head] = []
+    for kind in model.info.kinds if options.kind is None else [options.kind]:
+        for layer in chosen.layers:
+            n_here = n_heads.get((kind, layer), 0)  # type: ignore[call-overload]  # the model's own kinds
+            heads += [(kind, layer, head) for head in chosen.heads if head < n_here]
+    if chosen.picked is not None:
+        heads = [head for head in heads if head[1:] in chosen.picked]
+    if len(heads) < len(chosen.picked or [0]):
+        raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
+    return heads
 
-    def _describe(self, heads: Table) -> dict[str, Any]:
-        options = self._options
-        predictions: dict[Loss | None, str | None] = {
-            "causal": "each next token",
-            "masked": f"masked tokens: {options.masked:.0%} of the tokens, seed {options.seed}",
-            "target": "the decoder's target",
-            "class": f"the class {options.answer or 'that the whole model gives'}",
-            "token_class": f"the class {options.answer or 'that the whole model gives'}, of each token",
-        }
-        return {
-            "modes": list(options.modes),
-            "mean_over": "all real tokens of all texts, whatever their position" if "mean" in options.modes else None,
-            "loss": self._loss,
-            "predicted": predictions.get(self._loss),
-            "masked": options.masked if self._loss == "masked" else None,
-            "target": options.target,
-            "answer": options.answer,
-            "rank_agreement": _rank_agreement(heads, options.modes, "loss" if self._loss else "l2"),
-        }
+
+def _measure_means(passes: Passes, report: Report | None) -> Run[MeanPart]:
+    """Return the mean outputs of heads over all texts; those of some texts are none."""
+    going = passes.run(MeanOutputs, {}, MeanPart(), report)
+    if going.error is not None:
+        raise going.error
+    if not going.complete:
+        raise KeyboardInterrupt
+    return going
+
+
+# From sums to columns
+
+
+def _effects(
+    done: TextPart, modes: Sequence[str], loss: Loss | None, heads: Sequence[Head], n_sets: int
+) -> tuple[Table, Table]:
+    """Return the table of heads, and the effects of all of them together."""
+    kinds, layers, numbers = zip(*heads, strict=True)
+    table = Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers)
+    parts = _parts(done.sums)  # (cut, quantity, 4)
+    names = []
+    together = []
+    first = 0
+    for mode in modes:
+        n_donors = DONORS if mode == "resample" else 1
+        # Cuts are ordered by mode, donor and set: average over donors. (donor, set, quantity, 4)
+        by_donor = parts[first : first + n_donors * n_sets].reshape(n_donors, n_sets, len(QUANTITIES), 4)
+        first += n_donors * n_sets
+        for number, quantity in enumerate(QUANTITIES if loss else QUANTITIES[:1]):
+            name = f"{mode}_{quantity}"
+            effects = by_donor[:, :, number].mean(0)  # (set, 4)
+            table = _with_quantity(table, name, effects[: len(heads)])
+            names.append(name)
+            together.append(_bounded(name, effects)[-1])
+            if mode == "resample" and quantity != "kl":
+                spread = by_donor[:, : len(heads), number, 0].std(0, ddof=1)
+                table = table.with_column(quantity_column(f"{name}_spread"), spread)
+    values = _as_columns(np.array(together).reshape(-1, 4))
+    return table, Table.of_arrays(Ablation.TABLES["together"], quantity=names, **values)
 
 
 def _parts(sums: RunningSums) -> Floats:
@@ -292,6 +240,51 @@ def _with_quantity(heads: Table, name: str, parts: Floats) -> Table:
     return heads.with_column(quantity_column(name), value, low=low, high=high, count=count)
 
 
+# What the result says of itself
+
+
+def _about(
+    model: Model, options: AblateOptions, runs: Sequence[Run[Any]], failures: Sequence[dict[str, str]]
+) -> dict[str, Any]:
+    info = model.info
+    notes = []
+    if not model.resumes:
+        notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
+    if "cross" in info.kinds and options.target is None:
+        notes.append("No target was given: the decoder reads what the whole model itself writes to each text.")
+    of_passes = [note for each in runs for note in each.notes]
+    about = run_of(info, [*notes, *dict.fromkeys(of_passes)]) | {"seed": options.seed, "kinds": list(info.kinds)}
+    failed = [*(each for going in runs for each in going.failures), *failures]
+    return about | {"failures": failed} if failed else about
+
+
+def _corpus(passes: Passes, result: Run[TextPart], runs: Sequence[Run[Any]], complete: bool) -> dict[str, Any]:
+    facts = result.corpus(passes.texts, passes.model.info)
+    # Blocks that other passes lost.
+    for going in runs:
+        facts["problems"] += [problem for problem in going.lost if problem not in facts["problems"]]
+    del facts["n_chunked"]  # chunks are not counted here
+    return {**facts, "complete": complete, "n_predictions": result.done.n_predictions}
+
+
+def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[str, Any]:
+    predictions: dict[Loss | None, str] = {
+        "causal": "each next token",
+        "masked": f"masked tokens: {MASKED:.0%} of the tokens, seed {options.seed}",
+        "target": "the decoder's target",
+        "class": "the class that the whole model gives",
+        "token_class": "the class that the whole model gives, of each token",
+    }
+    return {
+        "modes": list(options.modes),
+        "mean_over": "all real tokens of all texts, whatever their position" if "mean" in options.modes else None,
+        "loss": loss,
+        "predicted": predictions.get(loss),
+        "target": options.target,
+        "rank_agreement": _rank_agreement(heads, options.modes, "loss" if loss else "l2"),
+    }
+
+
 def _rank_agreement(heads: Table, modes: Sequence[str], quantity: str) -> dict[str, float]:
     """Return Spearman's rank correlation of the effects of heads by two modes, for each pair of modes."""
     from scipy.stats import spearmanr  # it takes most of a second, which 'heads' need not wait for
@@ -302,24 +295,3 @@ def _rank_agreement(heads: Table, modes: Sequence[str], quantity: str) -> dict[s
         if len(heads) > 2 and np.isfinite(values).all():
             agreement[f"{first}, {second}"] = float(spearmanr(*values).statistic)
     return agreement
-
-
-def _require_slopes(model: Model, loss: Loss | None) -> None:
-    """Refuse importances of a model without a loss, or without gradients."""
-    if loss is None:
-        raise AttnscopeError(
-            f"importance is the slope of a loss, and {model.info.name} has none here: no head predicts anything",
-            "leave out --importance, or choose a model with its head",
-        )
-    require_gradients(model)
-
-
-def _kinds(info: ModelInfo, options: AblateOptions) -> tuple[str, ...]:
-    """Return the kinds of attention that heads are taken out of."""
-    if options.kind is not None:
-        return (info.choose_kind(options.kind),)
-    if options.choice.pick is not None and len(info.kinds) > 1:
-        raise AttnscopeError(
-            f"{info.name} has several kinds of attention, and each has such heads", f"say --kind {info.kinds[-1]}"
-        )
-    return info.kinds
