@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 
 TEXT = "The animal didn't cross the street because it was too tired."
+CAPITAL = "The capital of France is"
+LONG_WORDS = "Tokenizers mispronounce antidisestablishmentarianism."
+STAR = ("--pick", "L3H1")
 ALICE = ("--file", "sample_texts/alice.txt", "--split", "paragraph")
 CAT = ("--image", "sample_texts/cat.jpg")
 TRAINED = ("DINOV2", "WHISPER", "SMOLLM2")
@@ -29,6 +32,20 @@ SPEECH = ("--audio", "sample_texts/animal.wav", "--words")
 FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "overview.png": ("overview.png", ("heatmap", TEXT)),
     "L03H01.png": ("L03H01.png", ("heatmap", TEXT, "--pick", "L3H1", "--query", "it")),
+    "mean.png": ("mean.png", ("heatmap", TEXT, "--mean", "heads")),
+    "cls.png": ("query-000.png", ("heatmap", TEXT, "-L", "5", "--query", "[CLS]", "--hide-special")),
+    "groups.png": ("shares.png", ("heatmap", TEXT, "--from", "it was", "--to", "the animal")),
+    "pair.png": ("L03H01.png", ("heatmap", "Where is the cat?", "--pair", "The cat sat on the mat.", *STAR)),
+    "words.png": ("L00.png", ("heatmap", LONG_WORDS, "--words", "-L", "0")),
+    "sinks.png": ("picked.png", ("heatmap", TEXT, "--pick", "L3H1,L4H5", "--without-sinks")),
+    "log.png": ("L03H01.png", ("heatmap", TEXT, *STAR, "--colours", "log")),
+    "rollout.png": ("overview.png", ("heatmap", TEXT, "--rollout")),
+    "generate.png": ("L20.png", ("heatmap", CAPITAL, "-m", "SMOLLM2", "--generate", "8", "-L", "20")),
+    "relevance.png": ("L29.png", ("heatmap", CAPITAL, "-m", "SMOLLM2", "--relevance", " Paris")),
+    "relations.png": ("relations.png", ("relations", "sample_texts/dependencies.conllu", "-f", "png")),
+    "change.png": ("change.png", ("compare", TEXT, "--with", TEXT.replace("tired", "wide"))),
+    "ablate.png": ("effect-zero_l2.png", ("ablate", "--file", "sample_texts/sentences.txt", "-f", "png")),
+    "patch.png": ("effect.png", ("patch", "sample_texts/pairs/agreement.jsonl", "-m", "SMOLLM2")),
     "column.png": ("L03H01.png", ("heatmap", TEXT, "--pick", "L3H1", "--width", "column")),
     "roles.png": ("roles.png", ("heads", *ALICE, "-f", "png")),
     "split.png": ("split.png", ("learn", "split", "--counts", "1,2,4", "-f", "png")),

@@ -161,7 +161,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.fixture
 def stand_ins(elsewhere: Path, request: pytest.FixtureRequest) -> None:
     """What recipes take for granted: models and data of the reader's own, here tiny ones with random weights."""
-    if request.node.callspec.params["page"].name != "recipes.md":
+    if request.node.callspec.params["page"].name not in ("ablate.md", "recipes.md", "relations.md"):
         return
     write_tiny(elsewhere / "llama", "llama", hidden_size=24, max_position_embeddings=256)
     add_language_model_head(elsewhere / "llama")
@@ -310,16 +310,15 @@ def test_the_options_of_long_pages_are_there(page: Path) -> None:
     require_options([line for block in blocks(page) if block.kind == "bash" for line in block.commands])
 
 
-def test_the_gallery_has_every_picture_with_its_command() -> None:
-    rows = re.findall(
-        r"^\| \[!\[.*\]\(images/(\S+?)\).*<br>`(.+)` \|$", (ROOT / "docs/gallery.md").read_text("utf-8"), re.M
-    )
-    assert sorted(name for name, _ in rows) == sorted(path.name for path in (ROOT / "docs/images").iterdir())
-    require_options([line for _, line in rows if line.startswith("attnscope ")])
-    for _, line in rows:
-        if line.startswith("python "):
-            script = line.split()[-1]
-            assert (ROOT / (script if script.endswith(".py") else script.replace(".", "/") + ".py")).is_file(), line
+def test_every_picture_stands_on_a_page() -> None:
+    shown = {name for page in PAGES for name in re.findall(r"\(\S*images/(\S+?)\)", page.read_text("utf-8"))}
+    assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
+
+
+def test_each_recipe_has_a_question_and_a_command() -> None:
+    recipes = (ROOT / "docs/recipes.md").read_text("utf-8").split("\n### ")[1:]
+    assert len(recipes) >= 25
+    assert not [recipe.splitlines()[0] for recipe in recipes if "```bash" not in recipe]
 
 
 def readme_lines() -> list[str]:
