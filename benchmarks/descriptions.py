@@ -32,16 +32,14 @@ import torch
 import attnscope
 from attnscope.core import descriptions, directions
 from attnscope.core.attention.seam import attend
-from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
+from attnscope.corpus import Corpus
 from attnscope.models.model import Batch, Model
 from attnscope.studies.describe import study
 from attnscope.studies.describe.english import CLOSED_CLASSES
-from attnscope.studies.describe.lines import HeadDescription
-from attnscope.studies.describe.rows import Group, Unit, draw, measure
-from attnscope.studies.describe.study import describe, describe_fitted, fit_group
-from attnscope.studies.heads.measuring import Frequencies
+from attnscope.studies.describe.rows import Group, Unit, join_rows
+from attnscope.studies.describe.study import Line, describe_fitted, fit_group
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
-from attnscope.studies.inputs.texts import special_ids
+from benchmarks.sampling import read_sample
 
 ROOT = Path(__file__).resolve().parents[1]
 FORWARD_TOKENS = 40_000
@@ -49,15 +47,12 @@ PLANTED = 0.5
 """A planted rule comes first if the values of the first terms correlate with it by this over (query, key)."""
 
 
-def sampled(
-    model: Model, texts: Corpus | list[CorpusText], queries: int, seed: int = 0
-) -> tuple[list[Unit], list[Group]]:
-    counts = count_tokens(distinct(texts, Copies()), model.tokenizer.encode, special_ids(model))
-    sample = draw(model, texts, DescribeOptions(queries=queries, seed=seed))
-    return sample, measure(model, sample, Frequencies.of_counts(counts))
+def sampled(model: Model, texts: Corpus, queries: int, seed: int = 0) -> tuple[list[Unit], list[Group]]:
+    sample, frequencies = read_sample(model, texts, DescribeOptions(queries=queries, seed=seed))
+    return sample, join_rows(model, sample, frequencies)
 
 
-def both_ways(sample: list[Unit], groups: list[Group], options: DescribeOptions) -> Iterator[list[HeadDescription]]:
+def both_ways(sample: list[Unit], groups: list[Group], options: DescribeOptions) -> Iterator[list[Line]]:
     """Yield the descriptions, fitted on one half of the texts and scored on the other, and the other way round."""
     for _ in range(2):
         yield [one for group in groups for one in describe_fitted(fit_group(group, sample, options), sample)]
@@ -72,9 +67,9 @@ def quality(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
     ways = list(both_ways(sample, groups, DescribeOptions(queries=queries)))
     fit_s = (time.process_time() - began) / 2
     forward_s = forward_seconds(model, sample)
-    explained = np.array([[one.whole.explained for one in way] for way in ways])
-    active = np.array([[math.nan if one.active is None else one.active.explained for one in way] for way in ways])
-    contents = [[one.content for one in way] for way in ways]
+    explained = np.array([[explained_by(one, "whole_explained") for one in way] for way in ways])
+    active = np.array([[explained_by(one, "kl_explained") for one in way] for way in ways])
+    contents = [[one["first_term"] for one in way] for way in ways]
     return {
         "texts": len(sample),
         "queries": sum(len(unit.queries) for unit in sample),
@@ -90,6 +85,11 @@ def quality(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
     }
 
 
+def explained_by(line: Line, column: str) -> float:
+    """The share that a line explains; NaN of a head that spreads evenly."""
+    return float(line[column].value) if column in line else math.nan
+
+
 def forward_seconds(model: Model, sample: list[Unit]) -> float:
     """Processor time of plain forward passes over the sample's tokens, repeated up to FORWARD_TOKENS."""
     ids = torch.from_numpy(np.concatenate([unit.chunk.tokens.ids for unit in sample]))
@@ -102,7 +102,7 @@ def forward_seconds(model: Model, sample: list[Unit]) -> float:
 
 
 STAGES = {
-    "reading": (study, "measure"),
+    "reading": (study, "join_rows"),
     "directions": (directions, "find_columns"),
     "search": (descriptions, "describe"),
     "naming": (study, "describe_fitted"),
@@ -134,7 +134,7 @@ def stages(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
         attnscope.heads(model, texts, HeadsOptions(describe=DescribeOptions(queries=queries)))
         total = time.process_time() - began
     seconds = {**spent, "rest": total - sum(spent.values()), "all": total}
-    forward_s = forward_seconds(model, draw(model, texts, DescribeOptions(queries=queries)))
+    forward_s = forward_seconds(model, read_sample(model, texts, DescribeOptions(queries=queries))[0])
     return {
         "cpu_s": {name: round(of, 2) for name, of in seconds.items()},
         "over_forward": {name: round(of / forward_s, 2) for name, of in seconds.items()},
@@ -212,16 +212,16 @@ def random(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, A
     by_scale = {}
     for scale in SCALES:
         described = [one for seed in range(seeds) for one in describe_random(model, texts, queries, seed, scale)]
-        kept = [one for one in described if one.whole.nats >= 0.1]
-        own = [one.active.explained for one in kept if one.active and any(term.own for term in one.attends)]
-        explained = np.array([one.whole.explained for one in kept])
+        kept = [one for one in described if one["whole_nats"] >= 0.1]
+        own = [explained_by(one, "kl_explained") for one in kept if any(term["own"] for term in one["terms"])]
+        explained = np.array([explained_by(one, "whole_explained") for one in kept])
         by_scale[str(scale)] = {
             "heads": len(kept),
-            "nats": round(float(np.mean([one.whole.nats for one in kept])), 2),
+            "nats": round(float(np.mean([one["whole_nats"] for one in kept])), 2),
             "explained_mean": round(float(explained.mean()), 3),
             "explained_largest": round(float(explained.max()), 3),
             "with_own_terms_largest": round(float(np.max(own, initial=0.0)), 3),
-            "low_end_above_0": round(float(np.mean([one.whole.low > 0 for one in kept])), 3),
+            "low_end_above_0": round(float(np.mean([one["whole_explained"].low > 0 for one in kept])), 3),
         }
         print(json.dumps({"scale": scale, **by_scale[str(scale)]}), flush=True)
     return by_scale
@@ -239,17 +239,24 @@ def make_random(model: Model, seed: int, scale: float) -> Model:
     return untrained
 
 
-def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale: float) -> tuple[Any, ...]:
+def describe_random(model: Model, texts: Corpus, queries: int, seed: int, scale: float) -> list[Line]:
     """Return the descriptions of its heads."""
-    untrained = make_random(model, seed, scale)
-    heads: tuple[Any, ...] = describe(untrained, texts, options=DescribeOptions(queries=min(queries, 800))).heads
-    return heads
+    return lines_of(make_random(model, seed, scale), texts, min(queries, 800))
+
+
+def lines_of(model: Model, texts: Corpus, queries: int) -> list[Line]:
+    """Return the descriptions of a model's heads."""
+    sample, groups = sampled(model, texts, queries)
+    options = DescribeOptions(queries=queries)
+    return [line for group in groups for line in describe_fitted(fit_group(group, sample, options), sample)]
 
 
 def growth(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
-    found = {n: describe(model, texts, options=DescribeOptions(queries=n)).heads for n in (queries // 2, queries)}
-    shares = {n: [one.whole.explained for one in heads] for n, heads in found.items()}
-    return {str(n): round(float(np.nanmedian(of)), 3) for n, of in shares.items()}
+    medians = {}
+    for n in (queries // 2, queries):
+        shares = [explained_by(line, "whole_explained") for line in lines_of(model, texts, n)]
+        medians[str(n)] = round(float(np.nanmedian(shares)), 3)
+    return medians
 
 
 def main() -> None:

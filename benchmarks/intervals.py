@@ -94,18 +94,16 @@ def measures_of(model: Any, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
 def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArray[Any]]:
     """Return `loss`, `nats` and `mass`, (held-out text, head), of attention outside sinks, and `heads`, (head, 2)."""
     from attnscope.core.descriptions import row_losses
-    from attnscope.corpus import CorpusText, count_tokens
+    from attnscope.corpus import CorpusText
     from attnscope.studies.describe import rows as sampling
     from attnscope.studies.describe.study import fit_sample
-    from attnscope.studies.heads.measuring import Frequencies
-    from attnscope.studies.inputs.texts import special_ids
+    from benchmarks.sampling import read_sample
 
     corpus = [CorpusText(number, "", number, text=text) for number, text in enumerate(texts)]
-    counts = count_tokens(corpus, model.tokenizer.encode, special_ids(model))
     options = sampling.DescribeOptions(queries=queries)
     with patch.object(sampling, "MOST_BYTES", 2**40):
-        sample = sampling.draw(model, corpus, options)
-        fits = fit_sample(model, sample, Frequencies.of_counts(counts), options)
+        sample, frequencies = read_sample(model, corpus, options)
+        fits = fit_sample(model, sample, frequencies, options)
     scored = [number for number, unit in enumerate(sample) if not unit.fits]
     numbers: dict[str, list[Any]] = {"loss": [], "nats": [], "mass": [], "heads": []}
     for fit in fits:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from matplotlib.text import Text as Written
 
-from attnscope.core.descriptions import Score
 from attnscope.drawing.canvas import Canvas
 from attnscope.questions.heads import ROLES as ROLE_COLUMNS
 from attnscope.questions.heads import Heads
 from attnscope.report.figures import pages
 from attnscope.results.table import Column, Estimate, Table
-from attnscope.studies.describe.lines import Descriptions, HeadDescription, Term, add_descriptions
+from attnscope.studies.describe.study import add_lines
 
 NAN = math.nan
 UNDEFINED = Estimate(NAN, NAN, NAN, NAN, 0.0)
@@ -187,34 +186,35 @@ def _estimate(
     return Estimate(value, low, high, uniform, 41234.0)
 
 
-CLS = Term("special:[CLS]", "[CLS]", 3.0, 0.27, 0.02, 0.9)
-NEAR = Term("within_left", "tokens at most 4 away to the left", 2.0, 0.46, 0.1, 0.3)
-
-
 def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ...] = ("encoder",)) -> Heads:
     """The same, with a line for each head but the second, which spreads evenly; each explains more."""
     found = fake_findings(n_layers, n_heads, kinds=kinds)
     heads = found["heads"]
-    lines = []
-    places_of = list(zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True))
-    for row, place in enumerate(places_of):
+    summary = "tokens at most 4 away to the left (46%; uniform 10%)"
+    lines: list[dict[str, Any]] = []
+    for row, place in enumerate(zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)):
         explained = 0.1 + 0.8 * row / len(heads)
-        score = Score(explained, explained - 0.05, explained + 0.04, 2.0)
-        lines.append(
-            HeadDescription(
-                *place,
-                score,
-                score,
-                0.7,
-                (NEAR,),
-                (CLS,),
-                summary=f"{NEAR.words} (46%; uniform 10%)",
-                content="within_left",
-            )
-        )
-    if len(lines) > 1:
-        lines[1] = HeadDescription(*places_of[1], Score(NAN, NAN, NAN, 0.04))
-    return add_descriptions(found, Descriptions(tuple(lines), 54, 2000, 27))
+        estimate = Estimate(explained, explained - 0.05, explained + 0.04)
+        line = {
+            "place": place,
+            "description": f"{summary}; rests 30% on [CLS]",
+            "summary": summary,
+            "kl_explained": estimate,
+            "nats": 2.0,
+            "active_share": 0.7,
+            "whole_explained": estimate,
+            "whole_nats": 2.0,
+            "first_term": "within_left",
+            "other_half": "",
+        }
+        if row == 1:
+            nothing = dict.fromkeys(("summary", "first_term", "other_half"), "")
+            line = {"place": place, "description": "spreads evenly", **nothing, "nats": 0.04, "whole_nats": 0.04}
+        elif explained < 0.3:
+            line["description"] = f"{summary}; mostly undescribed; rests 30% on [CLS]"
+        lines.append(line)
+    described = {"n_texts": 54, "n_queries": 2000, "n_scored": 27}
+    return add_lines(replace(found, options={**found.options, "described": described}), lines)
 
 
 def of(*made: Head, **more: Any) -> Heads:

@@ -1,6 +1,7 @@
 """What tests of the study of heads share: how findings are read, and what interrupts the study."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +10,15 @@ import pytest
 
 import attnscope.studies.heads.study as study
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import TokenCounts
+from attnscope.corpus import Copies, TokenCounts, count_tokens, distinct
+from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
 from attnscope.results.table import Estimate, Table, count, text
-from attnscope.studies.heads.measuring import Tally
-from attnscope.studies.heads.options import HeadsOptions
-from attnscope.studies.inputs.texts import texts_of
+from attnscope.studies.describe.rows import Drawing, Unit
+from attnscope.studies.heads.measuring import Frequencies, HeadMeasurer, HeadSums, Tally
+from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
+from attnscope.studies.inputs.texts import special_ids, texts_of
+from attnscope.studies.run import run
 from tests.record_helpers import require_close
 
 
@@ -107,3 +111,22 @@ def after(n: int, step: str | None = None) -> Callable[[Any], None]:
             raise KeyboardInterrupt
 
     return report
+
+
+def read_sample(
+    model: Model, texts: Iterable[str], options: DescribeOptions, *, with_rows: bool = True
+) -> tuple[list[Unit], Frequencies]:
+    """The texts that are drawn for descriptions, with the rows of their queries; and the frequencies of tokens."""
+    drawing = Drawing(options.seed)
+    listed = texts_of(list(texts))
+    special = special_ids(model)
+    counts = count_tokens(drawing.watch(distinct(listed, Copies())), model.tokenizer.encode, special)
+    units = drawing.sample(model, options)
+    frequencies = Frequencies.of_counts(counts)
+    if with_rows:
+        sampled = {(unit.chunk.text, unit.chunk.number): unit.queries for unit in units}
+        make = partial(HeadMeasurer, frequencies=frequencies, special=special, sampled=sampled)
+        rows = run(make, (model,), listed, HeadSums(), block=len(listed)).done.rows
+        for unit in units:
+            unit.rows = rows[unit.chunk.text, unit.chunk.number]
+    return units, frequencies

@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from attnscope.studies.executors import Function, Outcome
+from attnscope.studies.workers import Function, Outcome
 
 
 def copied(message: object) -> Any:

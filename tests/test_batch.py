@@ -75,7 +75,7 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnscope.studies.executors.ProcessPoolExecutor", None)
+    monkeypatch.setattr("attnscope.studies.workers.ProcessPoolExecutor", None)
 
 
 def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path: Path, worker_h
     assert not (tmp_path / "new").exists()
     with pytest.raises(AttnscopeError, match="there is no text"):
         batch("own", [], tmp_path / "new", PLAIN)
-    with pytest.raises(AttnscopeError, match="0 workers"):
+    with pytest.raises(AttnscopeError, match="--workers is 0"):
         batch("own", ["a"], tmp_path / "new", replace(PLAIN, running=SharedWork(workers=0)))
 
 

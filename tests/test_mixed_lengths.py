@@ -15,7 +15,6 @@ from attnscope.models.model import Batch, MixedLengthsError
 from attnscope.studies.ablate import reading
 from attnscope.studies.atlas import rows as atlas_rows
 from attnscope.studies.compare import study as comparing
-from attnscope.studies.describe import rows
 from attnscope.studies.heads import measuring as head_blocks
 from tests.ablation_helpers import tiny
 from tests.record_helpers import require_close
@@ -106,7 +105,6 @@ def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(
         (head_blocks, "TOKEN_BUDGET"),
         (comparing, "TOKEN_BUDGET"),
         (atlas_rows, "TOKEN_BUDGET"),
-        (rows, "TOKEN_BUDGET"),
         (reading, "ROW_TOKENS"),
     ):
         monkeypatch.setattr(module, name, 1)

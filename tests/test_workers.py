@@ -25,11 +25,10 @@ from attnscope import (
 from attnscope.choice import Choice
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
-from attnscope.studies.executors import RUNS
 from attnscope.studies.heads.study import study_heads
 from attnscope.studies.inputs.options import LoadOptions, SharedWork
 from attnscope.studies.inputs.texts import Progress, texts_of
-from attnscope.studies.workers import Workers
+from attnscope.studies.workers import RUNS, Workers
 from tests.block_functions import DeadlyMeasurer
 from tests.conftest import Run, write_tiny
 from tests.heads_helpers import after, heads_in

@@ -95,7 +95,7 @@ class Heads(Result):
 
     `heads` has the roles of each head, every measure under its name with interval, baseline (uniform attention) and
     count (queries of texts of one length that say as much), what changes without it (`--causal`), and what it does in a
-    line. `roles` is the evidence for roles. `terms`, `pairs`, `failures` and `expected` are what the lines are made of
+    line. `roles` is the evidence for roles. `terms`, `failures` and `expected` are what the lines are made of
     and where they fail. `control` has the heads of the same architecture with random weights. Of needles in haystacks,
     `written` says how much the model finds.
     """
@@ -118,12 +118,6 @@ class Heads(Result):
             share("share", "how much of the head's attention lies on such keys; its baseline: spread evenly"),
             flag("own", "whether it was fitted to this head, rather than taken from the catalogue"),
             numbers("gain", "nats that it explained of the texts that it was chosen on, when it was chosen", "nats"),
-        ),
-        "pairs": (
-            count("head", "the head", refers_to="heads"),
-            text("query", "a token"),
-            text("key", "what it attends to more than uniform attention does"),
-            count("n_texts", "in how many of the fitted texts"),
         ),
         "failures": (
             count("head", "a head whose line explains the attention of a token badly", refers_to="heads"),

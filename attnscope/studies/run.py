@@ -3,14 +3,14 @@
 A study is a `Measurer`: it cuts a block of texts into batches, measures one by a forward pass or several, and adds the
 result to a `Part`. Parts of different blocks merge. This loop does all the rest: it leaves out copies, halves batches
 that do not fit into memory, says how far it is, keeps what is done after Ctrl-C or a failure, and shares blocks among
-workers (`studies.executors`). It knows no measure.
+workers (`studies.workers`). It knows no measure.
 """
 
 from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields
@@ -21,7 +21,6 @@ from attnscope.errors import AttnscopeError, amount, is_out_of_memory
 from attnscope.host import delay_interrupts
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import MixedLengthsError, Model
-from attnscope.studies.executors import Outcome
 from attnscope.studies.failures import LeftOut, Place, failure
 from attnscope.studies.inputs.texts import (
     Progress,
@@ -33,7 +32,7 @@ from attnscope.studies.inputs.texts import (
     sources_of,
     split_of,
 )
-from attnscope.studies.workers import Workers, WorkersModel
+from attnscope.studies.workers import Outcome, Workers, WorkersModel
 
 STEP = "the study of a later text"
 """What failed, if the study does not name it."""
@@ -221,24 +220,24 @@ def run_blocks(
     going = Run(nothing)
     order = _InOrder(nothing)
     tasks = _tasks(cut, share)
-    here: _Here[P] | None = None
     try:
         if workers is None:
-            here = _Here(measurer(*models), report)
-            outcomes = here.outcomes(tasks)
+            outcomes = _here(measurer(*models), tasks, report)
         else:
-            outcomes = _elsewhere(measurer, models, workers, tasks)
-        for outcome in outcomes:
-            with delay_interrupts():
-                order.take(outcome.number, outcome.result)
-            if outcome.lost:
-                going.lost.append(_describe_lost(outcome.block.block, outcome.lost))
-            if report is not None and here is None:
-                report(Progress(order.n_texts, order.n_tokens, outcome.block.share))
-    except KeyboardInterrupt:
+            loaded = tuple(each.model(model) for each, model in zip(workers, models, strict=True))
+            executor = workers[0].executor_on(models[0].info.device)
+            outcomes = executor.map_blocks(_InWorker(loaded, measurer), tasks)
+        with closing(outcomes):
+            for outcome in outcomes:
+                with delay_interrupts():
+                    order.take(outcome)
+                if outcome.lost:
+                    going.lost.append(_describe_lost(outcome.block.block, outcome.lost))
+                if report is not None and workers is not None:
+                    report(Progress(order.n_texts, order.n_tokens, outcome.block.share_at(1.0)))
+    except KeyboardInterrupt as interruption:
         going.complete = False
-        if here is not None and not order.n_texts:
-            going.notes += here.keep_first_texts(order)
+        going.notes += interruption.args
     except Exception as error:
         if not order.n_texts:
             raise
@@ -258,22 +257,20 @@ class _Task:
     """Hold a block, and how much of all texts had been read before and after it; None = unknown."""
 
     block: Any
-    share_before: float | None
-    share: float | None
+    before: float
+    after: float | None
 
     def share_at(self, fraction: float) -> float | None:
         """Return how much of all texts is done with a fraction of the block."""
-        if self.share is None or self.share_before is None:
-            return self.share
-        return self.share_before + (self.share - self.share_before) * fraction
+        return None if self.after is None else self.before + (self.after - self.before) * fraction
 
 
 def _tasks(cut: Iterable[Block], share: Callable[[Any], float | None]) -> Iterator[_Task]:
-    before: float | None = 0.0
+    before = 0.0
     for block in cut:
         after = share(block)
         yield _Task(block, before, after)
-        before = after
+        before = after or before
 
 
 def _describe_lost(block: Block, why: str) -> dict[str, Any]:
@@ -297,9 +294,10 @@ class _InOrder(Generic[P]):
         self._waiting: dict[int, P | None] = {}
         self._next = 0
 
-    def take(self, number: int, part: P | None) -> None:
+    def take(self, outcome: Outcome[_Task]) -> None:
         """Take the part of a block; None if it was given up."""
-        self._waiting[number] = part
+        part: P | None = outcome.result
+        self._waiting[outcome.number] = part
         if part is not None:
             self.n_texts += part.n_texts
             self.n_tokens += part.n_tokens
@@ -321,45 +319,39 @@ class _InOrder(Generic[P]):
 # Where blocks are measured
 
 
-class _Here(Generic[P]):
-    """Measure blocks in this process, one after the other."""
+def _here(
+    measurer: Measurer[P], tasks: Iterable[_Task], report: Report | None
+) -> Generator[Outcome[_Task], None, None]:
+    """Measure blocks in this process, one after the other, and report after each batch.
 
-    def __init__(self, measurer: Measurer[P], report: Report | None) -> None:
-        self._measurer = measurer
-        self._report = report
-        self._n_texts = 0
-        self._n_tokens = 0
-        self._block: Any = None
-        self._part: P | None = None
+    If it is interrupted before any text of an earlier block counts, the texts of this one that are done are kept.
 
-    def outcomes(self, tasks: Iterable[_Task]) -> Iterator[Outcome[_Task]]:
-        """Measure each block, and report after each batch."""
-        for number, task in enumerate(tasks):
-            self._block = task.block
-            self._part = part = self._measurer.start(task.block)
-            for fraction in _steps(self._measurer, task.block, part):
-                if self._report is not None:
-                    n_texts = self._n_texts + part.n_texts
-                    n_tokens = self._n_tokens + part.n_tokens
-                    self._report(Progress(n_texts, n_tokens, task.share_at(fraction)))
-            done = _finish(self._measurer, task.block, part)
-            self._n_texts += done.n_texts
-            self._n_tokens += done.n_tokens
+    Raises:
+        KeyboardInterrupt: With a note, if only some texts of a block were kept.
+    """
+    n_texts = 0
+    n_tokens = 0
+    for number, task in enumerate(tasks):
+        part = measurer.start(task.block)
+        try:
+            for fraction in _steps(measurer, task.block, part):
+                if report is not None:
+                    share = task.share_at(fraction)
+                    report(Progress(n_texts + part.n_texts, n_tokens + part.n_tokens, share))
+        except KeyboardInterrupt:
+            if n_texts or not part.n_texts:
+                raise
+            done = _finish(measurer, task.block, part)
             yield Outcome(number, task, done)
-
-    def keep_first_texts(self, order: _InOrder[P]) -> list[str]:
-        """Keep the texts of the first block that are done; return a note on them if there are any."""
-        if self._part is None or not self._part.n_texts:
-            return []
-        n_texts = len(self._block.texts)
-        n_seen = self._part.n_texts + len(self._part.broken)
-        order.take(0, _finish(self._measurer, self._block, self._part))
-        if n_seen >= n_texts:
-            return []
-        return [
-            f"Interrupted in the first block of texts, which begins with the longest: these are "
-            f"{order.n_texts:,} of its {n_texts:,}."
-        ]
+            n_all = len(task.block.texts)
+            if done.n_texts + done.left_out.n < n_all:
+                note = "Interrupted in the first block of texts, which begins with the longest"
+                raise KeyboardInterrupt(f"{note}: these are {done.n_texts:,} of its {n_all:,}.") from None
+            raise
+        done = _finish(measurer, task.block, part)
+        n_texts += done.n_texts
+        n_tokens += done.n_tokens
+        yield Outcome(number, task, done)
 
 
 def _steps(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
@@ -378,8 +370,8 @@ def _steps(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
 def _finish(measurer: Measurer[P], block: Block, part: P) -> P:
     """Return the part of a block, with the texts that were left out."""
     finished = measurer.finish(part)
-    kept = {each.name: getattr(finished, each.name) for each in fields(finished) if not each.name.startswith("_")}
-    done = type(finished)(**kept)
+    names = [each.name for each in fields(finished) if not each.name.startswith("_")]
+    done = type(finished)(**{name: getattr(finished, name) for name in names})
     done.left_out = LeftOut.of(block.texts, part.broken)
     done.broken = {}
     done.halved_to = measurer.room.tokens
@@ -402,20 +394,9 @@ class _InWorker(Generic[P]):
     def __call__(self, task: _Task) -> P:
         """Measure a block."""
         assert self.measurer is not None
-        part = self.measurer.start(task.block)
-        for _ in _steps(self.measurer, task.block, part):
-            pass
-        return _finish(self.measurer, task.block, part)
-
-
-def _elsewhere(
-    measurer: Callable[..., Measurer[P]], models: Sequence[Model], workers: Sequence[Workers], tasks: Iterable[_Task]
-) -> Iterator[Outcome[_Task]]:
-    """Have workers measure the blocks."""
-    loading = tuple(each.model(model) for each, model in zip(workers, models, strict=True))
-    executor = workers[0].executor_on(models[0].info.device)
-    with closing(executor.map_blocks(_InWorker(loading, measurer), tasks)) as outcomes:
-        yield from outcomes
+        (outcome,) = _here(self.measurer, [task], None)
+        part: P = outcome.result
+        return part
 
 
 # Memory
@@ -450,7 +431,9 @@ class Room:
         """
         n_tokens = self.size(batch)
         parts: Sequence[Sequence[Any]] = ()
-        if self.tokens is None or n_tokens <= self.tokens or not (parts := self.parts(batch)):
+        if self.tokens is not None and n_tokens > self.tokens:
+            parts = self.parts(batch)
+        if not parts:
             try:
                 result = _try(do, batch)
             except MixedLengthsError:

@@ -1,23 +1,54 @@
-"""Choose the workers of a study: their number, their place, and how each loads the very same model."""
+"""Share a study's work: run a function over blocks in processes of this machine, or on a Ray cluster (extra [ray]).
+
+`Workers` says who shares it, and how each of them loads the very same model. An executor starts one process per worker
+and hands it one block after the other. A block whose worker dies is run again, at most twice, and then given up.
+Whoever asks adds up what comes of the blocks (`studies.run`): an executor knows no model and no measure.
+"""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
 
-from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models import Model
+from attnscope.errors import AttnscopeError, UsageError, amount, first_line
+from attnscope.host import block_interrupts, safe_path, tame_matplotlib
 from attnscope.models.catalog import BUILT_IN, KNOWN
 from attnscope.models.files import hashes, remember_hashes
-from attnscope.studies.executors import Executor, Processes, RayCluster
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import versions
+
+if TYPE_CHECKING:
+    from attnscope.models import Model
 
 Where = Literal["local", "ray"]
 
 MOST_COUNT = 4096
 """More workers or threads than that are a slip of the pen."""
+
+RUNS = 3
+"""How many workers may die over a block before it is given up."""
+
+_PATIENCE_S = 5
+"""Seconds that an address of Ray may take to answer."""
+
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -47,11 +78,9 @@ class Workers:
             raise UsageError("--ray-address is an address of Ray", "add --executor ray")
         if self.executor == "local" and self.n is None:
             raise UsageError("how many processes are to work is not said", "give --workers")
-        for what, number in (("workers", self.n), ("threads", self.threads)):
-            if number is not None and number > MOST_COUNT:
-                raise UsageError(f"{number:,} {what} are more than any machine has", f"choose at most {MOST_COUNT:,}")
-            if number is not None and number < 1:
-                raise UsageError(f"{number} {what} do nothing", f"choose at least 1, or leave out --{what}")
+        for name, number in (("workers", self.n), ("threads", self.threads)):
+            if number is not None and not 1 <= number <= MOST_COUNT:
+                raise UsageError(f"--{name} is {number:,}", f"it must be from 1 to {MOST_COUNT:,}")
 
     def executor_on(self, device: str) -> Executor:
         """Return where blocks are run; on Ray, each worker of a CUDA device claims one."""
@@ -62,12 +91,17 @@ class Workers:
     def model(self, model: Model) -> WorkersModel:
         """Return what lets workers load this very model."""
         device = model.info.device if self.loading.device_map is None else self.loading.device
-        loading = replace(self.loading, device=device)
-        known_hashes = hashes() if self.executor == "local" else {}
         spec = self.spec
         if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())  # Ray's workers stand elsewhere
-        return WorkersModel(spec, loading, self.threads, model.info.sha256, dict(versions()), known_hashes)
+        return WorkersModel(
+            spec,
+            replace(self.loading, device=device),
+            self.threads,
+            model.info.sha256,
+            dict(versions()),
+            hashes() if self.executor == "local" else {},
+        )
 
 
 @dataclass(frozen=True)
@@ -97,10 +131,12 @@ class WorkersModel:
         import torch
 
         torch.set_num_threads(self.threads)
-        here = dict(versions())
-        other = [f"{name} {here.get(name)}, not {of}" for name, of in self.versions.items() if here.get(name) != of]
-        if other:
-            raise AttnscopeError(f"a worker has {other[0]}", "install the same versions on all machines")
+        for name, number in versions():
+            if number != self.versions.get(name):
+                raise AttnscopeError(
+                    f"a worker has {name} {number}, not {self.versions.get(name)}",
+                    "install the same versions on all machines",
+                )
         remember_hashes(self.hashes)
         model = self.loading.load(self.spec)
         if model.info.sha256 != self.sha256:
@@ -109,3 +145,384 @@ class WorkersModel:
                 "give a model that is the same on all machines",
             )
         return model
+
+
+# Executors
+
+
+class Function(Protocol):
+    """Measure each block. A worker gets a pickled copy and keeps it for all of its blocks."""
+
+    def load(self) -> None:
+        """Load what all blocks need, such as a model, unless that is done."""
+
+    def __call__(self, block: Any, /) -> Any:
+        """Return what comes of a block."""
+
+
+@dataclass
+class Outcome(Generic[B]):
+    """Hold a block, and what came of it.
+
+    Attributes:
+        number: Its place among the blocks, from 0.
+        result: What the function returned; None if the block was given up.
+        lost: Why it was given up; empty if it was not.
+        n_deaths: How many workers have died over it.
+    """
+
+    number: int
+    block: B
+    result: Any = None
+    lost: str = ""
+    n_deaths: int = 0
+
+
+class Executor(ABC):
+    """Run blocks in processes somewhere, one per worker."""
+
+    @abstractmethod
+    def _open(self, function: Function) -> AbstractContextManager[tuple[int, Callable[[], _Process | _Actor]]]:
+        """Give the most workers there may be, and a function that starts one."""
+
+    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
+        """Run a function over blocks, and yield what came of each as soon as it is there, in any order.
+
+        Blocks are read as workers need them. Ctrl-C yields the blocks that are done, and then raises KeyboardInterrupt.
+        All workers end when the iterator is closed.
+
+        Raises:
+            AttnscopeError: The function raised it, or no worker could begin.
+        """
+        unread = (Outcome(number, block) for number, block in enumerate(blocks))
+        queue: list[Outcome[B]] = []
+        idle: list[_Process | _Actor] = []
+        # What each future is of: a worker, and its block; None while it loads.
+        running: dict[Future[Any], tuple[_Process | _Actor, Outcome[B] | None]] = {}
+        n_failed_starts = 0
+        with self._open(function) as (n_workers, start):
+            try:
+                while True:
+                    # Give blocks to idle workers, and start as many more workers as there are blocks left.
+                    n_busy = sum(task is not None for _, task in running.values())
+                    queue += islice(unread, max(0, n_workers - n_busy - len(queue)))
+                    n_loading = len(running) - n_busy
+                    while queue and idle:
+                        worker = idle.pop()
+                        task = queue.pop(0)
+                        running[worker.run(task.block)] = worker, task
+                    for _ in range(len(queue) - n_loading):
+                        worker = start()
+                        running[worker.run(None)] = worker, None
+                    if not queue and all(task is None for _, task in running.values()):
+                        return
+                    # Take what is done. The block of a dead worker comes first again, on another one.
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        worker, done = running.pop(future)
+                        result, death = _take(worker, future)
+                        if not death:
+                            idle.append(worker)
+                        if done is None:
+                            n_failed_starts = n_failed_starts + 1 if death else 0
+                            _require_start(n_failed_starts, death)
+                        elif not death or done.n_deaths + 1 == RUNS:
+                            done.result = result
+                            done.lost = death
+                            yield done
+                        else:
+                            done.n_deaths += 1
+                            queue.insert(0, done)
+            except KeyboardInterrupt:
+                yield from _finished(running)
+                raise
+            finally:
+                for worker in [*idle, *(worker for worker, _ in running.values())]:
+                    worker.end()
+
+
+def _take(worker: _Process | _Actor, future: Future[Any]) -> tuple[Any, str]:
+    """Return the result of a future, or why its worker died, which is then ended.
+
+    Raises:
+        Exception: The function raised it.
+    """
+    try:
+        return future.result(), ""
+    except Exception as error:
+        worker.end()
+        return None, f"{worker.reason_of_death(error)}; tried {RUNS} times"
+
+
+def _finished(running: dict[Future[Any], tuple[_Process | _Actor, Outcome[B] | None]]) -> Iterator[Outcome[B]]:
+    """Yield the blocks whose results are there."""
+    for future, (_, task) in running.items():
+        if task is not None and future.done() and not future.exception():
+            task.result = future.result()
+            yield task
+
+
+def _require_start(n_failed: int, reason: str) -> None:
+    """Refuse to go on once as many workers in a row have died before one had loaded the model."""
+    if n_failed == RUNS:
+        raise AttnscopeError(
+            f"no worker could load the model: {reason}", "choose fewer --workers, so that more memory is left for each"
+        )
+
+
+def _environment(n_threads: int) -> dict[str, str]:
+    """Return how many threads libraries may use in a worker: they read it as they are loaded."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(n_threads))
+
+
+# Processes of this machine
+
+
+class Processes(Executor):
+    """Run blocks in processes of this machine, `n_workers` of them with `n_threads` each."""
+
+    def __init__(self, n_workers: int, n_threads: int) -> None:
+        self._n_workers = n_workers
+        self._n_threads = n_threads
+
+    @contextmanager
+    def _open(self, function: Function) -> Iterator[tuple[int, Callable[[], _Process | _Actor]]]:
+        pickled = pickle.dumps(function)
+        yield self._n_workers, lambda: _Process(self._n_threads, pickled)
+
+
+class _Process:
+    """A pool of one process: if the pool breaks, it is known which block broke it."""
+
+    def __init__(self, n_threads: int, pickled: bytes) -> None:
+        self._n_threads = n_threads
+        context = multiprocessing.get_context("spawn")
+        with _safe_start(n_threads):  # a process of its own keeps its locks
+            self._pool = ProcessPoolExecutor(1, context, _begin_process, (pickled,))
+        self._processes: list[Any] = []
+
+    def run(self, block: Any) -> Future[Any]:
+        """Have it run the function on a block, or load; the first time the process starts."""
+        with _safe_start(self._n_threads):
+            try:
+                future = self._pool.submit(_run, block)
+            except OSError as error:
+                reason = error.strerror or error
+                raise AttnscopeError(f"cannot start a process: {reason}", "choose fewer --workers") from None
+            except BrokenProcessPool as error:  # it has died while it was idle
+                future = Future()
+                future.set_exception(error)
+        self._processes = self._processes or list(self._pool._processes.values())
+        return future
+
+    def reason_of_death(self, error: Exception) -> str:
+        """Return why the process died: its exit status tells."""
+        if isinstance(error, MemoryError):
+            return "its process ran out of memory"
+        if not isinstance(error, BrokenProcessPool):
+            raise error
+        for process in self._processes:
+            process.join()
+            if process.exitcode == -9:
+                return "its process was killed by signal 9: perhaps for want of memory"
+            if process.exitcode:
+                return f"its process ended with status {process.exitcode}"
+        return "its process died"
+
+    def end(self) -> None:
+        """Kill the process: nobody waits for what is under way."""
+        for process in self._processes:
+            process.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _safe_start(n_threads: int) -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach, and that import no numpy.py from where the user stands.
+
+    Nor do they import the script that runs here, which multiprocessing does otherwise: it may do its work again.
+    """
+    main_module = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    before = {name: os.environ.get(name) for name in _environment(n_threads)}
+    os.environ.update(_environment(n_threads))
+    try:
+        with block_interrupts(), safe_path():
+            yield
+    finally:
+        sys.modules["__main__"] = main_module
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
+
+
+_function: Function | None = None
+"""The function of this worker."""
+
+
+def _begin_process(pickled: bytes) -> None:
+    """Begin a worker."""
+    global _function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)  # what libraries print is none of the command's output
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    tame_matplotlib()
+    _function = pickle.loads(pickled)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it ends, however that happens."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _run(block: Any) -> Any:
+    """Run the function of this worker on a block; None = load what blocks need."""
+    assert _function is not None
+    return _function.load() if block is None else _function(block)
+
+
+# A Ray cluster
+
+
+class RayCluster(Executor):
+    """Run blocks in actors of a Ray cluster.
+
+    If this process is connected to a cluster already, that one is used, and stays connected.
+
+    Args:
+        n_workers: How many blocks run at a time; None = as many as the cluster has room for.
+        n_threads: How many threads each computes with, and processors it claims.
+        address: The address of the cluster; None = as Ray finds it, else one that is started on this machine.
+        on_gpu: Whether each claims a GPU.
+    """
+
+    def __init__(self, n_workers: int | None, n_threads: int, address: str | None, *, on_gpu: bool = False) -> None:
+        self._n_workers = n_workers
+        self._n_threads = n_threads
+        self._address = address
+        self._n_gpus = int(on_gpu)
+
+    @contextmanager
+    def _open(self, function: Function) -> Iterator[tuple[int, Callable[[], _Process | _Actor]]]:
+        with connect(self._address) as ray:
+            n_workers = self._count_room(ray)
+            actor = ray.remote(
+                num_cpus=self._n_threads,
+                num_gpus=self._n_gpus,
+                runtime_env={"env_vars": _environment(self._n_threads)},
+            )(_OnRay)
+            # In a list, it arrives as a reference, so that each machine gets it once.
+            shared = [ray.put(pickle.dumps(function))]
+            yield n_workers, lambda: _Actor(ray, actor.remote(shared))
+
+    def _count_room(self, ray: Any) -> int:
+        """Return how many workers there will be: those asked for, or as many as the cluster has room for.
+
+        Raises:
+            AttnscopeError: It has room for fewer, or for none.
+        """
+        resources: dict[str, float] = ray.cluster_resources()
+        room = int(resources.get("CPU", 0)) // self._n_threads
+        if self._n_gpus:
+            room = min(room, int(resources.get("GPU", 0)))
+        n_workers = self._n_workers or max(1, room)
+        if room < n_workers:
+            gpus = " and a GPU each" if self._n_gpus else ""
+            raise AttnscopeError(
+                f"Ray has room for {room} workers, not for {n_workers} of {amount(self._n_threads, 'thread')}{gpus}",
+                "choose fewer --workers or --threads, or add machines",
+            )
+        return n_workers
+
+
+class _OnRay:
+    """Run a function in a process of the cluster."""
+
+    def __init__(self, shared: list[Any]) -> None:
+        tame_matplotlib()
+        self._function: Function = pickle.loads(importlib.import_module("ray").get(shared[0]))
+
+    def run(self, block: Any) -> Any:
+        """Run the function on a block; None = load what blocks need."""
+        return self._function.load() if block is None else self._function(block)
+
+
+class _Actor:
+    """A process of the cluster, from here."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+
+    def run(self, block: Any) -> Future[Any]:
+        """Have it run the function on a block, or load."""
+        running: Future[Any] = self._actor.run.remote(block).future()
+        return running
+
+    def reason_of_death(self, error: Exception) -> str:
+        """Return why the process or its machine died, as Ray says it."""
+        cause = getattr(error, "cause", error)
+        if isinstance(cause, MemoryError):
+            return "its process ran out of memory"
+        if isinstance(error, self._ray.exceptions.RayTaskError) or not isinstance(error, self._ray.exceptions.RayError):
+            raise cause
+        return f"its process died: {first_line(error)}"
+
+    def end(self) -> None:
+        """Kill the process."""
+        self._ray.kill(self._actor)
+
+
+@contextmanager
+def connect(address: str | None) -> Iterator[Any]:
+    """Connect to a cluster, or start one, unless this process is connected to one; give the module ray.
+
+    Raises:
+        AttnscopeError: Ray is not installed, or cannot be reached.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody that was not asked for
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise AttnscopeError("--executor ray needs Ray", "pip install 'attnscope[ray]'") from None
+    # Use the connection of this process if it has one.
+    if ray.is_initialized():
+        yield ray
+        return
+    # Connect, and leave Ray's log level as it was.
+    _require_reachable(address)
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of how it is set up
+    quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+    try:
+        with safe_path():
+            ray.init(address=address, logging_level=logging.ERROR, **quiet)
+    except Exception as error:  # Ray raises what its many parts raise
+        raise AttnscopeError(
+            f"Ray cannot be used: {first_line(error)}", "see that `ray status` finds it, with the same versions"
+        ) from None
+    finally:
+        logger.setLevel(level)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_reachable(address: str | None) -> None:
+    """Refuse an address where nobody answers: Ray would try for minutes, and then end this process."""
+    if address is None or address in ("auto", "local"):
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _PATIENCE_S):
+            pass
+    except (OSError, ValueError, OverflowError) as error:
+        raise AttnscopeError(
+            f"Ray cannot be reached at {address}: {first_line(error)}",
+            "give an address such as 10.0.0.1:6379, as `ray start` prints it",
+        ) from None

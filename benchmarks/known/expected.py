@@ -14,16 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from attnscope.corpus import Copies, CorpusText, count_tokens, distinct
+from attnscope.corpus import CorpusText
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import blocks_of
-from attnscope.studies.describe.rows import Group, draw, frequent_words, measure, text_facts
+from attnscope.studies.describe.rows import Group, frequent_words, join_rows, text_facts
 from attnscope.studies.describe.study import Fitted, active_left, fit_group
 from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
+from benchmarks.sampling import read_sample
 
 if TYPE_CHECKING:
     from attnscope.core.attention.probes import Place
@@ -193,15 +194,13 @@ def describe_to_expect(
     The types of tokens in the other texts are known then.
     """
     options = options or DescribeOptions()
-    counts = count_tokens(distinct(texts, Copies()), model.tokenizer.encode, special_ids(model))
-    frequencies = Frequencies.of_counts(counts)
     also: dict[int, str] = {}
     for text in others:
         tokens = tokens_of(text, model.tokenizer.encode, special_ids(model))
         also |= dict(zip(tokens.ids.tolist(), tokens.labels, strict=True))
     if (mask := model.tokenizer.mask_id) is not None:
         also[mask] = "[MASK]"
-    sample = draw(model, texts, options)
-    groups = measure(model, sample, frequencies, also=also)
+    sample, frequencies = read_sample(model, texts, options)
+    groups = join_rows(model, sample, frequencies, also=also)
     fits = tuple(fit_group(group, sample, options) for group in groups)
     return Expectations(model, fits, frequencies, frequent_words(sample, frequencies))

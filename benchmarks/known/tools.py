@@ -91,7 +91,7 @@ class Attnscope:
     def answer(self, known: KnownModel, attention: Sequence[Floats]) -> Mapping[Place, Answer]:
         """One run of `attnscope.heads` with descriptions, and its terms as functions of texts."""
         import attnscope
-        from attnscope.studies.describe.lines import HARDLY
+        from attnscope.studies.describe.study import HARDLY
 
         options = attnscope.HeadsOptions(describe=attnscope.DescribeOptions())
         findings = attnscope.heads(known.model, [text.written for text in known.texts], options)

@@ -1,4 +1,4 @@
-"""Work out the facts of one text that features need: kinds of tokens, words, sentences, lines and brackets.
+"""Work out the facts of one text that features need: kinds of tokens, sentences, lines and brackets.
 
 It reads the text alone. `features` turns facts into levels for pairs of a query and a key.
 """
@@ -17,18 +17,17 @@ from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 
 Flags = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
 
 _SENTENCE_ENDS = frozenset(".!?…。！？")
-_CLAUSE_ENDS = _SENTENCE_ENDS | frozenset(",;:—–，；：、")
-_OPENING, _CLOSING = "([{", ")]}"
+_BRACKETS = {")": "(", "]": "[", "}": "{"}
 _QUOTES = "\"'“”‘’«»„`"
 _SIGNS = {
     "comma": ",，、",
-    "colon": ":;：；",
     "dash": "-—–",
     "quote": _QUOTES,
-    "bracket": _OPENING + _CLOSING,
-    "opening": _QUOTES + _OPENING,
+    "bracket": "([{)]}",
+    "opening": _QUOTES + "([{",
 }
 _KINDS = (*_SIGNS, "punctuation", "sentence_end", "digit", "capital", "word", *CLOSED_CLASSES, *OPEN_CLASSES)
 
@@ -56,13 +55,16 @@ class TextFacts:
     @cached_property
     def surfaces(self) -> tuple[str, ...]:
         """Return each token as it is written in the text, with its line breaks; else as the tokenizer writes it."""
+        tokens = self.tokens
         surfaces = []
-        for place, label in enumerate(self.tokens.labels):
+        for place, label in enumerate(tokens.labels):
             # The text itself, because the tokenizer's label may have lost case or line breaks.
-            start, stop = (int(at) for at in self.tokens.offsets[place])
-            text = self.tokens.text if not self.tokens.segments[place] else self.tokens.pair or ""
-            label = "" if self.tokens.special[place] else label.removeprefix("##").replace("·", " ")
-            surfaces.append((text[start:stop] if 0 <= start < stop else "") or label)
+            start, stop = tokens.offsets[place].tolist()
+            text = tokens.pair if tokens.segments[place] else tokens.text
+            written = (text or "")[start:stop] if 0 <= start < stop else ""
+            if not written and not tokens.special[place]:
+                written = label.removeprefix("##").replace("·", " ")
+            surfaces.append(written)
         return tuple(surfaces)
 
     @cached_property
@@ -73,101 +75,55 @@ class TextFacts:
     @cached_property
     def classes(self) -> Mapping[str, Flags]:
         """Return kinds of tokens, each (token,)."""
-        ordinary = ~self.tokens.special
-        kinds = [_kinds_of(surface) if surface else frozenset() for surface in self.stripped]
-        flags = {name: np.array([name in of_token for of_token in kinds], np.bool_) & ordinary for name in _KINDS}
-        whole = ordinary & ~self.piece
+        is_ordinary = ~self.tokens.special
+        kinds = [_kinds_of(surface) for surface in self.stripped]
+        flags = {name: np.array([name in of_token for of_token in kinds], np.bool_) & is_ordinary for name in _KINDS}
+        is_piece = self.piece
+        # A name is capitalised and begins no sentence, and follows no mark that opens one.
+        is_start: Flags = np.append(True, self.sentence[1:] != self.sentence[:-1])
+        is_start[1:] |= (is_start & flags["opening"])[:-1]
+        flags["capital"] &= ~is_piece
+        flags["name"] = flags["capital"] & ~is_start
+        flags["piece"] = is_piece
+        flags["frequent"] = flags["word"] & self.frequent & ~is_piece
+        flags["infrequent"] = flags["word"] & ~self.frequent & ~is_piece
         # A tokenizer that drops line breaks leaves them between two tokens.
-        newline = np.array(["\n" in surface for surface in self.surfaces], np.bool_) & ordinary
-        return flags | {
-            "special": self.tokens.special,
-            "newline": newline,
-            "capital": flags["capital"] & ~self.piece,
-            "name": flags["capital"] & ~self._starts(flags["opening"]),
-            "piece": self.piece,
-            "frequent": flags["word"] & self.frequent & whole,
-            "infrequent": flags["word"] & ~self.frequent & whole,
-            **{name: flags[name] & whole for name in OPEN_CLASSES},
-        }
-
-    def _starts(self, opening: Flags) -> Flags:
-        """Return which tokens begin a sentence, and which follow a mark that opens one."""
-        first: Flags = np.append(True, self.sentence[1:] != self.sentence[:-1])
-        first[1:] |= (first & opening)[:-1]
-        return first
+        flags["newline"] = np.array(["\n" in surface for surface in self.surfaces], np.bool_) & is_ordinary
+        for name in OPEN_CLASSES:
+            flags[name] &= ~is_piece
+        return flags
 
     @cached_property
     def piece(self) -> Flags:
         """Return which tokens go on with a word that has begun."""
-        word = self.word
-        return np.append(False, word[1:] == word[:-1]) & ~self.tokens.special
-
-    @cached_property
-    def word(self) -> NDArray[np.int64]:
-        """Return the number of each token's word; a token outside words has a number of its own."""
         words = self.tokens.words
-        alone = -1 - np.arange(self.n)
         if words is None:
-            return alone
-        # Words of the second segment are numbered after those of the first.
-        numbers = words.astype(np.int64) + (words.max(initial=0) + 1) * self.tokens.segments.astype(np.int64)
-        return np.where(words >= 0, numbers, alone)
+            return np.zeros(self.n, np.bool_)
+        # The same word as the token before, in the same segment.
+        segments = self.tokens.segments
+        goes_on = (words[1:] == words[:-1]) & (segments[1:] == segments[:-1]) & (words[1:] >= 0)
+        return np.append(False, goes_on) & ~self.tokens.special
 
     @cached_property
-    def sentence(self) -> NDArray[np.int64]:
-        """Return the number of each token's sentence; special tokens are in none, each with a number of its own."""
-        return self._cut(_SENTENCE_ENDS)
+    def sentence(self) -> Numbers:
+        """Return the number of each token's sentence; special tokens are in none, each with a number of its own.
 
-    @cached_property
-    def clause(self) -> NDArray[np.int64]:
-        """Return the number of each token's clause: what stands between two marks."""
-        return self._cut(_CLAUSE_ENDS)
-
-    @cached_property
-    def line(self) -> NDArray[np.int64]:
-        """Return the number of each token's line."""
-        # Offsets count characters, so line breaks are found in code points, not bytes.
-        starts = self.tokens.offsets[:, 0]
-        breaks = np.flatnonzero(np.frombuffer(self.tokens.text.encode("utf-32-le"), "<u4") == ord("\n"))
-        return np.where(starts >= 0, np.searchsorted(breaks, starts), -1 - np.arange(self.n))
-
-    @cached_property
-    def indentation(self) -> NDArray[np.int64]:
-        """Return how many blanks each token's line begins with, a tab as one; special tokens have their own numbers."""
-        lines = self.tokens.text.split("\n")
-        widths = np.array([len(line) - len(line.lstrip(" \t")) for line in lines], np.int64)
-        return np.where(self.line >= 0, widths[np.maximum(self.line, 0)], self.line)
-
-    @cached_property
-    def opener(self) -> NDArray[np.int64]:
-        """Return the token with the innermost bracket that each token stands in, opens or closes; -1 = none."""
-        # Brackets that stand open, each with the token it is in.
-        standing: list[tuple[str, int]] = []
-        openers = np.full(self.n, -1, np.int64)
-        for place, surface in enumerate(self.stripped):
-            innermost = standing[-1][1] if standing else -1
-            # A closing bracket ends the innermost open one, if it is of the same kind.
-            for sign in surface if not self.tokens.special[place] else "":
-                if sign in _OPENING:
-                    standing.append((sign, place))
-                elif sign in _CLOSING and standing and standing[-1][0] == _OPENING[_CLOSING.index(sign)]:
-                    standing.pop()
-            openers[place] = max(innermost, standing[-1][1] if standing else -1)
-        return openers
-
-    def _cut(self, ends: frozenset[str]) -> NDArray[np.int64]:
-        """Return the number of each token's run, which ends with a mark and the quotes and brackets that close it."""
-        numbers, number, ended = np.empty(self.n, np.int64), 0, False
+        A sentence ends with a mark and the quotes and brackets that close it.
+        """
+        numbers = -1 - np.arange(self.n)
+        number = 0
+        has_ended = False
         for place, surface in enumerate(self.stripped):
             if self.tokens.special[place] or not surface:
-                numbers[place] = -1 - place
                 continue
-            # A closing mark belongs to the run before it, unless a space stands between them.
-            closes = surface[0] in ends or (surface[0] in "\"'”’»)]}" and not self._is_spaced(place))
-            if ended and not closes:
-                number, ended = number + 1, False
+            # A closing mark belongs to the sentence before it, unless a space stands between them.
+            is_end = surface[0] in _SENTENCE_ENDS
+            closes = is_end or (surface[0] in "\"'”’»)]}" and not self._is_spaced(place))
+            if has_ended and not closes:
+                number += 1
+                has_ended = False
             numbers[place] = number
-            ended = ended or (surface[0] in ends and not surface[0].isalnum())
+            has_ended = has_ended or is_end
         return numbers
 
     def _is_spaced(self, place: int) -> bool:
@@ -175,22 +131,49 @@ class TextFacts:
         start = int(self.tokens.offsets[place, 0])
         return self.surfaces[place][:1].isspace() or self.tokens.text[max(0, start - 1) : max(0, start)].isspace()
 
+    @cached_property
+    def line(self) -> Numbers:
+        """Return the number of each token's line."""
+        # Offsets count characters, so line breaks are found in code points, not bytes.
+        starts = self.tokens.offsets[:, 0]
+        breaks = np.flatnonzero(np.frombuffer(self.tokens.text.encode("utf-32-le"), "<u4") == ord("\n"))
+        return np.where(starts >= 0, np.searchsorted(breaks, starts), -1 - np.arange(self.n))
+
+    @cached_property
+    def opener(self) -> Numbers:
+        """Return the token with the innermost bracket that each token stands in, opens or closes; -1 = none."""
+        # Brackets that stand open, each with the token it is in.
+        standing = [("", -1)]
+        openers = np.full(self.n, -1, np.int64)
+        for place, surface in enumerate(self.stripped):
+            innermost = standing[-1][1]
+            # A closing bracket ends the innermost open one, if it is of the same kind.
+            for sign in "" if self.tokens.special[place] else surface:
+                if sign in _BRACKETS.values():
+                    standing.append((sign, place))
+                elif sign in _BRACKETS and standing[-1][0] == _BRACKETS[sign]:
+                    standing.pop()
+            openers[place] = max(innermost, standing[-1][1])
+        return openers
+
 
 @cache
 def _kinds_of(surface: str) -> frozenset[str]:
     """Return the kinds of a token by how it is written; see `TextFacts.classes`."""
-    first = surface[0]
-    lower = surface.lower()
-    is_mark = all(unicodedata.category(character)[0] in "PS" for character in surface)
+    if not surface:
+        return frozenset()
     # By the first character, by the whole of it, then by lists of English words.
-    of_signs = {name for name, signs in _SIGNS.items() if first in signs}
-    tests = {
-        "punctuation": is_mark,
-        "sentence_end": is_mark and first in _SENTENCE_ENDS,
-        "digit": any(map(str.isdigit, surface)),
-        "capital": first.isupper(),
-        "word": any(map(str.isalpha, surface)),
-    }
-    of_words = {name for name, words in CLOSED_CLASSES.items() if lower in words}
-    open_class = {class_of(lower)} & set(OPEN_CLASSES)
-    return frozenset(of_signs | {name for name, holds in tests.items() if holds} | of_words | open_class)
+    kinds = {name for name, signs in _SIGNS.items() if surface[0] in signs}
+    if all(unicodedata.category(character)[0] in "PS" for character in surface):
+        kinds.add("punctuation")
+        if surface[0] in _SENTENCE_ENDS:
+            kinds.add("sentence_end")
+    if any(map(str.isdigit, surface)):
+        kinds.add("digit")
+    if any(map(str.isalpha, surface)):
+        kinds.add("word")
+    if surface[0].isupper():
+        kinds.add("capital")
+    lower = surface.lower()
+    kinds |= {name for name, words in CLOSED_CLASSES.items() if lower in words}
+    return frozenset(kinds | ({class_of(lower)} & set(OPEN_CLASSES)))

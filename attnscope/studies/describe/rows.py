@@ -1,6 +1,7 @@
-"""Draw texts and queries, read their rows of attention, and join these to the rows that descriptions are fitted to.
+"""Draw texts and queries, and join their rows of attention to the rows that descriptions are fitted to.
 
-A hash of a text's content draws it, so the order of texts does not matter. `features` defines the features of keys.
+A hash of a text's content draws it, so the order of texts does not matter. `features` defines the features of keys,
+and `studies.heads.measuring` keeps the rows of sampled queries as it measures.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.corpus import TOKEN_BUDGET, Chunk, Copies, CorpusText, batches, chunks, distinct, essence
+from attnscope.corpus import Chunk, CorpusText, chunks, essence
 from attnscope.corpus.batching import tokens_of
-from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue
 from attnscope.studies.heads.measuring import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.heads.options import DescribeOptions
-from attnscope.studies.inputs.texts import batch_of, special_ids
-from attnscope.studies.run import Room
+from attnscope.studies.inputs.texts import special_ids
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import SampledRows
@@ -62,7 +61,7 @@ class Unit:
         queries: (row,): places of its sampled queries, ascending.
         fits: Whether descriptions are fitted on it; else they are scored on it.
         target: In an encoder-decoder, the tokens that the decoder reads as it writes the text again.
-        rows: Kind of attention -> the rows of its queries, once the model has run.
+        rows: Kind of attention -> the rows of its queries, once the model has run; empty where it could not.
     """
 
     lot: bytes
@@ -110,16 +109,18 @@ class Drawing:
         """Draw chunks of the texts that are held, and queries of them; those that are fitted come first."""
         # Cut the texts into chunks, and draw each by a hash of its own.
         special = special_ids(model)
-        limit = model.info.max_tokens
+        start = decoder_start(model)
+        cut = {"limit": model.info.max_tokens, "chunk": options.chunk, "stride": options.stride}
         units: list[Unit] = []
-        for *_, text in sorted(self._heap, key=lambda item: -item[0]):
+        for *_, text in self._heap:
             tokens = tokens_of(text, model.tokenizer.encode, special)
-            for chunk in chunks(tokens, text.index, limit=limit, chunk=options.chunk, stride=options.stride):
+            for chunk in chunks(tokens, text.index, **cut):
                 queries = np.flatnonzero(~chunk.repeated)
                 if len(chunk) > 1 and len(queries):
                     lot = lot_of(text, self._seed, chunk.number)
-                    units.append(Unit(lot, lot_of(text, self._seed), text, chunk, queries))
-        units.sort(key=lambda unit: unit.lot)
+                    target = None if start is None else target_of(start, chunk.tokens)
+                    units.append(Unit(lot, lot_of(text, self._seed), text, chunk, queries, target=target))
+        units.sort(key=lambda unit: (unit.lot, unit.text.index))
         # Keep as many texts and queries as time and memory allow.
         n_heads = sum(np.multiply(model.info.n_heads, model.info.n_layers).tolist())
         bytes_per_entry = _N_FEATURES * len(model.info.kinds) + 2 * max(1, n_heads)
@@ -137,14 +138,6 @@ class Drawing:
         return sorted(units, key=lambda unit: not unit.fits)
 
 
-def draw(model: Model, texts: Iterable[CorpusText], options: DescribeOptions) -> list[Unit]:
-    """Draw texts and queries of a corpus."""
-    drawing = Drawing(options.seed)
-    for _ in drawing.watch(distinct(texts, Copies())):
-        pass
-    return drawing.sample(model, options)
-
-
 def _cut_sample(units: Sequence[Unit], most_rows: int, bytes_per_entry: int) -> tuple[int, int]:
     """Return how many units are kept and how many queries of each: all that time and memory allow."""
     sizes = np.array([(len(unit.queries), len(unit.chunk)) for unit in units]).reshape(-1, 2)
@@ -160,58 +153,14 @@ def _cut_sample(units: Sequence[Unit], most_rows: int, bytes_per_entry: int) -> 
     n_units = len(units)
     while n_units > FEWEST_TEXTS and not fits(n_units, QUERIES_A_TEXT):
         n_units -= max(1, n_units // 50)
-    # Then give each as many queries as still fit, by bisection.
-    low = 1
-    high = max(1, int(sizes[:n_units, 0].max(initial=0)))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(n_units, middle):
-            low = middle
-        else:
-            high = middle - 1
-    return n_units, low
+    # Then give each as many queries as still fit.
+    most = int(sizes[:n_units, 0].max(initial=1))
+    return n_units, next((n for n in range(most, 1, -1) if fits(n_units, n)), 1)
 
 
 def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
     """Return a hash of a text's content. Copies have the same hash, so that any of them may be drawn."""
     return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
-
-
-# Read
-
-
-def read_rows(model: Model, units: Sequence[Unit]) -> None:
-    """Run the model on sampled texts, and keep the rows of their queries in the units."""
-    unit_of = {id(unit.chunk): unit for unit in units}
-    room = Room()
-    batch: Sequence[Chunk]
-    for batch in batches([unit.chunk for unit in units], TOKEN_BUDGET):
-        for _ in room.each(batch, lambda part: _run(model, [unit_of[id(chunk)] for chunk in part])):
-            pass
-
-
-def _run(model: Model, units: Sequence[Unit]) -> bool:
-    import torch
-
-    from attnscope.core.attention.probes import Weights
-    from attnscope.core.attention.row_samples import RowSamples, RowsWanted
-
-    wanted: Any = [RowsWanted(unit.queries, len(unit.chunk)) for unit in units]
-    reader = RowSamples(dict.fromkeys(model.info.kinds, wanted))
-    targets = [unit.target for unit in units if unit.target is not None]
-    batch = batch_of([unit.chunk.tokens for unit in units], targets).to(model.info.device)
-    # Keep the wanted rows as the model runs. A model with dense weights alone gives whole maps first.
-    with torch.no_grad():
-        if model.info.path != "eager":
-            model.run(batch, reader)
-        else:
-            whole = Weights()
-            model.run(batch, whole)
-            reader.keep_all(whole.maps)
-    for kind, of_texts in reader.rows.items():
-        for unit, rows in zip(units, of_texts, strict=True):
-            unit.rows[kind] = rows
-    return True
 
 
 # Join
@@ -241,18 +190,8 @@ class Types:
         return cls(ids, tuple(labels[int(number)] for number in ids), embeddings)
 
     def places(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Return the type of each token.
-
-        Raises:
-            AttnscopeError: The sample lacks one.
-        """
-        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        unknown = ids[self.ids[places] != ids]
-        if len(unknown):
-            raise AttnscopeError(
-                f"descriptions were fitted without knowing token {unknown[0]}", "name the texts to come when you fit"
-            )
-        return places.astype(np.int32)
+        """Return the type of each token; all must be known."""
+        return np.searchsorted(self.ids, ids).astype(np.int32)
 
 
 @dataclass(eq=False)
@@ -307,22 +246,17 @@ def gates_of(features: Sequence[Feature]) -> list[int]:
     ]
 
 
-def measure(
+def join_rows(
     model: Model,
     units: Sequence[Unit],
     frequencies: Frequencies,
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
 ) -> list[Group]:
-    """Read the rows of sampled texts that are not there yet, and join those of heads that may attend to the same keys.
+    """Join the rows of sampled texts, those of heads that may attend to the same keys in one group.
 
     `also` are types of token that other texts have: their numbers and labels.
     """
-    # Read the rows that are not there yet.
-    start = decoder_start(model)
-    for unit in units:
-        unit.target = None if start is None else target_of(start, unit.chunk.tokens)
-    read_rows(model, [unit for unit in units if not unit.rows])
     # Features and types of tokens, of all texts together.
     tokens = [tokens for unit in units for tokens in (unit.chunk.tokens, unit.target) if tokens is not None]
     special = dict.fromkeys(of.labels[place] for of in tokens for place in np.flatnonzero(of.special))

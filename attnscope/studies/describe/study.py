@@ -1,8 +1,8 @@
 """Describe each head in one line, found in the data, and say how much of its attention the line explains.
 
-A hash of their content draws texts, whatever their order, and the model's whole rows of some of their queries are read.
-So a description is the same for every cut of the corpus. `rows` draws and reads, `core.descriptions` fits, and `words`
-and `lines` write.
+A hash of their content draws texts, whatever their order, and the model's whole rows of some of their queries are kept.
+So a description is the same for every cut of the corpus. `rows` draws and joins, `core.descriptions` fits, and `words`
+names. This module fits both parts of each description, scores them on the other texts, and fills the tables.
 """
 
 from __future__ import annotations
@@ -10,32 +10,41 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core import descriptions, directions
-from attnscope.core.descriptions import Description, Score, row_losses, score, score_of_texts
-from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.descriptions import Description, row_losses, score, score_of_texts
 from attnscope.core.sampled_rows import Rows
-from attnscope.corpus import Copies, Corpus, CorpusText, count_tokens, distinct
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import EVEN
+from attnscope.questions.heads import DESCRIPTION, ROLE, Heads
+from attnscope.report.numbers import percent
+from attnscope.results.table import HEADS, Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature
-from attnscope.studies.describe.lines import NO_TERM, Descriptions, Expected, Failure, HeadDescription, Term
-from attnscope.studies.describe.rows import FEWEST_TEXTS, Drawing, Group, Unit, measure
+from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, join_rows
 from attnscope.studies.describe.words import Names, least_named, summarise
 from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
-from attnscope.studies.inputs.texts import special_ids, texts_of
 
 MOST_OWN, MOST_SINK_TERMS = 3, 4
 """The most terms that are fitted to the head alone; and the most terms of where it rests."""
 
-TOO_WIDE = frozenset((RESTING, "word", "last"))
+TOO_WIDE = frozenset((RESTING, "word"))
 """Classes of keys that say too little to be screened for some queries alone."""
+
+LITTLE = 0.3
+"""Explained share below which a head is said to be mostly undescribed."""
+
+NO_TERM = "no term outside sinks"
+"""Stands for the other half's term if it has none outside sinks."""
+
+HARDLY = 0.02
+"""Share of attention below which a part of a description is not mentioned."""
 
 FAILURES, FAILURES_LOOKED_AT = 3, 60
 """How many tokens are kept of those that a description fails on, and among how many of the worst they are sought."""
@@ -48,45 +57,68 @@ BEFORE = 6
 
 _NAN = float("nan")
 
+Line = dict[str, Any]
+"""A head's row of `DESCRIPTION`, with its `place` (kind, layer, head), and its rows of the tables `terms` and
+`failures`; those of `expected` stand in its failures."""
 
-@with_plain_torch
-def describe(
-    model: Model, texts: Corpus | str | Sequence[str] | Sequence[CorpusText], options: DescribeOptions | None = None
-) -> Descriptions:
-    """Describe every head of a model in one line, by features of queries and keys. Near-duplicates are dropped.
 
-    Raises:
-        AttnscopeError: There is no text.
-        UsageError: `options.heads` names a head that does not exist.
+def add_descriptions(
+    result: Heads, model: Model, sample: Sequence[Unit], frequencies: Frequencies, options: DescribeOptions
+) -> Heads:
+    """Return a study of heads with their descriptions: new columns of its heads, and tables of terms and failures.
+
+    Args:
+        result: The study.
+        model: Its model.
+        sample: The texts that were drawn, with the rows that the model computed; others are left out.
+        frequencies: Of tokens, in the corpus.
+        options: How heads are described.
     """
-    options = options or DescribeOptions()
-    corpus = texts_of(texts, model)
-    drawing = Drawing(options.seed)
-    drawn = drawing.watch(distinct(corpus, Copies()))
-    counts = count_tokens(drawn, model.tokenizer.encode, special_ids(model))
-    return describe_sample(model, drawing.sample(model, options), Frequencies.of_counts(counts), options)
-
-
-def describe_sample(
-    model: Model, sample: Sequence[Unit], frequencies: Frequencies, options: DescribeOptions
-) -> Descriptions:
-    """Describe heads as `describe` does, by texts that are drawn already."""
+    sample = [unit for unit in sample if unit.rows]
     fits = fit_sample(model, sample, frequencies, options)
-    heads = [head for fit in fits for head in describe_fitted(fit, sample)]
-    heads.sort(key=lambda head: (model.info.kinds.index(head.kind), head.layer, head.head))
-    n_queries = sum(len(unit.queries) for unit in sample)
-    n_scored = sum(not unit.fits for unit in sample) if fits else 0
-    return Descriptions(tuple(heads), len(sample), n_queries, n_scored)
+    # The size of the sample is recorded even if no head could be described.
+    described = {
+        "n_texts": len(sample),
+        "n_queries": sum(len(unit.queries) for unit in sample),
+        "n_scored": sum(not unit.fits for unit in sample) if fits else 0,
+    }
+    lines = [line for fit in fits for line in describe_fitted(fit, sample)]
+    return add_lines(replace(result, options={**result.options, "described": described}), lines)
+
+
+def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
+    """Return a study of heads with lines; without any it is as it was."""
+    if not lines:
+        return result
+    # The columns of heads; those that were not described have none of it.
+    heads = result.table("heads")
+    by_place = {line["place"]: line for line in lines}
+    nothing: Line = {column.name: "" for column in DESCRIPTION if column.kind == "text"}
+    places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
+    rows = [by_place.get(place, nothing) for place in places]
+    added = Table.of(DESCRIPTION, rows)
+    names = [*(column.name for column in HEADS), ROLE.name]
+    columns = {name: heads.columns[name] for name in names} | dict(added.columns) | dict(heads.columns)
+    values = {name: heads.values[name] for name in names} | dict(added.values) | dict(heads.values)
+
+    # Tables of the terms of the lines, and of the tokens on which they fail; they link to heads by row numbers.
+    parts: dict[str, list[Line]] = {"terms": [], "failures": [], "expected": []}
+    for number, row in enumerate(rows):
+        parts["terms"] += [{**term, "head": number} for term in row.get("terms", ())]
+        for failed in row.get("failures", ()):
+            parts["expected"] += [{**key, "failure": len(parts["failures"])} for key in failed["expected"]]
+            parts["failures"].append({**failed, "head": number})
+    tables = {name: Table.of(Heads.TABLES[name], of_table) for name, of_table in parts.items()}
+    return replace(result, tables={**result.tables, "heads": Table(columns, values), **tables})
 
 
 def fit_sample(
     model: Model, sample: Sequence[Unit], frequencies: Frequencies, options: DescribeOptions
 ) -> list[Fitted]:
     """Fit descriptions to some texts; none where there are too few."""
-    require_heads(model, options.heads)
     if len(sample) < FEWEST_TEXTS:
         return []
-    return [fit_group(group, sample, options) for group in measure(model, sample, frequencies, options.heads)]
+    return [fit_group(group, sample, options) for group in join_rows(model, sample, frequencies, options.heads)]
 
 
 def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:
@@ -221,18 +253,23 @@ def active_left(fit: Fitted, head: int) -> tuple[NDArray[np.float64], bool]:
 # Say what was fitted
 
 
-def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[HeadDescription]:
-    """Return the descriptions of a group's heads."""
+def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[Line]:
+    """Return the descriptions of a group's heads.
+
+    What a head attends to is its attention on keys that are neither special tokens nor the first. There each row counts
+    by how much of its attention lies on such keys, and is scaled to 1. Queries that are special tokens are left out.
+    """
     names = Names(fit.group, fit.fitted)
     return [_describe_head(fit, sample, names, number) for number in range(len(fit.group.heads))]
 
 
-def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: int) -> HeadDescription:
+def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: int) -> Line:
     # How well both parts hold together.
-    layer, head = fit.group.heads[number]
+    place = (fit.group.kind, *fit.group.heads[number])
     whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, number))
     if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
-        return HeadDescription(fit.group.kind, layer, head, Score(_NAN, _NAN, _NAN, whole.nats))
+        texts = {"description": "spreads evenly", "summary": "", "first_term": "", "other_half": ""}
+        return {"place": place, **texts, "nats": whole.nats, "whole_nats": whole.nats}
 
     # Terms off the sinks, and how well they hold on the scored rows.
     description = fit.active[number]
@@ -240,124 +277,124 @@ def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: in
     active, left = score(rows, number, description)
     mass = rows.mass[:, number]
     share = float(rows.text_weights @ mass)
-    terms = tuple(_term(names, description, place, rows, number) for place in range(len(description.terms)))
-    pairs, summary = summarise(names, number, description, terms)
+    nats = active.nats / share if share > 0 else _NAN
+    terms = _terms("attends", description, rows, number, fit.group.features, names)
+    # What the other half of the texts says first.
     other = fit.other_half[number]
     other_words = ""
     if description.terms[:1] != other.terms[:1]:
-        other_words = _first(other, names, number)[1] or NO_TERM
+        other_words = f"other half: {names.of_first(other, number) or NO_TERM}"
 
-    # Where it rests.
-    sinks = fit.sinks[number]
+    # Where it rests, and both parts in words.
     features = [fit.group.features[feature] for feature in fit.group.sink_features]
-    rests = [_known_term(features, sinks, place, fit.scored_sinks, number) for place in range(len(sinks.terms))]
-    return HeadDescription(
-        fit.group.kind,
-        layer,
-        head,
-        whole,
-        replace(active, nats=active.nats / share if share > 0 else _NAN),
-        share,
-        attends=terms,
-        rests=tuple(rests),
-        pairs=pairs,
-        summary=summary,
-        failures=_failures(fit, sample, number, left * mass),
-        content=_first(description, names, number)[0],
-        other_half=other_words,
-    )
+    rests = _terms("rests", fit.sinks[number], fit.scored_sinks, number, features, names)
+    summary = summarise(names, number, description, terms)
+    attending = ""
+    if share >= HARDLY:
+        attending = _attending(nats, active.explained, summary)
+    main = active if attending else whole
+    return {
+        "place": place,
+        "description": "; ".join(filter(None, (attending, _resting(share, rests)))),
+        "summary": summary if attending else "",
+        "kl_explained": Estimate(main.explained, main.low, main.high),
+        "nats": nats if attending else whole.nats,
+        "active_share": share,
+        "whole_explained": Estimate(whole.explained, whole.low, whole.high),
+        "whole_nats": whole.nats,
+        "first_term": names.of_first(description, number, in_words=False),
+        "other_half": other_words,
+        "terms": [*terms, *rests],
+        "failures": _failures(fit, sample, number, left * mass),
+    }
 
 
-def _first(description: Description, names: Names, head: int) -> tuple[str, str]:
-    """Return the name and the words of the first term, with "not" before those that are avoided."""
-    if not description.terms:
-        return "", ""
-    sign = "not " if description.first_weight < 0 else ""
-    term = description.terms[0]
-    return sign + _name(names, term, head), sign + names.of_term(term, head)
+def _attending(nats: float, explained: float, summary: str) -> str:
+    """Return the part of a line on keys off the sinks."""
+    if nats < EVEN:
+        return "all other tokens evenly"
+    if not summary:
+        return "undescribed"
+    return summary if explained >= LITTLE else f"{summary}; mostly undescribed"
 
 
-def _name(names: Names, term: int, head: int) -> str:
-    """Return a feature's name; of a head's own "keys", either end of each pair, or a feature from some queries."""
-    group = names.group
-    column = names.rows.column_of(term, head)
-    if column is None:
-        return group.features[term].name
-    if column.gate >= 0:
-        return f"{group.features[column.feature].name} from {group.features[group.gates[column.gate]].name}"
-    pair, is_lower = divmod(term - len(group.features) + 1, 2)
-    return f"pair{pair}{'-' if is_lower else '+'}" if pair else "keys"
+def _resting(share: float, rests: Sequence[Line]) -> str:
+    """Return how much a head rests and on what, such as "rests 69% on [CLS]"; "" = it hardly does."""
+    if share > 1 - HARDLY:
+        return ""
+    # Name the two terms with the largest shares; one that only repels attention is no place to rest.
+    shares = {}
+    for term in rests:
+        on_term = term["share"]
+        if on_term.value >= HARDLY and (term["weight"] >= 0 or on_term.value >= on_term.baseline):
+            shares[term["words"]] = on_term.value
+    named = " and ".join(sorted(shares, key=lambda words: -shares[words])[:2])
+    return f"rests {percent(1 - share)}" + (f" on {named}" if named else "")
 
 
-def _term(names: Names, description: Description, place: int, rows: Rows, head: int) -> Term:
-    """Return a term of attention off the sinks, with its shares in the scored rows."""
-    term = description.terms[place]
-    column = rows.column_of(term, head)
-    if column is None:
-        return _known_term(names.group.features, description, place, rows, head)
-    shares = (_NAN, _NAN)
-    if column.is_of_keys:  # how much the tokens of the term get, and how much under uniform attention
-        values = rows.by_entry(term, head)
-        is_high = values >= least_named(values)
-        weights = rows.weights[head][rows.row_of[is_high]]
-        even = weights / rows.lengths[rows.row_of[is_high]]
-        shares = float((rows.scaled(head)[is_high] * weights).sum()), float(even.sum())
-    return Term(
-        _name(names, term, head),
-        names.of_term(term, head),
-        float(description.weights[place]),
-        *shares,
-        description.gains[place],
-        own=column.gate < 0,
-    )
+def _terms(
+    part: str, description: Description, rows: Rows, head: int, features: Sequence[Feature], names: Names
+) -> list[Line]:
+    """Return the terms of a description as rows of a table, with their shares of attention in some rows."""
+    terms = []
+    for place, number in enumerate(description.terms):
+        column = rows.column_of(number, head)
+        if column is None:
+            # A graded feature has no share of attention: the share of the set that it is about is shown.
+            name, words = features[number].name, features[number].words
+            shown = [feature.name for feature in features].index(features[number].shown_by or name)
+            share, even = rows.share(shown, head), rows.even(shown, head)
+        else:
+            name, words = names.name(number, head), names.of_term(number, head)
+            share = even = _NAN
+        if column is not None and column.is_of_keys:
+            # How much the tokens of the term get, and how much under uniform attention.
+            values = rows.by_entry(number, head)
+            is_high = values >= least_named(values)
+            weights = rows.weights[head][rows.row_of[is_high]]
+            share = float((rows.scaled(head)[is_high] * weights).sum())
+            even = float((weights / rows.lengths[rows.row_of[is_high]]).sum())
+        terms.append(
+            {
+                "part": part,
+                "feature": name,
+                "words": words,
+                "weight": float(description.weights[place]),
+                "share": Estimate(share, baseline=even),
+                "own": column is not None and column.gate < 0,
+                "gain": description.gains[place],
+            }
+        )
+    return terms
 
 
-def _known_term(features: Sequence[Feature], description: Description, place: int, rows: Rows, head: int) -> Term:
-    """Return a term of the catalogue, with its share of attention; terms of a description are numbers of `features`."""
-    term = description.terms[place]
-    feature = features[term]
-    # A graded feature has no share of attention: the share of the set that it is about is shown.
-    shown = term
-    if feature.shown_by:
-        shown = [each.name for each in features].index(feature.shown_by)
-    return Term(
-        feature.name,
-        feature.words,
-        float(description.weights[place]),
-        rows.share(shown, head),
-        rows.even(shown, head),
-        description.gains[place],
-    )
-
-
-def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: NDArray[np.float64]) -> tuple[Failure, ...]:
-    """Return the worst row of each of the texts that have the worst."""
+def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: NDArray[np.float64]) -> list[Line]:
+    """Return the worst row of each of the texts that have the worst, with the keys that the description expects."""
     rows = fit.scored
     description = fit.active[head]
     scores = rows.scores(description.terms, description.weights, head)
-    failures: dict[int, Failure] = {}
+    failures: dict[int, Line] = {}
     # The worst rows first, and one of each text.
     for row in np.argsort(-left, kind="stable")[:FAILURES_LOOKED_AT]:
         text = int(rows.texts[row])
         if text in failures or len(failures) == FAILURES:
             continue
         unit = sample[text]
-        # The token, the keys that it may attend to, and what was expected of it.
         place = int(fit.group.queries[rows.index[row]])
         labels = unit.tokens(fit.group.kind).labels
+        # The keys that it may attend to, and p up to a factor; the largest first, of equal ones the nearest.
         entries = slice(rows.starts[row], rows.starts[row + 1])
         keys = place + fit.group.offsets[rows.entries[entries]]
-        expected = _expected(scores[entries], keys, place, labels)
-        before = " ".join(labels[max(0, place - BEFORE) : place])
-        failures[text] = Failure(unit.text.index, before, labels[place], place, float(left[row]), expected)
-    return tuple(failures.values())
-
-
-def _expected(
-    scores: NDArray[np.float64], keys: NDArray[np.int32], place: int, labels: Sequence[str]
-) -> tuple[Expected, ...]:
-    """Return the keys that a description gives most in a row; of those that get the same, the nearest to the query."""
-    # p up to a factor, (key,); the largest first, of equal ones the nearest.
-    p = np.exp(scores - scores.max())
-    best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
-    return tuple(Expected(int(keys[key]), labels[keys[key]], float(p[key] / p.sum())) for key in best)
+        p = np.exp(scores[entries] - scores[entries].max())
+        best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
+        failures[text] = {
+            "text": unit.text.index,
+            "before": " ".join(labels[max(0, place - BEFORE) : place]),
+            "token": labels[place],
+            "place": place,
+            "nats": float(left[row]),
+            "expected": [
+                {"place": int(keys[key]), "token": labels[keys[key]], "weight": float(p[key] / p.sum())} for key in best
+            ],
+        }
+    return list(failures.values())

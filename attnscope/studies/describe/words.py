@@ -2,13 +2,13 @@
 
 Terms overlap, and each holds beside the others. A summary says how much more attention each kind of key gets, and each
 distance, than all the other terms would give it. Terms that were fitted to one head are named by tokens, by a known
-class, and by strong pairs. `core.descriptions` fits the terms, and `lines` writes the whole line.
+class, and by strong pairs. `core.descriptions` fits the terms, and `study` writes the whole line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ from attnscope.core.descriptions import Description
 from attnscope.core.sampled_rows import Rows
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
 from attnscope.studies.describe.features import Feature
-from attnscope.studies.describe.lines import Pair, Term
 from attnscope.studies.describe.rows import Group
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 # Names of terms
 
@@ -34,11 +34,11 @@ queries)."""
 COVERED = 0.6
 """Kinds of tokens name queries if they are this share of them."""
 
-PAIRS, FEWEST_TEXTS = 3, 2
-"""Strong pairs that are kept, and the texts in which a pair must occur."""
+PAIRS, FEWEST_TEXTS = 2, 2
+"""Strong pairs that are named, and the texts in which a pair must occur."""
 
 LEAST_PAIR = 0.03
-"""Attention of a row, beyond what terms give a pair, from which on the pair is kept: its mean, shrunk."""
+"""Attention of a row, beyond what terms give a pair, from which on the pair is named: its mean, shrunk."""
 
 _SHRUNK_BY, _STRONG = 2, 2**13
 """Occurrences without attention that are added to those of a pair; and how many of the strongest entries are looked
@@ -55,9 +55,8 @@ MORE, LESS = 1.3, 0.5
 LEAST_MORE = 1.15
 """Of the strongest kind of a line's strongest group this much suffices."""
 
-MOST_GROUPS, MOST_KINDS, MOST_AVOIDED, MOST_RELATIONS, MOST_PAIRS = 3, 2, 2, 2, 2
-"""How many groups of terms a line names; how many kinds of keys or relations a group; and how many pairs of tokens, if
-it says nothing else about some queries alone."""
+MOST_GROUPS, MOST_PHRASES = 3, 2
+"""How many groups of terms a line names; and how many kinds of keys or relations a group."""
 
 LEAST_SHARE = 0.02
 """Of attention, or of what the other terms would give: below it a kind or a distance is not named."""
@@ -80,61 +79,54 @@ CLEAR = 0.7
 """Share of attention at the distances that are named, from which on nothing is said of the others."""
 
 _SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
-_SHORT = {"name": "names", "punctuation": "other punctuation", "digit": "digits"}
+_SHORT = {"name": "names", "punctuation": "other punctuation"}
 _REACHES = (0, 1, 2, 4, 8)
 _SIDES = {-1: "before", 1: "after"}
+_BESIDE = {"before": "the previous token", "after": "the next token", "away": "the tokens beside it"}
+_BEYOND = {"before": "tokens before it", "after": "tokens after it", "away": "other tokens"}
 
 
 def least_named(values: Floats) -> float:
     """Return from which value of a column on a token belongs to its term; the highest always does."""
     levels, counts = np.unique(values, return_counts=True)
     shares = counts[::-1].cumsum()[::-1] / max(1, len(values))
-    narrow = levels[shares <= MOST_NAMED]
     highest = float(values.max(initial=0.0))
-    return max(min(HIGH, highest), float(narrow[0]) if len(narrow) else highest)
+    narrow = np.append(levels[shares <= MOST_NAMED], highest)
+    return max(min(HIGH, highest), float(narrow[0]))
 
 
-@dataclass(frozen=True, eq=False)
 class Kinds:
     """Kinds of keys, of which each key has one.
 
+    Words are told apart by English classes where a quarter of them belong to a closed one, else by frequency.
+
     Attributes:
+        words: The name of each kind.
         of_entry: (entry,): the number of each key's kind.
         wholes: The name of several kinds together -> their numbers.
         signs: The names of kinds that need no examples.
     """
 
-    words: tuple[str, ...]
-    of_entry: NDArray[np.int64]
-    wholes: dict[str, frozenset[int]]
-    signs: frozenset[str]
-
-    @classmethod
-    def of(cls, rows: Rows, features: Sequence[Feature]) -> Kinds:
-        """Tell kinds of keys apart by how tokens are written.
-
-        Words are told apart by English classes where a quarter of them belong to a closed one, else by frequency.
-        """
+    def __init__(self, rows: Rows, features: Sequence[Feature]) -> None:
         numbers = {feature.name: number for number, feature in enumerate(features)}
-        closed = np.any([rows.features[numbers[name]] for name in CLOSED_CLASSES], 0)
-        if closed.sum() >= ENGLISH * rows.features[numbers["word"]].sum():
-            closed_names = sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
-            order = [*_SIGNS, "digit", "piece", *closed_names, "name", *OPEN_CLASSES]
+        is_closed = np.any([rows.features[numbers[name]] for name in CLOSED_CLASSES], 0)
+        if is_closed.sum() >= ENGLISH * rows.features[numbers["word"]].sum():
+            closed = sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
+            order = [*_SIGNS, "digit", "piece", *closed, "name", *OPEN_CLASSES]
         else:
             order = [*_SIGNS, "digit", "piece", "name", "frequent", "infrequent"]
         # A key is of the first kind in the order that it has.
-        of_entry = np.full(rows.size, len(order))
+        self.of_entry = np.full(rows.size, len(order))
         for place in reversed(range(len(order))):
-            of_entry[rows.features[numbers[order[place]]] > 0] = place
+            self.of_entry[rows.features[numbers[order[place]]] > 0] = place
         # Names of kinds, and of wholes such as function words.
         words = [_SHORT.get(name, features[numbers[name]].words.removeprefix("English ")) for name in order]
-        parts = {"punctuation": _SIGNS, "function words": tuple(CLOSED_CLASSES)}
-        wholes = {
-            whole: frozenset(order.index(name) for name in names if name in order) for whole, names in parts.items()
-        }
-        return cls((*words, "other tokens"), of_entry, wholes, frozenset((*words[: len(_SIGNS) - 1], "punctuation")))
+        self.words = (*words, "other tokens")
+        self.signs = {*words[: len(_SIGNS) - 1], "punctuation"}
+        parts: dict[str, Sequence[str]] = {"punctuation": _SIGNS, "function words": tuple(CLOSED_CLASSES)}
+        self.wholes = {whole: {order.index(name) for name in names if name in order} for whole, names in parts.items()}
 
-    def merge(self, chosen: Sequence[int], matter: NDArray[np.bool_]) -> list[tuple[str, list[int]]]:
+    def merge(self, chosen: Sequence[int], matter: Flags) -> list[tuple[str, list[int]]]:
         """Return chosen kinds by name: members have the name of their whole, if all of it that matters is chosen."""
         by_words: dict[str, list[int]] = {}
         for number in chosen:
@@ -159,65 +151,91 @@ class Names:
     def __init__(self, group: Group, rows: Rows) -> None:
         self.group = group
         self.rows = rows
-        self.kinds = Kinds.of(rows, group.features)
-        self.keys = rows.key_types
-        self.queries = rows.query_types
+        self.kinds = Kinds(rows, group.features)
         self.offsets = group.offsets[rows.entries]
         self._words: dict[tuple[int, int], str] = {}
-        # (row,): the entry of each query itself; -1 = it may not attend to itself.
-        self._itself = np.full(len(self.queries), -1)
-        itself = np.flatnonzero(self.offsets == 0)
-        self._itself[rows.row_of[itself]] = itself
+
+    # How much attention entries get
+
+    def weighted(self, head: int, of_rows: Floats | None = None) -> Floats:
+        """Return the weight of each entry's row for a head, (entry,), times that of its query if rows have any."""
+        weights = self.rows.weights[head]
+        if of_rows is not None:
+            weights = weights * of_rows
+            weights = weights / max(weights.sum(), 1e-30)
+        return self.rows.spread(weights)
 
     def expected(self, scores: Floats) -> Floats:
         """Return p ∝ exp(score), each row scaled to 1, (entry,)."""
         p = np.exp(scores - np.max(scores, initial=0.0))
-        scaled: Floats = p / np.maximum(np.add.reduceat(p, self.rows.starts[:-1]), 1e-300)[self.rows.row_of]
+        scaled: Floats = p / self.rows.spread(np.maximum(self.rows.sums(p), 1e-300))
         return scaled
 
-    def label(self, number: int) -> str:
-        """Return a type as it is written in names."""
-        label = self.group.types.labels[number]
-        return label.strip("·Ġ▁ ") or label
+    def nats(self, head: int, scores: Floats) -> float:
+        """Return KL(p ‖ uniform) of the attention p that some scores alone give, mean over rows, in nats."""
+        p = self.expected(scores)
+        of_rows = np.log(self.rows.lengths) + self.rows.sums(p * np.log(np.maximum(p, 1e-30)))
+        return float(self.rows.weights[head] @ of_rows)
 
-    def of_gate(self, gate: int) -> str:
-        """Return the name of the queries of a gate."""
-        feature = self.group.features[self.group.gates[gate]]
-        return "names" if feature.name == "name" else feature.words.removeprefix("English ")
+    # Terms
+
+    def name(self, term: int, head: int) -> str:
+        """Return a feature's name; of a head's own "keys", either end of each pair, or a feature from some queries."""
+        features = self.group.features
+        column = self.rows.column_of(term, head)
+        if column is None:
+            return features[term].name
+        if column.gate >= 0:
+            return f"{features[column.feature].name} from {features[self.group.gates[column.gate]].name}"
+        pair, is_lower = divmod(term - len(features) + 1, 2)
+        return f"pair{pair}{'-' if is_lower else '+'}" if pair else "keys"
+
+    def of_first(self, description: Description, head: int, *, in_words: bool = True) -> str:
+        """Return the words or the name of the first term, with "not" before it if it is avoided; "" = there is none."""
+        if not description.terms:
+            return ""
+        term = description.terms[0]
+        sign = "not " if description.first_weight < 0 else ""
+        return sign + (self.of_term(term, head) if in_words else self.name(term, head))
 
     def of_term(self, term: int, head: int) -> str:
-        """Return the name of a term, such as "tokens like alice, dinah, abbas"."""
+        """Return the words of a term, such as "tokens like alice, dinah, abbas"."""
         column = self.rows.column_of(term, head)
         if column is None:
             return self.group.features[term].words
         if (term, head) in self._words:
             return self._words[term, head]
-        # Attention by entry: the tokens that get most of it are the examples.
-        on = self.rows.scaled(head) * self.rows.weights[head][self.rows.row_of]
+        # The tokens that get most attention are the examples.
+        on = self.rows.scaled(head) * self.weighted(head)
         if column.gate >= 0:
             words = f"from {self.of_gate(column.gate)}: {self.of_term(column.feature, head)}"
         elif column.queries is None:
             words = f"tokens like {self._keys_of(column.key_values[column.keys], on)}"
         else:
             from_queries = column.query_values[column.queries]
-            to_keys = column.key_values[column.keys]
-            of_entries = from_queries[self.queries][self.rows.row_of]
-            words = f"from {self.of_queries(from_queries, head)[0]} to {self._keys_of(to_keys, on * of_entries)}"
+            on = on * self.rows.spread(from_queries[self.rows.query_types])
+            to_keys = self._keys_of(column.key_values[column.keys], on)
+            words = f"from {self.of_queries(from_queries, head)[0]} to {to_keys}"
         self._words[term, head] = words
         return words
+
+    def of_gate(self, gate: int) -> str:
+        """Return the name of the queries of a gate."""
+        feature = self.group.features[self.group.gates[gate]]
+        return "names" if feature.name == "name" else feature.words.removeprefix("English ")
 
     def of_queries(self, values: Floats, head: int) -> tuple[str, Floats]:
         """Return the name of the queries whose types have high values, and how much each row is one, (row,), 0 to 1."""
         # Rows of the queries that the column names, and their types by weight.
-        of_rows = values[self.queries]
+        of_rows = values[self.rows.query_types]
         of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
         weights = self.rows.weights[head] * of_rows
-        labels = self._labels(np.bincount(self.queries, weights, len(values)))
+        labels = self.labels(np.bincount(self.rows.query_types, weights, len(values)), TOKENS)
         written = [label for label in labels if any(map(str.isalnum, label))]
-        # By kinds, if these are most of them.
-        has_itself = self._itself >= 0
-        kinds = self.kinds.of_entry[self._itself[has_itself]]
-        shares = np.bincount(kinds, weights[has_itself], len(self.kinds.words)) / max(float(weights.sum()), 1e-30)
+        # By kinds, if these are most of them; a query's own entry tells its kind.
+        itself = np.flatnonzero(self.offsets == 0)
+        of_kinds = np.bincount(self.kinds.of_entry[itself], weights[self.rows.row_of[itself]], len(self.kinds.words))
+        shares = of_kinds / max(float(weights.sum()), 1e-30)
         named = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
         if sum(shares[members].sum() for _, members in named) < COVERED:
             some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
@@ -229,26 +247,30 @@ class Names:
 
     def _keys_of(self, values: Floats, on: Floats) -> str:
         """Return the name of the keys whose types have high values: labels, those with most attention first."""
-        of_entries = values[self.keys]
+        of_entries = values[self.rows.key_types]
         high = np.flatnonzero(of_entries >= least_named(of_entries))
         weights = on[high] * of_entries[high]
-        labels = self._labels(np.bincount(self.keys[high], weights, len(values)))
+        labels = self.labels(np.bincount(self.rows.key_types[high], weights, len(values)), TOKENS)
         # A bare comma in a list separated by commas cannot be read.
         quoted = [label if any(map(str.isalnum, label)) else f"“{label}”" for label in labels]
         return ", ".join(quoted)
 
-    def _labels(self, weights: NDArray[np.number]) -> list[str]:
-        """Return the labels of types, up to `TOKENS`, the largest weight first."""
-        best = [int(t) for t in np.argsort(-weights, kind="stable")[: 2 * TOKENS] if weights[t] > 0]
-        return list(dict.fromkeys(map(self.label, best)))[:TOKENS]
+    def labels(self, weights: Floats, most: int) -> list[str]:
+        """Return the labels of types, (type,), the largest weight first; none of them twice."""
+        labels = []
+        for number in np.argsort(-weights, kind="stable")[: 2 * most]:
+            if weights[number] > 0:
+                label = self.group.types.labels[number]
+                labels.append(label.strip("·Ġ▁ ") or label)
+        return list(dict.fromkeys(labels))[:most]
 
-    def pairs(self, head: int, others: Floats) -> tuple[Pair, ...]:
+    def pairs(self, head: int, others: Floats) -> list[str]:
         """Return the pairs of tokens that get the most attention beyond what some terms, (entry,), give them."""
         # Attention beyond the terms, times the weight of the row, and the code of the pair of types, (entry,).
         rows = self.rows
-        types = self.group.types
-        more = (rows.scaled(head) - self.expected(others)) * rows.weights[head][rows.row_of] * len(rows.texts)
-        codes = self.queries[rows.row_of].astype(np.int64) * len(types.ids) + self.keys
+        labels = self.group.types.labels
+        more = (rows.scaled(head) - self.expected(others)) * self.weighted(head) * len(rows.texts)
+        codes = rows.spread(rows.query_types.astype(np.int64)) * len(labels) + rows.key_types
         strong = np.arange(len(more))
         if len(more) > _STRONG:  # a strong pair has strong entries
             strong = np.flatnonzero(more >= np.partition(more, -_STRONG)[-_STRONG])
@@ -256,23 +278,22 @@ class Names:
         distinct, pair_of = np.unique(codes[order], return_inverse=True)
         # Pairs of frequent tokens have much attention by their number: each counts by its mean, shrunk towards 0.
         means = np.bincount(pair_of, more[order]) / (np.bincount(pair_of) + _SHRUNK_BY)
-        pairs: list[Pair] = []
-        for number in np.argsort(-means, kind="stable")[: 20 * PAIRS]:
+        pairs: list[str] = []
+        for number in np.argsort(-means, kind="stable")[:60]:
             texts = np.unique(rows.texts[rows.row_of[order[pair_of == number]]])
-            query, key = divmod(int(distinct[number]), len(types.ids))
-            if len(texts) >= FEWEST_TEXTS and means[number] >= LEAST_PAIR and len(pairs) < PAIRS:
-                pairs.append(Pair(types.labels[query], types.labels[key], len(texts)))
-        return tuple(pairs)
+            query, key = divmod(int(distinct[number]), len(labels))
+            if len(texts) >= FEWEST_TEXTS and means[number] >= LEAST_PAIR:
+                pairs.append(f"{labels[query]} → {labels[key]}")
+        return pairs[:PAIRS]
 
 
 # The line
 
 
-def summarise(names: Names, head: int, description: Description, terms: Sequence[Term]) -> tuple[tuple[Pair, ...], str]:
+def summarise(names: Names, head: int, description: Description, terms: Sequence[Mapping[str, Any]]) -> str:
     """Say what a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
 
-    Returns:
-        Pairs with much attention beyond what distances and kinds of keys give them, and the words.
+    `terms` are rows of the table `terms`, those of the description.
     """
     # Scores of each group of terms, (entry,), and how much they say alone.
     rows = names.rows
@@ -283,43 +304,39 @@ def summarise(names: Names, head: int, description: Description, terms: Sequence
         groups.setdefault(group, []).append(place)
         of_term = description.weights[place] * rows.by_entry(number, head)
         scores[group] = scores.get(group, np.zeros(rows.size)) + of_term
-    strengths = {group: _nats(names, head, of_group) for group, of_group in scores.items()}
-    # A phrase for each of the strongest groups, beside what all the others give.
-    phrases: dict[str, str] = {}
+    strengths = {group: names.nats(head, of_group) for group, of_group in scores.items()}
+    # A phrase for each of the strongest groups, beside what all the others give; the strongest first.
+    text = ""
+    said: list[str] = []
     for group in sorted(groups, key=lambda group: -strengths[group]):
-        if len(phrases) == MOST_GROUPS or strengths[group] < WEAK[group] * max(strengths.values()):
+        if len(said) == MOST_GROUPS or strengths[group] < WEAK[group] * max(strengths.values()):
             continue
         others = sum((of_group for name, of_group in scores.items() if name != group), np.zeros(rows.size))
         if group == "kind":
-            phrase = by_kind(names, head, others, least=MORE if phrases else LEAST_MORE)
+            phrase = by_kind(names, head, others, least=MORE if said else LEAST_MORE)
         elif group == "distance":
             phrase = by_distance(names, head, others)
         elif group == "pair":
             phrase = next(filter(None, (_pair(names, head, description, place) for place in groups[group])), "")
         else:
-            related = [_relation(terms[place]) for place in groups[group]]
-            phrase = ", ".join(list(filter(None, related))[:MOST_RELATIONS])
+            relations = [_relation(terms[place]) for place in groups[group]]
+            phrase = ", ".join(list(filter(None, relations))[:MOST_PHRASES])
         if phrase:
-            phrases[group] = phrase
-
-    # Join the phrases, the strongest first.
-    text = ""
-    last = 0.0
-    for group, phrase in phrases.items():
-        if text:
-            text += "; equally " if last < AS_MUCH * strengths[group] else "; then "
-        text += phrase
-        last = strengths[group]
-    # Pairs go beyond the terms that hold for all queries alike.
-    columns = [rows.column_of(term, head) for term in description.terms]
-    plain = [place for place, column in enumerate(columns) if column is None or column.is_of_keys]
-    beside = rows.scores(tuple(description.terms[place] for place in plain), description.weights[plain], head)
-    pairs = names.pairs(head, beside)
+            if said:
+                text += "; equally " if strengths[said[-1]] < AS_MUCH * strengths[group] else "; then "
+            text += phrase
+            said.append(group)
     if not text and terms:  # no kind and no distance stands out
-        text = _relation(terms[0]) or terms[0].words
-    if text and pairs and "pair" not in phrases and len(phrases) < MOST_GROUPS:
-        text += f", such as {', '.join(f'{pair.query} → {pair.key}' for pair in pairs[:MOST_PAIRS])}"
-    return pairs, text
+        text = _relation(terms[0]) or terms[0]["words"]
+    # Pairs go beyond the terms that hold for all queries alike.
+    if text and "pair" not in said and len(said) < MOST_GROUPS:
+        columns = [rows.column_of(term, head) for term in description.terms]
+        plain = [place for place, column in enumerate(columns) if column is None or column.is_of_keys]
+        beside = rows.scores(tuple(description.terms[place] for place in plain), description.weights[plain], head)
+        pairs = names.pairs(head, beside)
+        if pairs:
+            text += f", such as {', '.join(pairs)}"
+    return text
 
 
 def _group_of(number: int, head: int, names: Names) -> str:
@@ -332,22 +349,16 @@ def _group_of(number: int, head: int, names: Names) -> str:
     return "distance" if feature.family == "offset" or feature.name.startswith(("near", "window")) else "relation"
 
 
-def _nats(names: Names, head: int, scores: Floats) -> float:
-    """Return KL(p ‖ uniform) of the attention p that some scores alone give, mean over rows, in nats."""
-    rows = names.rows
-    p = names.expected(scores)
-    logs = np.add.reduceat(p * np.log(np.maximum(p, 1e-30)), rows.starts[:-1])
-    return float(rows.weights[head] @ (np.log(rows.lengths) + logs))
-
-
-def _relation(term: Term) -> str:
+def _relation(term: Mapping[str, Any]) -> str:
     """Return a relation with its share; "" if its share and its weight disagree, or the share says nothing."""
-    words = f"avoids {term.words}" if term.weight < 0 else term.words
-    if not np.isfinite(term.share):
+    words = f"avoids {term['words']}" if term["weight"] < 0 else str(term["words"])
+    share = 100 * term["share"].value
+    even = 100 * term["share"].baseline
+    if not np.isfinite(share):
         return words
-    if term.weight * (term.share - term.even) <= 0 or round(100 * term.share) == round(100 * term.even):
+    if term["weight"] * (share - even) <= 0 or round(share) == round(even):
         return ""
-    return f"{words} ({100 * term.share:.0f}%; uniform {100 * term.even:.0f}%)"
+    return f"{words} ({share:.0f}%; uniform {even:.0f}%)"
 
 
 def _pair(names: Names, head: int, description: Description, place: int) -> str:
@@ -377,13 +388,11 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
     `of_rows`, (row,), is how much each row counts beside its weight; None = all alike. The strongest kind must get
     `least` times what the other terms would give it.
     """
-    rows = names.rows
-    kinds = names.kinds
     # Attention of each kind, and what the other terms would give it, (kind,).
-    weights = rows.weights[head] * (1.0 if of_rows is None else of_rows)
-    of_entries = (weights / max(weights.sum(), 1e-30))[rows.row_of]
-    got = rows.scaled(head) * of_entries
-    even = names.expected(others) * of_entries
+    kinds = names.kinds
+    weights = names.weighted(head, of_rows)
+    got = names.rows.scaled(head) * weights
+    even = names.expected(others) * weights
     shares = np.bincount(kinds.of_entry, got, len(kinds.words)).astype(float)
     expected = np.bincount(kinds.of_entry, even, len(kinds.words)).astype(float)
     lifts = _lift(shares, expected)
@@ -393,21 +402,22 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
 
     # Name the kinds that tell most, and of these the largest lifts first.
     telling = np.argsort(-shares * np.log(lifts))
-    named = kinds.merge([int(n) for n in telling if is_more[n]], matter)[:MOST_KINDS]
-    parts = []
+    named = kinds.merge([int(n) for n in telling if is_more[n]], matter)[:MOST_PHRASES]
+    phrases: dict[str, float] = {}
     for words, members in named:
         times = _lift(shares[members].sum(), expected[members].sum())
-        inside = np.isin(kinds.of_entry, members)
-        of_types = np.bincount(names.keys[inside], (got - even)[inside], len(names.group.types.ids))
-        best = [int(n) for n in np.argsort(-of_types)[: 3 if len(named) == 1 else 2] if of_types[n] > 0]
-        examples = "" if words in kinds.signs else f" ({', '.join(map(names.label, best))})"
-        parts.append((-times, f"{words} {times:.1f}×{examples}"))
-    # The largest lift first, then the kinds that get least.
-    phrases = [phrase for _, phrase in sorted(parts, key=lambda part: part[0])]
-    avoided = kinds.merge([int(n) for n in np.argsort(shares - expected) if is_less[n]], matter)[:MOST_AVOIDED]
+        is_inside = np.isin(kinds.of_entry, members)
+        of_types = np.bincount(names.rows.key_types[is_inside], (got - even)[is_inside], len(names.group.types.ids))
+        examples = ""
+        if words not in kinds.signs:
+            examples = f" ({', '.join(names.labels(of_types, 3 if len(named) == 1 else 2))})"
+        phrases[f"{words} {times:.1f}×{examples}"] = float(times)
+    parts = sorted(phrases, key=lambda phrase: -phrases[phrase])
+    # The kinds that get least come last.
+    avoided = kinds.merge([int(n) for n in np.argsort(shares - expected) if is_less[n]], matter)[:MOST_PHRASES]
     if avoided:
-        phrases.append(f"least {', '.join(words for words, _ in avoided)}")
-    return ", ".join(phrases)
+        parts.append(f"least {', '.join(words for words, _ in avoided)}")
+    return ", ".join(parts)
 
 
 def _lift(share: Floats, expected: Floats) -> Floats:
@@ -416,19 +426,18 @@ def _lift(share: Floats, expected: Floats) -> Floats:
 
 def by_distance(names: Names, head: int, others: Floats) -> str:
     """Say how far keys are, by how much more attention such keys get than the other terms would give them."""
-    rows = names.rows
     # Attention by entry: of the head, by the other terms, and uniform.
     away = np.abs(names.offsets)
-    of_entries = rows.weights[head][rows.row_of]
-    got = rows.scaled(head) * of_entries
-    even = names.expected(others) * of_entries
-    uniform = of_entries / rows.lengths[rows.row_of]
+    weights = names.weighted(head)
+    got = names.rows.scaled(head) * weights
+    even = names.expected(others) * weights
+    uniform = weights / names.rows.spread(names.rows.lengths)
     buckets = np.sign(names.offsets) * np.where(away > 0, np.searchsorted(_REACHES, away), 0)
 
-    def times(some: NDArray[np.bool_]) -> float:
+    def times(some: Flags) -> float:
         return float((got[some].sum() + LEAST_SHARE / 4) / (even[some].sum() + LEAST_SHARE / 4))
 
-    def shares(some: NDArray[np.bool_]) -> str:
+    def shares(some: Flags) -> str:
         return f"({100 * got[some].sum():.0f}%; uniform {100 * uniform[some].sum():.0f}%)"
 
     # How far it reaches on either side, while each distance gets more than the terms give it.
@@ -459,7 +468,8 @@ def by_distance(names: Names, head: int, others: Floats) -> str:
     elif first < last:
         is_nearer = away <= (first + last) / 2
         more = times(chosen & is_nearer) / times(chosen & ~is_nearer)
-        parts.append("nearest first" if more >= NEAR else "farthest first" if more <= 1 / NEAR else "evenly")
+        slopes = {"nearest first": more >= NEAR, "farthest first": more <= 1 / NEAR, "evenly": True}
+        parts.append(next(words for words, holds in slopes.items() if holds))
     if lifts.get(0, 0.0) >= MOSTLY:
         parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
     if got[chosen].sum() < CLEAR:
@@ -473,14 +483,12 @@ def _bucket(bucket: int) -> str:
 
 def _span(first: int, last: int, side: str) -> str:
     """Return the name of the keys of some buckets on a side, such as "5 to 8 before"."""
-    low = int(_REACHES[first - 1]) + 1
+    low = _REACHES[first - 1] + 1
     if last >= len(_REACHES):
-        if first > 1:
-            return f"{low} or more {side}"
-        return "other tokens" if side == "away" else f"tokens {side} it"
+        return f"{low} or more {side}" if first > 1 else _BEYOND[side]
     high = _REACHES[last]
     if high == 1:
-        return {"before": "the previous token", "after": "the next token", "away": "the tokens beside it"}[side]
+        return _BESIDE[side]
     if first == 1:
         return f"up to {high} {side}"
     return f"{low} {side}" if low == high else f"{low} to {high} {side}"

@@ -30,9 +30,8 @@ from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
 from attnscope.questions.heads import Heads, require_measures
 from attnscope.results.result import settle_corpus
-from attnscope.studies.describe.lines import add_descriptions
 from attnscope.studies.describe.rows import Drawing
-from attnscope.studies.describe.study import describe_sample, require_heads
+from attnscope.studies.describe.study import add_descriptions, require_heads
 from attnscope.studies.failures import add_steps
 from attnscope.studies.heads.causal import with_effects
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
@@ -288,8 +287,8 @@ def study_heads(
     if how is not None:
         for unit in sample:
             unit.rows = done.rows.get((unit.chunk.text, unit.chunk.number), {})
-        describe = partial(describe_sample, model, sample, frequencies, how)
-        steps.append(("describing the heads", lambda result: add_descriptions(result, describe())))
+        describe = partial(add_descriptions, model=model, sample=sample, frequencies=frequencies, options=how)
+        steps.append(("describing the heads", describe))
     return add_steps(findings, steps), done
 
 
