@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -38,18 +38,19 @@ class Choice:
     def within(self, info: ModelInfo) -> Chosen:
         """Return the chosen heads of a model; refuse a layer or head that it lacks, and say how many it has."""
         # Single heads name their layers as well.
-        n_layers, n_heads = max(info.n_layers), max(info.n_heads)
-        layers = tuple(layer for layer, _ in self.pick) if self.pick is not None else self.layers
-        heads = tuple(head for _, head in self.pick) if self.pick is not None else self.heads
+        layers, heads = self.layers, self.heads
+        if self.pick is not None:
+            layers = tuple(layer for layer, _ in self.pick)
+            heads = tuple(head for _, head in self.pick)
         # Refuse numbers beyond the model, and empty lists.
+        n_layers, n_heads = max(info.n_layers), max(info.n_heads)
         for what, numbers, n in (("layer", layers, n_layers), ("head", heads, n_heads)):
-            beyond = [number for number in numbers or () if not 0 <= number < n]
-            if beyond:
-                raise AttnscopeError(
-                    f"there is no {what} {beyond[0]}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}"
-                )
-            if numbers is not None and not numbers:
-                raise UsageError(f"no {what} is chosen", f"they are numbered 0 to {n - 1}")
+            if numbers is None:
+                continue
+            beyond = [number for number in numbers if not 0 <= number < n]
+            if beyond or not numbers:
+                said = f"there is no {what} {beyond[0]}" if beyond else f"no {what} is chosen"
+                raise AttnscopeError(f"{said}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}")
         # All layers or heads where none are named.
         return Chosen(
             tuple(sorted(set(range(n_layers) if layers is None else layers))),
@@ -190,11 +191,11 @@ def choice_from(
     Raises:
         AttnscopeError: What is to be picked are no pairs.
     """
-    if pick is not None:
-        pairs = tuple(pick) if isinstance(pick, Iterable) and not isinstance(pick, str) else (pick,)
-        if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            raise AttnscopeError(f"{pick!r} picks no heads", "give pairs of layer and head, such as [(3, 1), (5, 11)]")
-    return Choice(_numbers(layers), _numbers(heads), None if pick is None else tuple(pick))
+    try:
+        pairs = None if pick is None else tuple((layer, head) for layer, head in pick)
+    except (TypeError, ValueError):
+        raise AttnscopeError(f"{pick!r} picks no heads", "give pairs of layer and head, such as [(3, 1)]") from None
+    return Choice(_numbers(layers), _numbers(heads), pairs)
 
 
 def _numbers(numbers: int | Sequence[int] | None) -> tuple[int, ...] | None:
@@ -204,13 +205,7 @@ def _numbers(numbers: int | Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def span_from(span: Span | slice | None) -> Span | None:
-    """Return a span as Python users give it.
-
-    Raises:
-        UsageError: It has a step.
-    """
+    """Return a span as Python users give it: as a pair, or a slice without a step."""
     if isinstance(span, slice):
-        if span.step not in (None, 1):
-            raise UsageError("rows and cols are taken one after another", "leave out the step")
         return span.start or 0, span.stop
     return None if span is None else (int(span[0]), None if span[1] is None else int(span[1]))

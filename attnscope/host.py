@@ -1,12 +1,11 @@
 """What attnscope changes in the process that it runs in; more in its own processes than in one that calls it.
 
 Ctrl-C waits for work that must not be cut in two. An import is such work: cut short, it would leave modules half made,
-and C extensions would turn the interruption into other errors. Only a long import is cut, between two modules. Studies
-begin after imports, so nothing is lost.
+and C extensions would turn the interruption into other errors. In a long import it ends the process: studies begin
+after imports, so nothing is lost.
 """
 
 import _thread
-import importlib.util
 import os
 import signal
 import sys
@@ -27,60 +26,31 @@ _PATIENCE_S = 1
 """Seconds after which an interruption ends an import."""
 
 
-class _ImportCutter:
-    """Ends an import that Ctrl-C interrupted, when it looks for its next module; stands first on `sys.meta_path`.
-
-    Attributes:
-        outermost: The frame of the import.
-        is_raised: Whether it has raised KeyboardInterrupt.
-    """
-
-    def __init__(self, outermost: FrameType) -> None:
-        self.outermost, self.is_raised = outermost, False
-
-    def find_spec(self, *_: object) -> None:
-        """Raise KeyboardInterrupt: once, and again if a library in the same import swallows it."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if not self.is_raised or self.outermost in _frames(sys._getframe()):
-            self.is_raised = True
-            raise KeyboardInterrupt
-
-
 _waits_since: float | None = None
 """When the interruption came that now waits for an import to end; None = none is waiting."""
-_cutter: _ImportCutter | None = None
 
 
 def raise_outside_imports(_: int, frame: FrameType | None) -> None:
-    """Handle SIGINT as Python does, but after a running import, or between two modules of a long one.
+    """Handle SIGINT as Python does, but after a running import; end the process in a long one.
 
     Raises:
         KeyboardInterrupt: Nothing is being imported by the main thread.
     """
-    global _waits_since, _cutter
-    # Outside imports.
-    outermost = _outermost_import(frame)
-    if outermost is None:
+    global _waits_since
+    if not _is_importing(frame):
         _waits_since = None
         raise KeyboardInterrupt
-    # Within: wait for the end of the import.
-    if _waits_since is None:
-        _waits_since = time.monotonic()
-    if time.monotonic() - _waits_since < _PATIENCE_S:
-        _interrupt_again()
-        return
-    # A long import ends between two of its modules.
-    _waits_since, _cutter = None, _ImportCutter(outermost)
-    sys.meta_path.insert(0, cast(Any, _cutter))
+    now = time.monotonic()
+    if _waits_since is not None and now - _waits_since >= _PATIENCE_S:
+        os.write(2, b"error: interrupted\n")
+        os._exit(130)  # as shells count: 128 + SIGINT
+    _waits_since = _waits_since or now
+    _interrupt_again()
 
 
 def is_interrupted() -> bool:
-    """Return whether a Ctrl-C has not reached the command: it waits for an import, or has ended one.
-
-    C extensions turn an interrupted import into errors of their own.
-    """
-    return _waits_since is not None or _cutter is not None
+    """Return whether a Ctrl-C has not reached the command: it waits for an import."""
+    return _waits_since is not None
 
 
 def _interrupt_again() -> None:
@@ -106,16 +76,10 @@ def _raise_what_was_swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
         frame = frame.f_back
-
-
-def _outermost_import(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the running import, the outermost of several; None = no import runs."""
-    importing = [one for one in _frames(frame) if one.f_code.co_filename.startswith("<frozen importlib._bootstrap")]
-    return importing[-1] if importing else None
+    return frame is not None
 
 
 _OURS: tuple[Any, ...] = (signal.default_int_handler, raise_outside_imports)
@@ -175,7 +139,7 @@ def block_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# What libraries read in the folder where the user stands ----------------------------------------------------------
+# What libraries take from where the user stands --------------------------------------------------------------------
 
 
 @contextmanager
@@ -191,42 +155,9 @@ def safe_path() -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = before
 
 
-class _MatplotlibFinder:
-    """Find matplotlib as it is imported, and keep it from a file `matplotlibrc` in the working folder.
-
-    Such a file changes no figure, as figures have settings of their own. But one that is damaged makes matplotlib
-    complain, or fail.
-    """
-
-    def find_spec(self, name: str, *_: object) -> Any:
-        """Return how the other finders load matplotlib; None for every other module."""
-        if name != "matplotlib":
-            return None
-        sys.meta_path.remove(cast(Any, self))
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        load, exists = spec.loader.exec_module, os.path.exists
-
-        def load_without_local_settings(module: Any) -> None:
-            # It asks for the file by this relative name alone.
-            os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
-            try:
-                load(module)
-            finally:
-                os.path.exists = exists
-
-        spec.loader.exec_module = load_without_local_settings  # type: ignore[method-assign]
-        return spec
-
-
 def tame_matplotlib() -> None:
-    """Have matplotlib, where it is imported later, draw on no screen and read no settings in the working folder."""
-    # A window system that the environment names must not stop it.
+    """Have matplotlib, where it is imported later, draw on no screen: a window system must not stop it."""
     os.environ["MPLBACKEND"] = "agg"
-    is_found = any(isinstance(finder, _MatplotlibFinder) for finder in sys.meta_path)
-    if "matplotlib" not in sys.modules and not is_found:
-        sys.meta_path.insert(0, cast(Any, _MatplotlibFinder()))
 
 
 # Memory ------------------------------------------------------------------------------------------------------------

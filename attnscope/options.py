@@ -58,15 +58,15 @@ class Option:
 
     def require(self, option: str, value: Any) -> None:
         """Refuse a value outside its range or choices; `option` is what a message calls the option."""
-        if self.choices:
-            for each in value if isinstance(value, tuple) else () if value is None else (value,):
-                if each not in self.choices:
-                    raise UsageError(f"{option} has no {each!r}", suggest(str(each), self.choices))
+        given = value if isinstance(value, tuple) else () if value is None else (value,)
+        for each in given:
+            if self.choices and each not in self.choices:
+                raise UsageError(f"{option} has no {each!r}", suggest(str(each), self.choices))
         if isinstance(value, int | float):
-            if self.least is not None and value < self.least:
-                raise UsageError(f"{option} is {value}", f"it must be at least {self.least}")
-            if self.most is not None and value > self.most:
-                raise UsageError(f"{option} is {value}", f"it must be at most {self.most}")
+            is_low = self.least is not None and value < self.least
+            if is_low or (self.most is not None and value > self.most):
+                limit = f"at least {self.least}" if is_low else f"at most {self.most}"
+                raise UsageError(f"{option} is {value}", f"it must be {limit}")
 
 
 def option(
@@ -187,31 +187,31 @@ def stride_option() -> Any:
 _NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
 _MOST_DIGITS = 18
+_MOST_LAYERS = 9999
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
 
 
 def numbers_from(listed: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `0,3-5`."""
+    hint = "layers and heads are chosen like this: 0,3-5; --mean shows means"
     numbers: list[int] = []
-    for part in _parts(listed, "layer or head", "layers and heads are chosen like this: 0,3-5"):
-        if part == "mean":
-            raise UsageError("mean is no number", "--mean heads, --mean layers or --mean all shows means")
+    for part in _parts(listed, "layer or head", hint):
         if not _NUMBERS.fullmatch(part):
-            raise UsageError(f"{part!r} is not a number or a range", "layers and heads are chosen like this: 0,3-5")
+            raise UsageError(f"{part!r} is not a number or a range", hint)
         first, _, last = part.partition("-")
-        stop = read_number(last or first, "a layer or head")
-        if stop < read_number(first, "a layer or head") or stop > 9999:
+        start, stop = (read_number(digits, "a layer or head") for digits in (first, last or first))
+        if not start <= stop <= _MOST_LAYERS:
             raise UsageError(f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5")
-        numbers += range(int(first), stop + 1)
+        numbers += range(start, stop + 1)
     return tuple(dict.fromkeys(numbers))
 
 
 def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
     """Return the numbers of a command-line list such as `1024,4096`."""
-    parts = _parts(listed, option, "numbers with commas between, such as 1024,4096")
-    for part in parts:
-        if not (part.isascii() and part.isdecimal()):
-            raise UsageError(f"{part!r} in {option} is no whole number", "numbers with commas between")
+    hint = "numbers with commas between, such as 1024,4096"
+    parts = _parts(listed, option, hint)
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise UsageError(f"{option} is {listed!r}", hint)
     return tuple(read_number(part, option) for part in parts)
 
 
@@ -223,12 +223,13 @@ def read_number(digits: str, what: str) -> int:
 
 
 def heads_from(listed: str) -> tuple[tuple[int, int], ...]:
-    """Single heads in a list such as `L3H1,L5H11`, as (layer, head)."""
+    """Return single heads in a list such as `L3H1,L5H11`, as (layer, head)."""
+    hint = "single heads are chosen like this: L3H1,L5H11"
     heads: list[tuple[int, int]] = []
-    for part in _parts(listed, "head", "single heads are chosen like this: L3H1,L5H11"):
+    for part in _parts(listed, "head", hint):
         match = _HEAD.fullmatch(part)
         if not match:
-            raise UsageError(f"{part!r} is not a head", "single heads are chosen like this: L3H1,L5H11")
+            raise UsageError(f"{part!r} is not a head", hint)
         heads.append((read_number(match[1], "a layer"), read_number(match[2], "a head")))
     return tuple(dict.fromkeys(heads))
 
@@ -236,10 +237,8 @@ def heads_from(listed: str) -> tuple[tuple[int, int], ...]:
 def _parts(listed: str, what: str, hint: str) -> list[str]:
     """Return the parts of a list, of which none may be empty: a comma too many may be a head too few."""
     parts = [part.strip() for part in listed.split(",")]
-    if not any(parts):
-        raise UsageError(f"no {what} is given", hint)
     if not all(parts):
-        raise UsageError(f"{listed!r} has a comma with nothing on one side of it", hint)
+        raise UsageError(f"no {what} is given" if not any(parts) else f"{listed!r} has a comma too many", hint)
     return parts
 
 

@@ -256,20 +256,19 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     # A file, stdin or the text itself, in this order.
     if text is not None and file is not None:
         raise UsageError("both a text and a file are given", "give one of them")
-    if file is not None and str(file) != "-":
-        name = str(file)
-        try:
-            with file.open("rb") as stream:
-                raw = _read_whole(stream, name)
-        except OSError as error:
-            raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error
-        result = _decode(raw, name)
-    elif text == "-" or file is not None:
+    if text == "-" or str(file) == "-":
         name = "stdin"
         if sys.stdin is None:
             raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
         bytes_of = getattr(sys.stdin, "buffer", None)
         result = _decode(_read_whole(bytes_of, name), name) if bytes_of else sys.stdin.read()
+    elif file is not None:
+        name = str(file)
+        try:
+            with file.open("rb") as stream:
+                result = _decode(_read_whole(stream, name), name)
+        except OSError as error:
+            raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error
     elif text is not None:
         name, result = "the text", text.replace("\r\n", "\n").replace("\r", "\n")
     else:
@@ -341,20 +340,18 @@ def too_long(name: str) -> tuple[str, str]:
     return f"{name} is too long for one text: more than {MOST_BYTES:,} bytes", "split it into lines or paragraphs"
 
 
-_PICTURE = "give pictures with --image"
-_RECORDING = "give recordings with --audio"
-_OFFICE = "save it as plain text first"
 _NO_TEXT = {
     rb"\xff\xfe|\xfe\xff": ("UTF-16, not UTF-8", "convert it: iconv -f UTF-16 -t UTF-8"),
     rb"%PDF-\d": ("a PDF, not plain text", "extract its text first: pdftotext FILE"),
-    rb"%!PS-|\xc5\xd0\xd3\xc6": ("PostScript, not plain text", "extract its text first: ps2ascii FILE"),
-    rb"PK\x03\x04": ("a ZIP archive, as Word files are, not plain text", _OFFICE),
-    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an old Office file, not plain text", _OFFICE),
-    rb"\{\\rtf\d": ("RTF, not plain text", _OFFICE),
-    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|II\*\0|MM\0\*": ("a picture, not text", _PICTURE),
-    rb"\x28\xb5\x2f\xfd": ("compressed by zstd", "decompress it first: zstd -d FILE"),
-    rb"PAR1": ("Parquet, not plain text", "save its texts as jsonl first"),
-    rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]": ("a recording, not text", _RECORDING),
+    rb"PK\x03\x04|\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|\{\\rtf\d": (
+        "a ZIP archive or an Office file, not plain text",
+        "save it as plain text first",
+    ),
+    rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|II\*\0|MM\0\*": (
+        "a picture, not text",
+        "give pictures with --image",
+    ),
+    rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]": ("a recording, not text", "give recordings with --audio"),
 }
 """The first bytes of files that hold no plain text: what the file is, and what to do."""
 
@@ -387,20 +384,17 @@ def _decode(raw: bytes, name: str) -> str:
     return decoded.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
 
 
-_RESERVED = {"con", "prn", "aux", "nul"} | {f"{port}{i}" for port in ("com", "lpt") for i in range(10)}
+_LONGEST_SLUG = 40
 
 
-def slug(text: str, n: int = 40) -> str:
-    """Return a name made of `text` that every file system takes: a-z, 0-9 and inner hyphens, 1 to n characters.
+def slug(text: str) -> str:
+    """Return a name made of `text` that every file system takes: a-z, 0-9 and inner hyphens, 1 to 40 characters.
 
-    Never empty ("text" where nothing is left), never a name that Windows reserves; cut between words where it can be.
+    Never empty ("text" where nothing is left); cut between words where it can be.
     """
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     words = re.findall(r"[a-z0-9]+", plain.replace("'", ""))
     name = "-".join(words)
-    if len(name) > n:
-        whole_words = name[: n + 1].rpartition("-")[0]
-        name = whole_words or name[:n]
-    if name in _RESERVED:
-        name = f"x-{name}"[:n]
-    return name.strip("-") or "text"[:n]
+    if len(name) > _LONGEST_SLUG:
+        name = name[: _LONGEST_SLUG + 1].rpartition("-")[0] or name[:_LONGEST_SLUG]
+    return name.strip("-") or "text"

@@ -11,16 +11,16 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.host import delay_interrupts
-from attnscope.results.file_sets import OwnFiles, locate, replace_together
+from attnscope.results.file_sets import OwnFiles, replace_together
 from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.result import failure_line, is_interrupted
 
 INTERRUPTED = "interrupted"
-"""Where in the named folder an interrupted study goes that would replace a record of more texts."""
+"""Where in the named folder an interrupted study goes that would replace a record."""
 
 
 def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
-    """Decide where a study is written: into its folder, unless it was interrupted and a record there says more.
+    """Decide where a study is written: into its folder, unless it was interrupted and there is a record.
 
     Args:
         record: The record of the study.
@@ -33,50 +33,32 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
     Raises:
         KeyboardInterrupt: It was interrupted before anything was done.
     """
-    # Whole records go where they should.
     corpus: Mapping[str, Any] = getattr(record, "corpus", {})  # records of one text have none
     if not is_interrupted(corpus):
         return record, out
-    # Nothing was done.
-    n_texts = corpus.get("n_texts")
-    if not n_texts:
+    if not corpus.get("n_texts"):
         raise KeyboardInterrupt
-    # Part of a study replaces only a record that says less.
-    if out is None or not _says_more(out, stem, n_texts):
+    # Part of a study replaces no record: it goes into a folder beside it.
+    if out is None or not any((out / f"{stem}.{ending}").exists() for ending in ("npz", "json", "csv")):
         return record, out
-    # Else it goes into a folder beside it, unless that says more too.
-    note = f"Interrupted, and {out} holds a record that got further, which stays"
-    aside: Path | None = out / INTERRUPTED
-    if (out / INTERRUPTED).is_symlink() or _says_more(out / INTERRUPTED, stem, n_texts):
-        note, aside = f"{note}: nothing is written", None
-    notes = [*record.run.get("notes", ()), f"{note}."]
-    return replace(record, run={**record.run, "notes": notes}), aside
+    note = f"Interrupted, and {out} holds a record, which stays: see its folder {INTERRUPTED}."
+    notes = [*record.run.get("notes", ()), note]
+    return replace(record, run={**record.run, "notes": notes}), out / INTERRUPTED
 
 
 def keep_data(staged: Path, out: Path, own: OwnFiles) -> None:
     """Keep the data of an unfinished set of files if not all figures were drawn: aside if `out` has other files."""
     names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
+    if not names:
+        return
     target = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
     with contextlib.suppress(AttnscopeError), delay_interrupts():
-        if not names:
-            return
         with replace_together(target, own) as folder:
             for name in names:
                 (staged / name).replace(folder / name)
         if target != out:
             message = f"not all figures were drawn, so none is kept: the data are in {target}"
             print(f"note: {one_line(message)}", file=sys.stderr)
-
-
-def _says_more(folder: Path, stem: str, n_texts: int) -> bool:
-    """Return whether files of an earlier run there are complete, or of more texts, or do not tell."""
-    from attnscope.results.reading import read_description
-
-    earlier = [locate(folder / f"{stem}.{ending}") for ending in ("npz", "json", "csv")]
-    paths = [path for path in earlier if path.is_file()]
-    corpora = [corpus for path in paths if isinstance(corpus := read_description(path).get("corpus"), Mapping)]
-    counts = [corpus.get("n_texts") if is_interrupted(corpus) else None for corpus in corpora]
-    return bool(paths) and (not counts or any(not isinstance(n, int) or n > n_texts for n in counts))
 
 
 def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:

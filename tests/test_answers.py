@@ -103,7 +103,7 @@ def test_a_mean_of_heads_goes_through_every_command(run: Run) -> None:
     run("batch", "texts.txt", "-o", "many", "-f", "npz", "-L", "0-1", "--mean", "heads", "-q")
     np.testing.assert_allclose(load(next(Path("many").glob("*/heatmap.npz")))["weights"], expected, atol=1e-6)
     for option in ("-H", "-L"):
-        require_one_line(run(*text, option, "mean"), "mean is no number", 2)
+        require_one_line(run(*text, option, "mean"), "'mean' is not a number", 2)
 
 
 def test_a_special_query_keeps_its_row_where_special_tokens_are_hidden(run: Run) -> None:

@@ -156,7 +156,7 @@ def test_python_refuses_the_name_of_a_file_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["L0H0,", ",L0H0", "L0H0,,L1H1", " , L0H0"])
 def test_a_comma_too_many_is_refused_among_heads_and_numbers(given: str) -> None:
     for read, value in ((heads_from, given), (numbers_from, re.sub("L[01]H", "", given))):
-        with pytest.raises(UsageError, match=f"^{value!r} has a comma with nothing on one side of it"):
+        with pytest.raises(UsageError, match=f"^{value!r} has a comma too many"):
             read(value)
 
 
