@@ -4,7 +4,7 @@ Windows, chunks and rotary factors that a configuration names are lengths from w
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,14 @@ LENGTHS = (9, 6)
 TARGET_LENGTHS = (5, 3)
 """Tokens of the two targets of an encoder-decoder; lengths unlike its texts' tell the kinds of attention apart."""
 
-MANY_POSITIONS = 512
-
 OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels=…) in Python"
 """The hint where inputs cannot be made up."""
+
+_MANY_POSITIONS = 512
+_GRID = (2, 3)
+
+_FRAMES = 96
+"""Hundredths of a second in a spectrogram: more than eight, which encoders of speech make one token of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +73,9 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     else:
         shape = _sample_shape(config, name)
         both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
-        padded, alone = (Example({name: values, **_beside(model, values)}) for values in (both, both[1:]))
-        if max(getattr(config, "max_source_positions", 0), _count_patches(config, shape)) > MANY_POSITIONS:
+        padded = Example({name: both, **_beside(model, both)})
+        alone = Example({name: both[1:], **_beside(model, both[1:])})
+        if max(getattr(config, "max_source_positions", 0), _count_patches(config, shape)) > _MANY_POSITIONS:
             # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
             padded = Example({name: both[1:]})
     if config.is_encoder_decoder:
@@ -106,10 +111,9 @@ def _text_examples(
     model: PreTrainedModel, prefix: str, lengths: tuple[int, int], generator: torch.Generator
 ) -> tuple[Example, Example]:
     # Token numbers without a meaning of their own.
-    size = vocab_size(model)
-    named = [*vars(model.config.get_text_config()).items(), *vars(model.config).items()]
-    special = {v for name, v in named if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
-    plain = [number for number in range(min(size, 1000)) if number not in special] or [0]
+    settings = [*vars(model.config.get_text_config()).items(), *vars(model.config).items()]
+    special = {v for name, v in settings if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    plain = [number for number in range(min(vocab_size(model), 1000)) if number not in special] or [0]
 
     # Two rows, (2, token), of which the second is padded.
     choices = torch.randint(len(plain), (2, lengths[0]), generator=generator)
@@ -124,13 +128,6 @@ def _text_examples(
 
 # What is no text --------------------------------------------------------------------------------------------------
 
-_GRID = (2, 3)
-_STEPS = 24
-"""Steps of time series, and of what a decision transformer did."""
-
-_FRAMES = 96
-"""Hundredths of a second in a spectrogram: more than eight, which encoders of speech make one token of."""
-
 
 def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
     """Return the arguments that a model needs beside its main input, (batch, ...), without padding."""
@@ -140,60 +137,33 @@ def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
     if accepts(model, "spatial_shapes"):  # SigLIP 2, whose patches come cut already
         shape = torch.tensor([_GRID], device=values.device).expand(len(values), -1)
         return {"pixel_attention_mask": whole, "spatial_shapes": shape}
-    if accepts(model, "past_values_padding"):  # TimesFM; 0 = no padding, and a frequency of 0 = days or finer
-        padding = torch.zeros_like(whole)
-        return {"past_values_padding": padding} | ({"freq": padding[:, :1]} if accepts(model, "freq") else {})
-    if accepts(model, "returns_to_go"):  # Decision Transformer: what it did, what that brought, and when
-        return {
-            "actions": values[..., :1].expand(-1, -1, model.config.act_dim),
-            "rewards": values[..., :1],
-            "returns_to_go": values[..., 1:2],
-            "timesteps": torch.arange(values.shape[1], device=values.device).expand(len(values), -1),
-            "attention_mask": whole,
-        }
     return {"input_features_mask": whole} if accepts(model, "input_features_mask") else {}
 
 
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of one picture, recording or series, without the batch."""
+    """Return the shape of one picture or recording, without the batch."""
     # Sizes may stand in the configuration of the part that hears.
     inner: Any = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
     bands: Any = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
     match name:
         case "pixel_values" if hasattr(config, "num_patches"):
             return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
-        case "pixel_values" | "pixel_values_videos":
-            return _picture_shape(config)
-        case "past_values":
-            channels = (config.num_input_channels,) if hasattr(config, "num_input_channels") else ()
-            return min(config.context_length, MANY_POSITIONS), *channels
-        case "states":
-            return _STEPS, config.state_dim
+        case "pixel_values":
+            inner = config if hasattr(config, "image_size") else getattr(config, "vision_config", config)
+            size = getattr(inner, "image_size", None) or 32
+            height, width = size if isinstance(size, (tuple, list)) else (size, size)
+            return getattr(inner, "num_channels", 3), height, width
         case "input_values":  # of AST a whole spectrogram
             return (config.max_length, config.num_mel_bins) if hasattr(config, "frequency_stride") else (4000,)
         case "input_features" if bands and hasattr(config, "max_source_positions"):
             return bands, 2 * config.max_source_positions
         case "input_features" if hasattr(config, "feature_projection_input_dim"):
             return 12, config.feature_projection_input_dim  # w2v-BERT: frames of a spectrogram, two by two
-        case "input_features" if bands and inner.model_type in ("glmasr_encoder", "voxtral_realtime_encoder"):
-            return bands, 2 * inner.max_position_embeddings
         case "input_features" if bands:
             return _FRAMES, bands * getattr(inner, "input_channels", 1)
     raise AttnscopeError(
         f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check", OWN_INPUTS
     )
-
-
-def _picture_shape(config: Any) -> tuple[int, ...]:
-    """Return the shape of a picture, (colour, height, width), or of a video, (frame, colour, height, width)."""
-    inner = config if hasattr(config, "image_size") else getattr(config, "vision_config", config)
-    size = getattr(inner, "image_size", None) or getattr(inner, "crop_size", 32)
-    if ratios := getattr(inner, "scaled_images_ratios", None):  # Depth Pro: its smallest copy of a picture is one patch
-        size = round(inner.patch_size / min(ratios))
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    frames = getattr(inner, "num_frames", None) or getattr(inner, "frames_per_clip", None)
-    colours: Any = getattr(inner, "num_channels", None) or getattr(inner, "in_chans", 3)
-    return (colours, height, width) if frames is None else (frames, colours, height, width)
 
 
 def _count_patches(config: Any, shape: tuple[int, ...]) -> int:
@@ -212,24 +182,18 @@ _ELSEWHERE = re.compile(r"mamba|ssm|linear|feed_forward|vision|image|video|audio
 
 def reaches(config: Any) -> list[int]:
     """Return the windows, chunks and blocks that a configuration names, in tokens, sorted."""
-    numbers = {*_numbers(vars(config.get_text_config())), *_numbers(vars(config)), _full_up_to(config)}
-    return sorted(number for number in numbers if number is not None)
+    return sorted(_numbers(vars(config.get_text_config())) | _numbers(vars(config)))
 
 
-def _full_up_to(config: Any) -> int | None:
-    """Return the tokens up to which BigBird attends in full, and sparsely beyond; None for other models."""
-    blocks = getattr(config, "block_size", None)
-    chance = getattr(config, "num_random_blocks", None)
-    return (5 + 2 * chance) * blocks if isinstance(blocks, int) and isinstance(chance, int) else None
-
-
-def _numbers(settings: Mapping[str, Any]) -> Iterator[int]:
+def _numbers(settings: Mapping[str, Any]) -> set[int]:
+    numbers: set[int] = set()
     for name, value in settings.items():
         if isinstance(value, dict) and "rope" in name:
-            yield from _numbers(value)
+            numbers |= _numbers(value)
         elif isinstance(name, str) and _REACH.search(name) and not _ELSEWHERE.search(name):
             values = value if isinstance(value, list | tuple) else [value]
-            yield from (number for number in values if isinstance(number, int) and number > 1)
+            numbers |= {number for number in values if isinstance(number, int) and number > 1}
+    return numbers
 
 
 def length_beyond(reach: int) -> int:
@@ -240,28 +204,25 @@ def length_beyond(reach: int) -> int:
 def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
     """Return whether padding changes what a model computes for a text of a batch.
 
-    BigBird attends in full up to a length and sparsely beyond. Rotary positions by longrope have long and short
-    factors, chosen by the longest text of a batch; dynamic ones are scaled by its length beyond a limit. The mask is
-    (text, token), 1 or True at real tokens.
+    Rotary positions by longrope have long and short factors, chosen by the longest text of a batch; dynamic ones are
+    scaled by its length beyond a limit. The mask is (text, token), 1 or True at real tokens.
     """
-    if mask is None or _length_class(config, mask.shape[1]) == _length_class(config, 0):
-        return False
-    return len({_length_class(config, n_tokens) for n_tokens in (mask.shape[1], *mask.sum(1).tolist())}) > 1
-
-
-def _length_class(config: Any, n_tokens: int) -> tuple[int, ...]:
-    """Return the properties that differ between lengths which a model computes differently."""
-    # Thresholds that the longest text of a batch may cross: BigBird's blocks, then rotary factors.
-    limit = _full_up_to(config)
     text = config.get_text_config()
     longest = getattr(text, "max_position_embeddings", 0)
     rope = getattr(text, "rope_parameters", None) or {}
+    if mask is None or not rope:
+        return False
     # Some models have several rotary settings, by kind of layer.
-    ropes = [rope] if "rope_type" in rope else [inner for inner in rope.values() if isinstance(inner, dict)]
-    kinds: list[int] = [] if limit is None else [n_tokens > limit]
-    for settings in ropes:
+    by_layer = [rope] if "rope_type" in rope else [inner for inner in rope.values() if isinstance(inner, dict)]
+    lengths = [mask.shape[1], *mask.sum(1).tolist()]
+    for settings in by_layer:
         if settings.get("rope_type") == "longrope":
-            kinds.append(n_tokens > settings.get("original_max_position_embeddings", longest))
+            limit = settings.get("original_max_position_embeddings", longest)
+            classes = {n_tokens > limit for n_tokens in lengths}
         elif "dynamic" in settings.get("rope_type", ""):
-            kinds.append(max(n_tokens, longest))
-    return tuple(kinds)
+            classes = {max(n_tokens, longest) for n_tokens in lengths}
+        else:
+            continue
+        if len(classes) > 1:
+            return True
+    return False

@@ -20,8 +20,7 @@ from attnscope.core.attention.probes import Gate, Place, Weights
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread
-from attnscope.models.hf.check import check_beyond, survey_attention
-from attnscope.models.hf.eager import run_for_weights
+from attnscope.models.hf.check import check_beyond, run_for_weights, survey_attention
 from attnscope.models.hf.examples import examples, mixes_lengths
 from attnscope.models.hf.parts import (
     accepts,
@@ -340,8 +339,7 @@ class HuggingFaceModel(Model):
         inputs = self._forward_inputs(inputs)
         survey = self.survey
         if not self.at_seam:
-            allowed = tolerance(self.base, survey.n_calls)
-            return self._hidden(run_for_weights(self.base, inputs, survey.layers, self.info.name, probe, allowed))
+            return self._hidden(run_for_weights(self.base, inputs, survey, self.info.name, probe))
         beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
         light = None if survey.beside else self._light_from(inputs)
         return self._hidden(

@@ -5,8 +5,7 @@ How much rounding may differ is measured on the model itself where its heads are
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
+from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError, RoundingError, is_out_of_memory, require_rounding
 from attnscope.models.devices import name_dtype
-from attnscope.models.hf.eager import Maps, run_eager
 from attnscope.models.hf.examples import Example
 from attnscope.models.hf.parts import hidden_states
 from attnscope.models.hf.seam import Seen, rehearse, use_attention
-from attnscope.models.hf.survey import Survey, Unclear, listed_layers
+from attnscope.models.hf.survey import Maps, Survey, Unclear, listed_layers
 
 Outcome = dict[str, Tensor]
 """Results of one forward pass, by name.
@@ -30,13 +29,10 @@ Outcome = dict[str, Tensor]
 "decoder layer 3" are (batch, query, head, key), so that both have their rows along the first two axes.
 """
 
-_STATES = ("hidden", "encoded")
+STATES = ("hidden", "encoded")
 
-_TIMES = 16.0
-"""Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
 
-_NOTED = 0.05
-"""Error of a weight, or of hidden states relative to the largest, that a picture shows."""
+# Outcomes ---------------------------------------------------------------------------------------------------------
 
 
 def states_of(output: Any) -> Outcome:
@@ -45,23 +41,22 @@ def states_of(output: Any) -> Outcome:
     return {name: x for name, x in states.items() if x is not None}
 
 
-def seen_at_seam(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
-    """Return the hidden states and weights that passed the seam, each map by its kind and layer."""
+def outcome_at_seam(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
+    """Return the hidden states and weights that passed the seam."""
+    n = len(survey.order)
+    if len(seen) != n:
+        raise AttnscopeError(f"self-check: {len(seen)} attentions are computed, where another text has {n}")
     outcome = states_of(output)
-    waiting = {module: list(places) for module, places in survey.plan.items()}
-    for call in seen:
-        if not waiting.get(call.module):
-            raise AttnscopeError("self-check: a padded batch computes more attentions than a single text")
-        kind, layer = waiting[call.module].pop(0)
+    for (kind, layer), call in zip(survey.order, seen, strict=True):
         outcome[f"{kind} layer {layer}"] = call.weights.transpose(1, 2)
     return outcome
 
 
-def _seen_by_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outcome:
+def outcome_of_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outcome:
     """Return the outcome of a model's own eager attention, each map by its kind and layer.
 
     Raises:
-        Unclear: There are other layers than those that passed the seam.
+        Unclear: There are other layers than those of the survey.
     """
     outcome = states_of(output)
     for kind, layers in survey.layers.items():
@@ -79,27 +74,45 @@ def _seen_by_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Outc
 
 
 def run_as_it_is(model: PreTrainedModel, example: Example) -> Outcome:
-    """Return the outcome of a model with the attention implementation that it has."""
+    """Return the hidden states of a model with the attention implementation that it has."""
     with use_attention(model, None):
         return states_of(model(**example.inputs))
 
 
-def eager_or_own(model: PreTrainedModel, example: Example, survey: Survey | None = None) -> Outcome:
+def eager_or_own(model: PreTrainedModel, example: Example, survey: Survey | None) -> Outcome:
     """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work.
 
     The outcome has weights only with a survey, which names their layers.
     """
     try:
-        if survey is None:
-            with use_attention(model, "eager"):
-                return states_of(model(**example.inputs))
-        # With a survey the weights are compared too, layer by layer.
-        output, maps = run_eager(model, example.inputs)
+        output, maps = run_eager(model, example.inputs, weights=survey is not None)
     except Exception:  # a model may fail in any way
-        with use_attention(model, None):
-            output = model(**example.inputs)
-        maps = {}
-    return states_of(output) if survey is None else _seen_by_eager(survey, model.config, output, maps)
+        return run_as_it_is(model, example)
+    return states_of(output) if survey is None else outcome_of_eager(survey, model.config, output, maps)
+
+
+def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any], *, weights: bool = True) -> tuple[Any, Maps]:
+    """Run a model by its own eager attention; return its output and the weights that it gives out.
+
+    Those of a model that is no encoder-decoder all count as an encoder's.
+    """
+    with use_attention(model, "eager"):
+        output = model(**inputs, output_attentions=True) if weights else model(**inputs)
+    names: dict[Kind, str] = {"encoder": "attentions"}
+    if model.config.is_encoder_decoder:
+        names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+    return output, {
+        kind: [w for w in getattr(output, name, None) or () if w is not None] for kind, name in names.items()
+    }
+
+
+# Rounding ---------------------------------------------------------------------------------------------------------
+
+_TIMES = 16.0
+"""Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
+
+_NOTED = 0.05
+"""Error of a weight, or of hidden states relative to the largest, that a picture shows."""
 
 
 def tolerance(model: PreTrainedModel, n_calls: int) -> float:
@@ -145,9 +158,9 @@ def compare(
         AttnscopeError: They differ.
     """
     if allowed is None:
-        allowed = tolerance(model, len(ours.keys() - _STATES))
+        allowed = tolerance(model, len(ours.keys() - STATES))
     try:
-        _require_equal(example, ours, theirs, allowed)
+        require_equal(example, ours, theirs, allowed)
         return
     except RoundingError as difference:
         try:
@@ -158,7 +171,7 @@ def compare(
         error = 0.0 if exact is None else _largest_error(theirs, exact)
         if not _TIMES * error > allowed:
             raise
-    _require_equal(example, ours, theirs, _TIMES * error)
+    require_equal(example, ours, theirs, _TIMES * error)
     if notes is not None and error > _NOTED:
         wider = "float64" if model.dtype == torch.float32 else "float32"
         notes.append(
@@ -167,21 +180,20 @@ def compare(
         )
 
 
-def _require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
+def require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
     """Raise a RoundingError where what both have differs by more than is allowed, at real positions."""
     for name in [name for name in ours if name in theirs]:
-        # Only rows of real tokens count: (batch, token, …) -> (row, …).
         own = ours[name].float()
         other = theirs[name].float()
         if own.shape != other.shape:
             raise AttnscopeError(f"self-check: {name} is {tuple(own.shape)}, by eager {tuple(other.shape)}")
+        # Only rows of real tokens count: (batch, token, …) -> (row, …).
         real = example.real_rows(name)
         if real is not None and own.shape[:2] == real.shape:
             own = own[real]
             other = other[real]
-        what = "hidden states" if name in _STATES else f"weights of {name}"
         difference = _largest(own - other)
-        if name in _STATES:
+        if name in STATES:
             if not bool((own.isfinite() & other.isfinite()).all()):
                 raise AttnscopeError(
                     "self-check: hidden states are not finite, at the seam or with the model's own eager attention",
@@ -191,10 +203,9 @@ def _require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: fl
         elif not difference <= allowed:
             # A query that sees no key has no weights; some eager functions leave out the part that a sink takes.
             totals = own.sum(-1, keepdim=True)
-            scaled = [other * (totals > 0), other * totals]
-            difference = min(_largest(own - weights) for weights in scaled)
+            difference = min(_largest(own - other * (totals > 0)), _largest(own - other * totals))
         require_rounding(
-            f"self-check: {what} differ from the model's own",
+            f"self-check: {'hidden states' if name in STATES else f'weights of {name}'} differ from the model's own",
             difference,
             allowed,
             "the maps could be wrong, so none are shown; try another --dtype",
@@ -212,26 +223,19 @@ def _agree_in_float64(
 
     None also if the copy does not run. Where there is no memory for it, the error of that is let through.
     """
-    inputs = dict(example.inputs)
-    for name, value in inputs.items():
-        if isinstance(value, Tensor) and value.is_floating_point():
-            inputs[name] = value.double()
+    inputs = {name: _widen(value) for name, value in example.inputs.items()}
     try:
         # Both ways on the copy; code that asks for fewer bits gets 64 as well.
         twin = copy.deepcopy(model).double()
         with _AllFloat64():  # type: ignore[no-untyped-call]
             theirs = run_eager(twin, inputs)
             ours = rehearse(twin, inputs)
-        if survey is None:
-            exact = states_of(theirs[0])
-            seen = states_of(ours[0])
-        else:
-            # The plan names modules of the model: translate it to the copy's.
-            twin_of = dict(zip(model.modules(), twin.modules(), strict=True))
-            survey = replace(survey, plan={twin_of[module]: places for module, places in survey.plan.items()})
-            exact = _seen_by_eager(survey, twin.config, *theirs)
-            seen = seen_at_seam(survey, *ours)
-        _require_equal(example, seen, exact, allowed * tolerance(twin, 0) / tolerance(model, 0))
+        exact = states_of(theirs[0])
+        seen = states_of(ours[0])
+        if survey is not None:
+            exact = outcome_of_eager(survey, twin.config, *theirs)
+            seen = outcome_at_seam(survey, *ours)
+        require_equal(example, seen, exact, allowed * tolerance(twin, 0) / tolerance(model, 0))
     except Exception as error:  # a model may fail in any way in another precision
         if is_out_of_memory(error):
             raise
@@ -243,8 +247,8 @@ def _largest_error(outcome: Outcome, exact: Outcome) -> float:
     """Return the largest error of weights, and of hidden states relative to the largest."""
     errors = [0.0]
     for name in outcome.keys() & exact.keys():
-        true = exact[name]
-        errors.append(_largest(outcome[name] - true) / (_largest(true) if name in _STATES else 1.0))
+        error = _largest(outcome[name] - exact[name])
+        errors.append(error / _largest(exact[name]) if name in STATES else error)
     return max(errors)
 
 

@@ -10,12 +10,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.hf.examples import Example
 from attnscope.models.hf.parts import hidden_states, setting
 from attnscope.models.hf.seam import Plan, Seen
 from attnscope.questions.maps import spans
+
+Maps = dict[Kind, list[Tensor]]
+"""Attention weights, (batch, head, query, key), of each kind in the order of computation."""
 
 
 class Unclear(Exception):  # noqa: N818 - no error: the other path is taken
@@ -34,13 +38,12 @@ class Survey:
     n_kv_heads: Mapping[Kind, int]
     d_model: int
     plan: Plan = field(default_factory=dict)  # on the seam: which call is which
+    order: tuple[Place, ...] = ()  # the same for all calls of a pass, in their order; known during a check alone
     extras: Mapping[str, Any] = field(default_factory=dict)  # what the forward must be given besides the inputs
     checked: bool = True  # whether it was compared with eager
     notes: tuple[str, ...] = ()
     # windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted
     reaches: list[int] = field(default_factory=list)
-    # of these, those beyond which what would be shown differs from eager, and what was said of it
-    refusals: dict[int, AttnscopeError] = field(default_factory=dict)
     beside: bool = False  # whether modules that the plan does not name attend too, as those of a tower for pictures do
     remembered: str = ""  # when, and with what, it was compared; "" = at this load
     through: Callable[..., Any] | None = None  # what is called instead of the model, to run it; see `seam.perform`
@@ -54,8 +57,9 @@ class Survey:
 def read_seam(config: Any, example: Example, output: Any, seen: Sequence[Seen]) -> Survey:
     """Return the survey of attentions that passed the seam, each with its module."""
     # Sort the calls by kind; each kind that the architecture has must be there.
+    kinds = kinds_of(config, example, output, [call.weights for call in seen])
     by_kind: dict[Kind, list[Seen]] = {}
-    for call, kind in zip(seen, kinds_of(config, example, output, [call.weights for call in seen]), strict=True):
+    for call, kind in zip(seen, kinds, strict=True):
         by_kind.setdefault(kind, []).append(call)
     for kind in ("encoder", "decoder", "cross"):
         if config.is_encoder_decoder and kind not in by_kind:
@@ -65,11 +69,10 @@ def read_seam(config: Any, example: Example, output: Any, seen: Sequence[Seen]) 
 
     # In a pass, each module computes its attentions in the order of the rehearsal.
     numbers = {kind: iter(of_kind) for kind, of_kind in layers.items()}
-    kind_of = {id(call): kind for kind, calls in by_kind.items() for call in calls}
-    plan: dict[nn.Module, list[tuple[Kind, int]]] = {}
-    for call in seen:
-        kind = kind_of[id(call)]
-        plan.setdefault(call.module, []).append((kind, next(numbers[kind])))
+    places = [(kind, next(numbers[kind])) for kind in kinds]
+    plan: dict[nn.Module, list[Place]] = {}
+    for call, place in zip(seen, places, strict=True):
+        plan.setdefault(call.module, []).append(place)
 
     # Head counts may differ between layers: the largest is reported.
     heads = {kind: {(seen.call.n_heads, seen.call.n_kv_heads) for seen in calls} for kind, calls in by_kind.items()}
@@ -79,6 +82,7 @@ def read_seam(config: Any, example: Example, output: Any, seen: Sequence[Seen]) 
     return Survey(
         path="seam",
         plan=plan,
+        order=tuple(places),
         layers=layers,
         n_layers=n_layers,
         n_heads={kind: max(pairs)[0] for kind, pairs in heads.items()},
@@ -90,7 +94,7 @@ def read_seam(config: Any, example: Example, output: Any, seen: Sequence[Seen]) 
     )
 
 
-def read_weights(config: Any, example: Example, output: Any, maps: Mapping[Kind, Sequence[Tensor]]) -> Survey:
+def read_weights(config: Any, example: Example, output: Any, maps: Maps) -> Survey:
     """Return the survey of a model that gives out its weights itself, by kind; of other than encoder-decoders, all."""
     if not config.is_encoder_decoder:
         (weights,) = maps.values()
@@ -128,49 +132,42 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     Raises:
         Unclear: A map fits none of the sequences.
     """
-    # The lengths of the sequences that may attend, and the shapes of the maps.
     encoded = getattr(output, "encoder_last_hidden_state", None)
-    tokens = None if example.real is None else example.real.shape[1]
-    source = tokens if encoded is None else encoded.shape[1]
+    n_tokens = None if example.real is None else example.real.shape[1]
     shapes = [(maps.shape[2], maps.shape[3]) for maps in weights]
     kinds: dict[tuple[int, int], Kind]
     if config.is_encoder_decoder:
-        # An encoder-decoder's attentions differ in their lengths.
-        target = next((queries for queries, keys in shapes if queries == keys != source), 0)
-        if example.target_real is not None:
-            target = example.target_real.shape[1]
+        # The attentions of an encoder-decoder differ in their lengths.
+        source = n_tokens if encoded is None else encoded.shape[1]
         if source is None:
             raise Unclear("its output holds no hidden states of the encoder, whose length tells its attentions apart")
-        if source == target:
-            raise Unclear(f"encoder and decoder are both {target} long, so that they cannot be told apart")
+        target = 0 if example.target_real is None else example.target_real.shape[1]
+        if source == target or (encoded is not None and n_tokens not in (None, source)):
+            raise Unclear(f"its encoder puts out {source} tokens and its decoder reads {target}")
         kinds = {(source, source): "encoder", (target, target): "decoder", (target, source): "cross"}
-        lengths = f"the encoder reads {source} tokens and the decoder {target}"
     else:
         kind: Kind = "decoder" if hides_later(weights) else "encoder"
-        if tokens is None:
+        if n_tokens is None:
             _require_whole_pictures(example, weights)
             return [kind] * len(weights)
-        kinds = {(tokens, tokens): kind}
-        lengths = f"the text has {tokens} tokens"
-    # Every map must fit, and an encoder must put out as many states as the text has tokens.
+        kinds = {(n_tokens, n_tokens): kind}
     strange = next((shape for shape in shapes if shape not in kinds), None)
-    if strange is None and tokens is not None and source is not None and source != tokens:
-        strange = (source, source)
     if strange is not None:
-        raise Unclear(f"it has attention of {strange[0]} queries on {strange[1]} keys where {lengths}")
+        known = ", ".join(f"{queries} on {keys}" for queries, keys in kinds)
+        raise Unclear(f"it has attention of {strange[0]} queries on {strange[1]} keys where {known} are expected")
     return [kinds[shape] for shape in shapes]
 
 
 def _require_whole_pictures(example: Example, weights: Sequence[Tensor]) -> None:
     """Raise Unclear where layers do not each attend among all patches of a picture (Swin, SegFormer)."""
     pixels = example.inputs.get("pixel_values")
-    if pixels is None or pixels.ndim != 4:
-        return
-    sizes = dict.fromkeys((maps.shape[0] // len(pixels), maps.shape[2], maps.shape[3]) for maps in weights)
-    n_windows, queries, keys = next(iter(sizes))
-    if len(sizes) > 1 or n_windows != 1 or queries != keys:
-        windows = ", ".join(f"{n} of {queries} queries on {keys} keys" for n, queries, keys in sizes)
-        raise Unclear(f"its layers attend within windows of a picture, or merge patches: {windows}")
+    for maps in weights if pixels is not None and pixels.ndim == 4 else ():
+        n_maps, _, queries, keys = maps.shape
+        if n_maps != len(pixels) or queries != keys or queries != weights[0].shape[2]:
+            raise Unclear(
+                "its layers attend within windows of a picture, or merge patches: "
+                f"{n_maps // len(pixels)} of {queries} queries on {keys} keys"
+            )
 
 
 def hides_later(weights: Sequence[Tensor]) -> bool:
@@ -251,9 +248,8 @@ def listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
     types = [str(name) for name in setting(config, "layers_block_type") or setting(config, "layer_types") or ()]
     if len(types) != total:
         return ()
-    return tuple(
-        i for i, name in enumerate(types) if name == "hybrid" or ("attention" in name and "linear" not in name)
-    )
+    attends = [name == "hybrid" or ("attention" in name and "linear" not in name) for name in types]
+    return tuple(layer for layer, is_attention in enumerate(attends) if is_attention)
 
 
 def _configured_kv_heads(config: Any, n_heads: int) -> int:
