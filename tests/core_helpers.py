@@ -163,7 +163,6 @@ class TileSums(NamedTuple):
     output: Tensor
     weights: Tensor
     largest: Tensor
-    log_sum_exp: Tensor
     entropy_nats: Tensor
 
 
@@ -174,16 +173,12 @@ def read_tiles(call: attention.AttentionCall) -> TileSums:
     rows = (batch, n_heads, n_queries)
     weights = torch.zeros(*rows, call.key.shape[2], dtype=dtype, device=call.query.device)
     largest, entropies = (torch.zeros(rows, dtype=dtype, device=call.query.device) for _ in range(2))
-    log_sums = torch.full(rows, -math.inf, dtype=dtype, device=call.query.device)
 
     def read(tile: Tile) -> None:
         block = tile.block
-        if not tile.weights.numel():
-            return
         here = (block.texts, slice(None), block.queries)
         weights[(*here, block.keys)] = tile.weights
         largest[here] = tile.weights.amax(-1)
-        log_sums[here] = tile.log_sum_exp(largest[here])
-        entropies[here] = tile.entropies(log_sums[here])
+        entropies[here] = tile.entropies(largest[here])
 
-    return TileSums(attend_in_tiles(call, read), weights, largest, log_sums, entropies)
+    return TileSums(attend_in_tiles(call, read), weights, largest, entropies)

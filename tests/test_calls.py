@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.calls import Calls, single_head
+from attnscope.core.attention.calls import keep_calls, single_head
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from tests.core_helpers import EXACT
 
@@ -38,7 +38,7 @@ def masks(n: int) -> dict[str, dict[str, object]]:
 
 def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on() -> None:
     call = call_of()
-    probe = Calls([0])
+    probe = keep_calls([0])
     output = probe(call)
     assert output.shape == call.value.shape[:1] + (6, 40, 5)
     probe(replace(call, layer=1))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.core.attention.row_samples import RowSamples, RowsWanted
+from attnscope.core.attention.row_samples import RowSamples
 from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.descriptions import (
     Description,
@@ -254,13 +254,12 @@ def test_rows_are_those_of_the_whole_map(name: str) -> None:
     whole = attention_weights(call).double()
     lengths = (TOKENS, 7)
     queries = [np.array([1, 4, 10]), np.array([0, 6])]
-    asked = [RowsWanted(queries[b], n) for b, n in enumerate(lengths)]
-    probe = RowSamples({"decoder": asked})
+    probe = RowSamples([(queries[b], n) for b, n in enumerate(lengths)])
     output = probe(call)
     values = call.value.repeat_interleave(HEADS // KV, 1).double()
     torch.testing.assert_close(output.double(), whole @ values, rtol=1e-4, atol=1e-5)
     for b, n in enumerate(lengths):
-        found = probe.rows["decoder"][b]
+        found = probe.rows[b]["decoder"]
         for row, q in enumerate(queries[b]):
             for head in range(HEADS):
                 weights = whole[b, head, q, :n].numpy()

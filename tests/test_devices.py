@@ -59,7 +59,6 @@ STUDIES: dict[str, Callable[[Any], Any]] = {
     "one-head": lambda model: attnscope.heatmap(model, TEXTS[0], pick=[(1, 1)]),
     "part": lambda model: attnscope.heatmap(model, TEXTS[1], rows=(2, 5), cols=(1, 4)),
     "pooled": lambda model: attnscope.pooled_heatmap(model, TEXTS[1], cells=8),
-    "pooled-max": lambda model: attnscope.pooled_heatmap(model, TEXTS[1], cells=8, pool="max"),
     "heads": lambda model: attnscope.heads(model, TEXTS),
     "compare": lambda model: attnscope.compare(model, TEXTS, attnscope.CompareOptions("jensen_shannon")),
     "compare-heads": lambda model: attnscope.compare_heads(model, TEXTS[0], [(0, 0), (0, 1)]),

@@ -47,7 +47,7 @@ def test_tiles_on_cuda_against_float64(dtype: torch.dtype, group: int) -> None:
     ):
         wanted = oracle.output[..., : output.shape[3]]
         assert (output.cpu().double() - wanted).abs().max() <= allowed
-    for name, atol in (("log_sum_exp", 1e-4), ("weights", 1e-5), ("largest", 1e-5), ("entropy_nats", 1e-4)):
+    for name, atol in (("weights", 1e-5), ("largest", 1e-5), ("entropy_nats", 1e-4)):
         torch.testing.assert_close(
             getattr(found, name).cpu().double(), getattr(oracle, name), rtol=1e-4, atol=atol, msg=name
         )

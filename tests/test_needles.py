@@ -13,7 +13,8 @@ import transformers
 import attnscope
 from attnscope import NeedleOptions, retrieval_heads
 from attnscope.core.attention import tiles
-from attnscope.core.attention.probes import Gate, Strongest, Weights
+from attnscope.core.attention.probes import Gate, OfChosen, Weights
+from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.tiles import attend_lean
 from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError
@@ -108,11 +109,16 @@ def writer(model_type: str) -> Model:
     return attnscope.load(transformers.AutoModelForCausalLM.from_config(config).eval())
 
 
+def strongest_of(queries: slice) -> OfChosen:
+    some = torch.arange(queries.start, queries.stop)
+    return OfChosen(lambda call: rows_of(call, some).argmax(-1).cpu())
+
+
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2"])
 def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
     model = writer(model_type)
     batch = Batch(torch.randint(1, 50, (3, 19)))
-    strongest, whole = Strongest(slice(11, 19)), Weights()
+    strongest, whole = strongest_of(slice(11, 19)), Weights()
     last = model.outputs(batch, strongest, last=8)
     all_of_it = model.outputs(batch, whole)
     for layer, weights in whole.maps["decoder"].items():
@@ -130,7 +136,7 @@ def test_nothing_of_the_size_of_a_map_is_made(model_type: str, monkeypatch: pyte
     batch, probes = (
         Batch(torch.randint(1, 50, (1, n))),
         (
-            lambda: Strongest(slice(n - 8, n)),
+            lambda: strongest_of(slice(n - 8, n)),
             lambda: Gate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
         ),
     )

@@ -60,7 +60,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     lacking.link_places[1, 2] = -1
     cross = replace(pooled_map(20, 3, kind="cross"), keys=tokens_of([f"k{i}" for i in range(20)]))
     require_lossless(
-        PooledHeatmap(text=lacking.keys.text, maps=(lacking, cross), run=RUN, picked=((0, 1), (1, 0)), pool="max"),
+        PooledHeatmap(text=lacking.keys.text, maps=(lacking, cross), run=RUN, picked=((0, 1), (1, 0))),
         tmp_path,
     )
     assert not lacking.exists(1, 2) and lacking.exists(1, 1)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from attnscope.core.attention.calls import full_width, single_head
-from attnscope.core.attention.pooling import Grid, part_of_weights, pool_attention
 from attnscope.core.attention.probes import Gate
+from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights, attention_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean
 from attnscope.core.measures import HeadMeasures, measures_of_weights
@@ -74,7 +74,6 @@ def test_outputs_are_no_further_off_than_twice_plain_attention(dtype: torch.dtyp
         "dense": attend_with_weights(call)[0],
         "tiles": attend_in_tiles(call),
         "lean": attend_lean(call),
-        "pooled": pool_attention(call, Grid(8, 8)).output,
         "sums": HeadMeasures(facts)(call),
         "links": Links(links)(call),
         "gate": Gate({("encoder", call.layer): ones, ("decoder", call.layer): ones})(call),
@@ -90,7 +89,7 @@ def test_weights_and_their_sums_are_float32(dtype: torch.dtype) -> None:
     oracle = attention_weights(exact(call))
     assert off(plain(call)[1], oracle) > 10 * FLOAT32  # what it would be without care
     assert off(attention_weights(call), oracle) <= FLOAT32
-    assert off(part_of_weights(call, slice(5, 40), slice(3, 50)), oracle[:, :, 5:40, 3:50]) <= FLOAT32
+    assert off(rows_of(call, torch.arange(5, 40), keys=slice(3, 50)), oracle[:, :, 5:40, 3:50]) <= FLOAT32
     one = replace(call, query=call.query[:1], key=call.key[:1], value=call.value[:1])
     for found in (single_head([(one, h) for h in range(4)]), single_head([(exact(one), h) for h in range(4)])):
         assert isinstance(found, AttentionCall)

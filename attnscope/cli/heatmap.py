@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Given
 
 
-def _pool(listed: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in listed.split(","))
-
-
 @options
 class Seen(OneText):
     """A text, photos or a recording."""
@@ -52,24 +48,18 @@ class Seen(OneText):
         panel="Heads",
         rare=True,
     )
-    pool: tuple[str, ...] = option(
-        "Pool a long text to at most this many rows and columns, 8 to 1024; 0: never; 512,max: to the largest weight "
-        "instead of the mean.  [default: 256 for more than 400 tokens]",
-        default=(),
-        read=_pool,
+    pool: int | None = option(
+        "Pool a long text to at most this many rows and columns, 8 to 1024; 0: never.  [default: 256 for more than 400 "
+        "tokens]",
+        default=None,
         rare=True,
     )
 
     def ask(self, maps: MapOptions) -> MapOptions:
         """Return what is asked of the maps, with what depends on what is read."""
-        sizes = [int(part) for part in self.pool if part.isdecimal()]
-        cells = [part for part in self.pool if not part.isdecimal()]
-        if len(sizes) > 1 or len(cells) > 1:
-            raise UsageError(f"--pool is {','.join(self.pool)}", "give a number, mean or max, or both: 512,max")
         if self.audio is not None and maps.words:
             maps = dataclasses.replace(maps, words=False, times=True)
-        pooled = sizes[0] if sizes else None
-        return dataclasses.replace(maps, pooled=pooled, pool=cells[0] if cells else "mean")
+        return dataclasses.replace(maps, pooled=self.pool)
 
 
 def heatmap(

@@ -170,7 +170,7 @@ def measures_of_weights(
     for text in range(batch):
         for start in range(0, n_queries, unit):
             rows = slice(start, min(start + unit, n_queries))
-            unit_blocks.append(Block(slice(text, text + 1), rows, slice(0, n_keys), may[text : text + 1, :, rows]))
+            unit_blocks.append(Block(slice(text, text + 1), rows, slice(0, n_keys), may=may[text : text + 1, :, rows]))
 
     dtype = sum_dtype(weights.device)
     own_text = queries is None
@@ -308,7 +308,7 @@ class _MaskedTexts:
     def statistics(self, block: Block, weights: Tensor, tile: Tile | None) -> Float[Tensor, "b h q statistic"]:
         """Return the statistics of each row. Overwrites the scores of the tile, if there is one."""
         largest = weights.amax(-1)
-        entropies = _entropies_of(weights) if tile is None else tile.entropies(tile.log_sum_exp(largest))
+        entropies = _entropies_of(weights) if tile is None else tile.entropies(largest)
         by_name = {"entropy": entropies, "relative_entropy": entropies, "rarest": torch.zeros_like(entropies)}
         if self.keys.rarest is not None and "rarest" in self.columns.rows:
             # How many keys share the largest weight, and how many of these are the rarest.
@@ -359,7 +359,7 @@ class _MaskedTexts:
 
     def _seen(self, block: Block) -> tuple[Float[Tensor, "view b m q k"], Float[Tensor, "view b m q"]]:
         """Return 1 where a query may attend to a key, in each view, and to how many it may."""
-        may = block.allowed(self.device)
+        may = block.allowed()
         if may is None:
             may = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         n_texts, n_queries, n_keys = block.shape

@@ -110,8 +110,8 @@ def _links_of_call(call: AttentionCall, facts: LinkFacts) -> Float[Tensor, "cell
         for rows in (facts.row_text == text).nonzero()[:, 0].split(step):  # type: ignore[no-untyped-call]
             pieces = facts.pieces[torch.isin(facts.pieces[:, 0], rows)]
             queries, place = pieces[:, 1].unique(return_inverse=True)  # type: ignore[no-untyped-call]
-            part, _ = rows_of(call, text, queries, n_keys)
-            _add_rows(sums, facts, rows, pieces, attention_weights(part)[0].movedim(1, 0)[place])
+            weights = rows_of(call, queries, slice(text, text + 1))[0]
+            _add_rows(sums, facts, rows, pieces, weights.movedim(1, 0)[place])
     return sums
 
 

@@ -143,8 +143,7 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
 def _text_of_cells(record: PooledHeatmap) -> Heatmap:
     """Return a pooled record as one whose tokens are cells."""
     first = record.maps[0]
-    mean = "the share that a query of its row gives to its keys, on average"
-    shows = "the largest weight in it" if record.pool == "max" else mean
+    shows = "the share that a query of its row gives to its keys, on average"
     note = f"a cell is {first.query_cell} × {first.key_cell} tokens, and shows {shows}"
     run = {**record.run, "notes": [*record.run.get("notes", ()), note]}
     return Heatmap(text=record.text, maps=tuple(map(_map_of_cells, record.maps)), run=run, picked=record.picked)

@@ -388,14 +388,14 @@ def _word_times(sound: Sound | None) -> list[RenderableType]:
 
 def _pooled(record: PooledHeatmap, console: Console) -> Iterable[RenderableType]:
     """Yield a map a head, then a table of marginals and far links."""
-    cells = "the share of a query's attention" if record.pool == "mean" else "the largest weight"
     for attention in record.maps:
         shares = replace(attention, cells=log_share(attention.cells, 1.0))
         yield from _layers(record, shares, console, shares.of, "cells")
         if record.chosen(attention):
             yield Text(
                 f"\nrows: {amount(len(attention.queries), 'query', 'queries')}, {attention.query_cell} a cell · "
-                f"columns: {amount(len(attention.keys), 'key')}, {attention.key_cell} a cell · shades: {cells}, "
+                f"columns: {amount(len(attention.keys), 'key')}, {attention.key_cell} a cell · "
+                "shades: the share of a query's attention, "
                 f"logarithmic from 1e-{DECADES} to 1\n",
                 style="dim",
             )

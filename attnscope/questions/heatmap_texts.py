@@ -36,10 +36,7 @@ _MEANING = meanings(
 _ROLLOUT_MEANING = meanings(
     "share of a row that a column gets", "share of a row that a column gets ÷ the largest of the same map"
 )
-_POOLED_MEANING = {
-    "mean": "share of attention that the queries of a row give to the keys of a column (logarithmic)",
-    "max": "the largest weight in the cell (logarithmic)",
-}
+_POOLED_MEANING = "share of attention that the queries of a row give to the keys of a column (logarithmic)"
 _SCALE = {"fixed": "", "head": ", ÷ the largest of the same head", "figure": ", ÷ the largest of this figure"}
 _LEAST_RECEIVED = 0.1
 _SHOWN_LINKS = 10
@@ -218,7 +215,7 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
                 _positions(len(attention.keys), n_columns, attention.key_cell),
             ),
         ),
-        meaning=f"{_POOLED_MEANING[record.pool]}{_SCALE[style.scale]}",
+        meaning=f"{_POOLED_MEANING}{_SCALE[style.scale]}",
         cmap=style.cmap,
         largest_px=780,
         lettered=(model_name(record),),

@@ -13,8 +13,6 @@ from attnscope.questions.maps import MAP_TABLES, HeadMaps, MapsResult
 from attnscope.results.table import Array, count
 from attnscope.results.tokens import Tokens
 
-POOLS = ("mean", "max")
-
 
 class Link(NamedTuple):
     """A weight between two tokens that are far apart: places of query and key, and the weight."""
@@ -29,8 +27,8 @@ class PooledMap(HeadMaps):
     """The attention of one kind of one model on one long text, pooled; see `HeadMaps` for its other fields.
 
     Attributes:
-        cells: The pooled map, (layer, head, row, column), float32, 0 to 1: what a cell shows stands in
-            `PooledHeatmap.pool`. NaN, as in the other arrays, where a layer has no such head.
+        cells: The pooled map, (layer, head, row, column), float32, 0 to 1; see
+            `PooledHeatmap`. NaN, as in the other arrays, where a layer has no such head.
         received: Mass that each key receives from all queries, (layer, head, key), float32; 1 on average where there
             are as many queries as keys.
         entropy_nats: Entropy of each query's weights, (layer, head, query), float32.
@@ -83,10 +81,8 @@ class PooledMap(HeadMaps):
 class PooledHeatmap(MapsResult[PooledMap]):
     """The attention of the chosen heads on one long text, pooled to a grid of cells; see `MapsResult`.
 
-    Attributes:
-        pool: What a cell shows. "mean": the share of attention that the queries of its row give to the keys of its
-            column, summed over the keys and averaged over the queries, so that rows sum to 1. "max": the largest
-            single weight in it.
+    A cell shows the share of attention that the queries of its row give to the keys of its column, summed over the keys
+    and averaged over the queries, so that rows sum to 1.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.pooled/2"
@@ -107,10 +103,7 @@ class PooledHeatmap(MapsResult[PooledMap]):
         Array("link_weights", "the weight of a far link", axes=("heads", "links")),
     )
     MAPS: ClassVar[Any] = PooledMap
-    FIELDS: ClassVar[tuple[str, ...]] = ("pool",)
     COMPRESSED: ClassVar[bool] = True  # half of a causal map is zeros
-
-    pool: str = "mean"
 
     def links(self, layer: int, head: int, kind: str | None = None) -> list[Link]:
         """Return the strongest far links of one head, largest weight first."""
@@ -137,12 +130,10 @@ class PooledHeatmap(MapsResult[PooledMap]):
         return super().to_json(links=self.described_links(), **more)
 
     def require_whole(self) -> None:
-        """Refuse what all maps refuse, damaged cells and an unknown pool."""
+        """Refuse what all maps refuse, and damaged cells."""
         super().require_whole()
         for attention in self.maps:
             attention.require_whole()
-        if self.pool not in POOLS:
-            raise ValueError(f"its pool is not one of {', '.join(POOLS)}")
 
 
 def _describe(attention: PooledMap, link: Link) -> dict[str, Any]:

@@ -24,18 +24,14 @@ from attnscope.core.attention.seam import (
 )
 
 
-class Calls(OfChosen[AttentionCall]):
-    """Keeps the calls without their values, in memory linear in queries and keys.
+def keep_calls(layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> OfChosen[AttentionCall]:
+    """Return a probe that keeps the calls without their values, detached, in memory linear in queries and keys."""
 
-    Attributes:
-        maps: Kind -> layer -> the call, detached, its values of width 0, in the order in which they came.
-    """
-
-    _attend = staticmethod(attend)
-
-    def _keep(self, chosen: AttentionCall) -> AttentionCall:
+    def keep(chosen: AttentionCall) -> AttentionCall:
         query, key = chosen.query.detach(), chosen.key.detach()
         return replace(chosen, query=query, key=key, value=key[..., :0], dropout_p=0.0)
+
+    return OfChosen(keep, layers, heads, attend=attend)
 
 
 def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
@@ -93,7 +89,7 @@ def _alike(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 class WeightsBesideFullWidth(Weights):
-    """Keeps weights as `Weights` does, and beside them what one head over the full width would attend to.
+    """Keep weights as `Weights` does, and beside them what one head over the full width would attend to.
 
     Weights that an engine has computed by itself (`keep`) come without queries and keys: nothing is kept beside those.
 
@@ -106,12 +102,11 @@ class WeightsBesideFullWidth(Weights):
         super().__init__(*chosen, **named)
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and keep its weights, see Weights; shape and dtype: see `Probe`."""
-        output = super().__call__(call)
-        if call.layer in self.maps.get(call.kind, {}) and (single := full_width(call)) is not None:
+    def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        single = full_width(call)
+        if single is not None:
             self.full.setdefault(call.kind, {})[call.layer] = single.detach().to("cpu", torch.float32)
-        return output
+        return super()._see(call)
 
 
 def full_width(call: AttentionCall) -> Float[Tensor, "query key"] | None:

@@ -5,15 +5,14 @@ once for each attention of a forward pass. Ours, unless a class names its source
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Generic, TypeVar, get_args
+from typing import Generic, TypeVar, get_args
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core.attention.pooling import Grid, PooledAttention, part_of_weights, pool_attention
 from attnscope.core.attention.seam import (
     AttentionCall,
     Kind,
@@ -27,20 +26,25 @@ from attnscope.core.attention.tiles import attend_lean, tiles
 
 Kept = TypeVar("Kept")
 
+Place = tuple[Kind, int]
+"""One attention of a model: its kind, and its layer within the kind."""
+
 
 class OfChosen(Generic[Kept]):
-    """What probes share that keep something of chosen layers and heads; the model's output stays the same.
+    """Keep something of chosen layers and heads; the model's output stays the same.
 
     Other layers cost nothing more. A probe serves one forward pass at a time: clear `maps` between two.
 
     Args:
+        read: Returns what is kept of an attention of the chosen heads alone.
         layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is no
             error here, because a probe does not know how many layers will come.
         heads: Which heads of each of these layers, from 0, in the order in which they are kept; None = all.
         kinds: Which kinds of attention; None = all.
+        attend: What computes the output; `attend_lean` is without gradient.
 
     Attributes:
-        maps: Kind -> layer -> what is kept of the chosen heads, on the CPU, in the order in which they came.
+        maps: Kind -> layer -> what is kept of the chosen heads, in the order in which they came.
 
     Raises:
         ValueError: A layer or head is negative, heads are empty, or a kind is unknown.
@@ -48,9 +52,11 @@ class OfChosen(Generic[Kept]):
 
     def __init__(
         self,
+        read: Callable[[AttentionCall], Kept],
         layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
         kinds: Sequence[Kind] | None = None,
+        attend: Probe = attend_lean,
     ) -> None:
         self.maps: dict[Kind, dict[int, Kept]] = {}
         for name, numbers in (("layers", layers), ("heads", heads)):
@@ -63,15 +69,11 @@ class OfChosen(Generic[Kept]):
         self.layers = None if layers is None else frozenset(layers)
         self.heads = None if heads is None else tuple(heads)
         self.kinds = None if kinds is None else frozenset(kinds)
-
-    _attend = staticmethod(attend_lean)
+        self._read = read
+        self._attend = attend
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and keep what is wanted of it if its layer is chosen.
-
-        Returns:
-            Its output, (batch, n_heads, query, d_value), of all heads, in the dtype of the values; without gradient,
-            except for `Weights` and `Calls`.
+        """Compute an attention, and keep what is wanted of it if its layer is chosen; shape and dtype: see `Probe`.
 
         Raises:
             RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
@@ -79,18 +81,13 @@ class OfChosen(Generic[Kept]):
         """
         if not self._wants(call.kind, call.layer, call.n_heads):
             return self._attend(call)
-        output, kept = self._read(call)
+        output, kept = self._see(call)
         self.maps.setdefault(call.kind, {})[call.layer] = kept
         return output
 
-    def _read(self, call: AttentionCall) -> tuple[Tensor, Kept]:
-        """Return the output of an attention, and what is kept of it."""
-        kept = self._keep(call if self.heads is None else select_heads(call, self.heads))
+    def _see(self, call: AttentionCall) -> tuple[Tensor, Kept]:
+        kept = self._read(call if self.heads is None else select_heads(call, self.heads))
         return self._attend(call), kept
-
-    def _keep(self, chosen: AttentionCall) -> Kept:
-        """Return what is kept of an attention of the chosen heads alone."""
-        raise NotImplementedError
 
     def _wants(self, kind: Kind, layer: int, n_heads: int) -> bool:
         """Return whether to keep this layer; refuses a layer that came before, and heads that do not exist."""
@@ -110,27 +107,25 @@ class OfChosen(Generic[Kept]):
         return True
 
 
-def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
-    """A probe that hands each kind of attention to its own; the output and its dtype are the same as without it."""
-    return lambda call: probes.get(call.kind, attend)(call)
-
-
 class Weights(OfChosen[Tensor]):
-    """Keeps the attention weights of chosen layers and heads; gradients flow through the output.
+    """Keep the attention weights of chosen layers and heads; gradients flow through the output.
 
     Attributes:
         maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key), as `attention_weights`
             defines them: float32, on the CPU, detached, before dropout.
     """
 
-    _attend = staticmethod(attend)
+    def __init__(
+        self,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> None:
+        super().__init__(attention_weights, layers, heads, kinds, attend)
 
-    def _read(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        if self.heads is None:
-            output, weights = attend_with_weights(call)
-        else:
-            # Maps are what costs: only those of the chosen heads are computed, and the output by `attend`.
-            output, weights = attend(call), attention_weights(select_heads(call, self.heads))
+    def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        # Maps are what costs: of chosen heads only theirs are computed, of all heads the output comes of them.
+        output, weights = attend_with_weights(call) if self.heads is None else super()._see(call)
         return output, weights.detach().to("cpu", torch.float32)
 
     def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
@@ -147,103 +142,24 @@ class Weights(OfChosen[Tensor]):
             self.maps.setdefault(kind, {})[layer] = chosen.detach().to("cpu", torch.float32)
 
 
-class GradedWeights(OfChosen[Tensor]):
-    """Keeps dense weights within the graph of the output, so that a score has derivatives with respect to them.
+def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
+    """Return a probe that hands each kind of attention to its own; its output is the same as without it."""
+    return lambda call: probes.get(call.kind, attend)(call)
 
-    Attributes:
-        maps: Kind -> layer -> weights of all heads, (batch, head, query, key), on the model's device, with gradient.
+
+@torch.no_grad()
+def key_sums(call: AttentionCall, functions: NDArray[np.float64]) -> Float[Tensor, "batch n_heads query function"]:
+    """Return of each query the sums over keys of weights times functions of the key, in memory of that size.
+
+    `functions` is what keys are worth, (key, function); further keys are worth 0. The sums are float64, on the CPU.
     """
-
-    def _read(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        # Without gradient in the model, the graph begins with the queries of its first attention.
-        query = call.query if call.query.requires_grad else call.query.detach().requires_grad_()
-        return attend_with_weights(replace(call, query=query))
-
-
-class Part(OfChosen[Tensor]):
-    """Keeps the exact weights of some queries on some keys, each from first to last + 1, in memory of that size.
-
-    Attributes:
-        maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key): float32, on the CPU.
-    """
-
-    def __init__(self, queries: slice, keys: slice, *chosen: Any, **named: Any) -> None:
-        super().__init__(*chosen, **named)
-        self.queries, self.keys = queries, keys
-
-    def _keep(self, chosen: AttentionCall) -> Tensor:
-        return part_of_weights(chosen, self.queries, self.keys).to("cpu", torch.float32)
-
-
-class KeySums(OfChosen[Tensor]):
-    """Keeps of each query the sums over keys of weights times functions of the key, in memory of that size.
-
-    Args:
-        functions: What keys are worth, (key, function); further keys are worth 0.
-        kinds: As above.
-
-    Attributes:
-        maps: Kind -> layer -> the sums, (batch, head, query, function): float64, on the CPU.
-    """
-
-    def __init__(self, functions: NDArray[np.float64], kinds: Sequence[Kind] | None = None) -> None:
-        super().__init__(kinds=kinds)
-        self.functions = torch.from_numpy(functions)
-
-    def _keep(self, chosen: AttentionCall) -> Tensor:
-        worth = torch.zeros(chosen.key.shape[2], self.functions.shape[1])
-        worth[: len(self.functions)] = self.functions
-        sums = torch.zeros(*chosen.query.shape[:3], worth.shape[1], dtype=torch.float64)
-        for tile in tiles(chosen):
-            block = tile.block
-            rows = tile.weights @ worth[block.keys].to(tile.weights)
-            sums[block.texts, :, block.queries] = rows.cpu().double()
-        return sums
-
-
-class Strongest(OfChosen[Tensor]):
-    """Keeps the key with the largest weight of some queries, in memory of one row of keys per query and head.
-
-    Attributes:
-        maps: Kind -> layer -> that key, the first one of several, (batch, head, query): int64, on the CPU.
-    """
-
-    def __init__(self, queries: slice, kinds: Sequence[Kind] | None = None) -> None:
-        super().__init__(kinds=kinds)
-        self.queries = queries
-
-    def _keep(self, chosen: AttentionCall) -> Tensor:
-        return part_of_weights(chosen, self.queries, slice(0, chosen.key.shape[2])).argmax(-1).cpu()
-
-
-class Pooled(OfChosen[PooledAttention]):
-    """Keeps maps pooled to a grid, marginals and far links of chosen layers and heads: pictures of long texts.
-
-    Nothing that it makes grows with queries times keys. Kinds of attention without a grid are not kept.
-
-    Attributes:
-        maps: Kind -> layer -> what is kept of the chosen heads, on the CPU; its output is empty.
-    """
-
-    def __init__(
-        self,
-        grids: Mapping[Kind, Grid],
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(layers, heads, tuple(grids))
-        self.grids = dict(grids)
-
-    def _read(self, call: AttentionCall) -> tuple[Tensor, PooledAttention]:
-        chosen = call if self.heads is None else select_heads(call, self.heads)
-        pooled = pool_attention(chosen, self.grids[call.kind])
-        output = pooled.output if self.heads is None else self._attend(call)
-        rest = {name: part.to("cpu") for name, part in vars(pooled).items() if name != "output"}
-        return output, PooledAttention(output=torch.empty(0), **rest)
-
-
-Place = tuple[Kind, int]
-"""One attention of a model: its kind, and its layer within the kind."""
+    worth = torch.zeros(call.key.shape[2], functions.shape[1])
+    worth[: len(functions)] = torch.from_numpy(functions)
+    sums = torch.zeros(*call.query.shape[:3], worth.shape[1], dtype=torch.float64)
+    for tile in tiles(call):
+        rows = tile.weights @ worth[tile.block.keys].to(tile.weights)
+        sums[tile.block.texts, :, tile.block.queries] = rows.cpu().double()
+    return sums
 
 
 class Gate:

@@ -1,7 +1,7 @@
-"""A probe that reads and keeps the rows of a few queries: O(N) a row. Ours."""
+"""Read the rows of a few queries, O(N) a row, and a probe that keeps them. Ours."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,21 +13,43 @@ from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attention_weights, select_part
 from attnscope.core.attention.tiles import attend_lean
 
-KeptPart = tuple[NDArray[np.float16], NDArray[np.bool_]]
-"""Weights of some rows, (row, head, key), and which keys these may attend to, (row, key)."""
+RowsWanted = tuple[NDArray[np.int64], int]
+"""Which rows of a text are read: the positions of the queries, and how many keys are real; they are the first ones."""
 
 
-@dataclass(frozen=True, eq=False)
-class RowsWanted:
-    """Which rows of one text are read.
+@torch.no_grad()
+def rows_of(
+    call: AttentionCall, queries: Int[Tensor, " query"], texts: slice = slice(None), keys: slice = slice(None)
+) -> Float[Tensor, "text n_heads query key"]:
+    """Return the exact weights of some queries on some keys, in memory of that size; the softmax is over all keys."""
+    n_texts = len(range(call.query.shape[0])[texts])
+    at_once = max(tiles.TILE_ELEMENTS // max(n_texts * call.n_heads * call.key.shape[2], 1), tiles.LEAST_QUERIES)
+    parts = []
+    # A few rows at a time: those of all keys of a long text would be as large as a map.
+    for some in queries.split(at_once):  # type: ignore[no-untyped-call]
+        parts.append(attention_weights(select_part(call, texts, some))[..., keys])
+    return torch.cat(parts, 2)
 
-    Attributes:
-        queries: (row,): positions of the queries.
-        n_keys: How many keys are real; they are the first ones.
+
+def read_rows(
+    attention: AttentionCall | Tensor, kind: str, text: int, queries: Int[Tensor, " query"], n_keys: int
+) -> tuple[Float[Tensor, "n_heads query {n_keys}"], Bool[Tensor, "query {n_keys}"]]:
+    """Return some rows of one text of a batch, and which keys they may attend to, both on the CPU.
+
+    Dense weights, (text, head, query, key), do not tell what may be attended to: it is taken to be every key, in a
+    decoder every earlier one.
     """
-
-    queries: NDArray[np.int64]
-    n_keys: int
+    texts = slice(text, text + 1)
+    keys = slice(n_keys)
+    allowed = torch.ones(len(queries), n_keys, dtype=torch.bool)
+    if isinstance(attention, Tensor):
+        if kind == "decoder":
+            allowed = torch.arange(n_keys) <= queries[:, None]
+        return attention[text, :, queries.to(attention.device), keys].float().cpu(), allowed
+    mask = select_part(attention, texts, queries).mask
+    if mask is not None:
+        allowed &= mask.any(1)[0, :, keys].cpu()
+    return rows_of(attention, queries, texts, keys)[0].cpu(), allowed
 
 
 @dataclass(eq=False)
@@ -44,114 +66,48 @@ class SampledRows:
 
 
 class RowSamples:
-    """Reads rows of some queries of each text of a batch; the model's output stays the same.
+    """Read rows of some queries of each text of a batch, beside a probe that computes attention.
 
     Rows are normalised: if a head has a learned sink, its weights on keys alone are described.
 
     Args:
-        wanted: For each kind of attention, the rows that are read of each text of the batch; None = none of this text.
-            Other kinds are not read.
+        wanted: The rows that are read of each text of the batch; None = none of this text.
+        probe: The probe beside it.
 
     Attributes:
-        rows: Kind -> the rows of each text of the batch.
+        rows: Of each text of the batch: kind -> its rows.
     """
 
-    def __init__(self, wanted: Mapping[str, Sequence[RowsWanted | None]]) -> None:
+    def __init__(self, wanted: Sequence[RowsWanted | None], probe: Probe = attend_lean) -> None:
+        self.rows: list[dict[str, SampledRows]] = [{} for _ in wanted]
         self._wanted = wanted
-        self.rows: dict[str, list[SampledRows]] = {}
-        for kind, texts in wanted.items():
-            self.rows[kind] = [SampledRows() for _ in texts]
+        self._probe = probe
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention without gradient, and read its rows; shape and dtype: see `Probe`."""
-        with torch.no_grad():
-            self.read(call)
-            return attend_lean(call)
-
-    def beside(self, probe: Probe) -> Probe:
-        """Return a probe that does what another does, and reads the rows too; shape and dtype: see `Probe`."""
-
-        def read_and_probe(call: AttentionCall) -> Tensor:
-            with torch.no_grad():
-                self.read(call)
-            return probe(call)
-
-        return read_and_probe
-
-    def read(self, call: AttentionCall) -> None:
-        """Read the rows of an attention, beside a probe that computes it.
+        """Read the rows of an attention, and let the other probe compute it; shape and dtype: see `Probe`.
 
         Raises:
             RuntimeError: The layer of this kind has been here already.
         """
-        for text, wanted in self._texts(call.kind):
-            # A few rows at a time: those of all heads of a long text would be as large as a map.
-            at_once = max(tiles.TILE_ELEMENTS // max(call.n_heads * wanted.n_keys, 1), tiles.LEAST_QUERIES)
-            parts = []
-            for queries in torch.split(torch.from_numpy(wanted.queries), at_once):
-                part, allowed = rows_of(call, text, queries, wanted.n_keys)
-                parts.append(_kept(attention_weights(part)[0], allowed))
-            self._keep(call.kind, call.layer, text, parts)
+        self._keep(call, call.kind, call.layer)
+        return self._probe(call)
 
     def keep_all(self, maps: Mapping[Kind, Mapping[int, Tensor]]) -> None:
-        """Read dense weights, (batch, n_heads, query, key), that an engine has computed: see `rows_of_weights`."""
+        """Read dense weights, (batch, n_heads, query, key), that an engine has computed."""
         for kind, by_layer in maps.items():
             for layer, weights in by_layer.items():
-                for text, wanted in self._texts(kind):
-                    queries = torch.from_numpy(wanted.queries)
-                    rows = rows_of_weights(weights, kind, text, queries, wanted.n_keys)
-                    self._keep(kind, layer, text, [_kept(*rows)])
+                self._keep(weights, kind, layer)
 
-    def _texts(self, kind: str) -> list[tuple[int, RowsWanted]]:
-        return [(text, wanted) for text, wanted in enumerate(self._wanted.get(kind, ())) if wanted is not None]
-
-    def _keep(self, kind: Kind, layer: int, text: int, parts: Sequence[KeptPart]) -> None:
-        """Join the parts of a text's rows."""
-        rows = self.rows[kind][text]
-        if layer in rows.weights:
-            raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
-        weights, allowed = zip(*parts, strict=True)
-        rows.weights[layer] = np.concatenate(weights)
-        rows.allowed[layer] = np.concatenate(allowed)
-
-
-def _kept(weights: Float[Tensor, "n_heads query key"], allowed: Bool[Tensor, "query key"]) -> KeptPart:
-    """Return rows as they are kept: see `SampledRows`."""
-    weights = weights.movedim(1, 0).to("cpu", torch.float32)  # (query, head, key)
-    weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-    return weights.to(torch.float16).numpy(), allowed.cpu().numpy()
-
-
-def rows_of(
-    call: AttentionCall, text: int, queries: Int[Tensor, " query"], n_keys: int
-) -> tuple[AttentionCall, Bool[Tensor, "query key"]]:
-    """Return the attention of some queries of one text on its first `n_keys` keys, the real ones of a padded batch.
-
-    Returns:
-        The attention, of one text; and which keys any of its heads may attend to, bool.
-    """
-    device = call.query.device
-    queries = queries.to(device)
-    part = select_part(call, slice(text, text + 1), queries, slice(n_keys))
-    positions = torch.arange(n_keys, device=device)
-    near = torch.ones(len(queries), n_keys, dtype=torch.bool, device=device)
-    if call.is_causal:
-        near &= positions <= queries[:, None]
-    if call.window is not None:
-        near &= (positions - queries[:, None]).abs() < call.window
-    mask = near[None, None] if part.mask is None else near & part.mask
-    part = replace(part, mask=mask, is_causal=False, window=None, dropout_p=0.0)
-    return part, mask.any(1)[0].expand(len(queries), n_keys)
-
-
-def rows_of_weights(
-    weights: Float[Tensor, "text n_heads query key"], kind: str, text: int, queries: Int[Tensor, " row"], n_keys: int
-) -> tuple[Float[Tensor, "n_heads row {n_keys}"], Bool[Tensor, "row {n_keys}"]]:
-    """Return the same rows of dense weights, float32; and which keys they may attend to, bool.
-
-    Weights do not tell what may be attended to: it is taken to be every key, in a decoder every earlier one.
-    """
-    allowed = torch.ones(len(queries), n_keys, dtype=torch.bool)
-    if kind == "decoder":
-        allowed = torch.arange(n_keys) <= queries[:, None]
-    return weights[text, :, queries.to(weights.device), :n_keys].float(), allowed
+    def _keep(self, attention: AttentionCall | Tensor, kind: Kind, layer: int) -> None:
+        for text, wanted in enumerate(self._wanted):
+            if wanted is None:
+                continue
+            rows = self.rows[text].setdefault(kind, SampledRows())
+            if layer in rows.weights:
+                raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
+            queries, n_keys = wanted
+            weights, allowed = read_rows(attention, kind, text, torch.from_numpy(queries), n_keys)
+            weights = weights.movedim(1, 0).float()  # (row, head, key)
+            weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+            rows.weights[layer] = weights.half().numpy()
+            rows.allowed[layer] = allowed.numpy()

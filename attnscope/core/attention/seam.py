@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.core.attention.precision import without_autocast
@@ -149,13 +149,26 @@ def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] 
     """
     if not call.is_causal and call.window is None:
         return call.mask
-    n_queries, n_keys = call.query.shape[2], call.key.shape[2]
-    near = torch.ones(1, 1, n_queries, n_keys, dtype=torch.bool, device=call.query.device)
-    if call.is_causal:
-        near = near.tril_()
-    if call.window is not None:
-        near = near.tril_(call.window - 1).triu_(1 - call.window)
+    near = within_reach(call, *_positions(call))[None, None]
     return near if call.mask is None else call.mask & near
+
+
+def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
+    device = call.query.device
+    return torch.arange(call.query.shape[2], device=device), torch.arange(call.key.shape[2], device=device)
+
+
+def within_reach(
+    call: AttentionCall, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]
+) -> Bool[Tensor, "query key"]:
+    """Return which keys causality and window leave to queries, by the positions of both, whatever the mask says."""
+    queries = queries[:, None]
+    near = torch.ones(len(queries), len(keys), dtype=torch.bool, device=keys.device)
+    if call.is_causal:
+        near &= keys <= queries
+    if call.window is not None:
+        near &= (keys > queries - call.window) & (keys < queries + call.window)
+    return near
 
 
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
@@ -253,30 +266,31 @@ def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
 
 
 def select_part(
-    call: AttentionCall,
-    texts: slice = slice(None),
-    queries: slice | Tensor = slice(None),
-    keys: slice | Tensor = slice(None),
+    call: AttentionCall, texts: slice = slice(None), queries: Int[Tensor, " query"] | None = None
 ) -> AttentionCall:
-    """Return the same attention with some texts, queries and keys, by range or by number (int64).
-
-    Causality and windows count positions: they stay true only if queries and keys are the first ones.
-    """
+    """Return the same attention of some texts and queries (None = all), with causality and window in its mask."""
+    every, keys = _positions(call)
+    queries = every if queries is None else queries.to(keys.device)
 
     def cut(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:
             return None
         tensor = tensor[texts] if tensor.shape[0] > 1 else tensor
-        tensor = tensor[:, :, queries] if tensor.shape[2] > 1 else tensor
-        return tensor[..., keys] if tensor.shape[3] > 1 else tensor
+        return tensor[:, :, queries] if tensor.shape[2] > 1 else tensor
 
+    mask = cut(call.mask)
+    if call.is_causal or call.window is not None:
+        near = within_reach(call, queries, keys)[None, None]
+        mask = near if mask is None else near & mask
     return replace(
         call,
         query=call.query[texts][:, :, queries],
-        key=call.key[texts][:, :, keys],
-        value=call.value[texts][:, :, keys],
-        mask=cut(call.mask),
+        key=call.key[texts],
+        value=call.value[texts],
+        mask=mask,
         bias=cut(call.bias),
+        is_causal=False,
+        window=None,
     )
 
 

@@ -284,7 +284,7 @@ class _SeenText:
 
     def rows(self, layer: int, queries: Tensor, head: int | None = None) -> tuple[Tensor, Tensor]:
         """Return rows of some queries, (head, query, key), and what these may attend to, (query, key)."""
-        from attnscope.studies.seen import read_rows
+        from attnscope.core.attention.row_samples import read_rows
 
         if self._step(layer) >= self.n:
             ((_, weights, allowed),) = self.tiles(layer)
@@ -298,7 +298,7 @@ class _SeenText:
         """Yield all rows, tile by tile of queries. A text that is one tile is computed once."""
         import torch
 
-        from attnscope.studies.seen import read_rows
+        from attnscope.core.attention.row_samples import read_rows
 
         step = min(self.n, self._step(layer))
         for first in range(0, self.n, step):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.choice import Choice, Chosen
+from attnscope.core.attention.row_samples import read_rows
 from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.core.distance import LARGEST, SUMS, best_matching, classical_mds, cluster_heads
 from attnscope.core.plain_torch import with_plain_torch
@@ -31,7 +32,7 @@ from attnscope.studies.failures import Place
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, batch_of, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run
-from attnscope.studies.seen import count_heads, read_rows, see
+from attnscope.studies.seen import count_heads, see
 from attnscope.studies.workers import Workers
 
 Floats = NDArray[np.float64]

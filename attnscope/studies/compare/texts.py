@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from attnscope.choice import Choice
-from attnscope.core.attention.calls import Calls, single_head
+from attnscope.core.attention.calls import keep_calls, single_head
 from attnscope.core.attention.seam import attention_weights
 from attnscope.core.distance import Measure, row_divergences
 from attnscope.core.plain_torch import with_plain_torch
@@ -246,7 +246,7 @@ def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tupl
     """Return the weights of the single head, (query, key), and what they mean; or nothing, and why."""
     if model.info.path == "eager":
         return [], "no single head: this model's queries and keys are not at hand"
-    probe = Calls([layer for layer, _ in picked])
+    probe = keep_calls([layer for layer, _ in picked])
     with torch.no_grad():
         model.run(batch_of(reading, model.info.device), probe)
         (by_layer,) = probe.maps.values()

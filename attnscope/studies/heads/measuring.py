@@ -339,7 +339,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         import torch
 
         from attnscope.core.attention.probes import Weights
-        from attnscope.core.attention.row_samples import RowSamples, RowsWanted
+        from attnscope.core.attention.row_samples import RowSamples
         from attnscope.core.measures import HeadMeasures, measures_of_weights
 
         # The texts that the encoder reads, and those that a decoder beside it writes.
@@ -354,15 +354,14 @@ class HeadMeasurer(Measurer[HeadSums]):
         inputs = batch_of(tokens, targets).to(self._model.info.device)
         # The queries whose rows are kept, of each chunk.
         queries = [self._sampled.get((chunk.text, chunk.number)) for chunk in batch]
-        wanted = [
-            None if rows is None else RowsWanted(rows, n) for rows, n in zip(queries, map(len, batch), strict=True)
-        ]
-        reader = RowSamples(dict.fromkeys(self._model.info.kinds, wanted))
+        wanted = [None if rows is None else (rows, len(chunk)) for rows, chunk in zip(queries, batch, strict=True)]
+        reader = RowSamples(wanted)
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
             if not self._dense:
                 probe = HeadMeasures(read, written, buffers=self._buffers, norms=self._norms.of)
+                reader = RowSamples(wanted, probe)
                 with self._norms.watch():
-                    self._model.run(inputs, reader.beside(probe))
+                    self._model.run(inputs, reader)
                 sums = {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             else:
                 weights_probe = Weights()
@@ -377,9 +376,9 @@ class HeadMeasurer(Measurer[HeadSums]):
                 }
         # Rows by text and chunk.
         kept: dict[ChunkKey, dict[str, SampledRows]] = {}
-        for row, chunk in enumerate(batch):
-            if wanted[row] is not None:
-                kept[chunk.text, chunk.number] = {str(kind): rows[row] for kind, rows in reader.rows.items()}
+        for chunk, asked, rows in zip(batch, wanted, reader.rows, strict=True):
+            if asked is not None:
+                kept[chunk.text, chunk.number] = rows
         return BatchResult(sums, kept)
 
     def _pair_hits(self, part: Chunk) -> Mapping[str, tuple[Floats, Floats]]:

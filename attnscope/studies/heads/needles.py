@@ -246,13 +246,15 @@ class _Run:
         """Return the behaviour of the model and its heads on needles; None where it computes NaN or infinity."""
         import torch
 
-        from attnscope.core.attention.probes import Strongest
+        from attnscope.core.attention.probes import OfChosen
+        from attnscope.core.attention.row_samples import rows_of
 
         # Which tokens of the answers are written, (needle, token).
         n = len(needles[0]) - 1
         right = np.stack([needle.answer for needle in needles])
         n_answer = right.shape[1]
-        probe = Strongest(slice(n - n_answer, n), kinds=("decoder",))
+        answer = torch.arange(n - n_answer, n)
+        probe = OfChosen(lambda call: rows_of(call, answer).argmax(-1).cpu(), kinds=("decoder",))
         ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
         with torch.no_grad():
             logits = self._model.outputs(Batch(ids), probe, last=n_answer).logits

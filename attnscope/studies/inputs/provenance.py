@@ -84,7 +84,7 @@ def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
         [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
         [[m.kind, m.layers, m.heads] for m in record.maps],
         record.picked,
-        record.changes if isinstance(record, Heatmap) else record.pool,
+        record.changes if isinstance(record, Heatmap) else None,
         first.keys.pair,
         *([hashlib.sha256(picture.pixels.tobytes()).hexdigest() for picture in getattr(record, "pictures", ())]),
         sorted(options.items()),

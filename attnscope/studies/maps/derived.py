@@ -89,7 +89,7 @@ def relevance(
     """
     import torch
 
-    from attnscope.core.attention.probes import GradedWeights
+    from attnscope.core.interventions import Leaves
     from attnscope.studies.patch.pairs import read_target
 
     if (text is None) == (image is None):
@@ -103,14 +103,15 @@ def relevance(
         )
     position, number = read_target(model, reading.text, reading.tokens, target)
     record = outline(model.info, reading, Choice().within(model.info))
-    probe = GradedWeights()
+    probe = Leaves("pattern")
     with torch.enable_grad():
         if reading.inputs is not None and model.outputs_of_inputs is not None:
             outputs = model.outputs_of_inputs(reading.inputs, probe)
         else:
             outputs = model.outputs(batch_of(reading, model.info.device), probe)
     assert outputs.logits is not None  # it has a head
-    layers = [weights for _, weights in sorted(next(iter(probe.maps.values())).items())]
+    kind = next(iter(probe.tensors))[0]
+    layers = [probe.tensors[place] for place in sorted(probe.tensors) if place[0] == kind]
     _require_all_layers(model, record.maps[0].n_layers, len(layers))
     gradients = torch.autograd.grad(outputs.logits[0, position, number].float(), layers)
     # (head, query, key) of each layer, then (layer, query, key).

@@ -14,19 +14,16 @@ from attnscope.studies.inputs.options import ReadingOptions, TextFiles, refuse_f
 if TYPE_CHECKING:
     from attnscope.studies.inputs.reading import Given
 
-POOLS = ("mean", "max")
 
 FEWEST_CELLS, MOST_CELLS = 8, 1024
 
 
-def require_cells(cells: int, pool: str) -> None:
-    """Refuse too few or too many cells, and unknown pools."""
+def require_cells(cells: int) -> None:
+    """Refuse too few or too many cells."""
     if not FEWEST_CELLS <= cells <= MOST_CELLS:
         raise UsageError(
             f"a map cannot be pooled to {cells} rows and columns", f"choose {FEWEST_CELLS} to {MOST_CELLS}, or 0: not"
         )
-    if pool not in POOLS:
-        raise UsageError(f"there is no pool {pool!r}", f"choose one of {', '.join(POOLS)}")
 
 
 @options
@@ -42,9 +39,6 @@ class MapOptions(Tokens):
         default=None,
         python_only=True,
     )
-    pool: str = option(
-        "What a pooled cell shows: mean (mass per query) or max (largest weight).", default="mean", python_only=True
-    )
     words_from: Path | None = option(
         "A file of words, one a line or between blanks, whose tokens are merged as by --words: Chinese, for instance.",
         default=None,
@@ -59,7 +53,7 @@ class MapOptions(Tokens):
 
     def require(self) -> None:
         """Refuse what pooled maps do not have."""
-        require_cells(self.pooled or MOST_CELLS, self.pool)
+        require_cells(self.pooled or MOST_CELLS)
         if self.between and (self.mean or self.query is not None):
             raise UsageError("--from and --to have no --mean and no --query", "leave out one of them")
         if self.pooled and self.exact_only:

@@ -26,9 +26,10 @@ from attnscope.studies.inputs.reading import Reading, batch_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import Tensor
 
-    from attnscope.core.attention.pooling import Grid, Pool
-    from attnscope.core.attention.probes import Weights
+    from attnscope.core.attention.pooling import Grid
+    from attnscope.core.attention.probes import OfChosen, Weights
     from attnscope.core.attention.seam import Kind, Probe
 
 CELLS = 256
@@ -187,13 +188,13 @@ def run_model(
     # Some models give their weights without a probe.
     if model.look is not None:
         return fill_maps(record, model.look(reading.tokens, layers).weights, model.info)
-    from attnscope.core.attention.probes import Part, Weights, probe_by_kind
+    from attnscope.core.attention.probes import Weights, probe_by_kind
 
     probe: Probe
-    probes: Mapping[str, Part | Weights]
+    probes: Mapping[str, OfChosen[Tensor]]
     if reading.axes or (record.maps[0].part is not None and model.info.path == "seam"):
         # Each kind has queries and keys of its own.
-        probes = {m.kind: Part(*_slices_of(m), m.layers, _probed(m), (cast("Kind", m.kind),)) for m in record.maps}
+        probes = {m.kind: _part_of(m) for m in record.maps}
         probe = probe_by_kind(probes)
     else:
         kinds = tuple(cast("Kind", m.kind) for m in record.maps)
@@ -207,6 +208,21 @@ def run_model(
         by_layer = {layer: heads_of_text[0].numpy() for layer, heads_of_text in weights.items()}
         maps.append(_fill(m, by_layer, probes[m.kind].heads, model.info))
     return replace(record, maps=tuple(maps))
+
+
+def _part_of(attention: AttentionMap) -> OfChosen[Tensor]:
+    """Return a probe that keeps the part of a map that is shown, (batch, chosen head, query, key), on the CPU."""
+    import torch
+
+    from attnscope.core.attention.probes import OfChosen
+    from attnscope.core.attention.row_samples import rows_of
+
+    rows, columns = _slices_of(attention)
+    queries = torch.arange(rows.start, rows.stop)
+    kinds = (cast("Kind", attention.kind),)
+    return OfChosen(
+        lambda call: rows_of(call, queries, keys=columns).float().cpu(), attention.layers, _probed(attention), kinds
+    )
 
 
 def chosen_of(record: Heatmap) -> tuple[list[int], tuple[int, ...] | None]:
@@ -312,7 +328,7 @@ def _require_memory(record: Heatmap) -> None:
 # Pooled maps
 
 
-def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: str) -> PooledHeatmap:
+def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> PooledHeatmap:
     """Run a model, and return its maps pooled to at most so many rows and columns of cells.
 
     Raises:
@@ -324,11 +340,12 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
             "--pool 0, on fewer tokens",
         )
     whole = outline(model.info, reading, chosen)
-    from attnscope.core.attention.probes import Pooled
+    from attnscope.core.attention.pooling import pool_attention
+    from attnscope.core.attention.probes import OfChosen
 
     # One pass, with a grid for each kind of attention.
-    grids = {cast("Kind", m.kind): _grid(m, cells, cast("Pool", pool)) for m in whole.maps}
-    probe = Pooled(grids, *chosen_of(whole))
+    grids = {cast("Kind", m.kind): _grid(m, cells) for m in whole.maps}
+    probe = OfChosen(lambda call: pool_attention(call, grids[call.kind]), *chosen_of(whole), tuple(grids))
     run_probe(model, reading, probe)
     # Lay out the cells, marginals and links of each kind. (layer, head, …)
     maps = []
@@ -353,10 +370,10 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int, pool: 
                 far_tokens=far,
             )
         )
-    return PooledHeatmap(text=whole.text, maps=tuple(maps), run=whole.run, picked=whole.picked, pool=pool)
+    return PooledHeatmap(text=whole.text, maps=tuple(maps), run=whole.run, picked=whole.picked)
 
 
-def _grid(attention: AttentionMap, cells: int, pool: Pool) -> Grid:
+def _grid(attention: AttentionMap, cells: int) -> Grid:
     """Return how a map is pooled, and between which of its tokens links are looked for."""
     import torch
 
@@ -368,7 +385,6 @@ def _grid(attention: AttentionMap, cells: int, pool: Pool) -> Grid:
     return Grid(
         query_cell=-(-len(attention.queries) // cells),
         key_cell=key_cell,
-        pool=pool,
         n_links=N_LINKS,
         far=None if attention.kind == "cross" else max(key_cell, LEAST_FAR),
         no_query=torch.from_numpy(attention.queries.special.copy()),

@@ -63,7 +63,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
             longest = max(len(reading.tokens), 0 if reading.target is None else len(reading.target))
             cells = CELLS if longest > POOLED_OVER else 0
         if cells:
-            return pool_maps(model, reading, chosen, cells, options.pool)
+            return pool_maps(model, reading, chosen, cells)
     # Run the model, then change the maps as asked.
     record = run_model(model, outline(model.info, reading, chosen, options.cut), reading)
     record = apply_changes(replace(record, top=options.cut.top), options)
@@ -246,7 +246,6 @@ def pooled_heatmap(
     text: str,
     *,
     cells: int = CELLS,
-    pool: str = "mean",
     layers: int | Sequence[int] | None = None,
     heads: int | Sequence[int] | None = None,
     pick: Sequence[tuple[int, int]] | None = None,
@@ -254,15 +253,15 @@ def pooled_heatmap(
 ) -> PooledHeatmap:
     """Run a model on a long text and keep pooled maps, marginals and the strongest far links of the chosen heads.
 
-    The numbers are exact. Memory grows linearly with the text's length. A link is far if query and key are more than a
-    cell apart, and more than 32 tokens. Links from or to special tokens and the first token are left out.
+    A cell shows the share of attention that the queries of its row give to the keys of its column, summed over the keys
+    and averaged over the queries. The numbers are exact. Memory grows linearly with the text's length. A link is far if
+    query and key are more than a cell apart, and more than 32 tokens. Links from or to special tokens and the first
+    token are left out.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         text: What to run it on.
         cells: Rows and columns of cells, at most, 8 to 1024; a cell holds as many tokens as that takes.
-        pool: What a cell shows. "mean": the share of attention that the queries of its row give to the keys of its
-            column, summed over the keys and averaged over the queries. "max": the largest single weight in it.
         layers: Numbers of the layers to keep; None = all.
         heads: Numbers of the heads to keep in those layers; None = all.
         pick: Single heads to keep, as (layer, head).
@@ -278,9 +277,9 @@ def pooled_heatmap(
     Warns:
         UserWarning: The text was cut, or the model wrote the target itself.
     """
-    require_cells(cells, pool)
+    require_cells(cells)
     model, reading, chosen = _read(model, Prompt(text, **prompt), choice_from(layers, heads, pick))
-    return pool_maps(model, reading, chosen, cells, pool)
+    return pool_maps(model, reading, chosen, cells)
 
 
 def _record_of(

@@ -272,7 +272,10 @@ def _hear(
         The weights, (layer, head, row, frame): the rows that write the transcript, on frames with sound. The words,
         and how long a frame lasts.
     """
-    from attnscope.core.attention.probes import Part
+    import torch
+
+    from attnscope.core.attention.probes import OfChosen
+    from attnscope.core.attention.row_samples import rows_of
 
     transcript = " ".join(" ".join(word.split()) for word, *_ in spoken.words)
     reading = read(model, Speech(recording, transcript))
@@ -309,7 +312,8 @@ def _hear(
         raise _LeftOutError("none of its words could be placed")
 
     # Run the model, and keep the rows that write words, on frames with sound. (layer, head, row, frame)
-    probe = Part(slice(first_row, int(written[-1]) + 1), slice(0, n_frames), kinds=["cross"])
+    queries = torch.arange(first_row, int(written[-1]) + 1)
+    probe = OfChosen(lambda call: rows_of(call, queries, keys=slice(n_frames)).float().cpu(), kinds=["cross"])
     run_probe(model, reading, probe)
     weights = np.stack([maps[0].numpy() for _, maps in sorted(probe.maps["cross"].items())])
     if broken_rows({"cross": {0: weights[None]}}):

@@ -148,7 +148,7 @@ def sound_heads(
     Raises:
         AttnscopeError: The model hears nothing, or there is not one recording that can be read.
     """
-    from attnscope.core.attention.probes import KeySums
+    from attnscope.core.attention.probes import OfChosen, key_sums
     from attnscope.core.catalogue import SOUND_MEASURES
 
     # One transcript for each recording, or none.
@@ -178,7 +178,7 @@ def sound_heads(
         n_sound = len(sound.envelope)
         times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
         functions = np.stack([np.ones(n_sound), times], 1)
-        probe = KeySums(functions, kinds=["cross"])
+        probe = OfChosen(lambda call: key_sums(call, functions), kinds=["cross"])
         run_probe(model, reading, probe)
         # Attention of each token on sound, (1, head, token, 2) per layer. One NaN leaves the recording out.
         rows = {layer: of_layer.numpy() for layer, of_layer in probe.maps["cross"].items()}
