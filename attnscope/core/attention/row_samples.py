@@ -25,7 +25,6 @@ def rows_of(
     n_texts = len(range(call.query.shape[0])[texts])
     at_once = max(tiles.TILE_ELEMENTS // max(n_texts * call.n_heads * call.key.shape[2], 1), tiles.LEAST_QUERIES)
     parts = []
-    # A few rows at a time: those of all keys of a long text would be as large as a map.
     for some in queries.split(at_once):  # type: ignore[no-untyped-call]
         parts.append(attention_weights(select_part(call, texts, some))[..., keys])
     return torch.cat(parts, 2)
@@ -106,8 +105,14 @@ class RowSamples:
             if layer in rows.weights:
                 raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
             queries, n_keys = wanted
-            weights, allowed = read_rows(attention, kind, text, torch.from_numpy(queries), n_keys)
-            weights = weights.movedim(1, 0).float()  # (row, head, key)
-            weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-            rows.weights[layer] = weights.half().numpy()
-            rows.allowed[layer] = allowed.numpy()
+            kept = []
+            seen = []
+            # A few rows at a time: those of all heads of a long text would be as large as a map.
+            for some in torch.from_numpy(queries).split(tiles.LEAST_QUERIES):  # type: ignore[no-untyped-call]
+                weights, allowed = read_rows(attention, kind, text, some, n_keys)
+                weights = weights.movedim(1, 0).float()  # (row, head, key)
+                weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+                kept.append(weights.half().numpy())
+                seen.append(allowed.numpy())
+            rows.weights[layer] = np.concatenate(kept)
+            rows.allowed[layer] = np.concatenate(seen)

@@ -182,15 +182,15 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self._pairs: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._pairs: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
 
-    def pair(self, size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "2 size"]:
+    def pair(self, size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Return two flat arrays of at least `size` numbers, of any content."""
         pair = self._pairs.get((dtype, device))
-        if pair is None or pair.shape[1] < size:
+        if pair is None or pair[0].numel() < size:
             pair = None
             self._pairs.pop((dtype, device), None)  # freed before a larger one is taken
-            pair = torch.empty(2, max(size, TILE_ELEMENTS), dtype=dtype, device=device)
+            pair = [torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device) for _ in range(2)]
             self._pairs[dtype, device] = pair
         return pair
 
