@@ -69,10 +69,9 @@ def part_of(
     """
     lots, part, cells, values = Lots(), LinkPart(), [], []
     for hits, n in texts:
-        by_source, by_text, is_first = lots.deal(None)
         rules = np.zeros(len(RULES))
         rules[0] = first_rule * n
-        cells.append(Cell(name, (by_source, by_text), is_first, n, rules))
+        cells.append(Cell(name, *lots.deal(None), n, rules))
         values.append(np.array([[[right, mass * n] for right in hits]], float))
     part.add_cells(cells, values)
     return part

@@ -100,7 +100,7 @@ def test_other_heads_and_little_weight_are_told() -> None:
 
 def test_pairs_of_opposites_are_in_both_halves() -> None:
     lots = Lots()
-    halves = [lots.deal(None)[0] for _ in range(400)]
+    halves = [lots.deal(None)[0][0] for _ in range(400)]
     assert all(first != second for first, second in zip(halves[::2], halves[1::2], strict=True))
     assert 70 < sum(halves[::2]) < 130
 
@@ -140,8 +140,8 @@ def test_a_source_is_in_one_half(own: Any) -> None:
     lots = Lots()
     halves = [lots.deal(text.document) for text in texts]
     for first in range(0, 60, 5):
-        assert len({by_source for by_source, _, _ in halves[first : first + 5]}) == 1
-        assert [is_first for *_, is_first in halves[first : first + 5]] == [True, False, False, False, False]
+        assert len({by_source for (by_source, _), _ in halves[first : first + 5]}) == 1
+        assert [is_first for _, is_first in halves[first : first + 5]] == [True, False, False, False, False]
 
 
 def test_chunks_of_a_file_are_in_one_half(own: Any, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def pairs(n: int, seed: int = 0) -> list[AnnotatedText]:
 
 
 def test_the_aligning_head_is_found(marian: Any) -> None:
-    found = relations(marian, pairs(40), RelationsOptions(n_examples=2))
+    found = relations(marian, pairs(40))
     assert found.table("heads")["kind"][0] == "cross"
     aligned = Relation(found, "aligned")
     assert aligned.best == (0, 1) and aligned.best_found
@@ -148,13 +148,6 @@ def test_the_aligning_head_is_found(marian: Any) -> None:
     assert aligned.accuracy.shape == (2, 2) and aligned.found.sum() == 1
     assert not Relation(found, "random").found.any()
     assert "diagonal" in " ".join(found.report().guide)
-    examples = found.table("examples")
-    assert len(examples) and all("⇠" in text for text in examples["text"])
-    for looking, target, looked_at, right in zip(
-        *(examples[name].tolist() for name in ("looking", "targets", "looked_at", "right")), strict=True
-    ):
-        assert FRENCH.index(looking) == ENGLISH.index(target)
-        assert right == (looked_at == target)
 
 
 def test_numbers_are_those_of_dense_weights(marian: Any) -> None:
@@ -177,7 +170,7 @@ def test_numbers_are_those_of_dense_weights(marian: Any) -> None:
         target = torch.from_numpy(marian.writer.encode_target(text.target).ids)[None]
         with torch.no_grad():
             marian.run(Batch(ids, target_ids=target), probe)
-        if lots.deal(None)[0] == 0:
+        if lots.deal(None)[0][0] == 0:
             continue
         for link in text.links:
             if link.relation == "aligned":  # a start token stands before the target, and none before the text

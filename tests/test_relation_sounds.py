@@ -104,23 +104,13 @@ def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
     times = found.table("word_times")
     assert list(zip(times["by"].tolist(), times["n_heads"].tolist(), strict=True)) == [
         ("best", 1),
-        ("random", 1),
         ("upper half", 3),
-        ("even spacing", 0),
     ]
     # Every path begins with the recording: its first word is not scored.
     assert found.options["word_times"] == {"n_recordings": 26, "n_words": Relation(found, NAME).n - 26}
-    best, random, upper, even = range(4)
-    assert times["median"][best] < 1e-9 and times["mean"][best] < 0.25 * FRAME_S
-    assert times["median_low"][random] > 0.1 > 10 * times["mean"][best]
-    assert times["change"][best] <= 0 == times["change"][upper] and times["change_low"][even] > 0
-    errors = []
-    for line in timed.read_text().splitlines():
-        words = json.loads(line)["words"]
-        errors.append(np.mean([abs(n / len(words) * 1.7 - word["start"]) for n, word in enumerate(words) if n]))
-    assert times["mean"][even] == pytest.approx(np.mean(errors), abs=1e-6)
-    assert times["median"][even] == pytest.approx(np.median(errors), abs=1e-6)
-
+    best, upper = range(2)
+    assert times["median"][best] < 1e-9 and times["mean"][best] < 0.25 * FRAME_S < times["mean"][upper]
+    assert times["change"][best] <= 0 == times["change"][upper]
     shown = run("show", found.save(tmp_path / "relations.npz"), "--all").out
     assert "word times by" in shown and "best 1 head" in shown and "upper half (3)" in shown
 

@@ -26,9 +26,9 @@ def study(run: Run) -> Run:
 
 
 def test_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
-    status, out, err = study(TREES, "-o", "out", "-f", "npz,csv,json,png", "--only", "det,case", "--examples", "2")
+    status, out, err = study(TREES, "-o", "out", "-f", "npz,csv,json,png", "--only", "det,case")
     assert status == 0, err
-    assert "det→parent" in out and "nsubj" not in out and " right in these texts" in out
+    assert "det→parent" in out and "nsubj" not in out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         f"relations.{ending}" for ending in ("npz", "csv", "json", "png")
     }
@@ -93,21 +93,7 @@ def made_up(n: int, shape: tuple[int, int] = (2, 3), *, hostile: str = "") -> Re
         for number in range(n)
     ]
     heads = [{"kind": "encoder", "layer": layer, "head": head} for layer, head in np.ndindex(shape)]
-    examples = [
-        {
-            "relation": 0,
-            "source": "f",
-            "line": 3,
-            "text": f"a{hostile} b c",
-            "looking": "b",
-            "targets": f"a{hostile}",
-            "looked_at": looked_at,
-            "right": right,
-            "weight": 0.8,
-        }
-        for looked_at, right in ((f"a{hostile}", True), ("c", False), ("", False))
-    ]
-    rows = {"relations": relations, "heads": heads, "examples": examples}
+    rows = {"relations": relations, "heads": heads}
     nan = np.full((n, n_heads), np.nan)
     grids = {
         "choice": accuracy,
@@ -147,14 +133,6 @@ def test_the_table_fits_the_terminal_and_the_answer_stands_first(width: int) -> 
     assert " ".join(out.split()).startswith("4 of 6 relations are expressed by some head; 2 more have too few")
     assert "x0→parent" in out and "and 3 more relations" in " ".join(out.split())
     assert "x7→parent" in printed(made_up(8), width, every=True)
-
-
-def test_examples_tell_right_from_wrong() -> None:
-    out = printed(made_up(1))
-    assert "x0→parent by L0H1: 1 of 3 right in these texts" in out
-    assert "✓ b → a 0.80" in out
-    assert "✗ b → c 0.80, not a" in out
-    assert "(words that are one token)" in out
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (24, 16)])

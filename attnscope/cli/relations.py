@@ -31,7 +31,7 @@ def relations(
 ) -> None:
     """Find the heads that link X to Y: verbs to subjects, pronouns to names, brackets, quotes.
 
-    - `attnscope relations sample_texts/dependencies.conllu --examples 3`
+    - `attnscope relations sample_texts/dependencies.conllu`
     - `attnscope relations 'treebank/*.conllu.gz' --only nsubj,obj -o out`
     - `attnscope relations sample_texts/library.py --chunk 40`
     - `attnscope relations contacts.jsonl -m ./esm2`
@@ -47,7 +47,7 @@ def relations(
         # Recordings have one relation: a written token and the frame where it is spoken.
         if sounds.is_spoken(named):
             if order != RelationsOptions():
-                raise UsageError("of recordings one relation is asked", "leave out --only, --chunk, --examples")
+                raise UsageError("of recordings one relation is asked", "leave out --only and --chunk")
             record = sounds.sound_relations(model.loading.load(model.model), named, report)
         else:
             corpus = AnnotatedCorpus(named, kind=source.kind, unit=source.unit)

@@ -10,11 +10,11 @@ import numpy as np
 
 from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, option, options, stride_option
-from attnscope.report.blocks import Block, Grid, Listing, Note, Ranking, Report, Words
+from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Words
 from attnscope.report.numbers import UNDEFINED, fixed, number
 from attnscope.report.wording import RECORDINGS, corpus_line, corpus_notes, model_of, printable
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, share, text
+from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, share, text
 from attnscope.results.table import number as numbers
 
 LEAST_MASS = 0.1
@@ -23,8 +23,8 @@ LEAST_MASS = 0.1
 MOST_RELATIONS = 20
 """Rows of the map."""
 
-BEST, UPPER, RANDOM, EVEN = "best", "upper half", "random", "even spacing"
-"""How the heads that time words are chosen; even spacing needs none."""
+BEST, UPPER = "best", "upper half"
+"""How the heads that time words are chosen."""
 
 ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
 MASS = share("mass", "mean weight on the targets")
@@ -69,9 +69,6 @@ class RelationsOptions:
     )
     chunk: int | None = chunk_option()
     stride: int | None = stride_option()
-    n_examples: int = option(
-        "Show this many texts of each relation that a head expresses.", "--examples", default=0, least=0, most=100
-    )
 
 
 class Relations(Result):
@@ -104,22 +101,11 @@ class Relations(Result):
             count("n", "how many"),
         ),
         "word_times": (
-            text("by", f"how the heads are chosen: {BEST}, {UPPER}, {RANDOM} or {EVEN}"),
+            text("by", f"how the heads are chosen: {BEST} or {UPPER}"),
             count("n_heads", "how many heads", range=(0, None)),
             numbers("median", "median error over recordings", "s", range=(0, None), short="median error"),
             numbers("mean", "mean error over recordings", "s", range=(0, None), short="mean error"),
             numbers("change", "median difference to the error of the upper half", "s", short="to upper half"),
-        ),
-        "examples": (
-            count("relation", "the relation", refers_to="relations"),
-            text("source", "the file"),
-            count("line", "the line in it that the text begins on"),
-            text("text", "the words around the link"),
-            text("looking", "the words that look"),
-            text("targets", "the words of which any is right"),
-            text("looked_at", "the word with the largest weight; empty = several that the tokens do not tell apart"),
-            flag("right", "whether it is a target"),
-            share("weight", "how much attention it gets"),
         ),
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
@@ -225,7 +211,7 @@ class Relations(Result):
         return Report(
             model=model_of(self.run),
             answer=answer,
-            blocks=[*blocks, *_examples(self), _map(self)],
+            blocks=[*blocks, _map(self)],
             guide=_guide(self),
             source=corpus_line(self),
             subtitle=f"{_count_line(self)} · {corpus_line(self)}",
@@ -312,23 +298,6 @@ def _map(result: Relations) -> Block:
     )
 
 
-def _examples(result: Relations) -> Iterator[Block]:
-    """List the choices of the best head of each relation on some links, beside the right ones."""
-    table = result.table("examples")
-    heads = best_heads(result)
-    for relation in dict.fromkeys(table["relation"].tolist()):
-        links = table.select(table["relation"] == relation)
-        rows = []
-        for _, source, line, written, looking, targets, looked_at, is_right, weight in list(links.rows())[1:]:
-            seen = f"{looking} → {looked_at or '(words that are one token)'} {weight:.2f}"
-            told = f"✓ {seen}" if is_right else f"✗ {seen}, not {targets}"
-            rows.append((printable(told, 80), printable(f"{written} ({source}, line {line})", 300)))
-        name = str(result.table("relations")["relation"][relation])
-        n_right = int(links["right"].sum())
-        heading = f"{printable(name)} by {heads[relation]}: {n_right} of {len(links)} right in these texts"
-        yield Listing(heading=heading, what="looks", told="in", rows=rows)
-
-
 # Recordings
 
 
@@ -347,7 +316,7 @@ def _answer_on_words(result: Relations) -> list[str]:
     rule, baseline = (result.table("relations")[name][0] for name in ("rule", "baseline"))
     right = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
     answer = [f"{head} follows the words: {right}; by {printable(rule)} {number(baseline)}"]
-    # How exactly it times words, beside the simple ways to do it.
+    # How exactly it times words, beside Whisper's default.
     times = result.table("word_times")
     n_heads = len(result.alignment_heads or ())
     errors = {by: fixed(error, 3) for by, error in zip(times["by"].tolist(), times["median"].tolist(), strict=True)}
@@ -355,8 +324,7 @@ def _answer_on_words(result: Relations) -> list[str]:
         row = int(np.flatnonzero((times["by"] == BEST) & (times["n_heads"] == n_heads))[0])
         which = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
         answer.append(
-            f"{which} words within {fixed(times['median'][row], 3)} s; the upper half within {errors[UPPER]} s, even "
-            f"spacing {errors[EVEN]} s"
+            f"{which} words within {fixed(times['median'][row], 3)} s; the upper half within {errors[UPPER]} s"
         )
     return answer
 
@@ -378,12 +346,10 @@ def _word_times(result: Relations) -> Iterator[Block]:
     times = result.table("word_times")
     if not len(times):
         return
-    # Names of lists of heads: the best n, n at random, or Whisper's default.
+    # Names of lists of heads: the best n, or Whisper's default.
     names = []
     for by, n in zip(times["by"].tolist(), times["n_heads"].tolist(), strict=True):
-        plural = "s" if n > 1 else ""
-        forms = {BEST: f"best {n} head{plural}", RANDOM: f"{n} random head{plural}", UPPER: f"{UPPER} ({n})"}
-        names.append(forms.get(by, by))
+        names.append(f"{UPPER} ({n})" if by == UPPER else f"best {amount(n, 'head')}")
     known = result.options.get("word_times", {})
     yield Ranking(
         heading="word times",
@@ -399,7 +365,7 @@ def _word_times(result: Relations) -> Iterator[Block]:
             f"{amount(known.get('n_words', 0), 'word')}, then over {amount(known.get('n_recordings', 0), 'recording')}",
             "best: the best heads of one half of the recordings, timed on the other half, both ways round",
             "upper half: all heads of the decoder's upper half, Whisper's default; to it: 95% interval of the median "
-            "difference; even spacing: all words of a recording last equally long",
+            "difference",
         ],
     )
 

@@ -150,8 +150,8 @@ class Lots:
         self._n_sources = 0
         self._numbers: dict[str, int] = {}
 
-    def deal(self, source: str | None) -> tuple[int, int, bool]:
-        """Return a text's half by sources, its half by texts, and whether it is the first of its source.
+    def deal(self, source: str | None) -> tuple[tuple[int, int], bool]:
+        """Return a text's half by sources and its half by texts, and whether it is the first of its source.
 
         The source is what the text shares with others, such as a document; None = it stands alone.
         """
@@ -159,7 +159,7 @@ class Lots:
         is_first = number == self._n_sources
         self._n_sources += is_first
         self._n_texts += 1
-        return _half(number), _half(self._n_texts - 1), is_first
+        return (_half(number), _half(self._n_texts - 1)), is_first
 
 
 def _half(number: int) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed, place_links
 from attnscope.corpus import TOKEN_BUDGET, batches, chunks, fold
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Model
 from attnscope.questions.relations import RelationsOptions
 from attnscope.studies.failures import Place, broken_rows
 from attnscope.studies.heads.measuring import decoder_start
@@ -37,7 +37,6 @@ Hits = NDArray[np.float64]
 class Piece:
     """Hold a chunk with its links, and the cells that they are added to."""
 
-    text: AnnotatedText
     placed: Placed
     cells: tuple[Cell, ...]
 
@@ -63,11 +62,6 @@ class LinkText:
     n_texts: int
     pieces: tuple[Piece, ...]
 
-    @property
-    def n_tokens(self) -> int:
-        """Return how many tokens its chunks have."""
-        return sum(len(piece.placed.chunk) for piece in self.pieces)
-
 
 @dataclass(frozen=True, eq=False)
 class LinkBlock:
@@ -75,13 +69,11 @@ class LinkBlock:
 
     Attributes:
         texts: The texts.
-        batches: Their chunks in batches, the longest first: what shorter ones need fits into what those have freed.
         unmeasured: Links that cannot be measured, by relation and reason.
-        n_copies: How many texts or chunks are copies of earlier ones.
+        n_copies: How many texts are copies of earlier ones.
     """
 
     texts: tuple[LinkText, ...]
-    batches: tuple[tuple[Piece, ...], ...]
     unmeasured: Mapping[tuple[str, str], int]
     n_copies: int
 
@@ -90,14 +82,9 @@ class LinkBlock:
 
 
 class Linker:
-    """Aligns links with tokens, and deals texts to halves, one after the other.
-
-    Attributes:
-        examples: The first pieces of the scored half, by relation and what is dealt.
-    """
+    """Align links with tokens, and deal texts to halves, one after the other."""
 
     def __init__(self, model: Model, options: RelationsOptions, kind: str) -> None:
-        self.examples: defaultdict[tuple[str, str], list[Piece]] = defaultdict(list)
         self._model = model
         self._options = options
         self._kind = kind
@@ -112,28 +99,20 @@ class Linker:
         linked = []
         n_copies = 0
         for number, text in enumerate(texts):
-            # Place the wanted links in tokens.
             text = replace(text, links=tuple(link for link in text.links if self._is_wanted(link.relation)))
-            placed, left_out = self._place(text, number)
-            unmeasured += left_out
-            # Keep the chunks that were not seen before, and deal their links to halves.
-            pieces = []
-            for part in placed:
-                relations = Counter(link.link.relation for link in part.links)
-                key = hash(fold(_characters_of(text, part)))
-                if key in self._seen:
-                    n_copies += 1
-                    unmeasured.update({(relation, COPY): n for relation, n in relations.items()})
-                    continue
-                self._seen.add(key)
-                pieces.append(self._deal(text, part, relations))
             n_copies += text.n_merged
-            linked.append(LinkText(number, text.source, text.line, 1 + text.n_merged, tuple(pieces)))
-        # Batch all chunks of the block, the longest first.
-        by_chunk = {(text.index, piece.placed.chunk.number): piece for text in linked for piece in text.pieces}
-        cut = batches((piece.placed.chunk for piece in by_chunk.values()), TOKEN_BUDGET)
-        in_batches = tuple(tuple(by_chunk[chunk.text, chunk.number] for chunk in batch) for batch in reversed(cut))
-        return LinkBlock(tuple(linked), in_batches, unmeasured, n_copies)
+            placed: list[Placed] = []
+            key = hash((fold(text.text), fold(text.target or "")))
+            if key in self._seen:
+                n_copies += 1
+                unmeasured.update((link.relation, COPY) for link in text.links)
+            else:
+                self._seen.add(key)
+                placed, left_out = self._place(text, number)
+                unmeasured += left_out
+            pieces = tuple(self._deal(text, part) for part in placed)
+            linked.append(LinkText(number, text.source, text.line, 1 + text.n_merged, pieces))
+        return LinkBlock(tuple(linked), unmeasured, n_copies)
 
     def _is_wanted(self, relation: str) -> bool:
         """Return whether a relation is studied: by its whole name, or by a label in it."""
@@ -142,63 +121,143 @@ class Linker:
 
     def _place(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Counter[tuple[str, str]]]:
         """Return a text's chunks with their links in tokens, and how many links have none, by relation and reason."""
-        info = self._model.info
+        limit = self._model.info.max_tokens
         if (text.target is not None) != (self._kind == "cross"):
             return [], Counter((link.relation, MIXED) for link in text.links)
         # Texts of a model without cross-attention: cut long ones into chunks.
         tokens = self._model.tokenizer.encode(text.text)
         if text.target is None:
-            parts = chunks(
-                tokens, number, limit=info.max_tokens, chunk=self._options.chunk, stride=self._options.stride
-            )
+            parts = chunks(tokens, number, limit=limit, chunk=self._options.chunk, stride=self._options.stride)
             placed, left_out = place_links(text, parts, tokens, causal=self._kind == "decoder")
             return [replace(part, target=self._start) for part in placed], left_out
         # Pairs of text and target stay whole.
         assert self._model.writer is not None
         target = self._model.writer.encode_target(text.target)
-        if info.max_tokens is not None and max(len(tokens), len(target)) > info.max_tokens:
+        if limit is not None and max(len(tokens), len(target)) > limit:
             return [], Counter((link.relation, TOO_LONG) for link in text.links)
         return place_links(text, chunks(tokens, number), tokens, target=target)
 
-    def _deal(self, text: AnnotatedText, part: Placed, relations: Mapping[str, int]) -> Piece:
+    def _deal(self, text: AnnotatedText, part: Placed) -> Piece:
         """Return a chunk with its cells, each relation's links dealt to halves."""
         # Chunks of one text are in one half, whatever else it belongs to.
         source = text.document
         if source is None and part.chunk.n_chunks > 1:
             source = f"{text.source}, line {text.line}"
-        is_right = right_rules(text, [link.link for link in part.links])
-        relation_of = np.array([link.link.relation for link in part.links])
+        links = [link.link for link in part.links]
+        is_right = right_rules(text, links)
+        relation_of = np.array([link.relation for link in links])
         cells = []
-        for relation, n_links in relations.items():
-            by_source, by_text, is_first = self._lots[relation].deal(source)
+        for relation, n_links in Counter(relation_of.tolist()).items():
             rules = is_right[relation_of == relation].sum(0)
-            cells.append(Cell(relation, (by_source, by_text), is_first, n_links, rules))
-        # Keep the first scored pieces as examples, for both ways to deal.
-        piece = Piece(text, part, tuple(cells))
-        for cell in cells:
-            for dealt, half in zip(("sources", "texts"), cell.halves, strict=True):
-                examples = self.examples[cell.relation, dealt]
-                if half == 1 and len(examples) < self._options.n_examples:
-                    examples.append(piece)
-        return piece
+            cells.append(Cell(relation, *self._lots[relation].deal(source), n_links, rules))
+        return Piece(part, tuple(cells))
 
 
-def _characters_of(text: AnnotatedText, part: Placed) -> str:
-    """Return the characters of a chunk, and its target's."""
-    offsets = part.chunk.tokens.offsets
-    real = offsets[(offsets >= 0).all(1) & ~part.chunk.tokens.special]
-    is_whole = part.chunk.n_chunks == 1 or not len(real)
-    written = text.text if is_whole else text.text[int(real.min()) : int(real.max())]
-    return written if text.target is None else f"{written}\n{text.target}"
+# Out of the model
 
 
-def batch_of_placed(chunks: Sequence[Placed], device: str) -> Batch:
-    """Return token numbers of chunks, padded; of pairs those of the decoder too."""
-    targets = [chunk.target for chunk in chunks if chunk.target is not None]
-    return batch_of([chunk.chunk.tokens for chunk in chunks], targets).to(device)
+@dataclass(kw_only=True, eq=False)
+class MeasuredPart(LinkPart):
+    """Hold the sums over texts, and the hits of the block at hand."""
+
+    _texts: tuple[LinkText, ...] = ()
+    _hits: dict[Piece, Hits] = field(default_factory=dict)
+
+    def _is_whole(self, text: LinkText) -> bool:
+        return text.index not in self.broken and all(piece in self._hits for piece in text.pieces)
+
+    def add_hits(self, piece: Piece, hits: Hits) -> None:
+        """Add what heads reach in the cells of a piece, and count its text if that was the last one."""
+        self._hits[piece] = hits
+        text = self._texts[piece.placed.chunk.text]
+        if self._is_whole(text):
+            self.n_texts += text.n_texts
+            self.n_tokens += sum(len(each.placed.chunk) for each in text.pieces)
+
+    def add_up(self) -> None:
+        """Add up the texts of which all chunks were measured; each chunk counts as a text."""
+        texts = [text for text in self._texts if self._is_whole(text)]
+        pieces = [piece for text in texts for piece in text.pieces]
+        cells = [cell for piece in pieces for cell in piece.cells]
+        self.add_cells(cells, [hits for piece in pieces for hits in self._hits[piece]])
+        self.n_texts = sum(text.n_texts for text in texts)
+        self.n_tokens = sum(len(piece.placed.chunk) for piece in pieces)
+        self.n_chunked = sum(text.pieces[0].placed.chunk.n_chunks > 1 for text in texts if text.pieces)
 
 
-def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
+class LinkMeasurer(Measurer[MeasuredPart]):
+    """Measure what the heads of one kind of attention do on blocks of pieces."""
+
+    def __init__(self, model: Model, kind: str) -> None:
+        super().__init__()
+        self._model = model
+        self._kind = cast("Kind", kind)
+        self._is_dense = model.info.path == "eager"
+        self._shape = shape_of(model, kind)
+
+    def start(self, block: LinkBlock) -> MeasuredPart:
+        """Return sums of nothing yet."""
+        return MeasuredPart(_texts=block.texts, unmeasured=dict(block.unmeasured), n_copies=block.n_copies)
+
+    def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
+        """Cut a block into batches, the longest chunks first."""
+        pieces = {(text.index, piece.placed.chunk.number): piece for text in block.texts for piece in text.pieces}
+        cut = batches((piece.placed.chunk for piece in pieces.values()), TOKEN_BUDGET)
+        return [[pieces[chunk.text, chunk.number] for chunk in batch] for batch in reversed(cut)]
+
+    def measure(self, pieces: Sequence[Piece]) -> tuple[list[Hits], dict[int, Place]]:
+        """Return hits and mass in the cells of each piece, NaN where a layer has fewer heads; and broken pieces."""
+        import torch
+
+        from attnscope.core.attention.probes import Weights, probe_by_kind
+        from attnscope.core.relations import Links, links_of_weights
+
+        info = self._model.info
+        placed = [piece.placed for piece in pieces]
+        facts = _facts_of(placed, self._kind, "cpu" if self._is_dense else info.device)
+        targets = [part.target for part in placed if part.target is not None]
+        batch = batch_of([part.chunk.tokens for part in placed], targets).to(info.device)
+        with torch.no_grad():
+            if self._is_dense:
+                dense = Weights()
+                self._model.run(batch, dense)
+                by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self._kind].items()}
+            else:
+                links = Links(facts)
+                self._model.run(batch, probe_by_kind({self._kind: links}))
+                by_layer = links.sums[self._kind]
+
+        # Cells of all pieces: (cell, layer, head, 2).
+        numbers = {layer: sums.cpu().double().numpy() for layer, sums in by_layer.items()}
+        values = np.full((facts.n_cells, *self._shape, 2), np.nan)
+        for layer, of_layer in numbers.items():
+            values[:, layer, : of_layer.shape[1]] = of_layer
+        # Find the pieces with NaN or infinity, lowest layer first.
+        broken = broken_rows({self._kind: numbers})
+        n_cells = [len(piece.cells) for piece in pieces]
+        piece_of_cell = np.repeat(np.arange(len(pieces)), n_cells).tolist()
+        broken_pieces: dict[int, Place] = {}
+        for cell in sorted(broken, key=lambda cell: broken[cell][1] or 0):
+            broken_pieces.setdefault(piece_of_cell[cell], broken[cell])
+        return np.split(values, np.cumsum(n_cells)[:-1]), broken_pieces
+
+    def add(
+        self, part: MeasuredPart, batch: Sequence[Piece], result: tuple[Sequence[Hits], Mapping[int, Place]]
+    ) -> None:
+        """Add what heads reach in the cells of each piece."""
+        values, broken = result
+        for number, piece in enumerate(batch):
+            if number in broken:
+                part.broken.setdefault(piece.placed.chunk.text, broken[number])
+            part.add_hits(piece, values[number])
+
+    def finish(self, part: MeasuredPart) -> MeasuredPart:
+        """Add up the whole texts of the block."""
+        part.add_up()
+        return part
+
+
+def _facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
     """Return the links of a batch of chunks for `core.relations`: a cell for each relation in a chunk."""
     import torch
 
@@ -230,97 +289,6 @@ def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
         n_cells=len(cells),
         is_across=kind == "cross",
     )
-
-
-# Out of the model
-
-
-@dataclass(kw_only=True, eq=False)
-class MeasuredPart(LinkPart):
-    """Hold the sums over texts, and the hits of the block at hand."""
-
-    _texts: tuple[LinkText, ...] = ()
-    _hits: dict[Piece, Hits] = field(default_factory=dict)
-
-
-class LinkMeasurer(Measurer[MeasuredPart]):
-    """Measures what the heads of one kind of attention do on blocks of pieces."""
-
-    def __init__(self, model: Model, kind: str) -> None:
-        super().__init__()
-        self._model = model
-        self._kind = cast("Kind", kind)
-        self._is_dense = model.info.path == "eager"
-        self._shape = shape_of(model, kind)
-
-    def start(self, block: LinkBlock) -> MeasuredPart:
-        """Return sums of nothing yet."""
-        return MeasuredPart(_texts=block.texts, unmeasured=dict(block.unmeasured), n_copies=block.n_copies)
-
-    def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
-        """Return the batches of a block."""
-        return block.batches
-
-    def measure(self, pieces: Sequence[Piece]) -> tuple[list[Hits], dict[int, Place]]:
-        """Return hits and mass in the cells of each piece, NaN where a layer has fewer heads; and broken pieces."""
-        import torch
-
-        from attnscope.core.attention.probes import Weights, probe_by_kind
-        from attnscope.core.relations import Links, links_of_weights
-
-        device = "cpu" if self._is_dense else self._model.info.device
-        chunks = [piece.placed for piece in pieces]
-        facts = facts_of(chunks, self._kind, device)
-        batch = batch_of_placed(chunks, self._model.info.device)
-        with torch.no_grad():
-            if self._is_dense:
-                dense = Weights()
-                self._model.run(batch, dense)
-                by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self._kind].items()}
-            else:
-                links = Links(facts)
-                self._model.run(batch, probe_by_kind({self._kind: links}))
-                by_layer = links.sums[self._kind]
-
-        # Cells of all pieces: (cell, layer, head, 2).
-        numbers = {layer: sums.cpu().double().numpy() for layer, sums in by_layer.items()}
-        values = np.full((facts.n_cells, *self._shape, 2), np.nan)
-        for layer, of_layer in numbers.items():
-            values[:, layer, : of_layer.shape[1]] = of_layer
-        # Find the pieces with NaN or infinity, lowest layer first.
-        broken = broken_rows({self._kind: numbers})
-        n_cells = [len(piece.cells) for piece in pieces]
-        piece_of_cell = np.repeat(np.arange(len(pieces)), n_cells).tolist()
-        broken_pieces: dict[int, Place] = {}
-        for cell in sorted(broken, key=lambda cell: broken[cell][1] or 0):
-            broken_pieces.setdefault(piece_of_cell[cell], broken[cell])
-        return np.split(values, np.cumsum(n_cells)[:-1]), broken_pieces
-
-    def add(
-        self, part: MeasuredPart, batch: Sequence[Piece], result: tuple[Sequence[Hits], Mapping[int, Place]]
-    ) -> None:
-        """Add what heads reach in the cells of each piece."""
-        values, broken = result
-        for number, piece in enumerate(batch):
-            part._hits[piece] = values[number]
-            text = part._texts[piece.placed.chunk.text]
-            if number in broken:
-                part.broken.setdefault(text.index, broken[number])
-            if part._hits.keys() >= {*text.pieces}:
-                part.n_texts += text.n_texts
-                part.n_tokens += text.n_tokens
-
-    def finish(self, part: MeasuredPart) -> MeasuredPart:
-        """Add up the texts of which all chunks were measured; each chunk counts as a text."""
-        texts = [text for text in part._texts if part._hits.keys() >= {*text.pieces}]
-        texts = [text for text in texts if text.index not in part.broken]
-        pieces = [piece for text in texts for piece in text.pieces]
-        cells = [cell for piece in pieces for cell in piece.cells]
-        part.add_cells(cells, [values for piece in pieces for values in part._hits[piece]])
-        part.n_texts = sum(text.n_texts for text in texts)
-        part.n_tokens = sum(text.n_tokens for text in texts)
-        part.n_chunked = sum(text.pieces[0].placed.chunk.n_chunks > 1 for text in texts if text.pieces)
-        return part
 
 
 def shape_of(model: Model, kind: str) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from attnscope.corpus import Problem
 from attnscope.corpus.formats import json_object
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
-from attnscope.questions.relations import BEST, EVEN, LEAST_MASS, RANDOM, UPPER, Relations
+from attnscope.questions.relations import BEST, LEAST_MASS, UPPER, Relations
 from attnscope.results.table import Table
 from attnscope.senses.recordings import Recording, read_recording
 from attnscope.studies.failures import broken_rows
@@ -60,12 +60,6 @@ CUT = "words that the recording or the transcript does not reach"
 
 MOST_KEPT = 2**30
 """Bytes of attention that are kept for timing words; recordings beyond it are not timed."""
-
-MOST_BEST = 16
-"""The best 1, 2, 3 … 16 heads are timed, and the whole list if it is longer."""
-
-N_RANDOM = 5
-"""Random lists of each length for each recording; its error is their mean."""
 
 Words = tuple[tuple[str, float, float], ...]
 """Each word, and when it begins and ends, in seconds."""
@@ -191,7 +185,6 @@ class _Heard:
             `level_weights`; None = there is no room to keep it.
         rows: For each word that is timed the row that writes its first token.
         starts_s: When each of them is spoken.
-        even_s: When each would be if all words of the recording lasted equally long.
         frame_s: How long a frame lasts.
     """
 
@@ -200,7 +193,6 @@ class _Heard:
     levels: NDArray[np.float32] | None
     rows: list[int]
     starts_s: Floats
-    even_s: Floats
     frame_s: float
 
 
@@ -232,10 +224,8 @@ def _hear_all(model: Model, files: Sequence[str], part: LinkPart, problems: list
             continue
 
         # What heads and rules reach on its words.
-        by_source, by_text, is_first = lots.deal(spoken.document or digest)
-        halves = (by_source, by_text)
-        n_frames = weights.shape[-1]
-        rules = _rule_hits(words, len(spoken.words), n_frames)
+        halves, is_first = lots.deal(spoken.document or digest)
+        rules = _rule_hits(words, len(spoken.words), weights.shape[-1])
         part.add_cells([Cell(NAME, halves, is_first, len(words), rules)], [_hits(weights, words)])
         part.n_tokens += len(words)
 
@@ -249,7 +239,6 @@ def _hear_all(model: Model, files: Sequence[str], part: LinkPart, problems: list
             levels=levels if n_bytes <= MOST_KEPT else None,
             rows=[word.rows[0] for word in timed],
             starts_s=np.array([spoken.words[word.number][1] for word in timed]),
-            even_s=np.array([word.number / len(spoken.words) * n_frames * frame_s for word in timed]),
             frame_s=frame_s,
         )
 
@@ -366,33 +355,21 @@ def _time_words(
     n_layers, n_per_layer = timed[0].shape
     upper = np.arange(n_layers // 2 * n_per_layer, n_layers * n_per_layer)
 
-    # Lists of heads, and which list each path is of: random ones are several, whose mean counts.
-    sizes = [*range(1, min(n_heads, MOST_BEST) + 1), *([n_heads] if n_heads > MOST_BEST else [])]
-    lists = [(by, size) for size in sizes for by in (BEST, RANDOM)]
-    lists += [(UPPER, len(upper)), (EVEN, 0)]
-    list_of_path = np.repeat(np.arange(len(lists) - 1), [1, N_RANDOM] * len(sizes) + [1])
-
-    # The mean error on each recording by each list: (recording, list).
+    # The mean error on each recording by each list of heads: (recording, list).
+    sizes = sorted({1, n_heads})
+    lists = [*((BEST, size) for size in sizes), (UPPER, len(upper))]
     errors_s = np.zeros((len(timed), len(lists)))
     n_words = 0
     for number, each in enumerate(timed):
-        # Time the words by each list of heads.
-        heads_of_path: list[NDArray[np.int64]] = []
-        for size in sizes:
-            random = np.random.default_rng((size, number))
-            heads_of_path.append(ranked[each.halves[axis]][:size])
-            heads_of_path += [random.permutation(n_layers * n_per_layer)[:size] for _ in range(N_RANDOM)]
-        heads_of_path.append(upper)
-        by_path = _errors(each, heads_of_path)
-        errors_s[number, :-1] = np.bincount(list_of_path, by_path) / np.bincount(list_of_path)
-        errors_s[number, -1] = np.abs(each.even_s - each.starts_s).mean()
+        best = ranked[each.halves[axis]]
+        errors_s[number] = _errors(each, [*(best[:size] for size in sizes), upper])
         n_words += len(each.rows)
         if report is not None:
             report(Progress(number + 1, n_words, (number + 1) / len(timed), "word times"))
 
     # Medians over recordings, and the change against the upper half of the layers.
     median, median_low, median_high = median_interval(errors_s)
-    change, change_low, change_high = median_interval(errors_s - errors_s[:, [-2]])
+    change, change_low, change_high = median_interval(errors_s - errors_s[:, [-1]])
     times = Table.of_arrays(
         Relations.TABLES["word_times"],
         by=[by for by, _ in lists],
@@ -414,10 +391,10 @@ def _rank_heads(half: Half) -> NDArray[np.int64]:
     return np.lexsort((-accuracy, mass < LEAST_MASS))
 
 
-def _errors(heard: _Heard, heads_of_path: Sequence[NDArray[np.int64]]) -> Floats:
+def _errors(heard: _Heard, lists: Sequence[NDArray[np.int64]]) -> Floats:
     """Return the mean error of word starts by each list of heads, in seconds."""
     assert heard.levels is not None
-    costs = np.stack([-heard.levels[heads].mean(0, dtype=np.float64) for heads in heads_of_path])
+    costs = np.stack([-heard.levels[heads].mean(0, dtype=np.float64) for heads in lists])
     starts_s = cheapest_paths(costs)[:, heard.rows] * heard.frame_s
     errors_s: Floats = np.abs(starts_s - heard.starts_s).mean(1)
     return errors_s

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 from attnscope.annotated import AnnotatedCorpus, AnnotatedText
-from attnscope.annotated.alignment import UNALIGNED, PlacedLink
+from attnscope.annotated.alignment import UNALIGNED
 from attnscope.annotated.texts import merge_equal
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import chunks, runs
@@ -21,27 +21,12 @@ from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.relations.evidence import THRESHOLDS, judge
-from attnscope.studies.relations.links import (
-    LinkBlock,
-    Linker,
-    LinkMeasurer,
-    MeasuredPart,
-    Piece,
-    batch_of_placed,
-    facts_of,
-    shape_of,
-)
+from attnscope.studies.relations.links import LinkBlock, Linker, LinkMeasurer, MeasuredPart, shape_of
 from attnscope.studies.run import run_blocks
 from attnscope.studies.workers import Workers
 
 BLOCK = 512
 """Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
-
-MOST_WORDS = 24
-"""Words from the first to the last of a link that is shown as an example."""
-
-BETWEEN = "⇠"
-"""Stands between a target and the text that its words look at."""
 
 
 @with_plain_torch
@@ -82,7 +67,6 @@ def relations(
     """
     options = options or RelationsOptions()
     corpus = AnnotatedCorpus([texts]) if isinstance(texts, str) else texts
-    _require_measurable(model, options)
     each = merge_equal(corpus)
     first = next(each, None)
     if first is None:
@@ -93,8 +77,7 @@ def relations(
     def share(_: LinkBlock) -> float | None:
         return corpus.share_read if isinstance(corpus, AnnotatedCorpus) else None
 
-    linker = Linker(model, options, kind)
-    blocks = map(linker.block, runs(chain([first], each), BLOCK, lambda text: len(text.text)))
+    blocks = map(Linker(model, options, kind).block, runs(chain([first], each), BLOCK, lambda text: len(text.text)))
     make = partial(LinkMeasurer, kind=kind)
     sharing = (workers,) if workers else None
     going = run_blocks(make, (model,), blocks, MeasuredPart(), workers=sharing, report=report, share=share)
@@ -125,32 +108,25 @@ def relations(
     about = run_of(model.info, [*_notes(done), *note_mixed_halves(tables), *going.notes])
     if going.failures:
         about["failures"] = going.failures
-    result = Relations(about, corpus_facts, option_facts, tables, grids)
-    if not options.n_examples:
-        return result
-    return replace(result, tables={**tables, "examples": _examples(model, kind, linker, result)})
-
-
-def _require_measurable(model: Model, options: RelationsOptions) -> None:
-    """Refuse models and options that cannot work, before any text is read.
-
-    Raises:
-        AttnscopeError: They cannot.
-    """
-    example = example_tokens(model.tokenizer)
-    if not (example.offsets >= 0).any():
-        raise AttnscopeError(
-            f"the tokenizer of {model.info.name} does not tell which characters its tokens are",
-            "relations need a fast tokenizer, with offsets",
-        )
-    # Chunks that do not fit the model are refused here.
-    chunks(example, limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
+    return Relations(about, corpus_facts, option_facts, tables, grids)
 
 
 def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> str:
-    """Return the kind of attention that the links of a text like this one are about."""
+    """Return the kind of attention that the links of a text like this one are about.
+
+    Raises:
+        AttnscopeError: The model or the options do not suit it.
+    """
     info = model.info
+    example = example_tokens(model.tokenizer)
+    if not (example.offsets >= 0).any():
+        raise AttnscopeError(
+            f"the tokenizer of {info.name} does not tell which characters its tokens are",
+            "relations need a fast tokenizer, with offsets",
+        )
     if text.target is None:
+        # Chunks that do not fit the model are refused here.
+        chunks(example, limit=info.max_tokens, chunk=options.chunk, stride=options.stride)
         return info.kinds[0]
     if "cross" not in info.kinds or model.writer is None:
         raise AttnscopeError(
@@ -217,80 +193,3 @@ def note_mixed_halves(tables: dict[str, Table]) -> list[str]:
         f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
         "texts or chunks of one source are in both halves, and the result holds for these sources alone."
     ]
-
-
-# Examples
-
-
-def _examples(model: Model, kind: str, linker: Linker, result: Relations) -> Table:
-    """Return what the best head of each relation does on texts of the scored half, if it expresses the relation."""
-    table, heads = result.table("relations"), result.table("heads")
-    rows: list[dict[str, Any]] = []
-    for row, (name, dealt, best) in enumerate(
-        zip(table["relation"].tolist(), table["halves"].tolist(), table["best"].tolist(), strict=True)
-    ):
-        if best >= 0 and (result["found"][row, best] or result.options["only"] is not None):
-            head = int(heads["layer"][best]), int(heads["head"][best])
-            for piece in linker.examples[name, dealt]:
-                rows += [{"relation": row, **link} for link in _show(model, kind, name, head, piece)]
-    return Table.of(Relations.TABLES["examples"], rows)
-
-
-def _show(model: Model, kind: str, relation: str, head: tuple[int, int], piece: Piece) -> list[dict[str, Any]]:
-    """Return what a head does on the links of a relation in a chunk, as rows of `examples`."""
-    import torch
-
-    from attnscope.core.attention.probes import Weights
-    from attnscope.core.attention.seam import Kind
-    from attnscope.core.relations import word_weights
-
-    text = piece.text
-    # Run the model on the chunk, and keep the one head's weights.
-    links = tuple(link for link in piece.placed.links if link.link.relation == relation)
-    placed = replace(piece.placed, links=links)
-    probe = Weights([head[0]], [head[1]], [cast(Kind, kind)])
-    with torch.no_grad():
-        model.run(batch_of_placed([placed], model.info.device), probe)
-    # The chosen head's rows, merged into words. (row, word)
-    facts = facts_of([placed], kind, "cpu")
-    weights = probe.maps[cast(Kind, kind)][head[0]][0]  # (1, query, key)
-    picked = weights[:, facts.pieces[:, 1]].movedim(1, 0)
-    given = word_weights(facts, torch.arange(len(facts.row_text)), facts.pieces, picked)[:, 0]  # (row, word)
-
-    # One row per link: where it should look, and where the head looks.
-    rows = []
-    for link, row in zip(links, facts.link_row.tolist(), strict=True):
-        unit = int(given[row].argmax())
-        looked_at = int(placed.word[unit])
-        excerpt = _excerpt_of(text, link)
-        if excerpt:
-            spell = text.word if text.target is None else text.target_word
-            rows.append(
-                {
-                    "source": text.source,
-                    "line": text.line,
-                    "text": excerpt,
-                    "looking": " ".join(map(spell, link.link.source)),
-                    "targets": " ".join(map(text.word, link.link.targets)),
-                    "looked_at": text.word(looked_at) if looked_at >= 0 else "",
-                    "right": unit in link.targets and float(given[row, unit]) > 0,
-                    "weight": float(given[row, unit]),
-                }
-            )
-    return rows
-
-
-def _excerpt_of(text: AnnotatedText, link: PlacedLink) -> str:
-    """Return the words around a link on one line; nothing if there are too many."""
-    if text.target is not None:
-        words = f"{text.target} {BETWEEN} {text.text}".split()
-        return " ".join(words) if len(words) <= 2 * MOST_WORDS else ""
-    # Show MOST_WORDS words around the link; a longer link has no excerpt.
-    ends = (*link.link.source, *link.link.targets)
-    spare = MOST_WORDS - (max(ends) - min(ends) + 1)
-    if spare < 0:
-        return ""
-    first = max(0, min(ends) - spare // 2)
-    last = min(len(text.words), first + MOST_WORDS)
-    shown = " ".join(text.text[text.words[first][0] : text.words[last - 1][1]].split())
-    return ("… " if first else "") + shown + (" …" if last < len(text.words) else "")
