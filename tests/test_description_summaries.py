@@ -1,18 +1,15 @@
 """Descriptions in few words: kinds of keys and distances that get more attention are named, the strongest first."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from attnscope.core.descriptions import Description
 from attnscope.core.sampled_rows import Column, Rows
 from attnscope.results.table import Estimate
 from attnscope.studies.describe.english import class_of
 from attnscope.studies.describe.features import catalogue
-from attnscope.studies.describe.rows import gates_of
-from attnscope.studies.describe.words import LEAST_MORE, Names, _relation, by_distance, by_kind, summarise
+from attnscope.studies.describe.words import LEAST_MORE, Names, _relation, by_distance, by_kind
 
 WORDS = ("the", "she", "door", "key", "fell", "ran", ",", ".")
 N_ROWS, N_KEYS = 30, 24
@@ -64,9 +61,8 @@ def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
         query_types=TYPES[OFFSETS == 0].astype(np.int32),
         columns=(columns,),
     )
-    types, gates = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS), gates_of(features)
-    rows = replace(rows, gates=flags[gates][:, OFFSETS == 0] > 0)
-    group = SimpleNamespace(features=features, offsets=OFFSETS.astype(np.int32), types=types, gates=gates)
+    types = SimpleNamespace(ids=np.arange(len(WORDS)), labels=WORDS)
+    group = SimpleNamespace(features=features, offsets=OFFSETS.astype(np.int32), types=types)
     return Names(group, rows.select(np.arange(N_ROWS)))  # type: ignore[arg-type]
 
 
@@ -120,19 +116,3 @@ def test_few_kinds_are_named_and_weak_ones_only_first() -> None:
     weak = np.where(TYPES <= 1, 1.25, 1.0)
     assert by_kind(names_of(weak), 0, np.zeros(len(EVEN))) == ""
     assert by_kind(names_of(weak), 0, np.zeros(len(EVEN)), least=LEAST_MORE).count("×") == 1
-
-
-@pytest.mark.parametrize(
-    ("feature", "words"), [("nouns", "from pronouns: nouns "), ("same", "from pronouns: the same")]
-)
-def test_a_feature_from_some_queries_names_both(feature: str, words: str) -> None:
-    features = catalogue([])
-    at, gates = ([one.name for one in of].index(name) for of, name in ((features, feature), (features, "pronouns")))
-    gate = gates_of(features).index(gates)
-    from_she = np.repeat(TYPES[OFFSETS == 0] == 1, N_KEYS)
-    attention = np.where(from_she & np.isin(TYPES, (2, 3)), 9.0, 1.0)
-    values = np.array([0.0, 1.0])
-    names = names_of(attention, (Column(5, values, feature=at, query_values=values, gate=gate),))
-    found = Description((names.rows.n_shared,), np.array([2.2]), (0.1,), 0.2)
-    assert summarise(names, 0, found, ()).startswith(words)
-    assert names.of_term(names.rows.n_shared, 0) == f"from pronouns: {features[at].words}"

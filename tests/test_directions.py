@@ -8,8 +8,8 @@ import pytest
 import attnscope
 from attnscope import DescribeOptions, HeadsOptions
 from attnscope.core.descriptions import describe, score
-from attnscope.core.directions import KEY_CUTS, describe_types, find_columns, quantise, split_gains
-from attnscope.core.sampled_rows import Column, Rows
+from attnscope.core.directions import KEY_CUTS, describe_types, find_columns, quantise
+from attnscope.core.sampled_rows import Rows
 
 N_TYPES, N_TEXTS, N_ROWS, N_KEYS, WIDTH = 61, 40, 11, 23, 7
 
@@ -83,13 +83,6 @@ def test_directions_do_not_depend_on_which_heads_are_fitted_together() -> None:
     np.testing.assert_array_equal(alone[0].keys, together[0].keys)
 
 
-def test_levels_go_by_how_often_types_occur() -> None:
-    scores = np.array([0.0, 1.0, 2.0, 9.0], np.float32)
-    levels, values = quantise(scores, np.array([5, 3, 2, 0]), (0.5, 0.8))
-    assert levels.tolist() == [0, 1, 2, 2]  # a type that never occurs has the level of its score
-    assert values[0] == 0 and values[-1] == 1 and (np.diff(values) > 0).all()
-
-
 @pytest.mark.parametrize(
     "texts", [["a", "b"], ["the the the", "the the"], ["the cat", "a dog"], ["the cat. the cat"], [". .", ", ,"]]
 )
@@ -119,55 +112,3 @@ def test_levels_are_the_same_whatever_rounding_does_to_equal_scores() -> None:
         again, values_again = quantise(scores + noise, occurrences, cuts)
         np.testing.assert_array_equal(again, levels)
         np.testing.assert_allclose(values_again, values, atol=1e-6)
-
-
-# Gates
-
-ONE_OR_NONE = np.array([0.0, 1.0])
-
-
-def gated_sample(seed: int) -> Rows:
-    """Random rows with four features and three gates; types say nothing of either."""
-    rows, *_ = sample(seed)
-    drawn = np.random.default_rng(seed)
-    features = (drawn.random((4, rows.size)) < 0.3).astype(np.uint8)
-    return replace(rows, features=features, levels=np.full(4, 2), gates=drawn.random((3, len(rows.texts))) < 0.4)
-
-
-def test_a_gated_column_has_its_feature_in_the_gate_and_nothing_elsewhere() -> None:
-    rows = replace(gated_sample(0), columns=((Column(5, ONE_OR_NONE, feature=2, query_values=ONE_OR_NONE, gate=1),),))
-    part = rows.of_texts(range(4, 9))
-    inside = np.repeat(rows.gates[1], N_KEYS)[part.entries]
-    values = part.by_entry(4, 0)
-    np.testing.assert_array_equal(values, part.features[2] * inside)
-
-
-def test_what_a_split_gains_is_by_definition_what_both_sides_gain_beyond_the_whole() -> None:
-    drawn = np.random.default_rng(1)
-    a, pi, w = drawn.uniform(0.05, 0.3, (2, 5)), drawn.uniform(0.05, 0.3, (2, 5)), np.array([0.4])
-    gains = split_gains(np.stack([a[0], a.sum(0)]) / 2, np.stack([pi[0], pi.sum(0)]) / 2, w)
-
-    def gain(x: float, y: float) -> float:
-        return float(x * np.log(x / y) + (1 - x) * np.log((1 - x) / (1 - y)))
-
-    for f in range(5):
-        sides = 0.4 * gain(a[0, f] / 0.8, pi[0, f] / 0.8) + 0.6 * gain(a[1, f] / 1.2, pi[1, f] / 1.2)
-        assert gains[0, f] == pytest.approx(sides - gain(a[:, f].mean(), pi[:, f].mean()), abs=1e-9)
-        assert gains[0, f] > -1e-9
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_known_class_of_queries_is_found_that_attends_to_a_known_class_of_keys(seed: int) -> None:
-    rows = gated_sample(seed)
-    planted = 2.5 * rows.features[3] * np.repeat(rows.gates[seed], N_KEYS)
-    rows = replace(rows, attention=attending(rows, planted, 0.5, seed))
-    x = describe_types(
-        np.random.default_rng(seed).normal(size=(N_TYPES, 5)).astype(np.float32),
-        np.bincount(rows.key_types, minlength=N_TYPES),
-        np.zeros((N_TYPES, 0), np.float32),
-    )
-    fitted = rows.of_texts(range(12))
-    (columns,) = find_columns(fitted, np.tile(np.arange(N_KEYS), len(rows.texts)).astype(np.int32), x, range(4))
-    (found,) = describe(replace(rows, columns=(columns,)).of_texts(range(12)), [5] * 4, most=2)
-    first = columns[found.terms[0] - 4]
-    assert (first.gate, first.feature) == (seed, 3) and first.products[1].tolist() == [[0, 0], [0, 1]]

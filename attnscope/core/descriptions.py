@@ -172,7 +172,6 @@ class _Search:
         self._expected = np.append(rows.expected[head], on_own[:n_own])
         self._spread = np.append(rows.graded_variances, spread[:n_own])
         self._is_graded = np.append(rows.levels > 2, np.ones(n_own, np.bool_))
-        self._is_fitted = np.array([False] * rows.n_shared + [column.gate < 0 for column in columns])
         self._simplicity = [*simplicity, *(column.rank for column in columns)]
 
     def unscaled(self) -> NDArray[np.float32]:
@@ -191,8 +190,8 @@ class _Search:
         n_own = len(self._expected) - len(expected)
         on_own = self._own_values[:n_own] @ self._rows.weighted(p, self.head)
         # Which features may be the next term.
-        has_room = self._is_fitted[list(self.terms)].sum() < self._most_own
-        may_follow = np.append(usable, np.full(n_own, True)) & (has_room | ~self._is_fitted)
+        has_room = sum(term >= len(expected) for term in self.terms) < self._most_own
+        may_follow = np.append(usable, np.full(n_own, has_room))
         may_follow[list(self.terms)] = False
         # Refit with each of the best candidates in turn.
         least = LEAST_GAIN * self._nats

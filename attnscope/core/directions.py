@@ -1,4 +1,4 @@
-"""Find which tokens a head looks for: a score per type of token, pairs of such scores, and known classes of queries.
+"""Find which tokens a head looks for: a score per type of token, and pairs of such scores.
 
     s(q, k) = o(k - q) + K(type of k) + Σ_j U_j(type of q) V_j(type of k),      p(k | q) ∝ exp(s)
 
@@ -10,25 +10,14 @@ Each block is fitted in turn by a Newton step on the types' sums. With r = B - p
 p(1 - p), so that steps do not overshoot), the gradient of a type is Σ r over its entries. A pair starts from the
 largest singular value of the whitened mean of r x_q x_kᵀ.
 
-A gate g is a known class of queries. With a = mean E_A[f] over rows, π that of E_p[f], and b(a, π) the lower bound on
-what f can gain (`descriptions.least_gain`), a weight of f on each side of the gate gains more than one weight by about
-
-    split(g, f) = W_g b(a_g, π_g) + W_h b(a_h, π_h) - b(a, π),      a = W_g a_g + W_h a_h
-
-where h are the queries outside the gate and W what rows weigh. b is convex, so split >= 0; it is 0 where the gate says
-nothing about f.
-
 Source: ours. The step is iteratively reweighted least squares (McCullagh & Nelder 1989, section 2.5); pairs are reduced
-rank regression (Anderson 1951). Splitting rows by what gains most: Morgan & Sonquist 1963.
+rank regression (Anderson 1951).
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from attnscope.core.descriptions import least_gain
 from attnscope.core.sampled_rows import Column, Floats, Levels, Rows
 
 Singles = NDArray[np.float32]
@@ -50,17 +39,8 @@ KEY_CUTS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.96)
 PAIR_CUTS = (0.6, 0.8, 0.9, 0.96)
 """The same of the queries of a pair."""
 
-GATED_RANK, KEY_RANK, PAIR_RANK = 5, 6, 7
+KEY_RANK, PAIR_RANK = 6, 7
 """How simple columns are: known classes that explain as much come first."""
-
-N_GATED = 4
-"""Most pairs of a gate and a feature that a head gets as candidates."""
-
-LEAST_SPLIT = 0.005
-"""Share of the head's nats that a gate must gain for a feature to be a candidate."""
-
-FEWEST_ROWS, FEWEST_TEXTS = 8, 3
-"""Queries that must lie on either side of a gate, and their texts."""
 
 GRADES = 16
 _AT_ONCE = 2**21
@@ -92,16 +72,13 @@ def describe_types(embeddings: Singles, occurrences: NDArray[np.int64], more: Si
     return np.concatenate([x, more - (more * weights).sum(0) / total], 1).astype(np.float32)
 
 
-def find_columns(
-    part: Rows, offsets: NDArray[np.int32], x: Singles, candidates: Sequence[int] = ()
-) -> tuple[tuple[Column, ...], ...]:
-    """Fit columns to each head that tell which tokens it looks for: keys, both ends of each pair, and known pairs.
+def find_columns(part: Rows, offsets: NDArray[np.int32], x: Singles) -> tuple[tuple[Column, ...], ...]:
+    """Fit columns to each head that tell which tokens it looks for: keys, and both ends of each pair.
 
     Args:
         part: The rows to fit; their types are known.
         offsets: (entry of the whole sample,): how far each key is behind its query, in tokens.
         x: (type, column): see `describe_types`.
-        candidates: The known features to screen by the rows' gates.
     """
     if not part.size:
         return ((),) * part.n_heads
@@ -109,8 +86,7 @@ def find_columns(
     # Some heads at a time, so that arrays of (entry, head) stay small.
     columns: list[tuple[Column, ...]] = []
     for start in range(0, part.n_heads, at_once):
-        heads = range(start, min(start + at_once, part.n_heads))
-        columns += _Fit(part, offsets, x, heads).columns(candidates)
+        columns += _Fit(part, offsets, x, range(start, min(start + at_once, part.n_heads))).columns()
     return tuple(columns)
 
 
@@ -142,13 +118,12 @@ class _Fit:
         self._linear = np.zeros((len(heads), x.shape[1]), np.float32)
         self._own = np.zeros((len(self._types), len(heads)), np.float32)
 
-    def columns(self, candidates: Sequence[int]) -> list[tuple[Column, ...]]:
+    def columns(self) -> list[tuple[Column, ...]]:
         """Fit all blocks, and return the columns of each head."""
-        # Offsets and keys take turns; gates are screened and pairs are fitted on what these leave.
+        # Offsets and keys take turns; pairs are fitted on what these leave.
         for _ in range(ROUNDS):
             self._fit_offsets()
             self._fit_keys()
-        gated = self._screen_gates(candidates)
         pairs = [self._fit_pair() for _ in range(N_PAIRS)]
         # Scores of all types as keys, (type, head), centred over the keys of fitted rows.
         keys = self._all @ self._linear.T
@@ -157,7 +132,7 @@ class _Fit:
         n_queries = np.bincount(self._part.query_types, minlength=len(keys))
         keys -= (n_keys @ keys) / n_keys.sum()
         columns = []
-        # Cut scores into levels: keys, then both signs of each pair, then gated features.
+        # Cut scores into levels: keys, then both signs of each pair.
         for head in range(len(self._heads)):
             levels, values = quantise(keys[:, head], n_keys, KEY_CUTS)
             of_head = [Column(KEY_RANK, values, levels)]
@@ -167,12 +142,7 @@ class _Fit:
                 for sign in (1, -1):
                     queries, query_values = quantise(np.maximum(sign * u, 0), n_queries, PAIR_CUTS)
                     levels, values = quantise(sign * v, n_keys, KEY_CUTS)
-                    of_head.append(Column(PAIR_RANK, values, levels, query_values=query_values, queries=queries))
-            for gate, feature in gated[head]:
-                values = self._part.values_of(feature)
-                of_head.append(
-                    Column(GATED_RANK, values, feature=feature, query_values=np.array([0.0, 1.0]), gate=gate)
-                )
+                    of_head.append(Column(PAIR_RANK, values, levels, query_values, queries))
             columns.append(tuple(of_head))
         return columns
 
@@ -278,72 +248,6 @@ class _Fit:
             left[head] = u / size
             right[head] = white_k @ b[0] * (sizes[0] * size / 2)
         return left, right
-
-    # Gates
-
-    def _screen_gates(self, candidates: Sequence[int]) -> list[list[tuple[int, int]]]:
-        """Find the pairs of a gate and a feature with the largest gain over one weight for all queries.
-
-        Returns:
-            For each head up to `N_GATED` pairs of a gate and a feature, the largest gain first, each feature once.
-        """
-        part = self._part
-        # A gate needs queries and texts on either side.
-        gates = [number for number, inside in enumerate(part.gates) if self._has_both_sides(inside)]
-        pairs: list[list[tuple[int, int]]] = [[] for _ in self._heads]
-        if not gates or not len(candidates):
-            return pairs
-        inside = part.gates[gates]
-        row_weights: Floats = self._row_weights.astype(np.float64)
-        # The weight of the rows in each gate, then Σ w E_A[f] and Σ w E_p[f], (gate + 1, head, feature).
-        weighed = inside.astype(np.float64) @ row_weights
-        on = self._sums_of_gates(self._weighted, inside, candidates)
-        expected = self._sums_of_gates(self._errors()[1], inside, candidates)
-        # Take the largest gain again and again; each feature is taken once.
-        for number, head in enumerate(self._heads):
-            gains = split_gains(on[:, number], expected[:, number], weighed[:, number])
-            while len(pairs[number]) < N_GATED and gains.max() >= LEAST_SPLIT * part.mean_nats[head]:
-                gate, feature = divmod(int(gains.argmax()), gains.shape[1])
-                pairs[number].append((gates[gate], int(candidates[feature])))
-                gains[:, feature] = -1.0
-        return pairs
-
-    def _has_both_sides(self, inside: NDArray[np.bool_]) -> bool:
-        sides = [self._part.texts[inside], self._part.texts[~inside]]
-        return all(len(side) >= FEWEST_ROWS and len(np.unique(side)) >= FEWEST_TEXTS for side in sides)
-
-    def _sums_of_gates(self, values: Singles, inside: NDArray[np.bool_], candidates: Sequence[int]) -> Floats:
-        """Return Σ value f over the entries of each gate, and over all: (gate + 1, head, feature)."""
-        # Gates overlap: entries are summed by the set of gates that their row is in, and these sums are added.
-        sets, set_of_row = np.unique(inside, axis=1, return_inverse=True)
-        set_of = self._part.spread(set_of_row.ravel())
-        chosen = np.asarray(candidates)
-        # Sums by set of gates: (set, head, feature).
-        sums = np.zeros((sets.shape[1], values.shape[1], len(chosen)))
-        for number in range(len(sums)):
-            entries = np.flatnonzero(set_of == number)
-            levels = self._part.features[np.ix_(chosen, entries)].astype(np.float32)
-            sums[number] = values[entries].T @ levels.T
-        # Each gate adds the sets that contain it; the last row adds all of them.
-        with_all = np.vstack([sets, np.ones((1, sets.shape[1]))])
-        of_gates: Floats = np.einsum("gs,shf->ghf", with_all, sums) / (self._part.levels[chosen] - 1)
-        return of_gates
-
-
-def split_gains(a: Floats, pi: Floats, weights: Floats) -> Floats:
-    """Return split(g, f) of the module's docstring, (gate, feature), in nats.
-
-    Args:
-        a: (gate + 1, feature): Σ w E_A[f] over the rows of each gate, and in the last row over all rows.
-        pi: (gate + 1, feature): the same of p.
-        weights: (gate,): W_g, the weight of each gate's rows, 0 to 1.
-    """
-    # W_g b(a_g, π_g) + W_h b(a_h, π_h) - b(a, π), with h outside the gate.
-    inside = np.clip(weights, 1e-9, 1 - 1e-9)[:, None]
-    outside = 1 - inside
-    gain_inside = inside * least_gain(a[:-1] / inside, pi[:-1] / inside)
-    gain_outside = outside * least_gain((a[-1] - a[:-1]) / outside, (pi[-1] - pi[:-1]) / outside)
-    return gain_inside + gain_outside - least_gain(a[-1], pi[-1])
 
 
 def _sums_by(groups: NDArray[np.int64], n_groups: int) -> sp.csr_array:

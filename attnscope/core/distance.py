@@ -9,7 +9,6 @@ distribution. A pair of heads is compared where both have one.
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,11 +25,13 @@ from attnscope.core.attention.precision import in_float64
 Measure = Literal["hellinger", "jensen_shannon"]
 Floats = NDArray[np.float64]
 
+LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)}
+"""The divergence of two rows that share no key: its largest value."""
+
 ROUNDING = 1e-5
 """The most that a row may lack to 1 by rounding; more is the share of a sink."""
 
 _ELEMENTS_AT_ONCE = 2**18  # of fewer, threads wait for each other longer than they compute; of more, caches overflow
-_TINY = 1e-300  # instead of 0, whose logarithm is not finite; x ln x is 7e-298 there
 
 
 class PairSums(NamedTuple):
@@ -45,17 +46,19 @@ class PairSums(NamedTuple):
     counts: Float[Tensor, "head_a head_b"]
 
 
-def hellinger_sums(
-    a: Float[Tensor, "head_a query key"], b: Float[Tensor, "head_b query key"] | None = None
+def divergence_sums(
+    measure: Measure, a: Float[Tensor, "head_a query key"], b: Float[Tensor, "head_b query key"] | None = None
 ) -> PairSums:
-    """Sum squared Hellinger distances between all pairs of heads, by one matrix product.
+    """Sum the divergences of all pairs of heads over queries, in float64.
 
-        h²(p, q) = 1/2 Σ_k (√p_k - √q_k)² = 1/2 (Σ_k p_k + Σ_k q_k) - Σ_k √p_k √q_k
+        hellinger:      h²(p, q) = 1/2 Σ_k (√p_k - √q_k)² = 1/2 (Σ_k p_k + Σ_k q_k) - Σ_k √p_k √q_k
+        jensen_shannon: JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2,  H the entropy in nats
 
-    The last sum, over queries as well, is the product of two matrices (head, query x key). 0 to 1; 1 if p and q share
-    no key. h is a metric, and so is the root of the mean of h²: a Euclidean distance between rows of √p.
+    The sum over keys of h², over queries as well, is the product of two matrices (head, query x key). h² is 0 to 1, JS
+    0 to ln 2. Their roots are metrics (Endres & Schindelin 2003), and so are the roots of their means over queries.
 
     Args:
+        measure: The divergence.
         a: Weights, at least 0, rows summing to at most 1.
         b: Those of other heads on the same queries and keys; None = a.
 
@@ -63,83 +66,55 @@ def hellinger_sums(
         The sums, 0 on the diagonal if b is None.
 
     Source:
-        Hellinger 1909; the matrix product is ours.
+        Hellinger 1909, the matrix product is ours; Lin 1991, between heads and summed over tokens: Clark et al. 2019,
+        section 6.
     """
-    # Rows (head, query, key), their masses (head, query), and where they are distributions.
-    first, second = _distributions(a, b)
-    masses = [rows.sum(-1) for rows in (first, second)]
-    present = [(mass > 0).double() for mass in masses]
-    # All pairs by one product of (head, query x key) matrices.
-    products = first.sqrt().flatten(1) @ second.sqrt().flatten(1).T
-    sums = (masses[0] @ present[1].T + present[0] @ masses[1].T) / 2 - products
-    return _pair_sums(sums, present, b is None)
-
-
-def jensen_shannon_sums(
-    a: Float[Tensor, "head_a query key"], b: Float[Tensor, "head_b query key"] | None = None
-) -> PairSums:
-    """Sum Jensen-Shannon divergences between all pairs of heads, in nats.
-
-        JS(p, q) = 1/2 Σ_k p_k ln(p_k / m_k) + 1/2 Σ_k q_k ln(q_k / m_k),  m = (p + q) / 2
-                 = 1/2 [Σ_k f(p_k) + Σ_k f(q_k) - Σ_k f(p_k + q_k)] + 1/2 ln 2 · Σ_k (p_k + q_k),  f(x) = x ln x
-
-    0 to ln 2. The second form needs one logarithm for each key of a pair. The root of JS is a metric (Endres &
-    Schindelin 2003), and the root of its mean over queries is too. Arguments and result are those of `hellinger_sums`.
-
-    Source:
-        Lin 1991; between heads and summed over tokens: Clark et al. 2019, section 6.
-    """
-    # Rows with 0 replaced by a number so small that x ln x is 0, and where they are distributions.
-    first, second = _distributions(a, b)
-    present = [(rows.sum(-1) > 0).double() for rows in (first, second)]
-    first, second = first.clamp_min(_TINY), second.clamp_min(_TINY)
-    # The parts of the second form that need one head alone, (head, query).
-    own = [(rows * rows.log()).sum(-1) + math.log(2) * rows.sum(-1) for rows in (first, second)]
-    sums = torch.zeros(len(first), len(second), dtype=torch.float64, device=first.device)
-    # One head against all others, some queries at a time: (other head, query, key).
-    for head in range(len(first)):
-        # Of heads with each other, each pair once.
-        others = slice(head + 1 if b is None else 0, None)
-        n_elements = second[others].shape[0] * first.shape[2]
-        step = max(1, _ELEMENTS_AT_ONCE // max(1, n_elements))
-        for low in range(0, first.shape[1] if n_elements else 0, step):
-            queries = slice(low, low + step)
-            both = second[others, queries] + first[head, queries]
-            crossed = both.log().mul_(both).sum(-1)
-            divergence = (own[0][head, queries] + own[1][others, queries] - crossed) / 2
-            are_present = present[0][head, queries] * present[1][others, queries]
-            # Rounding may leave a divergence of nothing just below 0.
-            sums[head, others] += (divergence.clamp_min(0) * are_present).sum(-1)
+    # Rows (head, query, key), and where they are distributions, (head, query).
+    first, second = (_with_sink(rows) for rows in (a, a if b is None else b))
+    present = [rows.any(-1).double() for rows in (first, second)]
+    counts = present[0] @ present[1].T
+    if measure == "hellinger":
+        # Masses instead of counts: rounding leaves rows a little more or less than 1.
+        masses = [rows.sum(-1) for rows in (first, second)]
+        sums = (masses[0] @ present[1].T + present[0] @ masses[1].T) / 2
+        sums -= first.sqrt().flatten(1) @ second.sqrt().flatten(1).T
+    else:
+        # (head_a, head_b, query)
+        divergences = torch.stack([_jensen_shannon(head, second) for head in first])
+        sums = (divergences * present[0][:, None] * present[1]).sum(-1)
+    sums = sums.clamp_min(0)
     if b is None:
-        sums = sums + sums.T
-    return _pair_sums(sums, present, b is None)
-
-
-SUMS: dict[Measure, Callable[[Tensor, Tensor | None], PairSums]] = {
-    "hellinger": hellinger_sums,
-    "jensen_shannon": jensen_shannon_sums,
-}
-"""The two divergences by name."""
-
-LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)}
-"""The divergence of two rows that share no key: its largest value."""
+        sums = (sums + sums.T) / 2
+        sums.fill_diagonal_(0.0)
+    return PairSums(sums, counts)
 
 
 def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.floating]) -> Floats:
     """Return the divergence of matching rows of weights, (..., key) to (...,); NaN where one of them is all zeros."""
-    first, second = (_with_sink(weights.astype(np.float64)) for weights in (p, q))
+    first, second = (_with_sink(torch.from_numpy(rows)) for rows in (p, q))
     if measure == "hellinger":
-        divergences = ((np.sqrt(first) - np.sqrt(second)) ** 2).sum(-1) / 2
+        divergences = (first.sqrt() - second.sqrt()).square().sum(-1) / 2
     else:
-        both = np.maximum(first + second, _TINY)
-        parts = [rows * np.log(2 * np.maximum(rows, _TINY) / both) for rows in (first, second)]
-        divergences = np.maximum((parts[0] + parts[1]).sum(-1) / 2, 0.0)
-    return np.where(p.any(-1) & q.any(-1), divergences, np.nan)
+        divergences = _jensen_shannon(first, second)
+    return np.where(p.any(-1) & q.any(-1), divergences.numpy(), np.nan)
 
 
-def _with_sink(rows: Floats) -> Floats:
-    lacking = 1 - rows.sum(-1, keepdims=True)
-    return np.concatenate([rows, np.where(lacking > ROUNDING, lacking, 0.0)], -1)
+def _jensen_shannon(p: Float[Tensor, "query key"], q: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query"]:
+    """Return the divergence of rows, some queries at a time."""
+    parts = []
+    step = max(1, _ELEMENTS_AT_ONCE * p.shape[-2] // max(1, q.numel()))
+    for rows, others in zip(p.split(step, -2), q.split(step, -2), strict=True):  # type: ignore[no-untyped-call]
+        entropies = torch.special.entr(rows).sum(-1) + torch.special.entr(others).sum(-1)
+        parts.append(torch.special.entr((rows + others) / 2).sum(-1) - entropies / 2)
+    # Rounding may leave a divergence of nothing just below 0.
+    return torch.cat(parts, -1).clamp_min(0)
+
+
+def _with_sink(rows: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query more"]:
+    """Return rows in float64 with the share of a sink as a further key: what a row lacks to 1 by more than rounding."""
+    rows = in_float64(rows)
+    lacking = (1 - rows.sum(-1, keepdim=True)) * rows.any(-1, keepdim=True)
+    return torch.cat([rows, lacking.where(lacking > ROUNDING, 0.0)], -1)
 
 
 def as_distance(mean: Floats) -> Floats:
@@ -222,22 +197,3 @@ def _fill(distances: Floats) -> Floats:
     filled = (filled + filled.T) / 2
     np.fill_diagonal(filled, 0.0)
     return filled
-
-
-def _distributions(a: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the rows of a and b in float64, with the share of sinks as a further key; b = a if there is none."""
-    # A row that lacks more than rounding went to a sink: it gets one key more.
-    rows = [in_float64(a), in_float64(a if b is None else b)]
-    lacking = [(1 - weights.sum(-1, keepdim=True)) * (weights > 0).any(-1, keepdim=True) for weights in rows]
-    if any(bool((share > ROUNDING).any()) for share in lacking):
-        taken = [share.where(share > ROUNDING, 0.0) for share in lacking]
-        rows = [torch.cat(pair, -1) for pair in zip(rows, taken, strict=True)]
-    return rows[0], rows[1]
-
-
-def _pair_sums(sums: Tensor, present: list[Tensor], is_symmetric: bool) -> PairSums:
-    sums = sums.clamp_min(0)
-    if is_symmetric:
-        sums = (sums + sums.T) / 2
-        sums.fill_diagonal_(0.0)
-    return PairSums(sums, present[0] @ present[1].T)

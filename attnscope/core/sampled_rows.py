@@ -37,26 +37,16 @@ class Column:
     Attributes:
         rank: How simple the feature is; the smallest is the simplest (`descriptions.describe`).
         key_values: (level,): the values of keys.
-        keys: (type,): the level of each type of token as a key; None = keys have the levels of `feature`.
-        feature: The number of a feature that all heads share.
+        keys: (type,): the level of each type of token as a key.
         query_values: (level,): the values of queries.
-        queries: (type,): the level of each type as a query.
-        gate: The class of queries that has level 1, one of `Rows.gates`; -1 = none. Without this and `queries`, all
-            queries are alike.
+        queries: (type,): the level of each type as a query; None = all queries are alike.
     """
 
     rank: int
     key_values: Floats
-    keys: Levels | None = None
-    feature: int = -1
+    keys: Levels
     query_values: Floats = field(default_factory=lambda: np.ones(1))
     queries: Levels | None = None
-    gate: int = -1
-
-    @property
-    def is_of_keys(self) -> bool:
-        """Say whether it holds for all queries alike."""
-        return self.queries is None and self.gate < 0
 
     @cached_property
     def products(self) -> tuple[Floats, Levels]:
@@ -112,7 +102,6 @@ class Rows:
         counts: (entry,): how many keys an entry stands for; empty = one each.
         key_types: (entry,): the type of each key's token; empty = all are alike.
         query_types: (row,): the type of each query's token.
-        gates: (gate, row): which queries are in each class of queries.
         columns: For each head the features that it alone has; they are numbered after `features`.
         index: (row,): of selected rows, their numbers in the whole sample; empty = it is the whole sample.
         entries: (entry,): the same of entries.
@@ -126,7 +115,6 @@ class Rows:
     counts: Floats = field(default_factory=_nothing)
     key_types: NDArray[np.int32] = field(default_factory=_nothing)
     query_types: NDArray[np.int32] = field(default_factory=_nothing)
-    gates: NDArray[np.bool_] = field(default_factory=_nothing)
     columns: tuple[tuple[Column, ...], ...] = ()
     index: NDArray[np.int64] = field(default_factory=_nothing)
     entries: NDArray[np.int64] = field(default_factory=_nothing)
@@ -135,15 +123,13 @@ class Rows:
 
     def __post_init__(self) -> None:
         n_rows = len(self.texts)
-        # Fill in what was left out: one key per entry, one type for all, no gates, the whole sample.
+        # Fill in what was left out: one key per entry, one type for all, the whole sample.
         if not len(self.counts):
             self.counts = np.ones(self.size)
         if not len(self.key_types):
             self.key_types = np.zeros(self.size, np.int32)
         if not len(self.query_types):
             self.query_types = np.zeros(n_rows, np.int32)
-        if not len(self.gates):
-            self.gates = np.zeros((0, n_rows), np.bool_)
         if not len(self.index):
             self.index = np.arange(n_rows)
             self.entries = np.arange(self.size)
@@ -157,7 +143,7 @@ class Rows:
         lengths = self.lengths[rows]
         starts = starts_of(lengths)
         entries = np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1])
-        of_rows = dict.fromkeys(("texts", "query_types", "gates", "index"), rows)
+        of_rows = dict.fromkeys(("texts", "query_types", "index"), rows)
         of_entries = dict.fromkeys(("features", "attention", "counts", "key_types", "entries"), entries)
         parts = {name: getattr(self, name)[..., numbers] for name, numbers in (of_rows | of_entries).items()}
         return Rows(levels=self.levels, starts=starts, columns=self.columns, **parts)
@@ -274,11 +260,11 @@ class Rows:
             shared: Levels = self.features[feature]
             return shared
         of_pairs = column.products[1]
-        keys = self.features[column.feature] if column.keys is None else column.keys[self.key_types]
-        if column.is_of_keys:
+        keys = column.keys[self.key_types]
+        if column.queries is None:
             of_keys: Levels = of_pairs[0][keys]
             return of_keys
-        of_rows = self.gates[column.gate] if column.queries is None else column.queries[self.query_types]
+        of_rows = column.queries[self.query_types]
         # The pairs of one row stand in a row of the table of all pairs.
         codes = self.spread(of_rows.astype(np.int32) * np.int32(of_pairs.shape[1])) + keys
         return of_pairs.ravel()[codes]

@@ -171,15 +171,10 @@ def _values_of_terms(
         if term < len(shared):
             return np.asarray(text.features[shared[term]] / (group.features[shared[term]].levels - 1))
         own = columns[term - len(shared)]
-        keys = values_of(own.feature) if own.keys is None else own.key_values[own.keys[text.types]][None]
-        if own.is_of_keys:
+        keys = own.key_values[own.keys[text.types]][None]
+        if own.queries is None:
             return np.broadcast_to(keys, (n, n))
-        if own.gate >= 0:  # what a token is as a query it is as a key too
-            levels = text.features[group.gates[own.gate], 0]
-        else:
-            assert own.queries is not None
-            levels = own.queries[text.types]
-        values: NDArray[np.float64] = own.query_values[levels][:, None] * keys
+        values: NDArray[np.float64] = own.query_values[own.queries[text.types]][:, None] * keys
         return values
 
     for term, weight in zip(description.terms, description.weights, strict=True):

@@ -203,9 +203,9 @@ class KindTables:
 
     def compare(self, rows: Tensor) -> None:
         """Add the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
-        from attnscope.core.distance import hellinger_sums
+        from attnscope.core.distance import divergence_sums
 
-        sums = hellinger_sums(rows)
+        sums = divergence_sums("hellinger", rows)
         self._divergences += sums.sums.numpy()
         self._compared += sums.counts.numpy()
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnscope.choice import Choice, Chosen
 from attnscope.core.attention.row_samples import read_rows
 from attnscope.core.attention.seam import AttentionCall, Probe
-from attnscope.core.distance import LARGEST, SUMS, best_matching, classical_mds, cluster_heads
+from attnscope.core.distance import LARGEST, best_matching, classical_mds, cluster_heads, divergence_sums
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, Corpus, CorpusText, block_batches
@@ -353,7 +353,7 @@ def sum_rows(measure: str, rows: Sequence[NDArray[Any]]) -> Floats:
     `rows` are weights of one model, or of two, each (head, query, key).
     """
     first, *others = (torch.from_numpy(weights) for weights in rows)
-    sums = SUMS[measure](first, others[0] if others else None)  # type: ignore[index]  # one of MEASURES
+    sums = divergence_sums(measure, first, *others)  # type: ignore[arg-type]  # one of MEASURES
     return np.stack([part.numpy() for part in sums])
 
 

@@ -227,23 +227,9 @@ class Group:
         """Return the number of the feature of keys on which heads rest."""
         return [feature.name for feature in self.features].index(RESTING)
 
-    @property
-    def gates(self) -> list[int]:
-        """Return the numbers of the features that are classes of queries too, in the order of `active.gates`."""
-        return gates_of(self.features)
-
     def part(self, texts: Sequence[int]) -> Rows:
         """Copy the active rows of some texts whose queries are ordinary."""
         return self.active.select(np.flatnonzero(np.isin(self.active.texts, np.asarray(texts)) & self.ordinary))
-
-
-def gates_of(features: Sequence[Feature]) -> list[int]:
-    """Return the numbers of binary features that depend on the token alone, so that they tell queries apart too."""
-    return [
-        number
-        for number, feature in enumerate(features)
-        if feature.family == "key" and feature.levels == 2 and not SINK.match(feature.name)
-    ]
 
 
 def join_rows(
@@ -334,7 +320,6 @@ def _group(
     # Features of sinks, and of queries.
     sink_features = [n for n, feature in enumerate(features) if SINK.match(feature.name)]
     resting = next(n for n, feature in enumerate(features) if feature.name == RESTING)
-    gates = gates_of(features)
     active: list[dict[str, NDArray[Any]]] = []
     sinks: list[dict[str, NDArray[Any]]] = []
     more: list[dict[str, NDArray[Any]]] = []
@@ -348,7 +333,7 @@ def _group(
         tokens = unit.tokens(kind)
         token_types = types.places(tokens.ids)
         # Its rows off the sinks, and on them.
-        used, of_unit = _active_rows(weights, allowed & ~rests, unit.queries, levels, gates, token_types)
+        used, of_unit = _active_rows(weights, allowed & ~rests, unit.queries, levels, token_types)
         active.append({**of_unit, "texts": np.full(len(used), number)})
         sinks_used, of_unit = _sink_rows(weights, allowed, rests, levels[sink_features])
         sinks.append({**of_unit, "texts": np.full(len(sinks_used), number)})
@@ -383,7 +368,6 @@ def _active_rows(
     free: NDArray[np.bool_],
     queries: NDArray[np.int64],
     levels: NDArray[np.uint8],
-    gates: Sequence[int],
     token_types: NDArray[np.int32],
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
     """Return the numbers of the rows with at least two keys off the sinks, and the arrays of these keys, by name."""
@@ -397,7 +381,6 @@ def _active_rows(
         "attention": weights[:, used][:, is_entry],
         "key_types": token_types[is_entry.nonzero()[1]],
         "query_types": token_types[queries[used]],
-        "gates": levels[gates][:, used, queries[used]] > 0,
     }
 
 

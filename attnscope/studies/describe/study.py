@@ -34,9 +34,6 @@ from attnscope.studies.heads.options import DescribeOptions
 MOST_OWN, MOST_SINK_TERMS = 3, 4
 """The most terms that are fitted to the head alone; and the most terms of where it rests."""
 
-TOO_WIDE = frozenset((RESTING, "word"))
-"""Classes of keys that say too little to be screened for some queries alone."""
-
 LITTLE = 0.3
 """Explained share below which a head is said to be mostly undescribed."""
 
@@ -172,8 +169,7 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
 
     # Columns of each head's own, for the tokens that it looks for.
     candidates = _distinct(group)
-    screened = [number for number in candidates if features[number].name not in TOO_WIDE]
-    columns = directions.find_columns(fitted, group.offsets, _columns_of_types(group, fitted), screened)
+    columns = directions.find_columns(fitted, group.offsets, _columns_of_types(group, fitted))
     for rows in (group.active, fitted, scored):
         rows.give_columns(columns)
 
@@ -347,7 +343,7 @@ def _terms(
         else:
             name, words = names.name(number, head), names.of_term(number, head)
             share = even = _NAN
-        if column is not None and column.is_of_keys:
+        if column is not None and column.queries is None:
             # How much the tokens of the term get, and how much under uniform attention.
             values = rows.by_entry(number, head)
             is_high = values >= least_named(values)
@@ -361,7 +357,7 @@ def _terms(
                 "words": words,
                 "weight": float(description.weights[place]),
                 "share": Estimate(share, baseline=even),
-                "own": column is not None and column.gate < 0,
+                "own": column is not None,
                 "gain": description.gains[place],
             }
         )

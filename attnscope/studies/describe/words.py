@@ -180,13 +180,11 @@ class Names:
     # Terms
 
     def name(self, term: int, head: int) -> str:
-        """Return a feature's name; of a head's own "keys", either end of each pair, or a feature from some queries."""
+        """Return a feature's name; of a head's own "keys", or either end of each pair."""
         features = self.group.features
         column = self.rows.column_of(term, head)
         if column is None:
             return features[term].name
-        if column.gate >= 0:
-            return f"{features[column.feature].name} from {features[self.group.gates[column.gate]].name}"
         pair, is_lower = divmod(term - len(features) + 1, 2)
         return f"pair{pair}{'-' if is_lower else '+'}" if pair else "keys"
 
@@ -207,9 +205,7 @@ class Names:
             return self._words[term, head]
         # The tokens that get most attention are the examples.
         on = self.rows.scaled(head) * self.weighted(head)
-        if column.gate >= 0:
-            words = f"from {self.of_gate(column.gate)}: {self.of_term(column.feature, head)}"
-        elif column.queries is None:
+        if column.queries is None:
             words = f"tokens like {self._keys_of(column.key_values[column.keys], on)}"
         else:
             from_queries = column.query_values[column.queries]
@@ -218,11 +214,6 @@ class Names:
             words = f"from {self.of_queries(from_queries, head)[0]} to {to_keys}"
         self._words[term, head] = words
         return words
-
-    def of_gate(self, gate: int) -> str:
-        """Return the name of the queries of a gate."""
-        feature = self.group.features[self.group.gates[gate]]
-        return "names" if feature.name == "name" else feature.words.removeprefix("English ")
 
     def of_queries(self, values: Floats, head: int) -> tuple[str, Floats]:
         """Return the name of the queries whose types have high values, and how much each row is one, (row,), 0 to 1."""
@@ -331,7 +322,7 @@ def summarise(names: Names, head: int, description: Description, terms: Sequence
     # Pairs go beyond the terms that hold for all queries alike.
     if text and "pair" not in said and len(said) < MOST_GROUPS:
         columns = [rows.column_of(term, head) for term in description.terms]
-        plain = [place for place, column in enumerate(columns) if column is None or column.is_of_keys]
+        plain = [place for place, column in enumerate(columns) if column is None or column.queries is None]
         beside = rows.scores(tuple(description.terms[place] for place in plain), description.weights[plain], head)
         pairs = names.pairs(head, beside)
         if pairs:
@@ -342,7 +333,7 @@ def summarise(names: Names, head: int, description: Description, terms: Sequence
 def _group_of(number: int, head: int, names: Names) -> str:
     column = names.rows.column_of(number, head)
     if column is not None:
-        return "kind" if column.is_of_keys else "pair"
+        return "kind" if column.queries is None else "pair"
     feature = names.group.features[number]
     if feature.is_of_keys:
         return "kind"
@@ -369,16 +360,8 @@ def _pair(names: Names, head: int, description: Description, place: int) -> str:
     others = rows.scores(terms, np.delete(description.weights, place), head)
     column = rows.column_of(term, head)
     assert column is not None
-    if column.gate < 0:
-        queries, of_rows = names.of_queries(column.query_values[column.queries], head)
-        keys = by_kind(names, head, others, of_rows)
-    else:
-        queries = names.of_gate(column.gate)
-        feature = names.group.features[column.feature]
-        if feature.is_of_keys:
-            keys = by_kind(names, head, others, rows.gates[column.gate].astype(float))
-        else:
-            keys = f"avoids {feature.words}" if description.weights[place] < 0 else feature.words
+    queries, of_rows = names.of_queries(column.query_values[column.queries], head)
+    keys = by_kind(names, head, others, of_rows)
     return f"from {queries}: {keys}" if keys else ""
 
 
