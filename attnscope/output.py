@@ -34,7 +34,7 @@ MOST_SAVED = 1 << 26
 TEXT = "text"
 """The format that is drawn in the terminal."""
 
-_STYLE = ("scale", "cmap", "colours", "smooth", *SIZES)
+_STYLE = ("scale", "cmap", "colours", "smooth", "layout", *SIZES)
 _CHANGES: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
     "hide_special": lambda record, _, chosen: record.hide_special(keep=chosen.get("query")),
     "without_sinks": lambda record, _, chosen: record.without_sinks(),

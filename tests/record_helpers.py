@@ -11,7 +11,7 @@ from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import Style
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.heatmap_figures import plates_of
-from attnscope.questions.heatmap_sheets import draw_plates
+from attnscope.questions.heatmap_plates import draw_plates
 from attnscope.questions.places import Picture
 from attnscope.results.result import Result
 from attnscope.results.result import load_record as load

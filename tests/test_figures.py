@@ -23,7 +23,7 @@ from attnscope.drawing.style import SCALES, Scale, Style
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import plates_of
-from attnscope.questions.heatmap_sheets import draw_plates
+from attnscope.questions.heatmap_plates import draw_plates
 from tests.processes import python
 from tests.record_helpers import RUN, map_of, page_of, record_of, simple, stems, tokens_of
 

@@ -39,7 +39,7 @@ PROGRAMS = {
         HEAVY,
     ),
     "tables of heads": ("import attnscope.questions.heads", HEAVY),
-    "figures of maps": ("import attnscope.questions.heatmap_senses", HEAVY),
+    "figures of maps": ("import attnscope.questions.heatmap_figures", HEAVY),
 }
 """A program, and the modules that it does not need."""
 

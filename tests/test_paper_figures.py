@@ -139,18 +139,37 @@ def test_letters_have_the_size_that_is_asked_for_and_labels_are_left_out_instead
 
 
 @pytest.mark.parametrize("name", [*DRAWN, *RECORDS])
-def test_without_a_title_a_figure_is_the_same_but_shorter(
+def test_without_a_caption_a_figure_is_the_same_but_shorter(
     name: str, made: Path, pages: Callable[..., list[Drawing]]
 ) -> None:
     record: Any = RECORDS[name]() if name in RECORDS else load(made / name)
     sizes, said = [], []
-    for title in (True, False):
-        drawn = pages(record, lambda drawing: None, title=title)
+    for caption in (True, False):
+        drawn = pages(record, lambda drawing: None, caption=caption)
         sizes.append([tuple(page.figure.get_size_inches()) for page in drawn])
         said.append([{text.get_text() for text in texts_on(page)} for page in drawn])
     for (wide, tall), (width, height), full, left in zip(*sizes, *said, strict=True):
-        assert width == wide and 0.2 < tall - height < 1.4
-        assert left < full and 1 <= len(full - left) <= 2
+        assert width == wide and 0.2 < tall - height < 3
+        whole = " ".join(full)
+        assert all(text in whole for text in left) and len(full - left) >= 1
+
+
+@pytest.mark.parametrize("layout", ["1x2", "2x1"])
+def test_two_heads_share_their_labels_and_the_queried_and_strongest_keys_have_theirs(
+    layout: str, pages: Callable[..., list[Drawing]]
+) -> None:
+    record = sentence().only([(0, 3), (1, 7)])
+    record.maps[0].weights[:, :, 10] = np.eye(16)[2]  # "it" looks at "animal"
+    look = require_fit_for_print(3.3, 6.5)
+    page, _ = pages(record, look, width="column", layout=layout, caption=False, query="it")
+    labels = [text.get_text() for text in texts_on(page) if text.get_text() in WORDS]
+    assert labels.count("it") >= 1 and labels.count("animal") >= 1
+    rows = [text.get_text() for text in texts_on(page) if text.get_ha() == "right" and text.get_text() in WORDS]
+    columns = [text for text in texts_on(page) if text.get_rotation() == 90]
+    assert rows.count("it") == (2 if layout == "2x1" else 1)
+    assert sum(text.get_text() == "animal" for text in columns) == (1 if layout == "2x1" else 2)
+    with pytest.raises(UsageError, match="'2' is no layout"):
+        Style(layout="2")
 
 
 def test_a_recording_with_more_frames_than_the_page_has_pixels_is_drawn(

@@ -13,7 +13,7 @@ import attnscope
 from attnscope.drawing.cells import DARKEST, overlay
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.questions.heatmap_senses import over_patches, query_of, row_of
+from attnscope.questions.heatmap_figures import over_patches, query_of, row_of
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
 from tests.conftest import Run

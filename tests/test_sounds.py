@@ -14,7 +14,7 @@ import attnscope
 from attnscope.drawing.cells import fit
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.questions.heatmap_senses import share_after_sound
+from attnscope.questions.heatmap_figures import share_after_sound
 from attnscope.senses.recordings import read_recording
 from tests.record_helpers import require_lossless, stems
 from tests.senses_helpers import speech, write_vision

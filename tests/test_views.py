@@ -71,7 +71,7 @@ def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind: 
 
 
 def test_one_function_prints_every_kind_of_map() -> None:
-    assert "keys, " in printed(RECORDS["pooled"]())
+    assert "keys; figures show" in printed(RECORDS["pooled"]())
     assert "2 × 3" not in printed(simple(4)) and "patches" in printed(picture())
     assert "what “t1” (token 1) attends to" in printed(simple(4), query="t1")
 

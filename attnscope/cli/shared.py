@@ -87,9 +87,9 @@ class Drawing:
         default=None,
         rare=True,
     )
-    title: bool = option(
-        "Leave out figure titles (for papers with captions); the names of heads stay.",
-        "--no-title",
+    caption: bool = option(
+        "Leave out the title and the notes of figures, for papers; the names of heads stay.",
+        "--no-caption",
         default=True,
         rare=True,
     )
@@ -124,6 +124,11 @@ class MapDrawing(Drawing):
     )
     smooth: bool = option(
         "Interpolate what is laid over a photo, in place of a square per patch.", default=False, rare=True
+    )
+    layout: str | None = option(
+        "Rows and columns of the maps of picked heads: 2x1 stacks two on one axis, 1x2 puts them side by side.",
+        default=None,
+        rare=True,
     )
     cmap: str | None = option(
         "A matplotlib colormap, such as viridis or Greys.  [default: Blues]", default=None, rare=True

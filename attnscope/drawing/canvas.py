@@ -10,8 +10,7 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]
 """x, y, width, height in pixels."""
 
-FontStyle = Literal["plain", "bold", "italic"]
-
 DPI = 100
 INK, FAINT, LINE = "#1a1a1a", "#6f6f6f", "#b8b8b8"
 MARK = "#ff5a00"
@@ -53,7 +50,6 @@ _SHIPPED = (
 MOST_VECTOR_CELLS = 64
 """Rows and columns of a map up to which its cells are rectangles in vector files; larger ones are images there."""
 
-HALF_DIGIT = 0.365  # of the font size: the middle of digits over the line that they stand on
 _MOST_PIXELS = 400_000_000  # a PNG of more takes over a gigabyte to draw
 
 
@@ -102,18 +98,6 @@ class Drawing:
             )
 
 
-@dataclass(frozen=True)
-class Number:
-    """A number or letter in a cell; x and y are its middle."""
-
-    x: float
-    y: float
-    text: str
-    size_px: float
-    color: str
-    font: FontStyle = "plain"
-
-
 class Canvas(Drawing):
     """A figure whose one Axes counts pixels from the upper left corner."""
 
@@ -135,7 +119,6 @@ class Canvas(Drawing):
         self._boxes: dict[Artist, Box] = {}
         self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
         self._cells: dict[Any, Box] = {}
-        self._outlined: list[tuple[Artist, Sequence[Number]]] = []
         self._background: Any = None
         self._trimmed = False
         if height_px:
@@ -287,7 +270,7 @@ class Canvas(Drawing):
         return True
 
     def vector(self, kind: str) -> bytes:
-        """Return the figure as it stands now as SVG or PDF: cells as rectangles where they are few, numbers as text."""
+        """Return the figure as it stands now as SVG or PDF, with cells as rectangles where they are few."""
         # Images whose cells are few enough to become rectangles.
         self.trim()
         colours: dict[Any, NDArray[np.uint8]] = {
@@ -302,10 +285,6 @@ class Canvas(Drawing):
             for patch in cells_as_rectangles(maps):
                 patch.set_zorder(order)
                 added.append(self.axes.add_artist(patch))
-        # Numbers drawn as outlines become text, which readers can search.
-        for outlines, numbers in self._outlined:
-            hidden.append(outlines)
-            added += [self._write_number(number, outlines.get_zorder()) for number in numbers]
         # The figure is as before afterwards, also if writing fails.
         try:
             for artist in hidden:
@@ -317,27 +296,9 @@ class Canvas(Drawing):
             for artist in added:
                 artist.remove()
 
-    def _write_number(self, number: Number, order: float) -> Text:
-        """Return a number as text, where its outlines are."""
-        return self.axes.text(
-            number.x,
-            number.y + number.size_px * HALF_DIGIT,
-            self.lettering.spell(number.text),
-            zorder=order,
-            color=number.color,
-            fontsize=self.points(number.size_px),
-            family=list(self.lettering.families),
-            ha="center",
-            va="baseline",
-            weight="bold" if number.font == "bold" else "normal",
-            style="italic" if number.font == "italic" else "normal",
-            parse_math=False,
-            clip_on=False,
-        )
-
     def trim(self) -> None:
-        """Let a figure without a title begin where what it shows begins."""
-        if self.paper.title or self._trimmed:
+        """Let a figure without a caption begin where what it shows begins."""
+        if self.paper.caption or self._trimmed:
             return
         # A figure is trimmed once, after all is drawn.
         self._trimmed = True

@@ -54,23 +54,23 @@ class Paper:
     least_px: float = 0.0  # size of the smallest letters; 0 = any
     inch_px: float = 100.0
     dpi: int = 100  # pixels of a PNG per inch
-    title: bool = True
+    caption: bool = True  # title, subtitle and notes
     crop_px: float = 0.0  # margin that is laid out but not shown, left and right; above and below it is less
     font: str | None = None  # taken first: the name of an installed family, or a file
     failed: tuple[str, ...] = ()  # parts of the study that failed: every figure says so at its foot
 
     @classmethod
-    def of_width(cls, inches: float, points: float, dpi: int, title: bool, font: str | None) -> Paper:
+    def of_width(cls, inches: float, points: float, dpi: int, caption: bool, font: str | None) -> Paper:
         """Paper of an exact width, on which captions, the smallest letters, have a size in points."""
         inch_px = 72 * CAPTION_PX / points
         visible = inches * inch_px
         width = math.ceil(visible) + 2 * _CROP_PX
-        return cls(width, True, CAPTION_PX, inch_px, dpi, title, (width - visible) / 2, font)
+        return cls(width, True, CAPTION_PX, inch_px, dpi, caption, (width - visible) / 2, font)
 
     @property
     def is_screen(self) -> bool:
         """Return whether a pixel of the layout is one of the file."""
-        return self.inch_px == self.dpi and not self.crop_px and self.title
+        return self.inch_px == self.dpi and not self.crop_px and self.caption
 
     @property
     def most_px(self) -> float:
@@ -135,6 +135,7 @@ class Wanted:
         columns: Panels side by side; 0 = as many as make the page near 4:3.
         around: Gives the room around a panel by the width of its cells.
         names_px: Room for names at the left of each row of panels.
+        foot_px: Room for labels below the last row of panels.
         gap_px: Distance from one panel, with its room, to the next.
         top_px: Where the first row of panels begins.
         row_px: Height of a row of cells; 0 = cells are squares.
@@ -151,6 +152,7 @@ class Wanted:
     columns: int = 0
     around: Callable[[float], Around] = lambda cell: Around()
     names_px: float = 0
+    foot_px: float = 0
     gap_px: float = 26
     top_px: float = HEADER_PX
     row_px: float = 0
@@ -225,7 +227,7 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
     if not paper.fixed:
         x, y, pitch_x, pitch_y = round(x), round(y), math.ceil(pitch_x), math.ceil(pitch_y)
     corners = tile(wanted.n, columns, (x, y), (pitch_x, pitch_y))
-    bottom = math.ceil(top + rows * pitch_y)
+    bottom = math.ceil(top + rows * pitch_y + wanted.foot_px)
     square = (cell, wanted.row_px or cell)
     return Places(width, zoom, columns, square, panel, pitch_x, around, corners, bottom)
 
@@ -238,7 +240,7 @@ def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
 
     def fits(cell: float) -> bool:
         around = _room_around(wanted, cell, columns, paper)
-        height = rows * (around.above + n_rows * (wanted.row_px or cell) + around.below)
+        height = rows * (around.above + n_rows * (wanted.row_px or cell) + around.below) + wanted.foot_px
         is_low = bool(wanted.row_px) or height <= tallest
         return is_low and _needed_width(wanted, columns, n_columns * cell, around) <= paper.width_px
 

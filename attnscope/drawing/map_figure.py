@@ -50,20 +50,19 @@ class MapsFigure:
         meaning: What the colours mean.
         cmap: The colours.
         has_numbers: Whether a cell with enough room shows its value.
-        captions: What stands beside the title of each map, the most important first.
+        captions: What stands beside the title of each map: facts, the most important first, with " · " between.
         lettered: Further texts that the fonts must hold.
         picture: What cells are laid over, an object with `pixels`, (height, width, 3); None = nothing. Two are the same
             only if they are one object.
         is_smooth: Whether what is laid over the picture is interpolated between patches.
         columns: Maps side by side; 0 = as many as make the page near 4:3.
+        is_shared: Whether maps share their labels: those of rows stand at the left of the first map of a row, those of
+            columns below the last map of a column.
         largest_px: Most width and height of a map.
         row_px: Height of a row of cells; 0 = cells are squares.
-        above: Numbers from 0 to 1 along the upper side of each map, or of the uppermost ones alike; drawn as a strip.
-        beside: Such numbers along the right side of each map.
-        level: Where in the strips above a dashed line is drawn, 0 to 1; 0 = there is none.
+        above: Numbers from 0 to 1 along the upper side of the uppermost maps, drawn as a strip.
         boxes: Frames on all maps: left, upper, right and lower edge in tokens.
-        spans: Names above all maps: first cell, last cell, text.
-        lines: Lines of text below the maps.
+        spans: Names above all maps, where there are no numbers: first cell, last cell, text.
     """
 
     subtitle: str
@@ -74,19 +73,17 @@ class MapsFigure:
     meaning: str
     cmap: str
     has_numbers: bool = False
-    captions: tuple[tuple[str, ...], ...] = ()
+    captions: tuple[str, ...] = ()
     lettered: tuple[str, ...] = ()
     picture: Any = None
     is_smooth: bool = False
     columns: int = 0
+    is_shared: bool = False
     largest_px: float = math.inf
     row_px: float = 0
-    above: tuple[tuple[float, ...], ...] = ()
-    beside: tuple[tuple[float, ...], ...] = ()
-    level: float = 0
+    above: tuple[float, ...] = ()
     boxes: tuple[Box, ...] = ()
     spans: tuple[tuple[float, float, str], ...] = ()
-    lines: tuple[str, ...] = ()
 
     @property
     def n(self) -> int:

@@ -18,7 +18,7 @@ from attnscope.drawing.cells import Pixels, Values, fit, max_pool, overlay, tint
 from attnscope.drawing.inks import is_dark
 from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.map_figure import Axis, MapsFigure
-from attnscope.drawing.page import Page
+from attnscope.drawing.page import BOLD, Page
 
 if TYPE_CHECKING:
     from matplotlib.text import Text
@@ -30,14 +30,14 @@ LABEL_ROOM_EM = 11
 """Width at which labels are cut, in sizes of their font."""
 
 _MANY_ROWS = 15  # an overview of more rows is too tall for a screen, and is seen shrunk
-_STRIP_PX = 8  # labels may reach so far beyond their room: the gap between maps has no more
+_REACH_PX = 8  # labels may reach so far beyond their room: the gap between maps has no more
 _LARGEST_LABELLED_PX = 1000  # a map of many tokens grows up to this, then its labels are thinned
 _LARGEST_SMALL_PX = 300
 _TALLEST_FEW_PX = 1116  # of one or two maps on a screen
 _NAMES_PX = 52
 _TICKS_PX = 62  # room for an axis of numbers
 _LANES, _LANE_PX = 2, 20  # rows of names above a map
-_LINE_PX = 22
+_STRIP_PX = 30  # numbers along the upper side
 _LEAST_NUMBER = 0.005
 _STRIP, _SPAN = "#7b8794", "#fde8d7"
 
@@ -47,12 +47,13 @@ class MapsPage(Page):
 
     def __init__(self, figure: MapsFigure, paper: layout.Paper) -> None:
         labels = [label for pair in figure.axes for axis in pair for label in axis.labels]
-        names = [*figure.lettered, *figure.lines, *(text for *_, text in figure.spans)]
-        lettering = lettering_for([figure.subtitle, *names, *labels], paper)
+        lettering = lettering_for(
+            [figure.subtitle, *figure.lettered, *(text for *_, text in figure.spans), *labels], paper
+        )
         self.content = figure
         rows, columns = zip(*figure.axes, strict=True)
         self._widest = (_widest(lettering, rows), _widest(lettering, columns))
-        self._strip_px = 0 if not figure.above else 44 if figure.beside and figure.n == 1 else 30
+        self._strip_px = _STRIP_PX if figure.above else _LANES * _LANE_PX + 6 if figure.spans else 0
         self.pool, self.shape, places = self._arrange(lettering)
         super().__init__(places.width_px, lettering)
         self.places = places
@@ -77,7 +78,7 @@ class MapsPage(Page):
             self._name_maps()
         else:
             self._title_maps()
-        self._draw_strips()
+        self._draw_strip()
         self._draw_marks()
         self._draw_foot()
         # What changes: the numbers in cells, and their ink.
@@ -132,11 +133,14 @@ class MapsPage(Page):
         # Larger maps: with a picture as the first panel, if there is one.
         n = figure.n + (figure.picture is not None)
         least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
+        names_px, foot_px = self._shared_room(paper) if figure.is_shared else (0.0, 0.0)
         return layout.Wanted(
             n=n,
             shape=shape,
-            columns=0 if paper.is_narrow else figure.columns,
+            columns=0 if paper.is_narrow and not figure.is_shared else figure.columns,
             around=lambda cell: self._room_around(cell, paper),
+            names_px=names_px,
+            foot_px=foot_px,
             row_px=figure.row_px,
             largest_px=figure.largest_px,
             largest_cell_px=96 if figure.is_labelled else 1000,
@@ -145,20 +149,22 @@ class MapsPage(Page):
             least_width_px=least_width,
         )
 
+    def _shared_room(self, paper: layout.Paper) -> tuple[float, float]:
+        """Return the room at the left of all maps and below them for the labels that they share."""
+        font = paper.least_px or layout.MAX_LABEL_PX
+        left = min(math.ceil(self._widest[0](font)) + 8, 0.3 * paper.room_px)
+        return left, math.ceil(self._widest[1](font)) + 14
+
     def _room_around(self, cell: float, paper: layout.Paper) -> layout.Around:
         """Return the room around a map for labels or numbers, its title, strips, and names above it."""
         figure = self.content
+        if figure.is_shared:
+            return layout.Around(above=layout.PANEL_HEADER_PX, below=4)
         rows, columns = figure.axes[0]
         font = self._label_font(figure.row_px or cell, paper)[1]
         left = math.ceil(self._widest[0](font)) + 8 if rows.labels else _TICKS_PX if rows.ticks else 0
         below = math.ceil(self._widest[1](font)) + 24 if columns.labels else 34 if columns.ticks else 10
-        right = self._strip_px if figure.beside else 0
-        return layout.Around(left=left, above=layout.PANEL_HEADER_PX + self._above_px, right=right, below=below)
-
-    @property
-    def _above_px(self) -> int:
-        """Return the room between a map and its title, in pixels."""
-        return self._strip_px + (_LANES * _LANE_PX + 6 if self.content.spans else 0)
+        return layout.Around(left=left, above=layout.PANEL_HEADER_PX + self._strip_px, below=below)
 
     def _axes(self, number: int) -> tuple[Axis, Axis]:
         """Return what stands at the left of a map and below it."""
@@ -183,7 +189,8 @@ class MapsPage(Page):
     @property
     def _has_copies(self) -> bool:
         """Return whether in pixels the labels of all maps but the first are copies of its labels."""
-        return self.paper.is_screen and len(self.content.axes) == 1 and self.content.is_labelled
+        figure = self.content
+        return self.paper.is_screen and len(figure.axes) == 1 and figure.is_labelled and not figure.is_shared
 
     @property
     def tokens_per_label(self) -> int:
@@ -238,11 +245,11 @@ class MapsPage(Page):
         width, height = self.places.panel
         size = layout.PANEL_TITLE_PX * self.zoom
         # Titles that do not fit lose what the page's title says anyway.
-        above = 12 * self.zoom + self._above_px
+        above = 12 * self.zoom + self._strip_px
         for number, ((x, y), title) in enumerate(zip(self.corners, self.content.titles, strict=True)):
-            if self.lettering.width_px(title, size * 1.12) > width:
+            if self.lettering.width_px(title, size * BOLD) > width:
                 title = title.partition(":")[0]  # the title of the page says the rest
-            self.entitle(x, y - above, self.lettering.fit(title, size * 1.12, max(width, 60)), size)
+            self.entitle(x, y - above, self.lettering.fit(title, size * BOLD, max(width, 60)), size)
             if self.content.captions:
                 room = width - self.lettering.width_px(title, size * 1.2) - 10
                 self._write_caption(x + width, y - above, self.content.captions[number], room)
@@ -253,20 +260,19 @@ class MapsPage(Page):
             return
         # Boxes of pixels, beside and below the first map, that hold its labels.
         font = self._label_font(self.places.cell[0], self.paper)[1]
-        left, below = (math.ceil(widest(font)) + 2 * _STRIP_PX for widest in self._widest)
-        beside = (-left, -_STRIP_PX, left - 2, height + 2 * _STRIP_PX)
-        under = (-_STRIP_PX, height + 2, width + 2 * _STRIP_PX, below)
+        left, below = (math.ceil(widest(font)) + 2 * _REACH_PX for widest in self._widest)
+        beside = (-left, -_REACH_PX, left - 2, height + 2 * _REACH_PX)
+        under = (-_REACH_PX, height + 2, width + 2 * _REACH_PX, below)
         x, y = self.corners[0]
         for dx, dy, wide, tall in (beside, under):
             self.copy((x + dx, y + dy, wide, tall), [(x + dx, y + dy) for x, y in self.corners[1:]])
 
-    def _write_caption(self, right: float, y: float, facts: Sequence[str], room: float) -> None:
-        """Write as many facts as have room, flush right."""
-        for n in range(len(facts), 0, -1):
-            text = " · ".join(facts[:n])
-            if self.lettering.width_px(text, layout.CAPTION_PX) <= room:
-                self.write(right, y, text, layout.CAPTION_PX, ha="right", color=FAINT)
-                return
+    def _write_caption(self, right: float, y: float, caption: str, room: float) -> None:
+        """Write as many of the facts of a caption as have room, flush right."""
+        while caption and self.lettering.width_px(caption, layout.CAPTION_PX) > room:
+            caption = caption.rpartition(" · ")[0]
+        if caption:
+            self.write(right, y, caption, layout.CAPTION_PX, ha="right", color=FAINT)
 
     def _label(self, number: int) -> list[Text]:
         """Write what stands at the left of a map and below it: labels, or numbers."""
@@ -276,6 +282,10 @@ class MapsPage(Page):
         font = self._label_font(tall, self.paper)[1]
         texts = []
         room = max(self.places.around.left - 8, 1.0) + 0.5
+        if self.content.is_shared:
+            room = x - layout.MARGIN_PX - 5
+            rows = rows if number % self.places.columns == 0 else Axis()
+            columns = columns if number + self.places.columns >= self.content.n else Axis()
         for place in _labelled(rows, self.tokens_per_label):
             label = self.lettering.fit(rows.labels[place], font, room)
             middle = y + (place // self.pool + 0.5) * tall
@@ -306,26 +316,16 @@ class MapsPage(Page):
         for text in self._others:
             text.set_visible(True)
 
-    def _draw_strips(self) -> None:
-        """Draw numbers along the upper and the right side of maps as strips, with a dashed line at a level."""
-        figure = self.content
-        reach = self._strip_px - 4
+    def _draw_strip(self) -> None:
+        """Draw numbers along the upper side of the uppermost maps as a strip."""
         strips: list[Box] = []
-        levels = []
-        for number, (x, y, width, height) in enumerate(self.boxes):
-            if number < len(figure.above) or (len(figure.above) == 1 and y == self.boxes[0][1]):
-                numbers = fit(np.array([figure.above[min(number, len(figure.above) - 1)]]), (width, 1))[0]
+        reach = self._strip_px - 4
+        for x, y, width, _ in self.boxes:
+            if self.content.above and y == self.boxes[0][1]:
+                numbers = fit(np.array([self.content.above]), (width, 1))[0]
                 wide = width / len(numbers)
                 strips += [(x + n * wide, y - 4 - size * reach, wide, size * reach) for n, size in enumerate(numbers)]
-                levels.append([(x, y - 4 - figure.level * reach), (x + width, y - 4 - figure.level * reach)])
-            # At the right, from above.
-            if figure.beside:
-                numbers = fit(np.array([figure.beside[number]]), (height, 1))[0]
-                tall = height / len(numbers)
-                strips += [(x + width + 4, y + n * tall, size * reach, tall) for n, size in enumerate(numbers)]
         self.fill(strips, [_STRIP])
-        if figure.level:
-            self.lines(levels, color=FAINT, linestyles="dashed", width_px=0.8)
 
     def _draw_marks(self) -> None:
         """Draw lines where another text begins, frames, and what is written over maps."""
@@ -372,14 +372,8 @@ class MapsPage(Page):
         self.fill(bands, [_SPAN])
 
     def _draw_foot(self) -> None:
-        """Write the lines of text below the maps, draw the colour bar and write the notes, and end the page."""
+        """Draw the colour bar, write the notes, and end the page."""
         figure = self.content
-        bottom = float(self.places.bottom)
-        room = self.width_px - 2 * layout.MARGIN_PX
-        for line in figure.lines:
-            text = self.lettering.fit(line, layout.CAPTION_PX, room)
-            self.write(layout.MARGIN_PX, bottom + _LINE_PX / 2, text, layout.CAPTION_PX, ha="left")
-            bottom += _LINE_PX
         # Notes on what is not shown as it is.
         notes = [*figure.notes, *self.lettering.notes]
         if figure.is_labelled and self.tokens_per_label > 1 and not figure.names:
@@ -392,7 +386,7 @@ class MapsPage(Page):
         if self.number_px:
             notes.append("cells without a number: less than 0.005")
         cmap = None if self._photo is not None else self._cmap
-        self.bar = self.end_with_bar(bottom, cmap, figure.meaning, notes, self.zoom)
+        self.bar = self.end_with_bar(self.places.bottom, cmap, figure.meaning, notes, self.zoom)
         if self._photo is not None:  # its colours as they are over bright and over dark parts
             ramp = self._cmap(np.linspace(0, 1, 256))[None, :, :3].repeat(2, 0)
             self.image(self.bar).set_data(tint(ramp, np.array([[1.0], [0.0]]).repeat(256, 1)))
@@ -473,11 +467,12 @@ class MapsPage(Page):
 
 
 def _labelled(axis: Axis, step: int) -> list[int]:
-    """Return the places with a label: every `step`-th that has room beside the marked ones, and these."""
-    marked = axis.marked
-    every = range(0, len(axis.labels), step)
-    regular = [place for place in every if all(abs(place - other) >= step for other in marked)]
-    return sorted({*regular, *marked})
+    """Return the places with a label: the marked ones, the first the most important, and every `step`-th with room."""
+    chosen: list[int] = []
+    for place in (*axis.marked, *range(0, len(axis.labels), step)):
+        if all(abs(place - other) >= step for other in chosen):
+            chosen.append(place)
+    return sorted(chosen)
 
 
 def _widest(lettering: Lettering, axes: Sequence[Axis]) -> Callable[[float], float]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.drawing import layout
-from attnscope.drawing.canvas import FAINT, HALF_DIGIT, INK, Box, Canvas, FontStyle, Number, colormap, wrap_lines
+from attnscope.drawing.canvas import FAINT, INK, Box, Canvas, colormap, wrap_lines
 from attnscope.drawing.inks import hex_of, ink_on
-from attnscope.drawing.lettering import BASE_FAMILY, Lettering
+from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.vectors import vertices_of
 from attnscope.report.numbers import digits
 
@@ -26,7 +25,25 @@ if TYPE_CHECKING:
 UNKNOWN = "#dcdcdc"
 """The colour of a value that is undefined."""
 
+BOLD = 1.12
+"""How much wider bold letters are than plain ones."""
+
 _LEGEND_ROW_PX, _LOW_ROW_PX, _MANY_ROWS = 22.0, 15.0, 18
+_HALF_DIGIT = 0.365  # of the font size: the middle of digits over the line that they stand on
+
+FontStyle = Literal["plain", "bold", "italic"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number or letter in a cell; x and y are its middle."""
+
+    x: float
+    y: float
+    text: str
+    size_px: float
+    color: str
+    font: FontStyle = "plain"
 
 
 @dataclass(frozen=True)
@@ -66,36 +83,30 @@ class Page(Canvas):
         """Size of the letters of its title, which are small on paper of a fixed width."""
         return layout.PANEL_TITLE_PX if self.paper.fixed else layout.TITLE_PX * zoom
 
-    def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False, bold: float = 1.12) -> Text:
-        """Write title and subtitle; an animated title changes from figure to figure.
-
-        Bold letters count as `bold` times as wide as plain ones.
-        """
+    def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False) -> Text:
+        """Write title and subtitle, unless figures have no caption; an animated title changes with the figure."""
         left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
         size, below = self.title_px(zoom), layout.CAPTION_PX if self.paper.fixed else layout.SUBTITLE_PX * zoom
-        title = self.lettering.fit(title, size * bold, room)
+        title = self.lettering.fit(title, size * BOLD, room)
         first = self.write(left, left + 4 * zoom, title, size, ha="left", weight="bold", animated=animated)
         subtitle = self.lettering.fit(subtitle, below, room)
         second = self.write(left, left + 34 * zoom, subtitle, below, ha="left", color=FAINT)
         for text in (first, second):
-            text.set_visible(self.paper.title)
+            text.set_visible(self.paper.caption)
         return first
 
     def finish(self, y: float, notes: Sequence[str], zoom: float = 1.0) -> None:
         """Write notes, the middle of their first line at y, and end the page below them."""
         y = math.ceil(y)
         room = (self.width_px - 2 * layout.MARGIN_PX) / zoom
+        if not self.paper.caption:
+            notes = []
         lines = wrap_lines(" · ".join(notes), room, self.lettering) if notes else ()
-        self.foot(y, lines, zoom)
         pitch = layout.LINE_PX * zoom
-        self.end_at(y + round((len(lines) - 1) * pitch) + layout.MARGIN_PX)
-
-    def foot(self, y: float, lines: Sequence[str], zoom: float = 1.0) -> None:
-        """Write notes, broken into lines, at the foot."""
-        size = layout.CAPTION_PX * zoom
         for number, line in enumerate(lines):
-            down = y + number * layout.LINE_PX * zoom
-            self.write(layout.MARGIN_PX, down, line, size, ha="left", color=FAINT)
+            down = y + number * pitch
+            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX * zoom, ha="left", color=FAINT)
+        self.end_at(y + round((len(lines) - 1) * pitch) + layout.MARGIN_PX)
 
     def end_with_bar(
         self,
@@ -120,6 +131,8 @@ class Page(Canvas):
         width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
         size = layout.CAPTION_PX * zoom
+        if not self.paper.caption:
+            meaning = meaning.partition(":")[0]
         fits = self.draw_scale(bar, cmap, limits, ticks=ticks or {}, size_px=size, meaning=meaning)
         # A meaning without room opens the notes.
         if meaning and not fits:
@@ -175,17 +188,11 @@ class Page(Canvas):
             self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
         return fits
 
-    def legend(
-        self, x: float, y: float, heading: str, entries: Sequence[tuple[str, str, str]], columns: int = 1
-    ) -> float:
+    def legend(self, x: float, y: float, entries: Sequence[tuple[str, str, str]], columns: int = 1) -> float:
         """Draw coloured squares with their names, down one column and then the next; return where it ends.
 
         The middle of the first line is y. An entry is a name, a colour, and a letter in the square.
         """
-        # The heading, then as many columns as fit.
-        if heading:
-            self.entitle(x, y, heading, layout.CAPTION_PX)
-            y += 22
         rows = max(1, math.ceil(len(entries) / columns))
         pitch = _LEGEND_ROW_PX if rows <= _MANY_ROWS else _LOW_ROW_PX
         wide = self.paper.room_px / columns
@@ -255,30 +262,20 @@ class Page(Canvas):
         )
 
     def numbers(self, numbers: Sequence[Number]) -> None:
-        """Draw numbers as outlines, all of a colour at once: thousands of texts would take seconds."""
-        for color in sorted({number.color for number in numbers}):
-            self.outline_numbers([number for number in numbers if number.color == color], 3)
-        self.written_numbers = (*self.written_numbers, *numbers)
-
-    def outline_numbers(self, numbers: Sequence[Number], order: float) -> None:
-        """Draw numbers of one colour as outlines; vector files get them as text."""
-        from matplotlib.patches import PathPatch
-        from matplotlib.path import Path
-
-        # Outlines at a size of 100, (point, 2), scaled and moved to their cells.
-        if not self.lettering.has_bold:
-            numbers = [replace(number, font="plain") for number in numbers]
-        vertices, codes = [], []
+        """Write numbers and letters in cells."""
         for number in numbers:
-            points, kinds = outline_of(number.text, number.font, self.lettering.families[0])
-            vertices.append(points * (number.size_px / 100) + (number.x, number.y))
-            codes.append(kinds)
-        # One artist for all numbers, in place of a text each.
-        path = Path(np.concatenate(vertices), np.concatenate(codes))
-        artist = PathPatch(path, facecolor=numbers[0].color, edgecolor="none", zorder=order)
-        self.axes.add_artist(artist)
-        self.keep(artist)
-        self._outlined.append((artist, numbers))
+            self.write(
+                number.x,
+                number.y + number.size_px * _HALF_DIGIT,
+                number.text,
+                number.size_px,
+                color=number.color,
+                ha="center",
+                va="baseline",
+                weight="bold" if number.font == "bold" else "normal",
+                style="italic" if number.font == "italic" else "normal",
+            )
+        self.written_numbers = (*self.written_numbers, *numbers)
 
     def name_panels(
         self,
@@ -324,20 +321,3 @@ class Page(Canvas):
         for row, layer in list(enumerate(grid.layers))[::step]:
             y = corner[1] + (row + 0.5) * cell[1]
             self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)
-
-
-@lru_cache(maxsize=4096)
-def outline_of(text: str, font: FontStyle, family: str = BASE_FAMILY) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Return the outline of a number at 100 pixels, y downwards, its middle at (0, 0)."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
-    slant: Literal["normal", "italic"] = "italic" if font == "italic" else "normal"
-    letters = FontProperties(family=family, weight="bold" if font == "bold" else "normal", style=slant)
-    path = TextPath((0, 0), text, size=100, prop=letters, usetex=False)
-    points = np.array(path.vertices, np.float64)
-    codes = np.array(path.codes, np.uint8)
-    across = points[codes != path.CLOSEPOLY, 0]  # closing points stand at 0, wherever the letter is
-    middle = (across.min() + across.max()) / 2
-    # Digits are 73 of 100 pixels tall; the middle must not depend on which characters there are.
-    return (points - (middle, 100 * HALF_DIGIT)) * (1, -1), codes

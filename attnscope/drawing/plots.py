@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.drawing.canvas import FAINT, INK, LINE, Box, wrap_lines
+from attnscope.drawing.canvas import FAINT, INK, LINE, wrap_lines
 from attnscope.drawing.layout import Paper
 from attnscope.drawing.lettering import Lettering
 
@@ -48,7 +48,7 @@ class Sheet:
     @property
     def above(self) -> float:
         """Height of the title."""
-        return (0.85 if self.paper.title else 0.1) * self.size
+        return (0.85 if self.paper.caption else 0.1) * self.size
 
     def write(self, figure: Any, x: float, down: float, text: str, points: float, **how: Any) -> None:
         """Write a text: x as a share of the figure's width, down in inches from its upper edge."""
@@ -69,7 +69,7 @@ class Sheet:
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(self.width, height), dpi=self.paper.dpi, facecolor="white")
-        if self.paper.title:
+        if self.paper.caption:
             bold = "bold" if self.lettering.has_bold else "normal"
             name = self.lettering.fit(title, 20, 400 if self.stacked else 900)
             self.write(figure, 0.02, 0.28 * self.size, name, 15, fontweight=bold)
@@ -107,7 +107,7 @@ class Foot:
 
 def write_foot(notes: Sequence[str], sheet: Sheet) -> Foot:
     """Lay out notes below a figure, those on parts of the study that failed last."""
-    notes = [*notes, *sheet.lettering.paper.failed]
+    notes = [*(notes if sheet.paper.caption else ()), *sheet.lettering.paper.failed]
     lines = wrap_lines(" · ".join(notes), sheet.width * 96 / sheet.size * 0.92, sheet.lettering)
     return Foot(lines, (0.35 + 0.2 * len(lines)) * sheet.size, sheet)
 
@@ -146,27 +146,3 @@ def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> No
         text.set_fontsize(9 * sheet.size)
     for text in (axes.title, axes.xaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_family(sheet.families)
-
-
-def spread(places: NDArray[np.float64], radius: float, box: Box) -> NDArray[np.float64]:
-    """Return centres of discs, (disc, 2), moved apart within a box until no disc covers another.
-
-    Discs that overlap push each other apart, step by step. In a box that is too full some overlap stays.
-    """
-    at, n = places.astype(np.float64), len(places)
-    low, high = np.array(box[:2]) + radius, np.array(box[:2]) + box[2:] - radius
-    # Golden-angle directions, (disc, 2), break ties.
-    turn = np.arange(n) * 2.4  # discs in one and the same place part in different directions
-    aside = np.stack([np.cos(turn), np.sin(turn)], -1)
-    for _ in range(400):
-        # Vectors, (disc, disc, 2), and distances, (disc, disc), between all centres.
-        apart = at[:, None] - at
-        distance = np.hypot(*np.moveaxis(apart, -1, 0))
-        close = (distance < 2 * radius) & ~np.eye(n, dtype=bool)
-        if not close.any():
-            break
-        # Each disc moves by a part of its overlaps, and stays in the box.
-        same = distance < 1e-6
-        ways = np.where(same[..., None], aside[:, None] - aside, apart / np.where(same, 1, distance)[..., None])
-        at = (at + (ways * (np.where(close, 2 * radius - distance, 0) * 0.3)[..., None]).sum(1)).clip(low, high)
-    return at

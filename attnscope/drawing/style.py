@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -33,11 +34,13 @@ class Style:
         cmap: Of maps: the name of a matplotlib colormap.
         colours: Of maps: "linear", or "log" over four powers of ten.
         smooth: Over a photo: whether weights are interpolated between patches; else a patch is a square.
+        layout: Of maps that were picked: rows and columns of panels, such as "2x1"; they share their labels. None = as
+            many side by side as make the figure near 4:3, each with its labels.
         width: Width of each figure in inches, exactly, or such as "85mm", or "column" (3.3) or "page" (6.9); None = as
             wide as it needs to be.
         dpi: Pixels an inch of a PNG; None = 100, with a width 300.
         font_size: Size in points of the smallest letters; None = fitted to the figure, with a width 6.5.
-        title: Whether a figure says above itself what it shows.
+        caption: Whether a figure says above itself what it shows, and below itself how to read it.
         font: A font to take first: the name of an installed family, or a file.
         failed: A sentence for each part of the study that failed, at every figure's foot.
     """
@@ -46,10 +49,11 @@ class Style:
     cmap: str = DEFAULT_CMAP
     colours: str = "linear"
     smooth: bool = False
+    layout: str | None = None
     width: float | str | None = None
     dpi: int | None = None
     font_size: float | None = None
-    title: bool = True
+    caption: bool = True
     font: str | None = None
     failed: tuple[str, ...] = ()
 
@@ -59,6 +63,8 @@ class Style:
             raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
         if self.colours not in ("linear", "log"):
             raise UsageError(f"there are no colours {self.colours!r}", "choose linear or log")
+        if self.layout is not None and not re.fullmatch(r"[1-9]\d?x[1-9]\d?", self.layout):
+            raise UsageError(f"{self.layout!r} is no layout", "give rows and columns of panels, such as 2x1")
         if self.cmap != DEFAULT_CMAP:  # which needs no drawing library to be known
             import matplotlib as mpl
 
@@ -72,6 +78,11 @@ class Style:
         if self.font is not None:
             find_font(self.font)
 
+    @property
+    def columns(self) -> int:
+        """Return how many panels stand side by side; 0 = as many as look well."""
+        return 0 if self.layout is None else int(self.layout.partition("x")[2])
+
     def limits(self, tops: Sequence[float]) -> list[float]:
         """Return the value of the darkest colour of each map of a figure, from the largest value of each."""
         if self.scale == "fixed":
@@ -84,10 +95,10 @@ class Style:
         if self.width is None:
             inch_px = 100.0 if self.font_size is None else 72 * CAPTION_PX / self.font_size
             least = 0.0 if self.font_size is None else CAPTION_PX
-            paper = Paper(MIN_WIDTH_PX, False, least, inch_px, self.dpi or 100, self.title, font=self.font)
+            paper = Paper(MIN_WIDTH_PX, False, least, inch_px, self.dpi or 100, self.caption, font=self.font)
         else:
             points = PRINT_PT if self.font_size is None else self.font_size
-            paper = Paper.of_width(_inches(self.width), points, self.dpi or PRINT_DPI, self.title, self.font)
+            paper = Paper.of_width(_inches(self.width), points, self.dpi or PRINT_DPI, self.caption, self.font)
         return replace(paper, failed=self.failed)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.questions.distances import distance_line, guide, three_decimals
-from attnscope.questions.heatmap_sheets import axis_of
+from attnscope.questions.heatmap_plates import axis_of
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Special, Words
 from attnscope.report.numbers import fixed
 from attnscope.report.panels import AXES, Panel, Panels

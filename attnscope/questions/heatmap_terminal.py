@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from attnscope.drawing.cells import DECADES, log_share, max_pool
+from attnscope.drawing.cells import max_pool
 from attnscope.drawing.inks import blend
 from attnscope.errors import amount
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
-from attnscope.questions.heatmap_senses import over_patches, query_of, row_of, share_of, weights_of, words_of
-from attnscope.questions.heatmap_sheets import Pair
+from attnscope.questions.heatmap_figures import over_patches, query_of, row_of, share_of, weights_of, words_of
+from attnscope.questions.heatmap_plates import Pair
 from attnscope.questions.links import FAINT, LEAST_LINK, find_links, sink_share, strongest_links
 from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN, Sound
@@ -38,8 +37,6 @@ _LEAST_SHOWN = 0.05
 _MOST_ORIGINS = 3
 _LINKS_OF_MANY = 2
 
-Titled = Sequence[tuple[str, NDArray[np.float32]]]
-
 
 def show(
     record: Heatmap | PooledHeatmap,
@@ -52,15 +49,14 @@ def show(
 ) -> RenderableType | None:
     """Return a record's maps, and what one query attends to.
 
-    Few heads are drawn large with their labels, many as thumbnails. Maps wider than the terminal are pooled: a
-    character then shows the largest weight of several tokens, and a line says so. With a query there is a table of what
-    it attends to; of many heads that alone.
+    A few heads of a text are drawn with their labels; all heads are in a table with their strongest links. Maps wider
+    than the terminal are pooled: a column then shows the largest weight of several keys, and a line says so. With a
+    query there is a table of what it attends to; of many heads that alone.
 
     Args:
         record: Of text, a long text pooled, pictures or sound.
         console: Tells the width, and whether there are colours (NO_COLOR is respected).
-        drawn: Whether maps are shown. Without them and without a query nothing is; a query alone has its table, but
-            of a picture and of pooled maps it has the maps too.
+        drawn: Whether maps are shown. Without them and without a query nothing is; a query alone has its table.
         query: Whose attention is shown.
         answered: Whether in place of maps and tables the strongest links are shown, in at most six lines.
         scale: Of the figures: what their darkest colour means.
@@ -72,11 +68,11 @@ def show(
         return None
     # Each kind of record has its own view.
     if isinstance(record, PooledHeatmap):
-        return Group(*_pooled(record, console))
+        return Group(*_pooled(record))
     if record.picture is not None:
-        return Group(*_picture(record, console, query))
+        return Group(*_picture(record, query))
     if record.pictures:
-        return Group(*_words(record, console, query))
+        return Group(*_words(record, query))
     # Text: maps, then what the query attends to.
     tables = [] if query is None else query_tables(record, query)
     n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
@@ -116,16 +112,15 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
 def _maps(record: Heatmap, console: Console) -> Iterable[RenderableType]:
     for attention in record.maps:
         heads = record.chosen(attention)
+        if not heads:
+            continue
+        yield from _kind_heading(record, attention)
         if len(heads) <= _MOST_LARGE:
-            yield from _kind_heading(record, attention)
             yield from (_large(attention, pair, console) for pair in heads)
-        else:
-            yield from _layers(record, attention, console, attention.of, "weights")
-        if heads:
             yield _legend(console)
-            yield from dim_lines(change_notes(record, attention.kind))
-            yield Text()
-            yield links_table(record, attention)
+        yield from dim_lines(change_notes(record, attention.kind))
+        yield Text()
+        yield links_table(record, attention)
 
 
 def _head_column(attention: HeadMaps) -> TextColumn:
@@ -133,28 +128,7 @@ def _head_column(attention: HeadMaps) -> TextColumn:
 
 
 def _kind_heading(record: MapsResult[Any], attention: HeadMaps) -> list[RenderableType]:
-    is_one = len(record.maps) == 1 or not record.chosen(attention)
-    return [] if is_one else [heading(f"{attention.kind} attention")]
-
-
-def _layers(
-    record: MapsResult[Any],
-    attention: HeadMaps,
-    console: Console,
-    values_of: Callable[[int, int], NDArray[np.float32]],
-    what: str,
-    title_of: Callable[[int, int], str] = lambda layer, head: f"H{head}",
-) -> Iterable[RenderableType]:
-    """Yield the maps of all heads in small, layer by layer."""
-    yield from _kind_heading(record, attention)
-    heads = record.chosen(attention)
-    if attention.head_names:
-        yield side_by_side([(attention.name_of(*pair), values_of(*pair)) for pair in heads], console, what)
-        return
-    for layer in sorted({layer for layer, _ in heads}):
-        titled = [(title_of(*pair), values_of(*pair)) for pair in heads if pair[0] == layer]
-        yield heading(f"layer {layer}")
-        yield side_by_side(titled, console, what)
+    return [heading(f"{attention.kind} attention")] if len(record.maps) > 1 else []
 
 
 def query_tables(record: Heatmap, query: str) -> list[RenderableType]:
@@ -254,54 +228,17 @@ def _large(attention: AttentionMap, pair: Pair, console: Console) -> RenderableT
     return lines
 
 
-def side_by_side(titled: Titled, console: Console, what: str, least_width: int = 24) -> Text:
-    """Draw maps side by side, as small as the terminal allows, each with its title.
-
-    Maps are (query, key), 0 to 1, all of one shape. `what` names their values in the plural, as a character may show
-    the largest of several. A map has at least `least_width` characters, if it has as many columns and there is room.
-    """
-    n_keys = titled[0][1].shape[1]
-    per_line = max(1, min(len(titled), (console.width + 2) // (max(min(n_keys, least_width), 4) + 2)))
-    pool = -(-n_keys // max(4, (console.width + 2) // per_line - 2))
-    lines = Text()
-    if pool > 1:
-        lines.append(f"(a character shows the largest of {pool} × {pool} {what})\n", style="dim")
-    per_row = 2 if _has_colours(console) else 1
-    # Row by row of maps, and in them line by line.
-    for first in range(0, len(titled), per_line):
-        row = titled[first : first + per_line]
-        maps = [max_pool(weights, pool) for _, weights in row]
-        width = maps[0].shape[1]
-        lines.append("  ".join(title.ljust(width) for title, _ in row).rstrip() + "\n", style="bold")
-        for line in range(0, len(maps[0]), per_row):
-            for number, pooled in enumerate(maps):
-                lines.append("  " if number else "")
-                if per_row == 1:
-                    _paint(lines, pooled[line], 1, console)
-                else:
-                    _paint_two(lines, pooled[line : line + 2])
-            lines.append("\n")
-    lines.right_crop(1)
-    return lines
-
-
 def _paint(lines: Text, weights: NDArray[np.float32], cells: int, console: Console) -> None:
     """Append a row of weights, each of a number of cells."""
     if _has_colours(console):
         for weight in weights.tolist():
-            lines.append(" " * cells, style=Style(bgcolor=_colour(weight)))
+            shade = blend(min(1.0, max(0.0, weight)), _WHITE, _BLUE)
+            lines.append(" " * cells, style=Style(bgcolor=shade))
         return
     shades = _SHADES if has_unicode(console) else _ASCII_SHADES
     steps = np.clip(1 + (weights * (len(shades) - 1)).astype(int), 1, len(shades) - 1)
     steps[~(weights >= _LEAST_SHOWN)] = 0  # small ones stay empty
     lines.append("".join(shades[step] * cells for step in steps))
-
-
-def _paint_two(lines: Text, weights: NDArray[np.float32]) -> None:
-    """Append two rows of weights, one above the other in each character; the second may be missing."""
-    for column in weights.T.tolist():
-        ground = _colour(column[1]) if len(column) > 1 else None
-        lines.append("▀", style=Style(color=_colour(column[0]), bgcolor=ground))
 
 
 def _legend(console: Console) -> Text:
@@ -318,57 +255,50 @@ def _has_colours(console: Console) -> bool:
     return console.color_system is not None and not console.no_color and has_unicode(console)
 
 
-def _colour(weight: float) -> str:
-    return blend(min(1.0, max(0.0, weight)), _WHITE, _BLUE)
-
-
 # Pictures and sound -------------------------------------------------------------------------------------------------
 
 
-def _picture(record: Heatmap, console: Console, query: str | None) -> Iterable[RenderableType]:
-    """Yield the attention of a query in a picture, layer by layer; each head is shaded by its own largest weight."""
+def _picture(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
+    """Yield what a query attends to in a picture, a row a head."""
     attention, picture = record.maps[0], record.picture
     assert picture is not None
     token, name = query_of(attention, query)
-    has_special = bool(attention.keys.special.any())
 
-    # Each head is shaded by itself: weights on hundreds of patches are small.
-    def title(layer: int, head: int) -> str:
-        special = row_of(attention, (layer, head), token)[attention.keys.special].sum()
-        largest = over_patches(record, (layer, head), token).max()
-        return f"H{head} {largest:.2g}" + (f" +{special:.2f}" if has_special else "")
+    def strongest(pair: Pair) -> str:
+        return _name_patch(over_patches(record, pair, token))
 
-    def shares(layer: int, head: int) -> NDArray[np.float32]:
-        return _by_largest(over_patches(record, (layer, head), token))
+    def elsewhere(pair: Pair) -> str:
+        return f"{row_of(attention, pair, token)[attention.keys.special].sum():.2f}"
 
-    # A map per head, layer by layer.
+    columns = [_head_column(attention), TextColumn("strongest patch", strongest)]
+    if attention.keys.special.any():
+        columns.append(TextColumn("off the picture", elsewhere, right=True))
     yield Text(safe(f"{picture.facts}; what {name} attends to"))
-    yield from _layers(record, attention, console, shares, "weights", title)
-    notes = ["beside a head: its largest weight on a patch, by which it is shaded"]
-    if has_special:
-        notes.append("+: what goes to tokens that have no place in the picture")
-    yield from [Text(), *dim_lines(notes)]
+    yield TextTable(columns, record.chosen(attention))
 
 
-def _words(record: Heatmap, console: Console, query: str | None) -> Iterable[RenderableType]:
-    """Yield each picture's patches as words see them: those of a query, or those that the model wrote."""
+def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
+    """Yield how much of its attention each word gives to a picture: words of a query, or those that the model wrote."""
     words, more = words_of(record, query)
     heads = record.chosen(record.maps[0])
-    # A map of patches, (row, column), per word.
     for picture in record.pictures:
-        titled = []
-        for word in words:
-            row = weights_of(record, word, heads)
-            shares = _by_largest(np.nan_to_num(picture.over(row)))
-            titled.append((safe(f"{word.name} {share_of(picture, row):.0%}"), shares))
-        yield from [Text(safe(picture.facts)), side_by_side(titled, console, "weights", least_width=16), Text()]
-    of_heads = "all heads" if record.picked is None else "the heads that were picked"
-    note = f"the mean of {of_heads}; beside a word: how much of its attention goes to the picture"
+        rows = [(word.name, weights_of(record, word, heads)) for word in words]
+        columns = [
+            TextColumn("word", lambda row: row[0], style="bold"),
+            TextColumn("on the picture", lambda row, picture=picture: percent(share_of(picture, row[1])), right=True),
+            TextColumn(
+                "strongest patch", lambda row, picture=picture: _name_patch(np.nan_to_num(picture.over(row[1])))
+            ),
+        ]
+        yield from [Text(safe(picture.facts)), TextTable(columns, rows), Text()]
+    note = "the mean of all heads" if record.picked is None else "the mean of the heads that were picked"
     yield Text(f"{note} ({more})" if more else note, style="dim")
 
 
-def _by_largest(patches: NDArray[np.float64]) -> NDArray[np.float32]:
-    return (patches / (float(patches.max()) or 1.0)).astype(np.float32)
+def _name_patch(patches: NDArray[np.float64]) -> str:
+    """Return the patch, (row, column), with the largest number, and the number."""
+    row, column = divmod(int(patches.argmax()), patches.shape[1])
+    return f"{row},{column} {patches.max():.2g}"
 
 
 def _word_times(sound: Sound | None) -> list[RenderableType]:
@@ -386,19 +316,14 @@ def _word_times(sound: Sound | None) -> list[RenderableType]:
 # Pooled maps --------------------------------------------------------------------------------------------------------
 
 
-def _pooled(record: PooledHeatmap, console: Console) -> Iterable[RenderableType]:
-    """Yield a map a head, then a table of marginals and far links."""
+def _pooled(record: PooledHeatmap) -> Iterable[RenderableType]:
+    """Yield a table of marginals and far links."""
     for attention in record.maps:
-        shares = replace(attention, cells=log_share(attention.cells, 1.0))
-        yield from _layers(record, shares, console, shares.of, "cells")
         if record.chosen(attention):
-            yield Text(
-                f"\nrows: {amount(len(attention.queries), 'query', 'queries')}, {attention.query_cell} a cell · "
-                f"columns: {amount(len(attention.keys), 'key')}, {attention.key_cell} a cell · "
-                "shades: the share of a query's attention, "
-                f"logarithmic from 1e-{DECADES} to 1\n",
-                style="dim",
-            )
+            yield from _kind_heading(record, attention)
+            queries, keys = amount(len(attention.queries), "query", "queries"), amount(len(attention.keys), "key")
+            cell = f"{attention.query_cell} × {attention.key_cell}"
+            yield Text(f"{queries} and {keys}; figures show {cell} in a cell\n", style="dim")
             yield _pooled_table(record, attention)
 
 

@@ -14,10 +14,10 @@ from rich.style import Style
 from rich.text import Text
 
 from attnscope.drawing import layout
-from attnscope.drawing.canvas import FAINT, FontStyle, Number
+from attnscope.drawing.canvas import FAINT
 from attnscope.drawing.inks import blend, ink_on
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.page import Page
+from attnscope.drawing.page import FontStyle, Number, Page
 from attnscope.errors import amount
 from attnscope.questions.head_roles import first_role, marks_of, role_notes, threshold_text
 from attnscope.report.blocks import Report
@@ -97,7 +97,7 @@ class RoleGrid:
         # The legend and the notes.
         entries = [(words, mark.color, mark.glyph) for mark, words in self._legend(with_thresholds=not paper.fixed)]
         columns = max(1, int((page.width_px - 2 * layout.MARGIN_PX) // _LEGEND_PX))
-        bottom = page.legend(layout.MARGIN_PX, bottom + 34, "", entries, columns)
+        bottom = page.legend(layout.MARGIN_PX, bottom + 34, entries, columns)
         page.finish(bottom + 20, [*self._notes(has_values=has_values), *role_notes(self.result), *report.problems])
         return page
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnscope.drawing import layout
-from attnscope.drawing.canvas import FAINT, INK, Box, Number, colormap
+from attnscope.drawing.canvas import FAINT, INK, Box, colormap
 from attnscope.drawing.inks import blend, hex_of, ink_on
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.page import HeadGrid, Page
+from attnscope.drawing.page import HeadGrid, Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
 from attnscope.report.numbers import UNDEFINED, digits, short_interval, writer_for

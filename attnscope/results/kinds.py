@@ -21,7 +21,7 @@ PAGE_FORMATS = ("html",)
 LOSSLESS = "npz"
 """The format that results are loaded from."""
 
-SIZES = ("width", "dpi", "font_size", "title", "font")
+SIZES = ("width", "dpi", "font_size", "caption", "font")
 """Options of how any figure is drawn."""
 
 KNOWN = ("drawn", "among", "answered")
@@ -126,7 +126,7 @@ class Kind:
         """Refuse options of `show` and `draw` that say nothing about this kind."""
         for name in names:
             if name not in self.options:
-                option = "no-title" if name == "title" else name.replace("_", "-")
+                option = "no-caption" if name == "caption" else name.replace("_", "-")
                 raise UsageError(f"{self.with_article} has no --{option}", "leave it out")
 
     def view(self, which: str) -> Any:
@@ -143,7 +143,7 @@ _MAPS: dict[str, Any] = {
     "draw": "questions.heatmap_figures:pages",
     "usual": ("png", "npz"),
 }
-_MAP_STYLE = ("scale", "cmap", "colours", "smooth")
+_MAP_STYLE = ("scale", "cmap", "colours", "smooth", "layout")
 
 _ALL = (
     Kind(

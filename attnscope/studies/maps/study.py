@@ -78,7 +78,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
 def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
     """Return the name of the record's own folder: `<model>-<slug of the text>-<8 hex of text, model and options>`."""
     marks: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
-    names = ("colours", "smooth", *SIZES)
+    names = ("colours", "smooth", "layout", *SIZES)
     marks |= {name: getattr(style, name) for name in names if getattr(style, name) != getattr(Style, name)}
     if isinstance(record, PooledHeatmap):
         marks["cells"] = list(record.maps[0].cells.shape[2:])

@@ -1,0 +1,415 @@
+"""Make plates of a text or a pooled long text: figures with their values, each with the name of its file.
+
+Plates are drawn one after the other, and those that differ in their values alone share a page. `heatmap_figures` makes
+those of pictures and recordings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import INK
+from attnscope.drawing.cells import DECADES, log_share
+from attnscope.drawing.map_figure import Axis, MapsFigure
+from attnscope.drawing.maps import MapsPage
+from attnscope.drawing.style import Style, meanings
+from attnscope.errors import UsageError, amount
+from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
+from attnscope.questions.maps import ROLLOUT, HeadMaps, MapsResult
+from attnscope.questions.pooled import PooledHeatmap, PooledMap
+from attnscope.report.wording import change_notes, run_notes
+from attnscope.results.tokens import Tokens
+
+Form = Literal["overview", "grid", "single"]
+Pair = tuple[int, int]
+
+_SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
+_LONGEST_TEXT = 2000
+_STRONGEST_KEYS = 2  # of a framed row: their labels are never left out
+_MEANING = meanings(
+    "attention weight: the share of a query's attention that a key gets",
+    "attention weight ÷ the largest weight of the same head",
+)
+_ROLLOUT_MEANING = meanings(
+    "share of a row that a column gets", "share of a row that a column gets ÷ the largest of the same map"
+)
+_POOLED_MEANING = "share of attention that the queries of a row give to the keys of a column (logarithmic)"
+_SCALE = {"fixed": "", "head": ", ÷ the largest of the same head", "figure": ", ÷ the largest of this figure"}
+
+
+# Plates -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Some heads that are drawn on one figure.
+
+    Attributes:
+        stem: Its file name without the ending.
+        form: Small maps, larger ones with labels, or one head.
+        heads: The heads in it, (layer, head), in reading order.
+        subject: These heads, in words.
+    """
+
+    stem: str
+    form: Form
+    heads: tuple[Pair, ...]
+    subject: str
+
+    def titles(self, attention: HeadMaps) -> dict[str, Any]:
+        """Return the names of its heads as fields of a figure: of rows and columns of an overview, else of each map."""
+        if self.form != "overview":
+            return {"titles": tuple(attention.name_of(*pair) for pair in self.heads)}
+        names = [(f"L{layer}", attention.head_name(head)) for layer, head in self.heads]
+        # What is no head has a row.
+        return {"names": tuple(name[::-1] for name in names) if attention.head_names else tuple(names)}
+
+
+@dataclass(frozen=True, eq=False)
+class Plate:
+    """A figure of maps with its values.
+
+    Attributes:
+        stem: Its file name without the ending.
+        title: The title of the page.
+        figure: What is in it.
+        values: The values of each map, (row, column).
+        is_logarithmic: Whether colours are.
+        top: The value of the darkest colour; None = that of the style.
+    """
+
+    stem: str
+    title: str
+    figure: MapsFigure
+    values: Sequence[NDArray[Any]]
+    is_logarithmic: bool = False
+    top: float | None = None
+
+
+def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, MapsPage]]:
+    """Draw figures one after the other, each with its stem. They share pages: one is whole until the next is asked for.
+
+    Figures that differ in their values alone share their labels.
+    """
+    page: MapsPage | None = None
+    for plate in plates:
+        if style.colours == "log" and not plate.is_logarithmic:
+            figure = replace(plate.figure, meaning=f"{plate.figure.meaning} (logarithmic)")
+            plate = replace(plate, figure=figure, is_logarithmic=True)
+        if page is None or page.content != plate.figure:
+            page = MapsPage(plate.figure, style.paper)
+        _show(page, plate, style)
+        yield plate.stem, page
+
+
+def _show(page: MapsPage, plate: Plate, style: Style) -> None:
+    """Put the values of a figure on its page."""
+    values: Sequence[NDArray[Any]] = plate.values
+    # The largest value of each map, or of the whole figure.
+    tops = style.limits([float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values])
+    if plate.top is not None:
+        tops = [plate.top] * len(tops)
+    end = tops[0] if style.scale == "figure" or plate.top else 1.0
+    # Decades of a logarithmic scale become equal shares of the bar.
+    if plate.is_logarithmic:
+        ticks = {float(step): f"{end * 10.0 ** (step - DECADES):g}" for step in range(DECADES + 1)}
+        shares = [log_share(cells, top) for cells, top in zip(values, tops, strict=True)]
+        page.show(plate.title, shares, [(0.0, 1.0)] * len(values), (0.0, DECADES), ticks, values[0])
+        return
+    ticks = {tick: f"{tick:g}" for tick in layout.nice_ticks(end)}
+    page.show(plate.title, values, [(0.0, top) for top in tops], (0.0, end), ticks)
+
+
+def sheets_of_heads(
+    heads: Sequence[Pair], *, picked: bool, apart: bool = False, before: str = "", after: str = "", mean: str = ""
+) -> list[Sheet]:
+    """List the figures of some heads: an overview of several layers and one a layer; of picked ones, or of one, one.
+
+    Args:
+        heads: As (layer, head), in reading order.
+        picked: Whether they were picked one by one.
+        apart: Whether each of those that were picked has a figure of its own.
+        before: Begins their file names.
+        after: Ends their file names.
+        mean: What the maps are means of, in words: they make one figure. Empty = they are those of heads.
+    """
+    # A mean is one figure.
+    if mean:
+        return [Sheet(f"{before}mean{after}", "single" if len(heads) == 1 else "grid", tuple(heads), mean)]
+    # One figure per layer, or per head that was picked.
+    layers = sorted({layer for layer, _ in heads})
+    if picked or len(heads) == 1:
+        groups = [[pair] for pair in heads] if apart else [heads]
+        stems = ["picked" if len(group) > 1 else f"L{group[0][0]:02d}H{group[0][1]:02d}" for group in groups]
+    else:
+        groups = [[pair for pair in heads if pair[0] == layer] for layer in layers]
+        stems = [f"L{layer:02d}" for layer in layers]
+    sheets = []
+    if len(layers) > 1 and not picked:  # the overview of one layer would be the same in small
+        subject = f"{amount(len(layers), 'layer')}, {amount(len({head for _, head in heads}), 'head')}"
+        sheets.append(Sheet(f"{before}overview{after}", "overview", tuple(heads), subject))
+    # The subject of each figure: its layer or its number of heads.
+    for stem, group in zip(stems, groups, strict=True):
+        of_one_layer = len({layer for layer, _ in group}) == 1
+        subject = f"layer {group[0][0]}" if of_one_layer else amount(len(group), "head")
+        if len(group) == 1:
+            subject += f", head {group[0][1]}"
+        form: Form = "single" if len(group) == 1 else "grid"
+        sheets.append(Sheet(f"{before}{stem}{after}", form, tuple(group), subject))
+    return sheets
+
+
+def model_name(record: MapsResult[Any]) -> str:
+    """Return the name of the model, with which titles begin."""
+    return str(record.run.get("model", "model"))
+
+
+def quote(*parts: str, joint: str = "") -> str:
+    """Return texts in quotes on one line."""
+    # Measuring a book for the one line that it gets would take seconds.
+    text = f"”  {joint}  “".join(" ".join(part[:_LONGEST_TEXT].split()) for part in parts)
+    return f"“{text}”"
+
+
+def note_shared(attention: HeadMaps) -> list[str]:
+    """Return a note where query heads share key/value heads."""
+    if attention.n_kv_heads == attention.n_heads:
+        return []
+    shared = amount(attention.n_kv_heads, "key/value head")
+    return [f"{attention.n_heads} query heads share {shared} (kv); heads with the same kv read the same keys"]
+
+
+def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
+    """Return the labels of tokens, and lines where the second text or what the model wrote begins."""
+    seams = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
+    if 0 < tokens.n_given < len(tokens):
+        seams.append(tokens.n_given)
+    colors = [_SPECIAL if special else INK for special in tokens.special.tolist()]
+    if tokens.n_given >= 0:
+        colors[tokens.n_given :] = [_WRITTEN] * (len(tokens) - tokens.n_given)
+    return Axis(tokens.labels, tuple(colors), tuple(seams), tuple(marked))
+
+
+# Exact maps ---------------------------------------------------------------------------------------------------------
+
+
+def text_plates(record: Heatmap, style: Style, query: str | None = None, *, before: str = "") -> Iterator[Plate]:
+    """Yield the figures of a record in the order of their files.
+
+    An overview of all layers and heads, then a figure per layer. Single heads that were picked make one figure. A query
+    frames the rows of the tokens that it names, and adds a figure of all heads for each. Encoder-decoders have all that
+    for each kind of attention.
+
+    Args:
+        record: The record.
+        style: How it is drawn.
+        query: Tokens that are named.
+        before: Begins the names of files.
+
+    Raises:
+        AttnscopeError: The query names no token.
+    """
+    sides = [attention.queries for attention in record.maps]
+    if query is not None and not any(tokens.find(query) for tokens in sides):
+        raise sides[0].refuse(query, *sides[1:])
+    for attention in record.maps:
+        heads = record.chosen(attention)
+        if not heads:  # all that were picked are in other maps
+            continue
+        mark = f"{before}{attention.kind}-" if len(record.maps) > 1 else before
+        tokens = () if query is None else attention.queries.find(query)
+        for sheet in sheets_of_heads(heads, picked=record.picked is not None, before=mark, mean=record.averaged):
+            yield _map_plate(record, attention, sheet, style, () if sheet.form == "overview" else tokens)
+        for token in tokens:
+            yield _query_plate(record, attention, f"{mark}query-{token:03d}", token, style)
+
+
+def _map_plate(record: Heatmap, attention: AttentionMap, sheet: Sheet, style: Style, marked: tuple[int, ...]) -> Plate:
+    is_overview = sheet.form == "overview"
+    # A rollout has two maps per layer: the attention, and where tokens came from.
+    subject = sheet.subject
+    if attention.kind == ROLLOUT:
+        over_all = f"{attention.head_name(1)} over {amount(len(attention.layers), 'layer')}"
+        subject = over_all if is_overview else f"{subject}: attention, and where it came from"
+    # In a figure of one layer titles say the head alone.
+    titles = sheet.titles(attention)
+    if not is_overview:
+        is_short = record.picked is None and len({layer for layer, _ in sheet.heads}) == 1
+        titles["titles"] = _head_titles(attention, sheet.heads, is_short=is_short)
+    # One map, (query, key), per head of the sheet.
+    values = [attention.of(*pair) for pair in sheet.heads]
+    captions = tuple(f"max {weights.max():.2f}" for weights in values) if style.scale == "head" else ()
+    is_laid_out = style.layout is not None and record.picked is not None and sheet.form == "grid"
+    figure = MapsFigure(
+        **titles,
+        axes=((axis_of(attention.queries, marked), axis_of(attention.keys, _strongest_keys(values, marked))),),
+        boxes=tuple((0, row, len(attention.keys), row + 1) for row in marked),
+        has_numbers=sheet.form == "single",
+        captions=captions,
+        columns=style.columns if is_laid_out else 0,
+        is_shared=is_laid_out,
+        lettered=(model_name(record),),
+        **_around(record, attention, sheet.form, style),
+    )
+    return Plate(sheet.stem, _title(record, attention, subject), figure, values)
+
+
+def _strongest_keys(values: Sequence[NDArray[np.float32]], rows: Sequence[int]) -> list[int]:
+    """Return the keys with the largest weights of some rows of maps, (query, key), the strongest first."""
+    if not rows:
+        return []
+    # (head, row, key), and the largest weight of each key.
+    weights = np.stack(values)[:, list(rows)]
+    keys = np.unique(np.argsort(-weights, axis=-1, kind="stable")[..., :_STRONGEST_KEYS])
+    largest = weights.max((0, 1))
+    return sorted(keys.tolist(), key=lambda key: -largest[key])
+
+
+def _query_plate(record: Heatmap, attention: AttentionMap, stem: str, query: int, style: Style) -> Plate:
+    """Return what one query attends to in all heads: a row per head."""
+    heads = record.chosen(attention)
+    token = f"“{attention.queries.labels[query]}” (token {query})"
+    subject = f"where {token} came from" if attention.kind == ROLLOUT else f"what {token} attends to"
+    # One row, (key,), per head: (head, key).
+    weights = np.stack([attention.of(*pair)[query] for pair in heads])
+    figure = MapsFigure(
+        titles=("a row per head",),
+        axes=((Axis(_head_titles(attention, heads, is_short=False)), axis_of(attention.keys)),),
+        has_numbers=True,
+        lettered=(model_name(record), token),
+        **_around(record, attention, "query", style),
+    )
+    return Plate(stem, _title(record, attention, subject), figure, [weights])
+
+
+def _around(record: Heatmap, attention: AttentionMap, form: str, style: Style) -> dict[str, Any]:
+    """Return what stands above and below the maps of a figure, as its fields."""
+    meaning = _ROLLOUT_MEANING if attention.kind == ROLLOUT else _MEANING
+    return {
+        "subtitle": _subtitle(record, attention),
+        "notes": tuple(_notes(record, attention, form)),
+        "meaning": meaning[style.scale],
+        "cmap": style.cmap,
+    }
+
+
+def _title(record: Heatmap, attention: AttentionMap, subject: str) -> str:
+    """Return the title of a figure: the model, the kind of attention if there are several, and its heads."""
+    kind = "cross-attention" if attention.kind == "cross" else attention.kind
+    return " · ".join([model_name(record), *([kind] if len(record.maps) > 1 else []), subject])
+
+
+def _head_titles(attention: AttentionMap, heads: tuple[tuple[int, int], ...], *, is_short: bool) -> tuple[str, ...]:
+    """Return the title of each map of a figure, with the key/value head that it reads if several share it."""
+    titles = []
+    for layer, head in heads:
+        title = attention.head_name(head) if is_short else attention.name_of(layer, head)
+        if attention.n_kv_heads < attention.n_heads:
+            title += f" · kv {head * attention.n_kv_heads // attention.n_heads}"
+        titles.append(title)
+    return tuple(titles)
+
+
+def _subtitle(record: Heatmap, attention: AttentionMap) -> str:
+    """Return the text in quotes, with its second part or what the model wrote."""
+    queries = attention.queries
+    if attention.kind != "encoder" and len(record.maps) > 1:
+        return quote(record.text, queries.text, joint="→")
+    if written := _written_text(queries):
+        return quote(record.text, written, joint="…")
+    return quote(record.text) if queries.pair is None else quote(record.text, queries.pair, joint="+")
+
+
+def _written_text(tokens: Tokens) -> str:
+    """Return the text that the model wrote after its input; empty if it wrote none, or its place is not known."""
+    if not 0 < tokens.n_given < len(tokens):
+        return ""
+    start = int(tokens.offsets[tokens.n_given, 0])
+    return tokens.text[start:] if start >= 0 else ""
+
+
+def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
+    """Return what a reader of a figure must know."""
+    queries = attention.queries
+    rows = "heads" if form == "query" else "queries (attend)"
+    notes = [f"rows: {rows} · columns: keys (are attended to)"]
+    if attention.kind == ROLLOUT:
+        notes = ["rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens"]
+    if isinstance(record, Rollout):
+        notes.append(record.method)
+    notes += [*change_notes(record, attention.kind), *note_shared(attention)]
+    if 0 <= queries.n_given < len(queries):
+        if form != "overview":
+            notes.append("green tokens were written by the model itself")
+        if form != "query" and queries.n_given:
+            notes.append("red lines: from here on the model wrote")
+    elif form != "query" and any(len(np.unique(tokens.segments)) > 1 for tokens in (queries, attention.keys)):
+        notes.append("red lines: the second text begins")
+    # What the run says, without what is about other kinds of attention.
+    others = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
+    for note in run_notes(record.run):
+        if not any(other in note for other in others):
+            notes.append(note.removesuffix("."))
+    return notes
+
+
+# Pooled maps --------------------------------------------------------------------------------------------------------
+
+
+def pooled_plates(record: PooledHeatmap, style: Style, query: str | None = None) -> Iterator[Plate]:
+    """Yield an overview and a figure per layer, or one for each head that was picked."""
+    if query is not None:
+        raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
+    is_picked = record.picked is not None
+    for attention in record.maps:
+        mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
+        for sheet in sheets_of_heads(record.chosen(attention), picked=is_picked, apart=True, before=mark):
+            yield _pooled_plate(record, attention, sheet, style)
+
+
+def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, style: Style) -> Plate:
+    # What stands around the cells, and what they are.
+    size = f"{attention.query_cell} × {attention.key_cell}"
+    tokens = "tokens" if attention.query_cell == attention.key_cell else "queries and keys"
+    notes = [f"rows: queries (attend) · columns: keys (are attended to) · a cell holds {size} {tokens}, exactly pooled"]
+    n_rows, n_columns = attention.cells.shape[2:]
+    rows = _positions(len(attention.queries), n_rows, attention.query_cell)
+    columns = _positions(len(attention.keys), n_columns, attention.key_cell)
+    # The far links of a single head, in frames three cells wide, so that they can be seen.
+    boxes = []
+    if sheet.form == "single":
+        for link in attention.links(*sheet.heads[0]):
+            column, row = link.key // attention.key_cell, link.query // attention.query_cell
+            boxes.append((column - 1, row - 1, column + 2, row + 2))
+        notes.append(f"framed: the strongest links{attention.far}, without special tokens and the first token as key")
+    figure = MapsFigure(
+        **sheet.titles(attention),
+        subtitle=quote(record.text),
+        notes=(*notes, *note_shared(attention), *run_notes(record.run)),
+        axes=((rows, columns),),
+        meaning=f"{_POOLED_MEANING}{_SCALE[style.scale]}",
+        cmap=style.cmap,
+        largest_px=780,
+        lettered=(model_name(record),),
+        boxes=tuple(boxes),
+    )
+    # The title, and the cells of each head, (row, column).
+    kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+    length = amount(len(attention.keys), "token")
+    if attention.kind == "cross":
+        length = f"{len(attention.queries):,} × {length}"
+    title = f"{model_name(record)} · {kind}{sheet.subject} · {length}"
+    values = [attention.of(*pair) for pair in sheet.heads]
+    return Plate(sheet.stem, title, figure, values, is_logarithmic=True)
+
+
+def _positions(n: int, n_cells: int, cell: int) -> Axis:
+    """Return the side of a map of so many tokens in cells, with round numbers of tokens."""
+    ticks = [tick for tick in layout.nice_ticks(float(n)) if tick == round(tick)]
+    return Axis(n=n_cells, ticks=tuple((tick / (n_cells * cell), f"{tick:,.0f}") for tick in ticks))
