@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.drawing.canvas import FAINT, INK, LINE, wrap_lines
 from attnscope.drawing.layout import Paper
