@@ -15,7 +15,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, name_dtype
 from attnscope.models.hf.adapters import Adapter, unwrap
 from attnscope.models.hf.check import survey_attention
-from attnscope.models.hf.model import CLASS_LOSSES, HuggingFaceModel, labels_of, loss_of
+from attnscope.models.hf.heads import describe_head
+from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.hf.parts import (
     accepts,
     base_of,
@@ -162,19 +163,6 @@ def _build(
         notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
         adapter=raw.adapter.name,
         adapter_sha256=raw.adapter.sha256,
-        head=_describe_head(raw.model, base),
+        head=describe_head(raw.model, base),
     )
     return HuggingFaceModel(raw.model, base, raw.tokenizer, info, survey, raw.processor, open_eyes, open_viewer, memory)
-
-
-def _describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
-    """Say whether the head that a model was saved with is there."""
-    name = type(model).__name__
-    named = (model.config.architectures or [name])[0]
-    # Loading drops heads without weights; classes are listed where the head is a classifier's.
-    if model is base:
-        return f"dropped: that of {named}" if "For" in named else ""
-    if loss_of(model, ("encoder",)) not in CLASS_LOSSES:
-        return f"kept: {name}"
-    classes = labels_of(model)
-    return f"kept: {name}, classes {', '.join(classes[:8])}{', …' * (len(classes) > 8)}"

@@ -217,6 +217,24 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
     compare(model, example, ours, own, whose, allowed=tolerance(model, survey.n_calls))
 
 
+def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
+    """Return whether a model hands our light masks (`hf.seam.Light`) on as they are.
+
+    It is tried on two texts padded together. Where it changes them, or what it computes differs beyond rounding, its
+    masks are to be written out.
+    """
+    padded, _ = examples(model)
+    inputs = {**survey.extras, **padded.inputs}
+    try:
+        with torch.no_grad():
+            light = states_of(perform(model, inputs, survey.plan, attend, light_from=1))
+            written_out = states_of(perform(model, inputs, survey.plan, attend))
+        compare(model, padded, light, written_out, allowed=tolerance(model, survey.n_calls))
+    except (AttnscopeError, RuntimeError, TypeError, ValueError, IndexError):
+        return False
+    return True
+
+
 def compare_on(model: PreTrainedModel, survey: Survey, example: Example) -> None:
     """Compare hidden states on an input with what the model computes as it is, in no more memory than that.
 

@@ -17,7 +17,6 @@ import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.auto import modeling_auto
 
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.models.catalog import Source, verify
@@ -25,6 +24,7 @@ from attnscope.models.devices import DeviceMap, describe_spread, place, spreadin
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.adapters import Adapter, merge, require_peft
 from attnscope.models.hf.assembling import RawModel, assemble
+from attnscope.models.hf.heads import class_to_load
 from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.hf.parts import (
     accepts,
@@ -192,7 +192,7 @@ def _read_model(
         config = transformers.AutoConfig.from_pretrained(folder, **options)
         for part in parts_of_config(config):  # such as flash_attention_2: what is shown passes the seam anyway
             part._attn_implementation_internal = None
-        auto = auto or _auto_class(config, is_gguf=is_gguf)
+        auto = auto or class_to_load(config, is_gguf=is_gguf)
         # No switch turns off the progress bar of the reader of GGUF files.
         with contextlib.redirect_stderr(io.StringIO()) if is_gguf else contextlib.nullcontext():
             model, report = auto.from_pretrained(
@@ -236,41 +236,6 @@ def _read_model(
             model = _read_model(source, folder, options, of_weights, transformers.AutoModel)[0]
         model = model.base_model
     return model, notes
-
-
-CLASSIFIERS = (
-    (modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
-    (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForTokenClassification),
-    (modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForImageClassification),
-)
-
-
-def _auto_class(config: Any, *, is_gguf: bool) -> Any:
-    """Return the class to load: with its head if it writes or fills in masks, else the base model or config.json's."""
-    names = set(config.architectures or ())
-    for mapping, auto in (
-        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
-        (modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, transformers.AutoModelForImageTextToText),
-        (modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM),
-        (modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
-        (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),
-        (modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES, transformers.AutoModelForObjectDetection),
-    ):
-        # GGUF files name no class; they hold language models.
-        if mapping.get(config.model_type) in names or (is_gguf and not names and config.model_type in mapping):
-            return auto
-    # A classifier of texts or pictures: of sounds the base model is shown.
-    if not config.is_encoder_decoder and not is_gguf:
-        for classes, classifier in CLASSIFIERS:
-            if classes.get(config.model_type) in names:
-                return classifier
-    for name in config.architectures or ():
-        kind = getattr(transformers, name, None)
-        # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
-        is_apart = name.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
-        if is_apart and isinstance(kind, type) and issubclass(kind, PreTrainedModel):
-            return kind
-    return transformers.AutoModel
 
 
 def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.models.auto import modeling_auto
 
 from attnscope.core.attention.probes import Gate, Place, Weights
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread
-from attnscope.models.hf.check import check_beyond, run_for_weights, survey_attention
+from attnscope.models.hf.check import check_beyond, run_for_weights, survey_attention, takes_light_masks
 from attnscope.models.hf.examples import examples, mixes_lengths
+from attnscope.models.hf.heads import CLASS_LOSSES, labels_of, loss_of, run_with_logits
 from attnscope.models.hf.parts import (
     accepts,
     causal_types,
@@ -39,7 +39,7 @@ from attnscope.models.hf.parts import (
     vocab_size,
     wordless,
 )
-from attnscope.models.hf.rounding import compare, states_of, tolerance
+from attnscope.models.hf.rounding import tolerance
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
@@ -51,7 +51,6 @@ from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.verdicts import Memory
 from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_length, require_numbers
-from attnscope.models.inside.projections import hooks
 from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Rerun, Slice
 from attnscope.models.turns import take_turn
@@ -258,11 +257,8 @@ class HuggingFaceModel(Model):
         # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
         if segments is not None and (not bool(segments.any()) or getattr(self.base.config, "type_vocab_size", 0) < 2):
             segments = None
-        if accepts(self.base, "token_type_ids") and (segments is not None or self.vocabulary.type_ids):
-            types = torch.zeros_like(ids) if segments is None else segments.clone()
-            for number, kind in self.vocabulary.type_ids.items():
-                types[ids == number] = kind
-            inputs["token_type_ids"] = types
+        if segments is not None and accepts(self.base, "token_type_ids"):
+            inputs["token_type_ids"] = segments
         if target and self.base.config.is_encoder_decoder:
             if batch.target_ids is None:
                 raise AttnscopeError(
@@ -378,7 +374,7 @@ class HuggingFaceModel(Model):
 
     @cached_property
     def _takes_light(self) -> bool:
-        return takes_light_masks(self.base, self.survey.plan, self.survey.extras)
+        return takes_light_masks(self.base, self.survey)
 
     def _pad(self, ids: Tensor, mask: Tensor | None) -> Tensor:
         """Numbers with the model's own padding, checked."""
@@ -387,112 +383,6 @@ class HuggingFaceModel(Model):
         ids = ids if mask is None else ids.masked_fill(~mask, pad_id(self.base))
         self.require_known(ids)
         return ids
-
-
-def takes_light_masks(model: PreTrainedModel, plan: Plan, extras: Mapping[str, Any]) -> bool:
-    """Return whether a model hands our light masks (`hf.seam.Light`) on as they are.
-
-    It is tried on two texts padded together. Where it changes them, or what it computes differs beyond rounding, its
-    masks are to be written out.
-    """
-    padded, _ = examples(model)
-    inputs = {**extras, **padded.inputs}
-    try:
-        with torch.no_grad():
-            light = states_of(perform(model, inputs, plan, attend, light_from=1))
-            written_out = states_of(perform(model, inputs, plan, attend))
-        compare(model, padded, light, written_out, allowed=tolerance(model, sum(map(len, plan.values()))))
-    except (AttnscopeError, RuntimeError, TypeError, ValueError, IndexError):
-        return False
-    return True
-
-
-CLASS_LOSSES = ("class", "token_class")
-"""The targets of classifiers."""
-
-_LOSSES: tuple[tuple[Loss, dict[str, Any]], ...] = (
-    ("masked", modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
-    ("causal", modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-    ("causal", modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),  # of text alone: the language model's head
-    ("target", modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
-    ("class", modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
-    ("class", modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
-    ("token_class", modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
-)
-
-
-def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
-    """Return what a model's head predicts, by its class and by what its attention hides; None without such a head.
-
-    A head that was trained to write but whose attention looks both ways (BERT's, without `is_decoder`) predicts
-    nothing. Nor does a classifier with a single class, or whose classes exclude nothing.
-    """
-    classifies = len(kinds) == 1 and len(labels_of(model)) > 1
-    classifies = classifies and model.config.problem_type != "multi_label_classification"
-    suits: dict[Loss, bool] = {
-        "masked": kinds == ("encoder",),
-        "causal": kinds == ("decoder",),
-        "target": "cross" in kinds,
-        "class": classifies,
-        "token_class": classifies,
-    }
-    name = type(model).__name__
-    untyped: Any = model
-    for loss, names in _LOSSES:
-        if not suits[loss] or name not in names.values():
-            continue
-        if loss in CLASS_LOSSES or untyped.get_output_embeddings() is not None:
-            return loss
-    return None
-
-
-def labels_of(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return the names of the classes that a configuration knows, in the order of the logits."""
-    names: dict[int, str] = getattr(model.config, "id2label", None) or {}
-    return tuple(str(names[number]) for number in sorted(names))
-
-
-def run_with_logits(
-    model: PreTrainedModel,
-    base: PreTrainedModel,
-    inputs: Mapping[str, Any],
-    plan: Plan,
-    probe: Probe,
-    *,
-    skipped: Mapping[nn.Module, int] | None = None,
-    light: int | None = None,
-    last: int | None = None,
-) -> Outputs:
-    """Run a model with its head on top, at the last so many tokens where it can take that; else see `seam.perform`."""
-    base_outputs: list[Any] = []
-
-    # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
-    decoder = getattr(base, "decoder", None)
-    watched = [module for module in (base, decoder) if isinstance(module, PreTrainedModel)]
-
-    def run(**arguments: Any) -> Any:
-        with hooks(watched, lambda module, arguments, output: base_outputs.append(output)):
-            return model(**arguments)
-
-    arguments = {**standing_arguments(model), **inputs}
-    heads: list[nn.Module] = []
-    if last is not None and accepts(model, "logits_to_keep"):
-        arguments["logits_to_keep"] = last
-        untyped: Any = model
-        heads = [head for head in (untyped.get_output_embeddings(),) if isinstance(head, nn.Module)]
-    # Torch multiplies a slice text by text, and a copy of it at once: four times as fast.
-    with hooks(heads, lambda _, values, named: ((values[0].contiguous(), *values[1:]), named), before=True):
-        output = perform(base, arguments, plan, probe, light, through=run, skipped=skipped)
-    hidden = hidden_states(base_outputs[-1]) if base_outputs else None
-    logits = getattr(output, "logits", None)
-    if isinstance(logits, Tensor) and logits.ndim == 2 and hidden is not None:
-        return Outputs(hidden, logits[:, None])  # a text's classes
-    if isinstance(logits, Tensor) and last is not None:
-        logits = logits[:, -last:]
-    n = None if hidden is None else (len(hidden), min(hidden.shape[1], last or hidden.shape[1]))
-    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != n:
-        raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")
-    return Outputs(hidden, logits)
 
 
 def blocks_by_layer(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int], nn.Module]:

@@ -62,9 +62,6 @@ _HARMLESS = frozenset(
 LIGHT_FROM = 1024
 """Tokens from which masks are handed over by key alone, where the model understands that."""
 
-LONGEST_WRITTEN_OUT = 16384
-"""Keys up to which masks that cannot be handed over so are written out; a gigabyte in floats at that length."""
-
 
 @dataclass(frozen=True)
 class Light:
@@ -322,7 +319,7 @@ def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) ->
         rule = _rule(request)
         padding = prepare_padding_mask(request.get("attention_mask"), n_keys, request.get("kv_offset", 0))
     if rule is None or (padding is not None and padding.ndim != 2):
-        return _mask_if_free(written_out, request) if n_keys > LONGEST_WRITTEN_OUT else written_out(**request)
+        return written_out(**request)
     if written_out is sdpa_mask:
         # Where these models would get no mask at all, they get none here.
         try:
@@ -341,19 +338,6 @@ def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) ->
 
 def _never_write_out(*_: object) -> Any:
     raise _NeededError
-
-
-def _mask_if_free(written_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
-    """Return the mask where there need be none; one that would have to be written out at this length is refused."""
-    try:
-        return written_out(**{**request, "mask_function": _never_write_out})
-    except _NeededError:
-        n = int(request["kv_length"])
-        raise AttnscopeError(
-            f"this model wants a mask of its own kind, which takes {4 * int(request['q_length']) * n / 2**30:.1f} GiB "
-            f"at {n} tokens",
-            f"texts of up to {LONGEST_WRITTEN_OUT} tokens can be read",
-        ) from None
 
 
 def _rule(request: Mapping[str, Any]) -> Light | None:

@@ -4,7 +4,6 @@ Imports no transformers: it is handed a tokenizer object, and knows what such ob
 """
 
 import itertools
-import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +23,6 @@ class _TokensOfNumbers:
 
     name = ""
     note = ""
-    type_ids: Mapping[int, int] = {}
     prefix_ids: Sequence[int] = ()
     _style: Style = "plain"
 
@@ -99,8 +97,6 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         unknown_id: The number of the token that stands for what the vocabulary lacks; None where nothing is unknown.
         prefix_ids: What it puts before a transcript, the start token first; empty for tokenizers that are not of
             speech.
-        type_ids: What the model reads as segment of some special tokens instead of the text's number (XLNet's and
-            Funnel's [CLS]): token number -> segment.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -118,8 +114,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         elif hasattr(backend, "sp_model"):
             self._style = "sentencepiece"
         if not backend.is_fast:
-            self.note = "The tokenizer has no fast version: offsets are rebuilt where they can be."
-        self.type_ids = self._odd_type_ids()
+            self.note = "The tokenizer has no fast version: it does not say where tokens stand in the text."
 
     def ordinary_ids(self) -> list[int]:
         """Return the numbers of all tokens that stand for text, in order: no special ones, none kept unused."""
@@ -150,7 +145,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
             raise unreadable(pair, error) from error
         if self.backend.is_fast:
             return tokens_of(encoding, text, pair, self._style, self._special(encoding.ids) if is_whole else None)
-        return self._build(text, ids, align(text, self._pieces(ids), self._special(ids)))
+        return self._build(text, ids, self._spans_in(text, ids))
 
     @property
     def chat(self) -> Callable[[str], Tokens] | None:
@@ -191,7 +186,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
             raise AttnscopeError(f"the tokenizer cannot read the target: {first_line(error)}") from error
         ids = list(encoding["input_ids"])
         special = self._special(ids)
-        spans = list(encoding["offset_mapping"]) if is_fast else align(text, self._pieces(ids), special)
+        spans = list(encoding["offset_mapping"]) if is_fast else self._spans_in(text, ids)
         spans = [(0, 0)] * len(ids) if spans is None else spans
         # Whisper's tokenizer adds the start token; some add no end token, and then the last token is the text's own.
         first = int(bool(ids) and ids[0] == start)
@@ -219,6 +214,11 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
             return text, None
         return text, list(itertools.pairwise(map(len, starts)))
 
+    def _spans_in(self, text: str, ids: Sequence[int]) -> Spans | None:
+        """Return where tokens stand in a text that they decode to, as those of single bytes (ByT5) do; else None."""
+        decoded, spans = self._decode(ids)
+        return spans if decoded.startswith(text) else None
+
     def _pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._piece(number) or "" for number in ids]
 
@@ -234,21 +234,6 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         special = set(self.backend.all_special_ids)
         special |= {number for number, token in self.backend.added_tokens_decoder.items() if token.special}
         return [number in special and number != self.unknown_id for number in ids]
-
-    def _odd_type_ids(self) -> dict[int, int]:
-        if "token_type_ids" not in self.backend.model_input_names:
-            return {}
-        try:
-            # Try a pair: segments of texts are 0 and 1, other numbers belong to special tokens.
-            types = self.backend("a", "b", verbose=False)["token_type_ids"]
-            tokens = self.encode("a", "b")
-        except (AttnscopeError, ValueError, NotImplementedError, KeyError):
-            return {}
-        return {
-            int(number): int(kind)
-            for number, kind, segment in zip(tokens.ids, types, tokens.segments, strict=True)
-            if kind not in (0, 1) and kind != segment
-        }
 
 
 class NumbersTokenizer(_TokensOfNumbers, BareTokenizer):
@@ -295,53 +280,3 @@ class WordlessTokenizer(NumbersTokenizer):
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Refuse a text."""
         raise AttnscopeError(*self._message)
-
-
-# Where pieces stand in their text -----------------------------------------------------------------------------------
-
-
-def align(text: str, pieces: Sequence[str], special: Sequence[bool]) -> Spans | None:
-    """Return (first, last + 1) of each piece in the text, (0, 0) for special ones; None if they cannot be found.
-
-    Each piece is sought where the one before it ended, white space passed over: without marks of word pieces and
-    spaces, compared without case and accents. Pieces that are single bytes (ByT5) are those of their characters.
-    """
-    # Pieces that are the bytes of the text, one by one.
-    own = [piece for piece, is_special in zip(pieces, special, strict=True) if not is_special]
-    if all(len(piece) == 1 for piece in own) and [ord(piece) for piece in own] == list(text.encode()):
-        places = iter([i for i, char in enumerate(text) for _ in char.encode()])
-        return [(0, 0) if is_special else (i := next(places), i + 1) for is_special in special]
-    # Else seek each piece in the folded text, from where the one before it ended.
-    folded, origin = _fold(text)
-    place = 0
-    spans: Spans = []
-    for piece, is_special in zip(pieces, special, strict=True):
-        bare = "" if is_special else _fold(_strip_marks(piece))[0].strip()
-        if not bare:
-            spans.append((0, 0))
-            continue
-        place += len(folded[place:]) - len(folded[place:].lstrip())
-        if not folded.startswith(bare, place):
-            return None
-        spans.append((origin[place], origin[place + len(bare) - 1] + 1))
-        place += len(bare)
-    return None if folded[place:].strip() else spans
-
-
-def _fold(text: str) -> tuple[str, list[int]]:
-    """Return a text without case and accents, and the place in it that each character came from."""
-    folded = []
-    origin = []
-    for i, char in enumerate(text):
-        for part in unicodedata.normalize("NFKD", char).casefold():
-            if not unicodedata.combining(part):
-                folded.append(part)
-                origin.append(i)
-    return "".join(folded), origin
-
-
-def _strip_marks(piece: str) -> str:
-    """Return a piece without the marks of WordPiece, SentencePiece and BPE vocabularies."""
-    if len(piece) > 2:
-        piece = piece.removeprefix("##").removesuffix("@@")
-    return piece.removesuffix("</w>").replace("▁", " ").replace("Ġ", " ")

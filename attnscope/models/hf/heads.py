@@ -1,0 +1,161 @@
+"""Heads on top of a Hugging Face model for a task: which class has one, what it predicts, and how it is run."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from attnscope.core.attention.seam import Probe
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf.parts import accepts, hidden_states, standing_arguments
+from attnscope.models.hf.seam import Plan, perform
+from attnscope.models.inside.projections import hooks
+from attnscope.models.model import Loss, Outputs
+
+CLASS_LOSSES = ("class", "token_class")
+"""The targets of classifiers."""
+
+
+class _Task(NamedTuple):
+    """A task: the class of transformers that has it by model type, the one to load, and the target of its head."""
+
+    classes: Mapping[str, Any]
+    auto: Any
+    loss: Loss | None = None
+
+
+_TASKS = (
+    _Task(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM, "causal"),
+    # Of text alone: the language model's head.
+    _Task(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, transformers.AutoModelForImageTextToText, "causal"),
+    _Task(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM, "target"),
+    _Task(modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
+    _Task(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM, "masked"),
+    _Task(modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES, transformers.AutoModelForObjectDetection),
+    _Task(
+        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        transformers.AutoModelForSequenceClassification,
+        "class",
+    ),
+    _Task(
+        modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        transformers.AutoModelForTokenClassification,
+        "token_class",
+    ),
+    _Task(
+        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        transformers.AutoModelForImageClassification,
+        "class",
+    ),
+)
+
+
+def class_to_load(config: Any, *, is_gguf: bool) -> Any:
+    """Return the class to load: with its head if it writes or fills in masks, else the base model or config.json's."""
+    names = set(config.architectures or ())
+    for task in _TASKS:
+        # A classifier of texts or pictures: of sounds the base model is shown.
+        if task.loss in CLASS_LOSSES and (config.is_encoder_decoder or is_gguf):
+            continue
+        # GGUF files name no class; they hold language models.
+        if task.classes.get(config.model_type) in names or (
+            is_gguf and not names and config.model_type in task.classes
+        ):
+            return task.auto
+    for name in config.architectures or ():
+        kind = getattr(transformers, name, None)
+        # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
+        is_apart = name.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
+        if is_apart and isinstance(kind, type) and issubclass(kind, PreTrainedModel):
+            return kind
+    return transformers.AutoModel
+
+
+def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
+    """Return what a model's head predicts, by its class and by what its attention hides; None without such a head.
+
+    A head that was trained to write but whose attention looks both ways (BERT's, without `is_decoder`) predicts
+    nothing. Nor does a classifier with a single class, or whose classes exclude nothing.
+    """
+    classifies = len(kinds) == 1 and len(labels_of(model)) > 1
+    classifies = classifies and model.config.problem_type != "multi_label_classification"
+    suits: dict[Loss, bool] = {
+        "masked": kinds == ("encoder",),
+        "causal": kinds == ("decoder",),
+        "target": "cross" in kinds,
+        "class": classifies,
+        "token_class": classifies,
+    }
+    name = type(model).__name__
+    untyped: Any = model
+    for task in _TASKS:
+        if task.loss is None or not suits[task.loss] or name not in task.classes.values():
+            continue
+        if task.loss in CLASS_LOSSES or untyped.get_output_embeddings() is not None:
+            return task.loss
+    return None
+
+
+def labels_of(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the names of the classes that a configuration knows, in the order of the logits."""
+    names: dict[int, str] = getattr(model.config, "id2label", None) or {}
+    return tuple(str(names[number]) for number in sorted(names))
+
+
+def describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
+    """Say whether the head that a model was saved with is there."""
+    name = type(model).__name__
+    # Loading drops heads without weights; classes are listed where the head is a classifier's.
+    if model is base:
+        saved = (model.config.architectures or [name])[0]
+        return f"dropped: that of {saved}" if "For" in saved else ""
+    if loss_of(model, ("encoder",)) not in CLASS_LOSSES:
+        return f"kept: {name}"
+    classes = labels_of(model)
+    return f"kept: {name}, classes {', '.join(classes[:8])}{', …' if len(classes) > 8 else ''}"
+
+
+def run_with_logits(
+    model: PreTrainedModel,
+    base: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    plan: Plan,
+    probe: Probe,
+    *,
+    skipped: Mapping[nn.Module, int] | None = None,
+    light: int | None = None,
+    last: int | None = None,
+) -> Outputs:
+    """Run a model with its head on top, at the last so many tokens where it can take that; else see `seam.perform`."""
+    base_outputs: list[Any] = []
+
+    # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
+    decoder = getattr(base, "decoder", None)
+    watched = [module for module in (base, decoder) if isinstance(module, PreTrainedModel)]
+
+    def run(**arguments: Any) -> Any:
+        with hooks(watched, lambda module, arguments, output: base_outputs.append(output)):
+            return model(**arguments)
+
+    arguments = {**standing_arguments(model), **inputs}
+    heads: list[nn.Module] = []
+    if last is not None and accepts(model, "logits_to_keep"):
+        arguments["logits_to_keep"] = last
+        untyped: Any = model
+        heads = [head for head in (untyped.get_output_embeddings(),) if isinstance(head, nn.Module)]
+    # Torch multiplies a slice text by text, and a copy of it at once: four times as fast.
+    with hooks(heads, lambda _, values, named: ((values[0].contiguous(), *values[1:]), named), before=True):
+        output = perform(base, arguments, plan, probe, light, through=run, skipped=skipped)
+    hidden = hidden_states(base_outputs[-1]) if base_outputs else None
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor) and logits.ndim == 2 and hidden is not None:
+        return Outputs(hidden, logits[:, None])  # a text's classes
+    if isinstance(logits, Tensor) and last is not None:
+        logits = logits[:, -last:]
+    n = None if hidden is None else (len(hidden), min(hidden.shape[1], last or hidden.shape[1]))
+    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != n:
+        raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")
+    return Outputs(hidden, logits)
