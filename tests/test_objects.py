@@ -19,7 +19,6 @@ from tests.vision_language_helpers import noise
 FAMILIES = {
     "detr": (transformers.DetrConfig, transformers.DetrForObjectDetection),
     "conditional_detr": (transformers.ConditionalDetrConfig, transformers.ConditionalDetrForObjectDetection),
-    "table-transformer": (transformers.TableTransformerConfig, transformers.TableTransformerForObjectDetection),
 }
 
 
@@ -66,8 +65,7 @@ def test_cross_attention_equals_eager(name: str, folders: dict[str, Path]) -> No
     record = attnscope.picture_heatmap(model, noise(150, 230))
     assert [(m.kind, m.weights.shape) for m in record.maps] == [("cross", (2, 2, 5, 20)), ("decoder", (2, 2, 5, 5))]
     assert any("encoder itself is not shown" in note for note in model.info.notes)
-    eager = {} if name == "table-transformer" else {"attn_implementation": "eager"}  # that has no other
-    network = FAMILIES[name][1].from_pretrained(folders[name], **eager).eval()
+    network = FAMILIES[name][1].from_pretrained(folders[name], attn_implementation="eager").eval()
     with torch.no_grad():
         output = network(**model.viewer.view([read_photo(noise(150, 230))], "").inputs, output_attentions=True)
     for attention, weights in zip(record.maps, (output.cross_attentions, output.decoder_attentions), strict=True):

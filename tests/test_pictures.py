@@ -147,36 +147,32 @@ def test_photos_of_many_kinds(tmp_path: Path) -> None:
     turned[0x0112] = 6
     plain.save(tmp_path / "turned.jpg", exif=turned, quality=100, subsampling=0)
     plain.save(tmp_path / "moving.gif", save_all=True, append_images=[plain.transpose(Image.Transpose.ROTATE_180)])
-    Image.fromarray(np.full((4, 5), 257 * 100, np.uint16)).save(tmp_path / "deep.png")
-    for name in ("cmyk.tiff", "grey.png", "clear.png", "turned.jpg", "moving.gif", "deep.png"):
+    for name in ("cmyk.tiff", "grey.png", "clear.png", "turned.jpg", "moving.gif"):
         assert read_photo(tmp_path / name).image.mode == "RGB"
-    assert read_photo(tmp_path / "grey.png").notes == ()
     assert read_photo(tmp_path / "clear.png").image.getpixel((0, 0)) == (255, 255, 255)
-    assert read_photo(tmp_path / "clear.png").notes == ("transparent places of clear.png are white",)
     upright = read_photo(tmp_path / "turned.jpg")
-    assert upright.image.size == (6, 10) and "turned upright" in upright.notes[0]
+    assert upright.image.size == (6, 10)
     corner = np.array(upright.image.getpixel((5, 0)), int)  # upper left as it was stored
     assert np.abs(corner - photo(6, 10)[0, 0]).max() < 25
     moving = read_photo(tmp_path / "moving.gif")
-    assert moving.notes == ("moving.gif has 2 frames: the first one is shown",)
     assert np.abs(np.asarray(moving.image).astype(int) - photo(6, 10)).mean() < 20
-    assert read_photo(tmp_path / "deep.png").image.getpixel((2, 2)) == (100, 100, 100)
 
 
 def test_what_is_no_photo_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("no picture", "utf-8")
+    Image.fromarray(np.full((4, 5), 257 * 100, np.uint16)).save(tmp_path / "deep.png")
     Image.fromarray(photo(200, 200)).save(tmp_path / "whole.png")
-    for name in ("program", "icon"):  # by their content, whatever they are called
-        Image.fromarray(photo(20, 20)).save(tmp_path / f"{name}.png", format={"program": "EPS", "icon": "PCX"}[name])
+    # It is known by its content, whatever it is called.
+    Image.fromarray(photo(20, 20)).save(tmp_path / "program.png", format="EPS")
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("a program was started"))
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:600])
     for given, said in (
         (tmp_path / "empty.png", "is empty"),
-        (tmp_path / "text.png", "is not a photo that attnscope can read"),
+        (tmp_path / "text.png", "cannot be read as a picture"),
         (tmp_path / "program.png", "give a photo: PNG, JPEG, WebP, GIF, TIFF or BMP"),
-        (tmp_path / "icon.png", "is not a photo that attnscope can read"),
-        (tmp_path / "half.png", "damaged or cut short"),
+        (tmp_path / "deep.png", "greys of more than 8 bits"),
+        (tmp_path / "half.png", "cannot be read as a picture"),
         (tmp_path / "none.png", "there is no file"),
         (tmp_path, "is a folder"),
         (np.zeros((3, 4), np.float32), "is no picture"),
@@ -187,9 +183,6 @@ def test_what_is_no_photo_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "\n" not in str(error.value)
     monkeypatch.setattr(photos, "MOST_PIXELS", 39_999)
     with pytest.raises(AttnscopeError, match="200 x 200"):
-        read_photo(tmp_path / "whole.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)
-    with pytest.raises(AttnscopeError, match="more than"):
         read_photo(tmp_path / "whole.png")
 
 

@@ -62,17 +62,20 @@ def test_quantised_checkpoints_are_said_to_be(tmp_path: Path) -> None:
 
 
 def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
-    config = transformers.ASTConfig(
-        **{k: v for k, v in SMALL.items() if k not in ("num_key_value_heads", "vocab_size")},
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16,
         num_hidden_layers=2,
-        patch_size=8,
-        frequency_stride=8,
-        time_stride=8,
-        max_length=32,
-        num_mel_bins=16,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=(8, 8),
+        conv_kernel=(10, 8),
+        conv_stride=(10, 8),
+        num_feat_extract_layers=2,
+        num_conv_pos_embedding_groups=2,
+        num_conv_pos_embeddings=4,
     )
-    AutoModel.from_config(config).save_pretrained(tmp_path / "ast")
-    model: Any = attnscope.load(tmp_path / "ast")
+    AutoModel.from_config(config).save_pretrained(tmp_path / "sound")
+    model: Any = attnscope.load(tmp_path / "sound")
     with pytest.raises(AttnscopeError, match="hears recordings, and reads no text"):
         attnscope.heatmap(model, "the cat")
     with pytest.raises(AttnscopeError, match="came without its feature extractor"):

@@ -109,14 +109,13 @@ def test_recordings_of_many_kinds(tmp_path: Path, whisper: Any) -> None:
     ):
         wavfile.write(tmp_path / f"{name}.wav", 44100, samples)
         read = read_recording(tmp_path / f"{name}.wav")
-        assert (read.rate, read.samples.dtype, read.notes) == (44100, np.float32, ())
+        assert (read.rate, read.samples.dtype) == (44100, np.float32)
         np.testing.assert_allclose(read.samples, tone, atol=1 / 100 if name == "uint8" else 1e-4)
     wavfile.write(tmp_path / "two.wav", 44100, np.stack([tone, -tone / 2], 1))
     two = read_recording(tmp_path / "two.wav")
-    assert two.notes == ("two.wav has 2 channels: averaged",)
     np.testing.assert_allclose(two.samples, tone / 4, atol=1e-6)
     slow = two.at(16000)
-    assert len(slow.samples) == 8000 and "resampled to the 16,000" in slow.notes[1]
+    assert len(slow.samples) == 8000
     np.testing.assert_allclose(slow.samples[200:-200], speech(0.5)[200:-200] / 4, atol=0.005)
     with pytest.warns(UserWarning, match="listens for 1 s: the rest is left out") as said:
         made = attnscope.sound_heatmap(whisper, (speech(1.5), 16000), TEXT)
@@ -132,7 +131,7 @@ def test_what_is_no_recording_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "half.wav").write_bytes((tmp_path / "whole.wav").read_bytes()[:30])
     for given, said in (
         (tmp_path / "empty.wav", "is empty"),
-        (tmp_path / "speech.mp3", "no WAV file"),
+        (tmp_path / "speech.mp3", "cannot be read as a recording"),
         (tmp_path / "none.wav", "holds no sound"),
         (tmp_path / "half.wav", "half.wav"),
         (tmp_path / "missing.wav", "there is no file"),

@@ -1,6 +1,6 @@
 """Tiny random models that read pictures and write words, one of each family, with their processors, in folders."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,23 +206,6 @@ def write_gemma3(folder: Path, **sight: Any) -> None:
     _write(folder, processor, config)
 
 
-def write_paligemma(folder: Path, **sight: Any) -> None:
-    import transformers as t
-
-    tokenizer = _tokenizer(["<image>"], image_token="<image>")
-    images = t.SiglipImageProcessorPil(size={"height": 40, "width": 40})
-    images.image_seq_length = 25
-    processor = t.PaliGemmaProcessor(images, tokenizer)
-    vision = t.SiglipVisionConfig(
-        **{**SIGHT, "image_size": 40, "patch_size": 8, "vision_use_head": False, "projection_dim": 24, **sight}
-    )
-    text = t.GemmaConfig(**{**TEXT, "head_dim": 6, "vocab_size": len(processor.tokenizer)})
-    config = t.PaliGemmaConfig(
-        vision_config=vision, text_config=text, image_token_index=processor.image_token_id, projection_dim=24
-    )
-    _write(folder, processor, config)
-
-
 def write_internvl(folder: Path, **sight: Any) -> None:
     import transformers as t
 
@@ -301,23 +284,14 @@ def write_blip(folder: Path, **sight: Any) -> None:
     _write(folder, processor, config, t.BlipForConditionalGeneration)
 
 
-def write_queries(
-    folder: Path,
-    kind: str,
-    text: Any = None,
-    n_queries: int = 5,
-    qformer: Mapping[str, int] | None = None,
-    **sight: Any,
-) -> None:
-    """BLIP-2 or InstructBLIP: learned queries look at the patches, and words at the queries."""
+def write_queries(folder: Path, n_queries: int = 5, **sight: Any) -> None:
+    """BLIP-2: learned queries look at the patches, and words at the queries."""
     import transformers as t
 
     tokenizer = _tokenizer([])
     images = t.BlipImageProcessorPil(size={"height": 48, "width": 48})
-    if kind == "blip-2":
-        processor: Any = t.Blip2Processor(images, tokenizer, num_query_tokens=n_queries)
-    else:
-        processor = t.InstructBlipProcessor(images, tokenizer, _tokenizer([]), num_query_tokens=n_queries)
+    processor = t.Blip2Processor(images, tokenizer, num_query_tokens=n_queries)
+    n = len(tokenizer)  # the processor adds the mark of pictures
     queries = {
         "hidden_size": 24,
         "encoder_hidden_size": 16,
@@ -325,12 +299,10 @@ def write_queries(
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "cross_attention_frequency": 2,
-        "vocab_size": len(tokenizer),
+        "vocab_size": n,
         "pad_token_id": 0,
-        **(qformer or {}),
     }
-    n = len(tokenizer)  # the processor adds the mark of pictures
-    text = text or t.OPTConfig(
+    text = t.OPTConfig(
         hidden_size=24,
         ffn_dim=32,
         num_hidden_layers=2,
@@ -342,16 +314,14 @@ def write_queries(
         bos_token_id=1,
         eos_token_id=2,
     )
-    name = {"blip-2": "Blip2", "instructblip": "InstructBlip"}[kind]
-    vision = {**SIGHT, "image_size": 48, "patch_size": 8, **sight}
-    config = getattr(t, f"{name}Config")(
-        vision_config=vision,
+    config = t.Blip2Config(
+        vision_config={**SIGHT, "image_size": 48, "patch_size": 8, **sight},
         qformer_config=queries,
         text_config=text,
         num_query_tokens=n_queries,
         image_token_index=processor.tokenizer.convert_tokens_to_ids("<image>"),
     )
-    _write(folder, processor, config, getattr(t, f"{name}ForConditionalGeneration"))
+    _write(folder, processor, config, t.Blip2ForConditionalGeneration)
 
 
 def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
@@ -420,8 +390,7 @@ def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
 ACROSS: dict[str, Callable[..., None]] = {
     "mllama": write_mllama,
     "blip": write_blip,
-    "blip-2": lambda folder, **sight: write_queries(folder, "blip-2", **sight),
-    "instructblip": lambda folder, **sight: write_queries(folder, "instructblip", **sight),
+    "blip-2": write_queries,
     "trocr": lambda folder, **sight: write_captioner(folder, "trocr", **sight),
     "gpt2": lambda folder, **sight: write_captioner(folder, "gpt2", **sight),
     "bert": lambda folder, **sight: write_captioner(folder, "bert", **sight),
@@ -438,7 +407,6 @@ FAMILIES: dict[str, Callable[..., None]] = {
     "qwen2_5_vl": lambda folder, **sight: write_qwen(folder, "qwen2_5_vl", **sight),
     "qwen3_vl": lambda folder, **sight: write_qwen(folder, "qwen3_vl", **sight),
     "gemma3": write_gemma3,
-    "paligemma": write_paligemma,
     "internvl": write_internvl,
 }
 

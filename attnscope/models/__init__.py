@@ -54,7 +54,7 @@ def load(
             A transformers model in memory, also one that peft has wrapped; or with `inputs` any torch module.
         tokenizer: The tokenizer of a transformers model in memory; without one, texts are token numbers ("17 4 9").
         inputs: What the forward of a torch module in memory receives, where only you can make it: a tensor, a tuple by
-            position, or a mapping by name; a list holds several such inputs. Each sequence in them becomes a text.
+            position, or a mapping by name. Each sequence in it becomes a text.
         labels: Names of the positions of a sequence: a list, range(0, 96, 8), a grid such as (4, 6), or one list per
             sequence; None = numbers. They also choose which attention is shown, by how many positions it has.
         engine: "native" (BERT-family weights on the project's own attention), "hf" (transformers), "numpy" (BERT-family

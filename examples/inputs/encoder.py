@@ -1,6 +1,6 @@
 """A plain torch Transformer on rows of a table: which columns each column attends to.
 
-Take its heads out with `python examples/inputs/encoder.py`.
+See what its heads do with `python examples/inputs/encoder.py`.
 """
 
 import torch
@@ -23,4 +23,4 @@ def example():
 if __name__ == "__main__":
     network, rows, columns = example()
     model = attnscope.load(network, inputs=rows, labels=columns)
-    print(attnscope.ablate(model, model.texts).save("ablation.npz"))
+    print(attnscope.heads(model, model.texts).save("heads.npz"))

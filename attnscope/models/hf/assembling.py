@@ -68,11 +68,6 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
     name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
     base = base_of(hf_model)
-    if hides_patches(base):
-        raise AttnscopeError(
-            f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
-            "with model.config.mask_ratio = 0.0 it sees them all",
-        )
     # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
     words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
     parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
@@ -102,6 +97,11 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     """
     base = base_of(raw.model)
     name = raw.name
+    if hides_patches(base):
+        raise AttnscopeError(
+            f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
+            "with model.config.mask_ratio = 0.0 it sees them all",
+        )
     words = text_tower(base)
     eyes = picture_tower(base)
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):

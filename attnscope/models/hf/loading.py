@@ -38,7 +38,6 @@ from attnscope.models.hf.parts import (
     reads_pictures,
     reads_text,
     sees_pictures,
-    sees_sound,
     silence,
     text_tower,
     wordless,
@@ -52,7 +51,6 @@ from attnscope.models.hf.senses.processors import (
     open_image_processor,
     open_processor,
 )
-from attnscope.models.hf.senses.seeing import show_all_patches
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, WordlessTokenizer
 from attnscope.models.hf.verdicts import identify
 
@@ -95,7 +93,6 @@ def load_huggingface(
             # By its hash a model is known again, everywhere: with an adapter it is another one.
             sha256 = hashlib.sha256(f"{sha256}\n{adapter.sha256}\n".encode()).hexdigest()
         tokenizer, processor = _readers(source, folder, base_of(model), opened, options)
-        notes += show_all_patches(base_of(model))
         if device_map is None:
             try:
                 nn.Module.to(model, where)
@@ -165,7 +162,7 @@ def _readers(
         if tokenizer is not None or text_tower(base) is None:
             return tokenizer or wordless(source.name, base), seeing
     elif not reads_text(base) and not accepts(base, "decoder_input_ids"):
-        hearing = open_feature_extractor(folder, options) if listens(base) or sees_sound(base) else None
+        hearing = open_feature_extractor(folder, options) if listens(base) else None
         return wordless(source.name, base), hearing
     if tokenizer is None:
         raise AttnscopeError(

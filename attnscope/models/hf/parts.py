@@ -175,24 +175,14 @@ def hears(base: PreTrainedModel) -> bool:
 
 
 def listens(base: PreTrainedModel) -> bool:
-    """Return whether a model is an encoder of sound whose tokens are frames in time.
-
-    Such models are wav2vec 2.0, HuBERT, WavLM and w2v-BERT.
-    """
-    takes = "input_values" if hasattr(base.config, "conv_stride") else "input_features"
-    frames = hasattr(base.config, "conv_stride") or hasattr(base.config, "feature_projection_input_dim")
-    return frames and base.main_input_name == takes and not base.config.is_encoder_decoder
-
-
-def sees_sound(base: PreTrainedModel) -> bool:
-    """Return whether a model cuts the spectrogram of a recording into patches, as AST does."""
-    strides = hasattr(base.config, "frequency_stride") and hasattr(base.config, "time_stride")
-    return base.main_input_name == "input_values" and strides
+    """Return whether a model is an encoder of sound whose tokens are frames in time: wav2vec 2.0, HuBERT, WavLM."""
+    hears_samples = base.main_input_name == "input_values" and hasattr(base.config, "conv_stride")
+    return hears_samples and not base.config.is_encoder_decoder
 
 
 def takes_recordings(base: PreTrainedModel) -> bool:
-    """Return whether a model takes recordings in any of these ways."""
-    return hears(base) or listens(base) or sees_sound(base)
+    """Return whether a model takes recordings in one of these ways."""
+    return hears(base) or listens(base)
 
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
@@ -268,6 +258,8 @@ def as_failure(what: str, where: str = "") -> Iterator[None]:
     """Within it, whatever a template or a processor raises becomes one line: that it fails."""
     try:
         yield
+    except AttnscopeError:
+        raise
     except Exception as error:
         raise AttnscopeError(f"{what} fails{where}: {first_line(error)}") from error
 

@@ -229,7 +229,7 @@ def sound_heatmap(
             named that follows them.
 
     Warns:
-        UserWarning: The recording was resampled or cut, or the text was written by the model.
+        UserWarning: The recording was cut, or the text was written by the model.
     """
     choice = choice_from(layers, heads, pick)
     followed = heads_to_follow(model, choice.within(model.info).picked) if times else ()

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.parts import as_failure, hears, sees_sound, takes_recordings
-from attnscope.models.hf.senses.seeing import OTHER_MODELS, tokens_before
+from attnscope.models.hf.parts import as_failure, hears, takes_recordings
 from attnscope.models.model import SensoryInput
-from attnscope.questions.places import Picture, Sound, Spectrogram
+from attnscope.questions.places import Sound, Spectrogram
 from attnscope.senses.recordings import Recording
-from attnscope.senses.tokens import frame_tokens, patch_tokens
+from attnscope.senses.tokens import frame_tokens
 
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
@@ -30,7 +29,7 @@ class HuggingFaceEars:
         self._extractor = extractor
 
     def hear(self, recording: Recording) -> SensoryInput:
-        """Return a recording as the model hears it, through its own feature extractor; or sees it, in a spectrogram."""
+        """Return a recording as the model hears it, through its own feature extractor."""
         if not takes_recordings(self._base):
             raise AttnscopeError(
                 f"{self._name} hears recordings in a way that is not supported",
@@ -44,8 +43,6 @@ class HuggingFaceEars:
         # Resample to the rate of the extractor; the length in seconds is that of the file.
         seconds = recording.seconds
         recording = recording.at(int(self._extractor.sampling_rate))
-        if sees_sound(self._base):
-            return self._hear_spectrogram(recording)
         return self._hear_window(recording, seconds) if hears(self._base) else self._hear_frames(recording)
 
     def _hear_window(self, recording: Recording, seconds: float) -> SensoryInput:
@@ -56,11 +53,11 @@ class HuggingFaceEars:
         frame = stride * int(self._extractor.hop_length)
         n_frames = int(base.config.max_source_positions)
         window = n_frames * frame / int(self._extractor.sampling_rate)
-        notes = recording.notes
+        notes: tuple[str, ...] = ()
         samples = recording.samples[: n_frames * frame]
         if len(samples) < len(recording.samples):
             lasts = f"{recording.source} lasts {seconds:.1f} s"
-            notes += (f"{lasts}, {self._name} listens for {window:g} s: the rest is left out",)
+            notes = (f"{lasts}, {self._name} listens for {window:g} s: the rest is left out",)
         # (1, band, step), of which the encoder merges `stride` steps to a frame
         features = self._extract(samples, (1, int(base.config.num_mel_bins), n_frames * stride))
         # The spectrogram that is drawn ends with the recording, not with the window.
@@ -78,13 +75,9 @@ class HuggingFaceEars:
         values = self._extract(samples)
         n_frames = values.shape[1]
         # Each convolution shortens the sequence: (samples,) -> (frame,).
-        if hasattr(config, "conv_stride"):
-            frame = math.prod(config.conv_stride)
-            for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
-                n_frames = (n_frames - kernel) // stride + 1
-        else:
-            # A spectrogram of a window each hundredth of a second; the last frame may be half a one, filled up.
-            frame = rate // 100 * int(getattr(self._extractor, "stride", 1))
+        frame = math.prod(config.conv_stride)
+        for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+            n_frames = (n_frames - kernel) // stride + 1
         if n_frames < 1:
             message = f"{recording.source} is too short for {self._name}: {len(samples)} samples"
             raise AttnscopeError(message, "give a longer one")
@@ -92,29 +85,7 @@ class HuggingFaceEars:
         inputs = {self._base.main_input_name: values}
         self._model.expect(inputs, n_frames)
         tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
-        return SensoryInput(inputs, tokens, sound=sound, notes=recording.notes)
-
-    def _hear_spectrogram(self, recording: Recording) -> SensoryInput:
-        """Show the spectrogram that a model sees (AST): time across, pitch down, the lowest at the top."""
-        config = self._base.config
-        values = self._extract(recording.samples, (1, config.max_length, config.num_mel_bins))
-        high = config.frequency_stride
-        wide = config.time_stride
-        side = config.patch_size
-        # Patches may overlap: a stride is smaller than their side.
-        rows = (config.num_mel_bins - side) // high + 1
-        columns = (config.max_length - side) // wide + 1
-        # (band, step), as far as whole strides cover it
-        grey = _to_bytes(values[0].T.float().numpy())[: rows * high, : columns * wide]
-        pixels = np.ascontiguousarray(np.repeat(grey[:, :, None], 3, 2))
-        picture = Picture(pixels, (rows, columns), recording.source, (pixels.shape[1], pixels.shape[0]))
-        notes = (*recording.notes, "a spectrogram: time goes across, pitch down from the lowest")
-        if side > min(high, wide):
-            notes += (f"patches of {side} overlap: each is drawn as the {high} x {wide} where it begins",)
-        tokens = patch_tokens(picture.grid, tokens_before(self._base), recording.source)
-        inputs = {"input_values": values}
-        self._model.expect(inputs, len(tokens))
-        return SensoryInput(inputs, tokens, picture, notes=notes)
+        return SensoryInput(inputs, tokens, sound=sound)
 
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
         """Return the extractor's features of samples; refuse another shape than the model takes."""
@@ -124,7 +95,7 @@ class HuggingFaceEars:
         if shape is not None and tuple(values.shape) != shape:
             raise AttnscopeError(
                 f"the feature extractor of {self._name} gives {tuple(values.shape)}, the model takes {shape}",
-                OTHER_MODELS,
+                "preprocessor_config.json and config.json belong to different models",
             )
         return values
 

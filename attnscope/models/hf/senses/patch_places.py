@@ -63,8 +63,11 @@ Cut = tuple[list[Pane], int]
 """The pictures that a model is given, and how many tokens or keys stand for them in all."""
 
 
-class Unplaced(Exception):  # noqa: N818 - who asks says it in one line
-    """It is not known which token stands for which part of a picture; the message says why."""
+def unplaced(reason: str) -> AttnscopeError:
+    """Return the error that it is not known which token stands for which part of a picture."""
+    return AttnscopeError(
+        f"the model cannot be shown on pictures: {reason}", "its text alone can be: leave out --image"
+    )
 
 
 # Families ---------------------------------------------------------------------------------------------------------
@@ -73,7 +76,7 @@ class Unplaced(Exception):  # noqa: N818 - who asks says it in one line
 def one_grid(prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0) -> Cut:
     """Cut each photo into one grid of patches, row by row, after some tokens that stand for no place."""
     if len(prompt.pixels) != len(prompt.images):
-        raise Unplaced(f"its processor makes {len(prompt.pixels)} pictures of {len(prompt.images)} photos")
+        raise unplaced(f"its processor makes {len(prompt.pixels)} pictures of {len(prompt.images)} photos")
     high, wide = patch
     rows = prompt.pixels.shape[2] // high
     columns = prompt.pixels.shape[3] // wide
@@ -88,11 +91,8 @@ def _llava(prompt: PhotoPrompt) -> Cut:
     # With "full" the CLS token of the tower stays among the picture tokens.
     keeps_all = config.vision_feature_select_strategy == "full"
     n_before = len(tokens_before(prompt.base.vision_tower)) if keeps_all else 0
-    return one_grid(prompt, _height_width(config.vision_config.patch_size), n_before)
-
-
-def _paligemma(prompt: PhotoPrompt) -> Cut:
-    return one_grid(prompt, _height_width(prompt.base.config.vision_config.patch_size))
+    patch = config.vision_config.patch_size
+    return one_grid(prompt, (patch, patch), n_before)
 
 
 def _gemma3(prompt: PhotoPrompt) -> Cut:
@@ -109,7 +109,7 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
     strategy = config.vision_feature_select_strategy
     if strategy != "default" and tokens_before(prompt.base.vision_tower):
-        raise Unplaced("it keeps the CLS token of each tile among its patches")
+        raise unplaced("it keeps the CLS token of each tile among its patches")
     size = config.vision_config.image_size
     patch = config.vision_config.patch_size
     side = size // patch
@@ -160,15 +160,14 @@ def _internvl(prompt: PhotoPrompt) -> Cut:
     for photo in prompt.sizes:
         across, down = canvas(photo, size, images.min_patches, images.max_patches)
         shapes.append((0, 0) if down * across == 1 else (down, across))
-    high, _ = _height_width(config.vision_config.patch_size)
-    return _tiles(prompt.pixels, round(high / config.downsample_ratio), shapes)
+    return _tiles(prompt.pixels, round(config.vision_config.patch_size[0] / config.downsample_ratio), shapes)
 
 
 def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
     """Cut photos into rows and columns of tiles, row by row, then all of it in one tile; (0, 0) = that alone."""
     n_tiles = sum(down * across + 1 for down, across in shapes)
     if n_tiles != len(tiles):
-        raise Unplaced(f"its processor makes {len(tiles)} tiles, and says that there are {n_tiles}")
+        raise unplaced(f"its processor makes {len(tiles)} tiles, and says that there are {n_tiles}")
     # (tile, row, column): which picture token stands for each patch
     rows = tiles.shape[2] // cell
     columns = tiles.shape[3] // cell
@@ -195,7 +194,7 @@ def _qwen(prompt: PhotoPrompt) -> Cut:
     for number, grid in enumerate(prompt.inputs["image_grid_thw"]):
         n_frames, rows, columns = (int(n) for n in grid)
         if n_frames != 1:
-            raise Unplaced(f"its processor makes {n_frames} frames of a photo")
+            raise unplaced(f"its processor makes {n_frames} frames of a photo")
         down = rows // merge
         across = columns // merge
         patches = prompt.pixels[n_patches : n_patches + rows * columns]
@@ -212,11 +211,6 @@ def _count(rows: int, columns: int) -> Tensor:
     return torch.arange(rows * columns).view(rows, columns)
 
 
-def _height_width(size: Any) -> tuple[int, int]:
-    high, wide = size if isinstance(size, list | tuple) else (size, size)
-    return int(high), int(wide)
-
-
 def join_tiles(tiles: Tensor, down: int, across: int) -> Tensor:
     """Join tiles (tile, ..., height, width), row by row, to one (..., down * height, across * width)."""
     rows = [torch.cat(list(row), -1) for row in torch.split(tiles[: down * across], across)]
@@ -229,12 +223,10 @@ FAMILIES: dict[str, Callable[[PhotoPrompt], Cut]] = {
     "internvl": _internvl,
     "llava": _llava,
     "llava_next": _llava_next,
-    "paligemma": _paligemma,
     "qwen2_5_vl": _qwen,
     "qwen2_vl": _qwen,
     "qwen3_vl": _qwen,
     "smolvlm": _idefics3,
-    "vipllava": _llava,
 }
 """The type of a configuration -> the cut of models that read pictures among words."""
 

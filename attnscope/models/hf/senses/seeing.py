@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -18,9 +17,6 @@ from attnscope.senses.tokens import patch_tokens
 
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
-
-OTHER_MODELS = "preprocessor_config.json and config.json belong to different models"
-"""The hint where a processor's output does not fit the model."""
 
 _NAMED = (("CLS", ("cls_token", "class_embedding", "class_token")), ("DIST", ("distillation_token", "dist_token")))
 _INTERPOLATE = "interpolate_pos_encoding"
@@ -45,13 +41,12 @@ class HuggingFaceEyes:
             raise AttnscopeError(
                 f"{self._name} came without its image processor", "hand it over: attnscope.load(model, image_processor)"
             )
-        # The processor's picture, either whole, (1, 3, y, x), or already cut into patches.
+        # The processor's picture, (1, 3, y, x)
         sizes = self._resize(photo.size)
         with as_failure(f"the image processor of {self._name}", f" on {photo.source}"):
             features = self._processor(images=photo.image, return_tensors="pt", **sizes)
         high, wide = patch_size(self._base, self._name)
-        is_cut = "spatial_shapes" in features
-        inputs, whole = self._join_patches(features, high, wide) if is_cut else self._take_pixels(features)
+        inputs, whole = self._take_pixels(features)
         # The grid of patches; pixels beyond whole patches are cut off.
         rows = whole.shape[2] // high
         columns = whole.shape[3] // wide
@@ -59,9 +54,9 @@ class HuggingFaceEyes:
             raise AttnscopeError(
                 f"{self._name} sees {photo.source} smaller than one of its patches", "give another photo"
             )
-        notes = photo.notes
+        notes: tuple[str, ...] = ()
         if (rows * high, columns * wide) != tuple(whole.shape[2:]):
-            notes += ("the patches do not reach the right and lower edge of what the model is given: that is cut off",)
+            notes = ("the patches do not reach the right and lower edge of what the model is given: that is cut off",)
         colours = np.ascontiguousarray(undo_normalisation(self._processor, whole)[: rows * high, : columns * wide])
         if photo.size and accepts(self._base, _INTERPOLATE):
             inputs[_INTERPOLATE] = True  # type: ignore[assignment]  # the one argument that is no tensor
@@ -100,27 +95,6 @@ class HuggingFaceEyes:
             )
         return {"pixel_values": pixels.to(self._base.dtype), **patch_order(self._base, pixels)}, pixels
 
-    def _join_patches(self, features: Mapping[str, Any], high: int, wide: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the same of a picture that the processor cuts, (1, patch, pixels of it), and fills up (SigLIP 2).
-
-        What it fills up with is left out: the model hides it from the patches.
-        """
-        rows, columns = (int(n) for n in np.asarray(features["spatial_shapes"]).reshape(-1)[:2])
-        patches = features["pixel_values"][:, : rows * columns]
-        if patches.shape != (1, rows * columns, high * wide * 3):
-            raise AttnscopeError(
-                f"the image processor of {self._name} does not give {rows} x {columns} patches of {high} x {wide}",
-                OTHER_MODELS,
-            )
-        inputs = {
-            "pixel_values": patches.to(self._base.dtype),
-            "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64),
-            "spatial_shapes": torch.tensor([[rows, columns]]),
-        }
-        # (row, column, y, x, colour) -> (1, colour, row and y, column and x)
-        apart = patches.reshape(rows, columns, high, wide, 3).permute(4, 0, 2, 1, 3)
-        return inputs, apart.reshape(1, 3, rows * high, columns * wide)
-
 
 def _sides(size: Any) -> dict[str, int]:
     """Return the sides of a processor's size, in pixels by name."""
@@ -135,15 +109,6 @@ def hides_patches(base: PreTrainedModel) -> bool:
     """
     own = any(hasattr(module, "is_mae") for module in base.modules())
     return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise") and not own
-
-
-def show_all_patches(base: PreTrainedModel) -> list[str]:
-    """Switch off the masking of an autoencoder (ViT-MAE), which hides most patches by chance; return a note on it."""
-    if not hides_patches(base):
-        return []
-    hidden = base.config.mask_ratio
-    base.config.mask_ratio = 0.0
-    return [f"In training it sees {1 - hidden:.0%} of the patches, drawn at random; here it sees all, in order."]
 
 
 def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from transformers.processing_utils import ProcessorMixin
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import compare_on
 from attnscope.models.hf.examples import Example
-from attnscope.models.hf.parts import accepts, as_failure, in_one_line, is_paligemma, silence
-from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, Unplaced, area_of, slopes
+from attnscope.models.hf.parts import accepts, as_failure, in_one_line, silence
+from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, area_of, slopes, unplaced
 from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.info import require_length
@@ -71,7 +71,6 @@ class VisionLanguageReader:
             raise AttnscopeError(message, "hand it over: attnscope.load(model, processor)")
         if len(photos) > 1 and not self.takes_several_photos:
             raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
-        self._require_no_mark(text)
 
         # What the processor makes of photos and text, and where in it the patches are.
         prompt, notes = self._write_prompt(text, len(photos))
@@ -80,22 +79,21 @@ class VisionLanguageReader:
         n_given = len(ids)
         require_length(self.model.info, n_given + n)
         pictures, labels = self._place_pictures(output, photos, prompt)
-        inputs = {
-            name: value.to(self.model.device, self._base.dtype if value.is_floating_point() else None)
-            for name, value in output.inputs.items()
-            if isinstance(value, Tensor) and accepts(self._base, name)
-        }
+        inputs = {}
+        for name, value in output.inputs.items():
+            if isinstance(value, Tensor) and accepts(self._base, name):
+                dtype = self._base.dtype if value.is_floating_point() else None
+                inputs[name] = value.to(self.model.device, dtype)
 
         # What the model writes after it.
         if n:
-            written = self._write(inputs, ids, n)
+            written = self._write(inputs, n)
             if len(written) < n:
                 notes.append(f"the model wrote {len(written)} of {n} tokens: it ended the text")
             inputs = self._extend(inputs, [*ids, *written])
         tokens, axes = self._name_tokens(inputs, photos, labels, n_given)
         self._compare(inputs, axes)
-        of_photos = [note for photo in photos for note in photo.notes]
-        return SensoryInput(inputs, tokens, pictures=pictures, notes=(*of_photos, *notes), axes=axes)
+        return SensoryInput(inputs, tokens, pictures=pictures, notes=tuple(notes), axes=axes)
 
     # What families differ in -----------------------------------------------------------------------------------------
 
@@ -123,8 +121,7 @@ class VisionLanguageReader:
         """Return the prompt, photos before the text, by the model's chat template; and notes."""
         if not getattr(self._processor, "chat_template", None):
             mark = str(getattr(self._processor, "image_token", "<image>"))
-            plain = "the processor has no chat template: the model reads the pictures, then the text"
-            return mark * n_photos + text, [] if is_paligemma(self._base) else [plain]
+            return mark * n_photos + text, ["the processor has no chat template: the model reads pictures, then text"]
         content: list[dict[str, str]] = [{"type": "image"}] * n_photos
         messages: list[Any] = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
@@ -133,48 +130,35 @@ class VisionLanguageReader:
         return str(prompt), []
 
     def _make(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
-        return PhotoPrompt(self._base, self._processor, self._process(images, prompt), images)
+        with as_failure(f"the processor of {self._name}"), silence():
+            inputs = self._process(images, prompt)
+        return PhotoPrompt(self._base, self._processor, inputs, images)
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         """Return the processor's tensors for photos and a prompt, by argument of the forward."""
-        return self._run_processor(prompt, [list(images)])
-
-    def _run_processor(self, prompt: str, images: Sequence[Any]) -> dict[str, Any]:
         # Templates write the token that begins a text themselves.
         start = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
-        with as_failure(f"the processor of {self._name}"), silence():
-            inputs: dict[str, Any] = self._processor(text=[prompt], images=images, return_tensors="pt", **options)
+        processor = self._processor
+        inputs: dict[str, Any] = processor(text=[prompt], images=[list(images)], return_tensors="pt", **options)
         return inputs
 
-    def _require_no_mark(self, text: str) -> None:
-        """Refuse a text that holds the mark of a picture: it would stand for a picture that is not there."""
-        for name in ("boi_token", "image_token"):
-            mark = str(getattr(self._processor, name, None) or "")
-            if mark and mark in text:
-                message = f"the text holds {mark!r}, which stands for a picture in what {self._name} reads"
-                raise AttnscopeError(message, "leave it out")
-
     @property
-    def _picture_id(self) -> int:
-        """Return the number of the token that stands for pictures."""
+    def _picture_id(self) -> int | None:
+        """Return the number of the token that stands for pictures; None where there is none."""
         config = self._base.config
-        number = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
-        if not isinstance(number, int):
-            raise AttnscopeError(f"{self._name} does not say which of its tokens stand for pictures")
+        number: int | None = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
         return number
 
-    def _write(self, inputs: Mapping[str, Tensor], prompt: list[int], n: int) -> list[int]:
+    def _write(self, inputs: Mapping[str, Tensor], n: int) -> list[int]:
         """Return the numbers of what the model writes, greedily, without a token that ends a text."""
-        return self._writer.answer(inputs, n, [self._picture_id])
+        return self._writer.answer(inputs, n, inputs[self.ids_name].shape[1], self._picture_id)
 
     def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
         """Return the forward's arguments for a prompt and the tokens written after it."""
         more = len(ids) - inputs[self.ids_name].shape[1]
         longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self.model.device)}
-        # All of PaliGemma's prompt sees all of it; what is written after it sees what comes before, and is told so.
-        suffix = int(is_paligemma(self._base))
-        for name, value in (("attention_mask", 1), ("token_type_ids", suffix), ("mm_token_type_ids", 0)):
+        for name, value in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
             if name in inputs:
                 longer[name] = pad(inputs[name], (0, more), value=value)
         return longer
@@ -185,14 +169,10 @@ class VisionLanguageReader:
         self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
         """Return the pictures, with the position that stands for each patch, and the labels of these positions."""
-        try:
-            # A photo of slopes goes the same way, and tells which part of the photo each picture covers.
-            panes, n_tokens = self._cut(output)
-            positions = self._positions(output, n_tokens)
-            guides, _ = self._cut(self._make([Image.fromarray(slopes(*size)) for size in output.sizes], prompt))
-        except Unplaced as error:
-            message = f"{self._name} cannot be shown on pictures: {error}"
-            raise AttnscopeError(message, "its text alone can be: leave out --image") from error
+        # A photo of slopes goes the same way, and tells which part of the photo each picture covers.
+        panes, n_tokens = self._cut(output)
+        positions = self._positions(output, n_tokens)
+        guides, _ = self._cut(self._make([Image.fromarray(slopes(*size)) for size in output.sizes], prompt))
         names = [photo.source for photo in photos]
         pictures = []
         labels: dict[int, str] = {}
@@ -209,9 +189,9 @@ class VisionLanguageReader:
             size = photos[pane.photo].image.size
             pictures.append(Picture(self._colours(pane), (rows, columns), source, size, cells, area))
             before = f"{number}:" if len(panes) > 1 else ""
-            labels |= {
-                int(cell): f"{before}{row},{column}" for (row, column), cell in np.ndenumerate(cells) if cell >= 0
-            }
+            for (row, column), cell in np.ndenumerate(cells):
+                if cell >= 0:
+                    labels[int(cell)] = f"{before}{row},{column}"
         return tuple(pictures), labels
 
     def _colours(self, pane: Pane) -> NDArray[np.uint8]:
@@ -224,13 +204,13 @@ class InterleavedReader(VisionLanguageReader):
     def _cut(self, output: PhotoPrompt) -> Cut:
         kind = self._base.config.model_type
         if kind not in FAMILIES:
-            raise Unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
+            raise unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
         return FAMILIES[kind](output)
 
     def _positions(self, output: PhotoPrompt, n_tokens: int) -> NDArray[np.int64]:
         positions = self._find_tokens(output.inputs)
         if len(positions) != n_tokens:
-            raise Unplaced(f"its processor gives {len(positions)} picture tokens where its pictures have {n_tokens}")
+            raise unplaced(f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}")
         return positions
 
     def _find_tokens(self, inputs: Mapping[str, Tensor]) -> NDArray[np.int64]:

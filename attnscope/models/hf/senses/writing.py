@@ -3,7 +3,7 @@
 All of it greedily, and without the seam.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,17 +49,18 @@ class HuggingFaceWriter:
         if not len(tokens):
             raise AttnscopeError("there is nothing to continue", "give at least one token")
         with torch.no_grad(), use_attention(self._base, None):
-            written = self.extend_greedily(self._predictor("input_ids"), tokens.ids.tolist(), n)
+            written = self._extend("input_ids", tokens.ids.tolist(), n)
         return self._tokenizer.extend(tokens, written)
 
-    def answer(self, inputs: Mapping[str, Tensor], n: int, never: Sequence[int] = ()) -> list[int]:
+    def answer(self, inputs: Mapping[str, Tensor], n: int, n_given: int, never: int | None) -> list[int]:
         """Return the numbers of what the model writes after pictures and words, without a token that ends it.
 
-        Some numbers, as those that stand for pictures, are never written.
+        Its first `n_given` numbers are the prompt's. One number, which stands for pictures, is never written.
         """
-        self._require_head(is_encoder_decoder=False)
-        written = self._generate(inputs, n, suppress_tokens=list(never) or None)
-        return self._without_end(written[inputs["input_ids"].shape[1] :])
+        self._require_head(is_encoder_decoder=None)
+        suppressed = None if never is None else [never]
+        written = self._generate(inputs, n, suppress_tokens=suppressed, forced_eos_token_id=None)
+        return self._without_end(written[n_given:])
 
     def encode_target(self, text: str) -> Tokens:
         """Return the decoder's tokens for `text` as its output: the start token, then the text."""
@@ -93,54 +94,43 @@ class HuggingFaceWriter:
         prompt = list(self._tokenizer.prefix_ids) or [self.start_id()]
         features = heard.inputs["input_features"].to(self._shown.device)
         with use_attention(self._base, None), torch.no_grad():
-            predict = self._predictor("decoder_input_ids", encoder_outputs=self._model.get_encoder()(features))
-            written = self.extend_greedily(predict, prompt, n)
+            states = self._model.get_encoder()(features)
+            written = self._extend("decoder_input_ids", prompt, n, encoder_outputs=states)
         return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), written)
 
-    def _predictor(self, ids_name: str, **inputs: Any) -> Callable[[list[int]], Tensor]:
-        """Return a function from all numbers so far to scores, (1, token, vocabulary), with a cache if possible."""
-        can_cache = "use_cache" in standing_arguments(self._model)
-        past: Any = None
-
-        def predict(written: list[int]) -> Tensor:
-            nonlocal past
-            # With a cache only the last token is new: (1, 1); without one all tokens go in.
-            step = torch.tensor([written if past is None else written[-1:]], device=self._shown.device)
-            caching = {"past_key_values": past, "use_cache": True} if can_cache else {}
-            output = self._model(**{ids_name: step}, **inputs, **caching)
-            past = getattr(output, "past_key_values", None)
-            logits: Tensor = output.logits
-            return logits
-
-        return predict
-
-    def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
-        """Return the decoder's arguments of the forward, (1, token)."""
-        return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._shown.device)}
-
-    def extend_greedily(self, predict: Callable[[list[int]], Tensor], before: list[int], n: int) -> list[int]:
-        """Return the numbers that are written after others, at most n, without the one that ends a text.
-
-        `predict` gives scores of the vocabulary after all numbers so far, (1, token, vocabulary).
-        """
+    def _extend(self, ids_name: str, before: list[int], n: int, **inputs: Any) -> list[int]:
+        """Return the likeliest numbers after others, at most n, without the one that ends a text."""
         ends = self._end_ids()
         limit = self._shown.info.max_tokens
+        caching: dict[str, Any] = {"use_cache": True} if "use_cache" in standing_arguments(self._model) else {}
+        past: Any = None
         written: list[int] = []
         for _ in range(n if limit is None else min(n, limit - len(before))):
-            token = int(predict([*before, *written])[0, -1].argmax())
+            # With a cache only the last token is new: (1, 1); without one all tokens go in.
+            new = [*before, *written] if past is None else written[-1:]
+            if caching:
+                caching["past_key_values"] = past
+            output = self._model(**{ids_name: torch.tensor([new], device=self._shown.device)}, **inputs, **caching)
+            past = getattr(output, "past_key_values", None)
+            token = int(output.logits[0, -1].argmax())
             if token in ends:
                 break
             written.append(token)
         return written
 
-    def _require_head(self, *, is_encoder_decoder: bool) -> None:
-        """Refuse models that cannot write, or not in this way."""
+    def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
+        """Return the decoder's arguments of the forward, (1, token)."""
+        return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._shown.device)}
+
+    def _require_head(self, *, is_encoder_decoder: bool | None) -> None:
+        """Refuse models that cannot write, or not in this way; None = either will do."""
         model = self._model
         name = self._shown.info.name
-        if is_encoder_decoder != bool(self._base.config.is_encoder_decoder):
-            has = "no encoder" if is_encoder_decoder else "a decoder that answers"
-            raise AttnscopeError(f"{name} has {has}", f"{'leave out' if is_encoder_decoder else 'use'} the target")
-        headless = model is self._base and not is_encoder_decoder and model.get_output_embeddings() is None
+        if is_encoder_decoder not in (None, bool(self._base.config.is_encoder_decoder)):
+            if is_encoder_decoder:
+                raise AttnscopeError(f"{name} has no encoder", "leave out the target")
+            raise AttnscopeError(f"{name} has a decoder that answers", "use the target")
+        headless = is_encoder_decoder is False and model is self._base and model.get_output_embeddings() is None
         if not model.can_generate() or headless:
             raise AttnscopeError(
                 f"{name} was loaded without a language-model head and cannot write",
