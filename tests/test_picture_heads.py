@@ -138,7 +138,7 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run: Run, folders
     model = str(folders["registers"])
     code, out, err = run("heads", "--image", "photos/*.png", "-m", model, "-o", "out", "-f", "npz,csv,png")
     assert code == 1
-    assert "skipped: photos/b.png: is damaged" in err and "error: 1 picture could not be read" in err
+    assert "skipped: photos/b.png: cannot be read as a picture" in err and "error: 1 picture could not be read" in err
     assert "2 pictures, 50 patches: photos/a.png" in out and "distance_patches" in out and "uniform" in out
     assert "[" in next(line for line in out.splitlines() if line.startswith("near_patches"))
     files = out.splitlines()[-3:]
@@ -163,7 +163,7 @@ def test_an_interruption_keeps_the_pictures_that_were_done(folders: dict[str, Pa
 def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path]) -> None:
     vit = str(folders["vit"])
     for arguments, code, told in (
-        (("photos/b.png", "-m", vit), 1, "no picture is left of 1: photos/b.png: is damaged"),
+        (("photos/b.png", "-m", vit), 1, "no picture is left of 1: photos/b.png: cannot be read as a picture"),
         (("none/*.jpg", "-m", vit), 1, "there is no file none/*.jpg"),
         (("photos/a.png", "-m", "minilm"), 1, "sees no pictures"),
         (("photos/a.png", "a question", "-m", vit), 2, "TEXT cannot be given beside --image"),

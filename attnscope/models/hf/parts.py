@@ -273,9 +273,8 @@ def load_errors(what: str, folder: Path) -> Iterator[None]:
     except AttnscopeError:
         raise
     except Exception as error:
-        raise AttnscopeError(
-            f"cannot load the {what} in {folder}: {first_line(error)}", "get its files again"
-        ) from error
+        hint = "install what it needs" if isinstance(error, ImportError) else "get its files again"
+        raise AttnscopeError(f"cannot load the {what} in {folder}: {first_line(error)}", hint) from error
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
@@ -138,9 +139,7 @@ class ScoreRuns:
         blocks = model.blocks()
         inside = set(modules_of(blocks.values()))
         linear = linear_maps(roots)
-        outputs, attentions = self._watch_once()
-        within = set(modules_of(attentions))
-        self._projections = {m for m in linear if m in within and m not in outputs}
+        self._projections, outputs = self._watch_once()
         # Feed-forward networks are cut off as wholes: every other map in a block, and experts, which are no maps.
         experts = [m for m in inside if any(weight.ndim > 2 for weight in m.parameters(recurse=False))]
         self._branches = [m for m in linear if m in inside and m not in outputs and m not in self._projections]
@@ -161,30 +160,30 @@ class ScoreRuns:
                 self._layers.setdefault(module, set()).add(place)
 
     def _watch_once(self) -> tuple[set[nn.Module], set[nn.Module]]:
-        """Return the output projections, and the innermost modules that run around each attention."""
+        """Return the projections, which run in a block before its attention, and the output projections."""
         model = self._model
         watch = OutputWatch()
-        modules = [module for module in modules_of(model.modules()) if not is_leaf(module)]
-        around: list[nn.Module] = []
-        attentions: set[nn.Module] = set()
+        since: list[nn.Module] = []
+        projections: set[nn.Module] = set()
         n_calls = 0
+
+        def look(module: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
+            since.append(module)
+            watch.look(module, inputs, result)
 
         def observe(call: AttentionCall) -> Tensor:
             nonlocal n_calls
             n_calls += 1
+            projections.update(since)
             output = attend(call)
             watch.expect((call.kind, call.layer), output)
-            attentions.update(around[-1:])
             return output
 
-        def leave(module: nn.Module, inputs: Any, result: Any) -> None:
-            del around[-1:]
-
+        blocks = dict.fromkeys(model.blocks().values())
         with (
             torch.no_grad(),
-            hooks(linear_maps(model.modules()), watch.look),
-            hooks(modules, lambda module, inputs, named: around.append(module), before=True),
-            hooks(modules, leave),
+            hooks(linear_maps(model.modules()), look),
+            hooks(blocks, lambda *_: since.clear(), before=True),
         ):
             model.run(example_batch(model), observe)
         if len(watch.modules) < n_calls:
@@ -193,7 +192,8 @@ class ScoreRuns:
                 "write cannot be told apart",
                 "its effect can still be seen: attnscope ablate",
             )
-        return set(watch.modules.values()), attentions
+        outputs = set(watch.modules.values())
+        return projections - outputs, outputs
 
     def trace(self, batch: Batch, places: Collection[Place]) -> TracedScores:
         """Run a batch, and keep the gradient paths to the queries and keys of the attentions at `places`."""
@@ -289,11 +289,8 @@ def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
     return POSITIONS if bool(differs.all()) else SEGMENTS
 
 
-def _detach(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    def cut_off(value: Any) -> Any:
-        return value.detach() if isinstance(value, Tensor) else value
-
-    return tuple(map(cut_off, inputs)), {name: cut_off(value) for name, value in named.items()}
+def _detach(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    return tree_map_only(Tensor, Tensor.detach, (inputs, named))
 
 
 def require_gradients(model: Model) -> None:

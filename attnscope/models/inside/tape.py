@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from attnscope.models.turns import take_turn
 
@@ -49,7 +50,7 @@ class Tape:
             finally:
                 self._depth -= 1
             # A copy, for some networks add to what they were given in place.
-            self._outputs.append(_each(output, Tensor.clone))
+            self._outputs.append(tree_map_only(Tensor, Tensor.clone, output))
             return output
 
         with self._replace_forwards(keep):
@@ -71,7 +72,7 @@ class Tape:
             number += 1
             if number > first:
                 return forward(*args, **named)
-            return _each(self._outputs[number - 1], repeat)
+            return tree_map_only(Tensor, repeat, self._outputs[number - 1])
 
         with self._replace_forwards(answer):
             yield
@@ -131,16 +132,3 @@ def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]
 
     search(network, None)
     return list(dict.fromkeys(blocks))
-
-
-def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same structure with the function applied to each tensor in tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_each(item, function) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_each(item, function) for item in value)
-    if isinstance(value, dict):
-        return type(value)((name, _each(item, function)) for name, item in value.items())
-    return value

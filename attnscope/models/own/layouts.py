@@ -105,10 +105,11 @@ class Encoder:
             tensors[f"{ours}.weight"] = (f"{theirs}.weight", (getattr(self, n_rows), width))
         # The parts with a bias: norms have vectors, linear maps matrices (out, in).
         parts: dict[str, tuple[str, Shape]] = {"embedding_norm": ("embeddings.LayerNorm", (width,))}
-        shapes = {"up": (self.intermediate_size, width), "down": (width, self.intermediate_size)}
+        shapes: dict[str, Shape] = {"up": (self.intermediate_size, width), "down": (width, self.intermediate_size)}
         for number in range(self.num_hidden_layers):
             for ours, theirs in _LAYER.items():
-                shape = (width,) if ours.endswith("norm") else shapes.get(ours, (width, width))
+                default = (width,) if ours.endswith("norm") else (width, width)
+                shape = shapes.get(ours, default)
                 parts[f"layers.{number}.{ours}"] = (f"encoder.layer.{number}.{theirs}", shape)
         for ours, (theirs, shape) in parts.items():
             tensors[f"{ours}.weight"] = (f"{theirs}.weight", shape)
