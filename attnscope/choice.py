@@ -207,5 +207,7 @@ def _numbers(numbers: int | Sequence[int] | None) -> tuple[int, ...] | None:
 def span_from(span: Span | slice | None) -> Span | None:
     """Return a span as Python users give it: as a pair, or a slice without a step."""
     if isinstance(span, slice):
+        if span.step not in (None, 1):
+            raise UsageError("rows and cols are taken one after another", "leave out the step")
         return span.start or 0, span.stop
     return None if span is None else (int(span[0]), None if span[1] is None else int(span[1]))

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedToken
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.studies.maps.derived import picture_rollout
+from attnscope.studies.maps.derived import rollout
 from tests.conftest import VOCABULARY
 from tests.senses_helpers import photo, speech
 
@@ -129,7 +129,7 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type: str, tmp
     # What is shown is the photo, as it is after resizing.
     small = np.asarray(Image.fromarray(photo()).resize((columns * 8, rows * 8), Image.Resampling.BILINEAR))
     assert np.abs(seen.picture.pixels.astype(int) - small).mean() < 16
-    assert picture_rollout(model, photo()).rollout.shape[0] == 3
+    assert rollout(model, image=photo()).rollout.shape[0] == 3
 
     Image.fromarray(photo()).save(tmp_path / "photo.png")
     for arguments in (("the cat",), ("--image", tmp_path / "photo.png")):

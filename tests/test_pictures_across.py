@@ -95,7 +95,7 @@ def test_figures_lie_over_the_photo_and_the_words_have_theirs(models: dict[str, 
     alone = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(3, 1)])
     assert [m.kind for m in alone.maps] == ["cross"] and alone.page() is not None
     assert "text-L03H01.svg" in [path.name for path in alone.draw(tmp_path, ["svg"], query="table")]
-    with pytest.raises(AttnscopeError, match="looks at pictures in layers 1,3 alone"):
+    with pytest.raises(AttnscopeError, match="has no cross-attention in the layers and heads that are chosen"):
         attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(0, 1)])
 
 

@@ -103,7 +103,7 @@ def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> 
     """Follow tokens through the layers: by attention alone (Abnar & Zuidema 2020), or with gradients."""
     from attnscope.senses.photos import read_photo
     from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.maps.derived import picture_rollout, relevance
+    from attnscope.studies.maps.derived import relevance
     from attnscope.studies.maps.derived import rollout as study
 
     # Options that a rollout has no use for.
@@ -118,9 +118,7 @@ def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> 
             raise UsageError("one picture is followed through the layers", "give one --image")
         photo = read_photo(source.image[0])  # before the model takes its time
         loaded = model.load_with_head()
-        return output.deliver(
-            picture_rollout(loaded, photo) if target is None else relevance(loaded, target, image=photo)
-        )
+        return output.deliver(study(loaded, image=photo) if target is None else relevance(loaded, target, image=photo))
     # A text.
     text = source.read()
     if target is not None:

@@ -348,8 +348,6 @@ class _Drawer:
         record = run_model(model, outline(model.info, reading, self.loaded.heads), reading)
         query = maps.query
         record = apply_changes(record, maps)
-        if maps.mean:
-            record = record.average(maps.mean)
         notes = list(record.run["notes"])
         shares: list[Path] = []
         if maps.between:

@@ -29,7 +29,7 @@ _MOST_GRADED = 1024
 def rollout(
     model: Model, text: str | None = None, *, image: Any = None, residual: float = 0.5, query: str | None = None
 ) -> Rollout:
-    """Compute attention rollout of a model on a text (Abnar & Zuidema 2020).
+    """Compute attention rollout of a model on a text or a photo (Abnar & Zuidema 2020).
 
     The heads of a layer are averaged. In an encoder-decoder, only the encoder counts: the paper does not
     define rollout for two stacks that meet. See `attnscope.core.attention.rollout`.
@@ -37,35 +37,22 @@ def rollout(
     Args:
         model: A loaded model, see `attnscope.load`.
         text: What to run it on.
-        image: Instead of a text, a photo for a vision model: see `picture_rollout`.
+        image: Instead of a text, a photo for a vision model: a path, an image of Pillow, or an array (height, width,
+            3) of uint8.
         residual: The share of the identity in each layer, which stands for the residual connection; 0 to 1.
         query: A token, a word, or a place such as `@3`, which must be in the text.
 
     Raises:
         AttnscopeError: An empty text, no such token, or a model with layers that have no attention.
     """
-    if image is not None:
-        return picture_rollout(model, image, residual=residual)
-    if text is None:
-        raise UsageError("no text is given", "give a text, or an image")
-    _require_share(residual)
-    return _roll_out(_whole_maps(model, Prompt(text)), residual, query)
-
-
-@with_plain_torch
-def picture_rollout(model: Model, image: Any, *, residual: float = 0.5) -> Rollout:
-    """Compute attention rollout of a vision model on a photo (Abnar & Zuidema 2020): the patches a token came from.
-
-    Args:
-        model: A loaded vision model.
-        image: A path, an image of Pillow, or an array (height, width, 3) of uint8.
-        residual: The share of the identity in each layer; 0 to 1.
-
-    Raises:
-        AttnscopeError: The image is none, or the model sees no pictures.
-    """
-    _require_share(residual)
-    return _roll_out(_whole_maps(model, read_photo(image)), residual)
+    if not 0 <= residual <= 1:
+        raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
+    record = _whole_maps(model, _given(text, image))
+    _require_query(record.maps[0].queries, query)
+    with np.errstate(invalid="ignore"):
+        # Heads that a layer lacks are NaN; they are none to average.
+        mean = np.nanmean(record.maps[0].weights.astype(np.float64), axis=1)
+    return Rollout.of_layers(record, mean, core.rollout(core.mix_residual(mean, residual)), residual)
 
 
 @with_plain_torch
@@ -92,9 +79,7 @@ def relevance(
     from attnscope.core.interventions import Leaves
     from attnscope.studies.patch.pairs import read_target
 
-    if (text is None) == (image is None):
-        raise UsageError("relevance is of a text or an image", "give one of them")
-    given = read_photo(image) if text is None else Prompt(text)
+    given = _given(text, image)
     model = reader_of(model, given)
     reading = read(model, given)
     if len(reading.tokens) > _MOST_GRADED:
@@ -128,26 +113,19 @@ def relevance(
         answer_token = len(reading.tokens) - 1
     maps = (replace(record.maps[0], layers=tuple(range(len(layers)))),)
     record = replace(record, maps=maps)
-    if query is not None and not reading.tokens.find(query):
-        raise reading.tokens.refuse(query)
+    _require_query(reading.tokens, query)
     return Rollout.of_layers(record, core.row_shares(means), core.row_shares(added), 0.0, target, answer_token)
 
 
-def _require_share(residual: float) -> None:
-    if not 0 <= residual <= 1:
-        raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
+def _given(text: str | None, image: Any) -> Given:
+    if (text is None) == (image is None):
+        raise UsageError("neither a text nor an image is given, or both", "give one of them")
+    return read_photo(image) if text is None else Prompt(text)
 
 
-def _roll_out(record: Heatmap, residual: float, query: str | None = None) -> Rollout:
-    """Return the rollout of the maps of all layers and heads."""
-    attention = record.maps[0]
-    with np.errstate(invalid="ignore"):
-        # Heads that a layer lacks are NaN; they are none to average.
-        mean = np.nanmean(attention.weights.astype(np.float64), axis=1)
-    rolled = core.rollout(core.mix_residual(mean, residual))
-    if query is not None and not attention.queries.find(query):
-        raise attention.queries.refuse(query)
-    return Rollout.of_layers(record, mean, rolled, residual)
+def _require_query(tokens: Tokens, query: str | None) -> None:
+    if query is not None and not tokens.find(query):
+        raise tokens.refuse(query)
 
 
 def _whole_maps(model: Model, given: Given) -> Heatmap:

@@ -37,6 +37,7 @@ from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View,
 from attnscope.studies.inputs.texts import Progress, Report, share_read
 from attnscope.studies.maps.options import PageOrder
 from attnscope.studies.maps.running import fill_maps, outline, run_model
+from attnscope.studies.maps.study import apply_changes
 from attnscope.text import read_text, slug
 
 _FEW = 16
@@ -164,8 +165,7 @@ def _read_texts(
 
 def _change(record: Heatmap, tokens: Tokens) -> Heatmap:
     """Return a record without sinks, and with means of heads, if that is asked for."""
-    record = record.without_sinks() if tokens.without_sinks else record
-    return record.average(tokens.mean) if tokens.mean else record
+    return apply_changes(record, Tokens(without_sinks=tokens.without_sinks, mean=tokens.mean))
 
 
 def _prompts(order: PageOrder) -> Iterator[tuple[Given, float | None]]:

@@ -19,7 +19,6 @@ from attnscope.models.model import Model
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import spans
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
-from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import refusal
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Reading, batch_of
@@ -47,7 +46,9 @@ _SIZES = ("kind", "heads", "queries", "keys", "n_layers", "n_heads", "n_kv_heads
 
 
 def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None = None) -> Heatmap:
-    """Return the record as it will be, without weights; for speech, with its cross-attention only.
+    """Return the record as it will be, without weights: a map for each kind of attention that has a chosen head.
+
+    For speech it is the cross-attention alone; of pictures among words, patches are keys alone.
 
     Raises:
         AttnscopeError: A part is asked for that the text does not have, or of several maps; or no head is chosen.
@@ -59,17 +60,54 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         )
     if reading.pictures and cut and cut.cols is not None:
         raise AttnscopeError("what is laid over a picture are all its patches", "leave out --cols")
-    # Build a map for each kind of attention, and note what it leaves out.
+    # Models with cross-attention to pictures begin with that; speech has the frames with sound as keys.
+    kinds = tuple(reading.axes) or info.kinds
+    n_heard = None
+    if reading.sound is not None and reading.target is not None:
+        kinds = ("cross",)
+        n_heard = len(reading.sound.envelope)
     notes = list(reading.notes)
-    if reading.axes:
-        maps = _maps_by_axes(info, reading, chosen)
-        for layer, head in chosen.picked or ():
-            kinds = [m.kind for m in maps if layer in m.layers and head in m.heads]
-            if len(kinds) > 1:
-                notes.append(f"L{layer}H{head} names a head of each kind of attention: {', '.join(kinds)}")
-    else:
-        maps, notes_on_parts = _maps_by_kind(info, reading, chosen, cut)
-        notes += notes_on_parts
+    maps: list[AttentionMap] = []
+    for kind in kinds:
+        number = info.kinds.index(kind)
+        axes = reading.axes.get(kind)
+        known = range(info.n_layers[number]) if axes is None else axes.layers
+        layers = tuple(layer for layer in chosen.layers if layer in known)
+        heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
+        if not (layers and heads):
+            if kind == kinds[0] == "cross":
+                raise AttnscopeError(
+                    f"{info.name} has no cross-attention in the layers and heads that are chosen",
+                    f"it has layers {spans(known)} of {info.n_heads[number]} heads",
+                )
+            continue
+        # The tokens at both sides, of which a part may be kept.
+        queries, keys = reading.queries_and_keys(kind)
+        rows = slice(0 if axes is None and not reading.pictures else reading.after_pictures, len(queries))
+        columns = slice(0, len(keys) if n_heard is None else n_heard)
+        if cut:
+            cut_rows, columns = cut.within(len(queries), len(keys))
+            rows = rows if cut.rows is None else cut_rows
+        is_part = bool(cut) or bool(reading.pictures and axes is None) or rows.start > 0 or n_heard is not None
+        if cut and not reading.pictures:
+            notes.append(
+                f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
+                f"{columns.stop - 1} of {len(keys)} tokens; weights are those of the whole"
+            )
+        maps.append(
+            AttentionMap(
+                kind=kind,
+                layers=layers,
+                heads=heads,
+                weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
+                queries=queries.take(np.arange(rows.start, rows.stop)),
+                keys=keys.take(np.arange(columns.start, columns.stop)),
+                n_layers=info.n_layers[number],
+                n_heads=info.n_heads[number],
+                n_kv_heads=info.n_kv_heads[number],
+                part=(rows.start, columns.start, len(queries), len(keys)) if is_part else None,
+            )
+        )
     return Heatmap(
         text=reading.text,
         maps=tuple(maps),
@@ -78,90 +116,6 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         picture=reading.picture,
         sound=reading.sound,
         pictures=reading.pictures,
-    )
-
-
-def _maps_by_kind(
-    info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None
-) -> tuple[list[AttentionMap], list[str]]:
-    """Return a map for each kind of attention that has one of the chosen heads, and a note on a part of it."""
-    notes = []
-    if reading.pictures and (cut is None or cut.rows is None):
-        # Patches are keys alone: a map of all of them as queries would take gigabytes.
-        cut = Cut((reading.after_pictures, None), cut.cols if cut else None)
-    heard = reading.sound if reading.target is not None else None
-    maps = []
-    for number, kind in enumerate(info.kinds):
-        layers = tuple(layer for layer in chosen.layers if layer < info.n_layers[number])
-        heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
-        if not layers or not heads or (heard is not None and kind != "cross"):
-            continue
-        # The tokens at both sides, of which a part may be kept.
-        queries, keys = reading.queries_and_keys(kind)
-        part = None
-        if heard is not None:
-            part = (0, 0, len(queries), len(keys))
-            keys = keys.take(np.arange(len(heard.envelope)))
-        if cut:
-            rows, columns = cut.within(len(queries), len(keys))
-            part = (rows.start, columns.start, len(queries), len(keys))
-            if not reading.pictures:
-                notes.append(
-                    f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
-                    f"{columns.stop - 1} of {len(keys)} tokens; weights are those of the whole"
-                )
-            queries = queries.take(np.arange(rows.start, rows.stop))
-            keys = keys.take(np.arange(*columns.indices(len(keys))))
-        maps.append(_empty_map(info, number, layers, heads, queries, keys, part))
-    if heard is not None and not maps:
-        raise AttnscopeError(
-            f"{info.name} has no cross-attention in the layers and heads that are chosen",
-            f"its decoder has {info.n_layers[-1]} layers of {info.n_heads[-1]} heads",
-        )
-    return maps, notes
-
-
-def _maps_by_axes(info: ModelInfo, reading: Reading, chosen: Chosen) -> list[AttentionMap]:
-    """Return the maps of a model with cross-attention to pictures: first that, then the others."""
-    maps: list[AttentionMap] = []
-    for kind, axes in reading.axes.items():
-        number = info.kinds.index(kind)
-        layers = tuple(layer for layer in chosen.layers if layer in axes.layers)
-        heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
-        if layers and heads:
-            part = (axes.first, 0, len(axes.queries), len(axes.keys)) if axes.first else None
-            queries = axes.queries.take(np.arange(axes.first, len(axes.queries)))
-            maps.append(_empty_map(info, number, layers, heads, queries, axes.keys, part))
-        elif not maps:
-            raise AttnscopeError(
-                f"{info.name} looks at pictures in layers {spans(axes.layers)} alone, each of {info.n_heads[number]} "
-                "heads",
-                "choose among these",
-            )
-    return maps
-
-
-def _empty_map(
-    info: ModelInfo,
-    number: int,
-    layers: tuple[int, ...],
-    heads: tuple[int, ...],
-    queries: Tokens,
-    keys: Tokens,
-    part: tuple[int, int, int, int] | None,
-) -> AttentionMap:
-    """Return a map of the model's kind of attention with this number, without weights."""
-    return AttentionMap(
-        kind=info.kinds[number],
-        layers=layers,
-        heads=heads,
-        weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
-        queries=queries,
-        keys=keys,
-        n_layers=info.n_layers[number],
-        n_heads=info.n_heads[number],
-        n_kv_heads=info.n_kv_heads[number],
-        part=part,
     )
 
 

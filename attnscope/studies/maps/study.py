@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
-from attnscope.choice import Choice, Chosen, Cut, Span, Tokens, choice_from, span_from
+from attnscope.choice import Cut, Span, Tokens, choice_from, span_from
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.drawing.style import Style
 from attnscope.models.model import Model
@@ -24,7 +25,6 @@ from attnscope.studies.inputs.reading import (
     Given,
     Prompt,
     PromptOptions,
-    Reading,
     Speech,
     View,
     group_words,
@@ -36,43 +36,65 @@ from attnscope.studies.maps.options import MapOptions, require_cells
 from attnscope.studies.maps.running import CELLS, outline, pool_maps, run_model
 from attnscope.text import read_text, slug
 
+R = TypeVar("R", Heatmap, PooledHeatmap)
+
 POOLED_OVER = 400
 """Tokens beyond which the command line pools of itself: labels of more are not readable on a figure."""
 
 
 def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) -> Heatmap | PooledHeatmap:
     """Load a model, and run it on a text, a photo or a recording, as `attnscope heatmap` does."""
-    # Check the options, and load the model or the part of it that reads the input.
     options.require_for(given)
     words: Sequence[str] = ()
     if options.words_from is not None:
         words = read_text(None, options.words_from).split()
         options = replace(options, words=True)
-    source = loading.resolve(spec)
     if isinstance(given, Prompt) and not options.pooled:
-        model = loading.load_to_look(source, [given])
+        model = loading.load_to_look(spec, [given])
     else:
-        model = reader_of(loading.load(source), given)
+        model = loading.load(spec)
+    record = look(model, given, options, words)
+    if isinstance(record, Heatmap):
+        require_query(record, options.query)
+    return record
+
+
+def look(
+    model: Model,
+    given: Given,
+    options: MapOptions,
+    words: Sequence[str] = (),
+    tell: Callable[[str], None] | None = None,
+) -> Heatmap | PooledHeatmap:
+    """Return the maps of a text, a photo or a recording, pooled or changed as the options say.
+
+    Args:
+        model: The model.
+        given: What it reads.
+        options: What is asked of its maps.
+        words: Words whose tokens are merged, where the tokenizer leaves them apart.
+        tell: Is told each note on what was read otherwise than it was given.
+    """
+    # Check what is chosen, then read.
+    model = reader_of(model, given)
     chosen = options.choice.within(model.info)
     followed = heads_to_follow(model, chosen.picked) if options.times else ()
-    reading = group_words(read(model, given), words)
+    reading = read(model, given)
+    if tell is not None:
+        for note in reading.notes:
+            tell(note)
+    reading = group_words(reading, words)
     # Long texts are pooled, unless an option needs exact maps.
-    if isinstance(given, Prompt):
-        cells = options.pooled
-        if cells is None and model.info.path == "seam" and not options.exact_only:
-            longest = max(len(reading.tokens), 0 if reading.target is None else len(reading.target))
-            cells = CELLS if longest > POOLED_OVER else 0
-        if cells:
-            return pool_maps(model, reading, chosen, cells)
+    cells = options.pooled
+    if cells is None and isinstance(given, Prompt) and model.info.path == "seam" and not options.exact_only:
+        longest = max(len(reading.tokens), 0 if reading.target is None else len(reading.target))
+        cells = CELLS if longest > POOLED_OVER else 0
+    if cells:
+        return pool_maps(model, reading, chosen, cells)
     # Run the model, then change the maps as asked.
     record = run_model(model, outline(model.info, reading, chosen, options.cut), reading)
-    record = apply_changes(replace(record, top=options.cut.top), options)
-    if options.times:
-        record = time_words(record, followed)
-    if options.mean:
-        record = record.average(options.mean)
-    require_query(record, options.query)
-    return record
+    record = replace(record, top=options.cut.top)
+    return apply_changes(time_words(record, followed) if options.times else record, options)
 
 
 def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
@@ -130,10 +152,14 @@ def heatmap(
     Warns:
         UserWarning: The text was cut, or the model wrote the target itself.
     """
-    cut = Cut(span_from(rows), span_from(cols))
-    listed = () if isinstance(words, bool) else tuple(words)
-    record = _record_of(model, Prompt(text, **prompt), choice_from(layers, heads, pick), cut, listed)
-    return apply_changes(record, Tokens(hide_special=hide_special, words=bool(words)))
+    options = MapOptions(
+        choice=choice_from(layers, heads, pick),
+        cut=Cut(span_from(rows), span_from(cols)),
+        hide_special=hide_special,
+        words=bool(words),
+        pooled=0,
+    )
+    return _look(Heatmap, model, Prompt(text, **prompt), options, () if isinstance(words, bool) else words)
 
 
 @with_plain_torch
@@ -190,8 +216,9 @@ def picture_heatmap(
     else:
         images = image if isinstance(image, list | tuple) else [image]
         to_read = View(tuple(read_photo(photo) for photo in images), "" if text is None else text, generate)
-    record = _record_of(model, to_read, choice_from(layers, heads, pick))
-    return apply_changes(record, Tokens(hide_special=hide_special))
+    return _look(
+        Heatmap, model, to_read, MapOptions(choice=choice_from(layers, heads, pick), hide_special=hide_special)
+    )
 
 
 @with_plain_torch
@@ -231,13 +258,14 @@ def sound_heatmap(
     Warns:
         UserWarning: The recording was cut, or the text was written by the model.
     """
-    choice = choice_from(layers, heads, pick)
-    followed = heads_to_follow(model, choice.within(model.info).picked) if times else ()
-    record = _record_of(model, Speech(read_recording(audio), text), choice)
-    if times:
-        return time_words(record, followed)
-    # Only words are drawn over it.
-    return record if record.sound is None else replace(record, sound=replace(record.sound, spectrogram=None))
+    record = _look(
+        Heatmap,
+        model,
+        Speech(read_recording(audio), text),
+        MapOptions(choice=choice_from(layers, heads, pick), times=times),
+    )
+    # Only words are drawn over the spectrogram.
+    return record if times or record.sound is None else replace(record, sound=replace(record.sound, spectrogram=None))
 
 
 @with_plain_torch
@@ -278,31 +306,20 @@ def pooled_heatmap(
         UserWarning: The text was cut, or the model wrote the target itself.
     """
     require_cells(cells)
-    model, reading, chosen = _read(model, Prompt(text, **prompt), choice_from(layers, heads, pick))
-    return pool_maps(model, reading, chosen, cells)
+    options = MapOptions(choice=choice_from(layers, heads, pick), pooled=cells)
+    return _look(PooledHeatmap, model, Prompt(text, **prompt), options)
 
 
-def _record_of(
-    model: Model, given: Given, choice: Choice, cut: Cut | None = None, words: Sequence[str] = ()
-) -> Heatmap:
-    """Run a model."""
-    model, reading, chosen = _read(model, given, choice)
-    reading = group_words(reading, words)
-    return run_model(model, outline(model.info, reading, chosen, cut), reading)
-
-
-def _read(model: Model, given: Given, choice: Choice) -> tuple[Model, Reading, Chosen]:
-    """Return what of a model reads, what it reads, and the heads; warn if that is not all that it is given."""
-    model = reader_of(model, given)
-    chosen = choice.within(model.info)
-    reading = read(model, given)
-    for note in reading.notes:
-        warnings.warn(note, stacklevel=5)  # of whoever called the study, past `with_plain_torch`
-    return model, reading, chosen
+def _look(kind: type[R], model: Model, given: Given, options: MapOptions, words: Sequence[str] = ()) -> R:
+    """Return the maps, which are of this kind, and warn of what was read otherwise than it was given."""
+    record = look(model, given, options, words, partial(warnings.warn, stacklevel=5))  # past `with_plain_torch`
+    assert isinstance(record, kind)
+    return record
 
 
 def apply_changes(record: Heatmap, tokens: Tokens) -> Heatmap:
-    """Return the record with special tokens hidden, but for the rows of a query, without sinks, and word by word."""
+    """Return the record as it is shown: special tokens hidden but for a query's, without sinks, by words, as means."""
     record = record.hide_special(keep=tokens.query) if tokens.hide_special else record
     record = record.without_sinks() if tokens.without_sinks else record
-    return record.merge_words() if tokens.words else record
+    record = record.merge_words() if tokens.words else record
+    return record.average(tokens.mean) if tokens.mean else record

@@ -256,7 +256,7 @@ class Growing:
         run["model"] = _common_name([row["name"] for row in self._rows], str(run["model"]))
         if self.skipped:
             run["skipped"] = self.skipped
-        corpus = last.corpus | {"complete": complete, "n_checkpoints": len(self._rows)}
+        corpus = dict(last.corpus) | {"complete": complete, "n_checkpoints": len(self._rows)}
         return Training(run, corpus, options, filled, arrays)
 
     def _roles(self) -> tuple[list[str], NDArray[np.int8]]:
