@@ -11,7 +11,7 @@ from attnscope.core.attention.multihead import MultiHeadAttention
 from tests.core_helpers import EXACT, SIZES, WORKED, few_examples
 from tests.oracle import Projection, multi_head
 
-# d_model 15 = 3 heads of 5; keys of width 11, values of width 7.
+# d_model 15 = 3 heads of 5.
 D_MODEL, N_HEADS, N_QUERIES, N_KEYS, BATCH = 15, 3, 13, 9, 2
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -28,10 +28,10 @@ def chance(*shape: int, seed: int = 0) -> Tensor:
 
 
 def torch_twin(
-    dtype: torch.dtype = torch.float64, bias: bool = True, d_model: int = D_MODEL, n_heads: int = N_HEADS, **widths
+    dtype: torch.dtype = torch.float64, bias: bool = True, d_model: int = D_MODEL, n_heads: int = N_HEADS
 ) -> tuple[nn.MultiheadAttention, MultiHeadAttention]:
     torch.manual_seed(0)
-    module = nn.MultiheadAttention(d_model, n_heads, bias=bias, batch_first=True, dtype=torch.float64, **widths)
+    module = nn.MultiheadAttention(d_model, n_heads, bias=bias, batch_first=True, dtype=torch.float64)
     # Fresh biases are all zero: give them something to get wrong.
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.4)
@@ -40,18 +40,10 @@ def torch_twin(
 
 
 def copy_of(module: nn.MultiheadAttention) -> MultiHeadAttention:
-    """Our module with the weights of torch's, packed or separate."""
-    own = MultiHeadAttention(
-        module.embed_dim,
-        module.num_heads,
-        bias=module.in_proj_bias is not None,
-        kdim=module.kdim,
-        vdim=module.vdim,
-        dtype=module.out_proj.weight.dtype,
-    )
-    separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    packed = module.in_proj_weight
-    weights = separate if packed is None else packed.chunk(3)
+    """Our module with the weights of torch's."""
+    own = MultiHeadAttention(module.embed_dim, module.num_heads, bias=module.in_proj_bias is not None)
+    own = own.to(module.out_proj.weight.dtype)
+    weights = module.in_proj_weight.chunk(3)
     state = {f"{name}_proj.weight": weight for name, weight in zip("qkv", weights, strict=True)}
     if module.in_proj_bias is not None:
         biases = module.in_proj_bias.chunk(3)
@@ -63,11 +55,11 @@ def copy_of(module: nn.MultiheadAttention) -> MultiHeadAttention:
 @jaxtyped(typechecker=beartype)
 def run_checked(
     module: MultiHeadAttention,
-    query: Float[Tensor, "*batch query d_model"],
-    key: Float[Tensor, "*batch key d_key"],
-    value: Float[Tensor, "*batch key d_value"],
+    query: Float[Tensor, "batch query d_model"],
+    key: Float[Tensor, "batch key d_model"],
+    value: Float[Tensor, "batch key d_model"],
     **options,
-) -> tuple[Float[Tensor, "*batch query d_model"], Float[Tensor, "*batch {module.num_heads} query key"]]:
+) -> tuple[Float[Tensor, "batch query d_model"], Float[Tensor, "batch {module.num_heads} query key"]]:
     """Output and weights with their axes checked; the fast road must give the same output."""
     output, weights = module(query, key, value, need_weights=True, **options)
     fast, none = module(query, key, value, **options)
@@ -77,13 +69,12 @@ def run_checked(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("widths", [{}, {"kdim": 11}, {"vdim": 7}, {"kdim": 11, "vdim": 7}])
 @pytest.mark.parametrize("masked", ["nothing", "queries x keys", "texts", "heads", "padding", "both", "causal"])
-def test_equals_torch_with_copied_weights(bias: bool, widths: dict[str, int], masked: str) -> None:
-    theirs, ours = torch_twin(bias=bias, **widths)
+def test_equals_torch_with_copied_weights(bias: bool, masked: str) -> None:
+    theirs, ours = torch_twin(bias=bias)
     query = normal(BATCH, N_QUERIES, D_MODEL)
-    key = normal(BATCH, N_KEYS, widths.get("kdim", D_MODEL), seed=1)
-    value = normal(BATCH, N_KEYS, widths.get("vdim", D_MODEL), seed=2)
+    key = normal(BATCH, N_KEYS, D_MODEL, seed=1)
+    value = normal(BATCH, N_KEYS, D_MODEL, seed=2)
     padding = chance(BATCH, N_KEYS)
     scores = (BATCH, N_HEADS, N_QUERIES, N_KEYS)
     options, torch_mask = {
@@ -123,27 +114,22 @@ def _projection(module: nn.Module) -> Projection | None:
 @given(data=st.data())
 @few_examples
 def test_equals_the_oracle(data: st.DataObject) -> None:
-    n_queries, n_keys, kdim, vdim = data.draw(st.permutations(SIZES))[:4]
+    n_queries, n_keys = data.draw(st.permutations(SIZES))[:2]
     num_heads, d_head = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     embed_dim, batch = num_heads * d_head, data.draw(st.integers(1, 2))
     identity = data.draw(st.booleans())
-    if identity:
-        kdim = vdim = embed_dim
     torch.manual_seed(data.draw(st.integers(0, 2**16)))
     module = MultiHeadAttention(
         embed_dim,
         num_heads,
         bias=data.draw(st.booleans()),
-        kdim=kdim,
-        vdim=vdim,
         identity=identity,
-        dtype=torch.float64,
-    )
+    ).double()
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     query, key, value = (
         torch.randn(batch, n_queries, embed_dim).double(),
-        *(torch.randn(batch, n_keys, width).double() for width in (kdim, vdim)),
+        *(torch.randn(batch, n_keys, embed_dim).double() for _ in range(2)),
     )
     scores = (batch, num_heads, n_queries, n_keys)
     shape = data.draw(st.sampled_from([None, scores[2:], (batch, 1, *scores[2:]), scores, (1, *scores[1:])]))
@@ -187,19 +173,16 @@ def worked(name: str) -> Tensor:
 def test_worked_example(num_heads: int, dtype: torch.dtype) -> None:
     module = MultiHeadAttention(4, num_heads, identity=True)
     assert list(module.parameters()) == []
-    output, weights = module(worked("Q").to(dtype), worked("K").to(dtype), worked("V").to(dtype), need_weights=True)
+    output, weights = module(*(worked(name)[None].to(dtype) for name in "QKV"), need_weights=True)
     expected_weights, expected_output = {
         1: ([WORKED["single_head"]["weights"]], WORKED["single_head"]["output"]),
         2: ([WORKED["weights_head_1"], WORKED["weights_head_2"]], WORKED["output"]),
         4: (WORKED["four_heads"]["weights"], WORKED["four_heads"]["output"]),
     }[num_heads]
-    torch.testing.assert_close(weights, torch.tensor(expected_weights, dtype=dtype), **FOUR_DECIMALS)
-    torch.testing.assert_close(output, torch.tensor(expected_output, dtype=dtype), **FOUR_DECIMALS)
+    torch.testing.assert_close(weights[0], torch.tensor(expected_weights, dtype=dtype), **FOUR_DECIMALS)
+    torch.testing.assert_close(output[0], torch.tensor(expected_output, dtype=dtype), **FOUR_DECIMALS)
     if num_heads == 2:
-        torch.testing.assert_close(weights.mean(0), worked("mean_of_two_heads").to(dtype), **FOUR_DECIMALS)
-
-
-# Each projection matters. A sketch that is copied around the web reshapes the query before projecting it.
+        torch.testing.assert_close(weights[0].mean(0), worked("mean_of_two_heads").to(dtype), **FOUR_DECIMALS)
 
 
 # Empty rows, empty keys, one token.
@@ -222,12 +205,6 @@ def test_a_text_of_padding_alone_gives_the_output_bias_and_no_nan_in_gradients(n
     assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
 
 
-# The seam.
-
-
-# Precision and dropout.
-
-
 # What it refuses.
 
 
@@ -237,7 +214,6 @@ def test_a_text_of_padding_alone_gives_the_output_bias_and_no_nan_in_gradients(n
         ([(2, 5, 7), (2, 5, 6), (2, 5, 6)], r"\(2, 5, 7\)"),
         ([(2, 5, 6), (2, 9, 7), (2, 9, 6)], r"\(2, 9, 7\)"),
         ([(2, 5, 6), (2, 9, 6), (2, 8, 6)], r"\(2, 8, 6\)"),
-        ([(2, 5, 6), (3, 9, 6), (3, 9, 6)], r"\(3, 9, 6\)"),
         ([(2, 5, 6), (9, 6), (9, 6)], r"\(9, 6\)"),
         ([(6,), (6,), (6,)], r"\(6,\)"),
         ([(1, 2, 5, 6)] * 3, r"\(1, 2, 5, 6\)"),
@@ -257,7 +233,6 @@ def test_wrong_shapes_are_refused_and_named(shapes, says: str) -> None:
         ({"attn_mask": torch.ones(9, 5).bool()}, ValueError, r"\(9, 5\)"),
         ({"attn_mask": torch.ones(2, 5, 9).bool()}, ValueError, r"\(2, 5, 9\)"),
         ({"attn_mask": torch.ones(3, 1, 5, 9).bool()}, ValueError, r"\(3, 1, 5, 9\)"),
-        ({"attn_mask": torch.ones(2, 2, 5, 9).bool()}, ValueError, r"\(2, 2, 5, 9\)"),
         ({"attn_mask": torch.ones(9).bool()}, ValueError, r"\(9,\)"),
         ({"key_padding_mask": torch.ones(2, 5).bool()}, ValueError, r"\(2, 9\).*\(2, 5\)"),
         ({"key_padding_mask": torch.ones(9).bool()}, ValueError, r"\(2, 9\).*\(9,\)"),

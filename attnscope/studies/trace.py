@@ -346,11 +346,11 @@ def _kernel_of_example() -> _Kernel:
         return attend(call)
 
     module = MultiHeadAttention(example.Q.shape[1], example.N_HEADS, identity=True)
-    tensors = (torch.tensor(x, dtype=torch.float32) for x in (example.Q, example.K, example.V))
+    tensors = (torch.tensor(x[None], dtype=torch.float32) for x in (example.Q, example.K, example.V))
     with torch.no_grad():
         output, _ = module(*tensors, probe=keep)
         weights = attention_weights(calls[0])[0]
-    joined = _float64(output)
+    joined = _float64(output[0])
     return _Kernel(
         name="torch's scaled_dot_product_attention, float32 on cpu",
         outputs=joined.reshape(joined.shape[0], example.N_HEADS, -1).transpose(1, 0, 2),

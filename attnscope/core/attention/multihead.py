@@ -9,7 +9,6 @@ Source:
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.seam import (
@@ -21,6 +20,8 @@ from attnscope.core.attention.seam import (
     attention_weights,
     check_mask_is_boolean,
 )
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class MultiHeadAttention(nn.Module):
@@ -43,21 +44,17 @@ class MultiHeadAttention(nn.Module):
         num_heads: How many heads.
         bias: Whether the four projections add a bias.
         dropout: Probability with which single weights are dropped in training.
-        kdim: Width of the keys; None = embed_dim.
-        vdim: Width of the values; None = embed_dim.
         identity: No projections at all: heads take column slices of the input, and joined they are the output. This
             lets you follow the arithmetic by hand.
         layer: Number of the layer, which probes see.
         kind: Kind of attention, which probes see.
-        device: Where the parameters live.
-        dtype: Their precision.
 
     Attributes:
         q_proj: From queries to heads; nothing with identity. Likewise k_proj and v_proj.
         out_proj: From joined heads to output; nothing with identity.
 
     Raises:
-        ValueError: embed_dim is no multiple of num_heads, a number makes no sense, or identity with kdim or vdim.
+        ValueError: embed_dim is no multiple of num_heads, or a number makes no sense.
 
     Source:
         Vaswani et al. 2017, section 3.2.2.
@@ -75,42 +72,29 @@ class MultiHeadAttention(nn.Module):
         *,
         bias: bool = True,
         dropout: float = 0.0,
-        kdim: int | None = None,
-        vdim: int | None = None,
         identity: bool = False,
         layer: int = 0,
         kind: Kind = "encoder",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        kdim = embed_dim if kdim is None else kdim
-        vdim = embed_dim if vdim is None else vdim
-        if min(embed_dim, num_heads, kdim, vdim) < 1:
-            raise ValueError(
-                f"embed_dim, num_heads, kdim and vdim must be at least 1; got {embed_dim}, {num_heads}, {kdim}, {vdim}"
-            )
-        if embed_dim % num_heads:
+        if min(embed_dim, num_heads) < 1 or embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}")
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout is a probability; got {dropout}")
-        if identity and (kdim, vdim) != (embed_dim, embed_dim):
-            raise ValueError(f"without projections kdim {kdim} and vdim {vdim} must both equal embed_dim {embed_dim}")
-        self.embed_dim, self.num_heads, self.kdim, self.vdim = embed_dim, num_heads, kdim, vdim
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
         self.d_head = embed_dim // num_heads
-        self.dropout, self.identity = dropout, identity
-        self.layer, self.kind = layer, kind
-
-        def projection(width: int) -> nn.Module:
-            return nn.Identity() if identity else nn.Linear(width, embed_dim, bias, device, dtype)
-
-        self.q_proj, self.out_proj = projection(embed_dim), projection(embed_dim)
-        self.k_proj, self.v_proj = projection(kdim), projection(vdim)
+        self.dropout = dropout
+        self.layer = layer
+        self.kind = kind
+        for name in PROJECTIONS:
+            setattr(self, name, nn.Identity() if identity else nn.Linear(embed_dim, embed_dim, bias))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw weights anew (Glorot and Bengio 2010, uniform) and sets biases to zero."""
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+        for name in PROJECTIONS:
+            projection = getattr(self, name)
             if isinstance(projection, nn.Linear):
                 nn.init.xavier_uniform_(projection.weight)
                 if projection.bias is not None:
@@ -132,14 +116,14 @@ class MultiHeadAttention(nn.Module):
         """Attend from queries to keys.
 
         Args:
-            query: (batch, query, embed_dim), or (query, embed_dim) for a single text.
-            key: (batch, key, kdim) or (key, kdim); None = the queries (self-attention).
-            value: (batch, key, vdim) or (key, vdim); None = the keys.
+            query: (batch, query, embed_dim).
+            key: (batch, key, embed_dim); None = the queries (self-attention).
+            value: (batch, key, embed_dim); None = the keys.
             attn_mask: Boolean, True = MAY ATTEND (torch.nn.MultiheadAttention: the opposite); (query, key) for all,
                 (batch, 1, query, key) for each text, or (batch, num_heads, query, key) for each head. A batch of 1
                 serves all texts.
             key_padding_mask: Boolean, True = A REAL TOKEN that may be attended to, False = padding
-                (torch.nn.MultiheadAttention: the opposite); (batch, key), or (key,) for a single text.
+                (torch.nn.MultiheadAttention: the opposite); (batch, key).
             is_causal: Whether query i may attend to keys 0..i only, on top of the masks; aligned at the upper left
                 where there are more keys than queries.
             need_weights: Whether to return the weights too. The output then comes of the whole map, slower and in
@@ -150,7 +134,7 @@ class MultiHeadAttention(nn.Module):
 
         Returns:
             The output, (batch, query, embed_dim); and the weights of each head before dropout, (batch, num_heads,
-            query, key), float32 or better, or None. Without batch if the queries had none. No keys at all count as a
+            query, key), float32 or better, or None. No keys at all count as a
             query that may attend to nothing.
 
         Raises:
@@ -159,11 +143,12 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        self._check_inputs(query, key, value)
-        is_batched = query.ndim == 3
-        if not is_batched:
-            query, key, value = query[None], key[None], value[None]
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        shapes = [part.shape for part in (query, key, value)]
+        if any(len(shape) != 3 or shape[2] != self.embed_dim for shape in shapes) or shapes[1] != shapes[2]:
+            raise ValueError(
+                f"query, key and value are (batch, token, {self.embed_dim}), keys as many as values; got "
+                f"{', '.join(str(tuple(shape)) for shape in shapes)}"
+            )
         queries, keys = self._heads(self.q_proj(query)), self._heads(self.k_proj(key))
         if turn is not None:
             queries, keys = turn(queries, keys)
@@ -187,33 +172,11 @@ class MultiHeadAttention(nn.Module):
             heads, weights = attend_with_weights(call)
         else:
             heads = attend(call)
-        output = self.out_proj(heads.transpose(1, 2).flatten(2))
-        if is_batched:
-            return output, weights
-        return output[0], None if weights is None else weights[0]
-
-    def extra_repr(self) -> str:
-        """Return what print shows besides the projections."""
-        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, identity={self.identity}"
+        return self.out_proj(heads.transpose(1, 2).flatten(2)), weights
 
     def _heads(self, projected: Tensor) -> Tensor:
         batch, n_tokens, _ = projected.shape
         return projected.reshape(batch, n_tokens, self.num_heads, self.d_head).transpose(1, 2)
-
-    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        dims = {query.ndim, key.ndim, value.ndim}
-        widths = (query.shape[-1:], key.shape[-1:], value.shape[-1:])
-        if (
-            dims not in ({2}, {3})
-            or widths != ((self.embed_dim,), (self.kdim,), (self.vdim,))
-            or key.shape[:-1] != value.shape[:-1]
-            or query.shape[:-2] != key.shape[:-2]
-        ):
-            raise ValueError(
-                f"query, key and value must be (batch, query, {self.embed_dim}), (batch, key, {self.kdim}) and "
-                f"(batch, key, {self.vdim}), or all without batch; got {tuple(query.shape)}, {tuple(key.shape)} "
-                f"and {tuple(value.shape)}"
-            )
 
     def _merge_masks(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, sizes: tuple[int, int, int]
@@ -221,15 +184,11 @@ class MultiHeadAttention(nn.Module):
         batch, n_queries, n_keys = sizes
         if attn_mask is not None:
             check_mask_is_boolean("attn_mask", attn_mask)
-            shape = tuple(attn_mask.shape)
             # A size of 1 for queries or keys is refused: it is more often a transposed mask than a wish.
-            if shape[-2:] != (n_queries, n_keys) or not (
-                len(shape) == 2 or (len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, self.num_heads))
-            ):
+            if attn_mask.ndim not in (2, 4) or attn_mask.shape[-2:] != (n_queries, n_keys):
                 raise ValueError(
-                    f"attn_mask must be (query, key) = {(n_queries, n_keys)}, (batch, 1, query, key) = "
-                    f"{(batch, 1, n_queries, n_keys)} or (batch, head, query, key) = "
-                    f"{(batch, self.num_heads, n_queries, n_keys)}; got {shape}"
+                    f"attn_mask must be (query, key) = {(n_queries, n_keys)}, or that for each text and head; got "
+                    f"{tuple(attn_mask.shape)}"
                 )
         if key_padding_mask is None:
             return attn_mask
