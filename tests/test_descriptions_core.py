@@ -12,7 +12,7 @@ from attnscope.core.attention.seam import AttentionCall, attention_weights
 from attnscope.core.descriptions import (
     Description,
     describe,
-    refit,
+    minimise,
     row_losses,
     score,
     score_of_texts,
@@ -99,6 +99,11 @@ def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition
         mean += on / sum(by_key) / len(part.index)
     assert part.by_entry(6, 0) @ part.weighted(p, 0) == pytest.approx(mean, rel=1e-6)
     assert part.means(p[None], part.weights)[0, 6] == pytest.approx(mean, rel=1e-6)
+
+
+def refit(rows: Rows, head: int, terms: tuple[int, ...]) -> tuple[np.ndarray, float]:
+    expected = np.array([rows.share(term, head) for term in terms])
+    return minimise(rows.table(terms, head), expected, rows, head, np.zeros(len(terms)), 1e-7)
 
 
 def test_a_refit_finds_the_weights_that_the_attention_was_made_with() -> None:

@@ -178,7 +178,6 @@ def test_facts_know_where_texts_begin_and_end() -> None:
     [
         ({"special": torch.zeros(2, 6, dtype=torch.bool)}, ValueError, r"special \(2, 6\) does not fit"),
         ({"rarest": torch.zeros(3, 7, dtype=torch.bool)}, ValueError, r"rarest \(3, 7\)"),
-        ({"cls": torch.zeros(2, 7)}, TypeError, "cls must be boolean"),
     ],
 )
 def test_facts_that_do_not_fit_are_refused(change, error: type[Exception], says: str) -> None:

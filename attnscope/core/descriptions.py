@@ -238,7 +238,7 @@ class _Search:
 
     def _refit(self, terms: tuple[int, ...], start: Floats, close: float) -> tuple[Floats, float]:
         table = self._rows.table(terms, self.head)
-        return _minimise(table, self._expected[list(terms)], self._rows, self.head, start, close)
+        return minimise(table, self._expected[list(terms)], self._rows, self.head, start, close)
 
     def description(self) -> Description:
         """Return the result of the search."""
@@ -256,17 +256,7 @@ def least_gain(a: Floats, pi: Floats) -> Floats:
     return a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
 
 
-def refit(rows: Rows, head: int, terms: tuple[int, ...]) -> tuple[Floats, float]:
-    """Find the weights of some terms for which p is nearest to a head's attention.
-
-    Returns:
-        The weights, and the mean of KL(A ‖ p) over texts in nats (without the ridge).
-    """
-    expected = np.array([rows.share(term, head) for term in terms])
-    return _minimise(rows.table(terms, head), expected, rows, head, np.zeros(len(terms)), _CLOSE)
-
-
-def _minimise(
+def minimise(
     table: Table, expected: Floats, rows: Rows, head: int, weights: Floats, close: float
 ) -> tuple[Floats, float]:
     """Find the weights by Newton's method from some weights on, until a step gains less than `close`.

@@ -39,7 +39,6 @@ class TextFacts:
 
     Raises:
         ValueError: Shapes do not fit together.
-        TypeError: A mask is not boolean.
     """
 
     real: Bool[Tensor, "batch token"]
@@ -57,10 +56,8 @@ class TextFacts:
 
     def __post_init__(self) -> None:
         for name, tensor in self._tensors().items():
-            if tensor.ndim < 2 or tensor.shape[:2] != self.real.shape:
+            if tensor.shape[:2] != self.real.shape:
                 raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(self.real.shape)}")
-            if name not in ("ids", "log_frequency", "embeddings") and tensor.dtype != torch.bool:
-                raise TypeError(f"{name} must be boolean; got {tensor.dtype}")
 
     @functools.cached_property
     def asking(self) -> Tensor:
@@ -81,19 +78,21 @@ class TextFacts:
 
     def on(self, device: torch.device) -> "TextFacts":
         """Return the same facts on a device, because layers may lie on several."""
-        if self.real.device == device:
-            return self
-        moved: dict[str, Any] = {name: move(tensor, device) for name, tensor in self._tensors().items()}
-        return replace(self, added={name: move(tensor, device) for name, tensor in self.added.items()}, **moved)
+        return self if self.real.device == device else self._changed(lambda tensor: move(tensor, device))
 
     def part(self, texts: slice) -> "TextFacts":
         """Return the facts of some of the texts."""
-        part: dict[str, Any] = {name: tensor[texts] for name, tensor in self._tensors().items()}
-        return replace(self, added={name: tensor[texts] for name, tensor in self.added.items()}, **part)
+        return self._changed(lambda tensor: tensor[texts])
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> "TextFacts":
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
+        return replace(self, added={name: change(tensor) for name, tensor in self.added.items()}, **changed)
 
     def _tensors(self) -> dict[str, Tensor]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: tensor for name, tensor in values.items() if isinstance(tensor, Tensor)}
+        return {name: value for name, value in vars(self).items() if name in _NAMES and isinstance(value, Tensor)}
+
+
+_NAMES = frozenset(each.name for each in fields(TextFacts))
 
 
 def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tensor, "batch token"]:
@@ -132,74 +131,56 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
 # Pairs -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
-    """Some queries and some keys of the same texts.
-
-    Attributes:
-        texts: The texts.
-        q: Numbers of the queries, (query, 1).
-        k: Numbers of the keys, (key,).
-    """
-
-    texts: TextFacts
-    q: Tensor
-    k: Tensor
+def _signed_distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    return (k - q)[None]
 
 
-def _signed_distance(places: Places) -> Tensor:
-    return (places.k - places.q)[None]
+def _distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    return (k - q).abs()[None]
 
 
-def _distance(places: Places) -> Tensor:
-    return _signed_distance(places).abs()
-
-
-def _same_token(places: Places) -> Tensor:
+def _are_same(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
     # Tokens are never negative: padding is like nothing.
-    texts = places.texts
-    of_queries = torch.where(texts.real, texts.ids, -1)[:, places.q]
-    of_keys = torch.where(texts.real, texts.ids, -2)[:, None, places.k]
-    return (of_queries == of_keys) & (places.q != places.k)
+    return torch.where(texts.real, texts.ids, -1)[:, q] == torch.where(texts.real, texts.ids, -2)[:, None, k]
 
 
-def _induction(places: Places) -> Tensor:
-    texts = places.texts
-    # The token before each key: if it is the query's own token, the key is what followed it.
-    of_queries = torch.where(texts.real, texts.ids, -1)[:, places.q]
-    before = torch.where(texts.real, texts.ids, -2).roll(1, 1)[:, None, places.k]
-    is_after = (places.k > 0) & (places.k < places.q)
-    return (of_queries == before) & is_after & texts.real[:, None, places.k]
+def _same_token(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    return _are_same(texts, q, k) & (q != k)
 
 
-def _cosine(places: Places) -> Tensor:
-    assert places.texts.embeddings is not None
-    directions = places.texts.embeddings
-    return directions[:, places.q[:, 0]] @ directions[:, places.k].mT
+def _induction(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    # If the token before a key is the query's own token, the key is what followed it.
+    follows = _are_same(texts, q, (k - 1).clamp(min=0)) & (k > 0) & (k < q)
+    return follows & texts.real[:, None, k]
 
 
-def _grid_steps(places: Places) -> tuple[Tensor, Tensor]:
+def _cosine(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    assert texts.embeddings is not None
+    return texts.embeddings[:, q[:, 0]] @ texts.embeddings[:, k].mT
+
+
+def _grid_steps(texts: TextFacts, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many rows and columns two patches are apart."""
-    assert places.texts.n_columns is not None
-    n_columns = places.texts.n_columns
+    assert texts.n_columns is not None
+    n_columns = texts.n_columns
     # The patches are whole rows, so this many tokens too many or too few moves no patch out of its column.
-    n_before = places.texts.real.shape[1] % n_columns
-    q, k = places.q - n_before, places.k - n_before
+    n_before = texts.real.shape[1] % n_columns
+    q, k = q - n_before, k - n_before
     # Patch i is in row i // n_columns and column i % n_columns, (query, key).
     rows = q.div(n_columns, rounding_mode="floor") - k.div(n_columns, rounding_mode="floor")
     return rows.abs()[None], (q % n_columns - k % n_columns).abs()[None]
 
 
-def _grid_distance(places: Places) -> Tensor:
-    rows, columns = _grid_steps(places)
+def _grid_distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    rows, columns = _grid_steps(texts, q, k)
     return torch.hypot(rows.float(), columns.float())
 
 
-def _grid_neighbour(places: Places) -> Tensor:
-    return torch.maximum(*_grid_steps(places)) == 1
+def _grid_neighbour(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    return torch.maximum(*_grid_steps(texts, q, k)) == 1
 
 
-PAIR_FACTS: dict[str, Callable[[Places], Tensor]] = {
+PAIR_FACTS: dict[str, Callable[[TextFacts, Tensor, Tensor], Tensor]] = {
     "distance": _distance,
     "signed_distance": _signed_distance,
     "same_token": _same_token,
@@ -208,26 +189,14 @@ PAIR_FACTS: dict[str, Callable[[Places], Tensor]] = {
     "grid_distance": _grid_distance,
     "grid_neighbour": _grid_neighbour,
 }
-"""The value of each pair of a query and a key, (batch or 1, query, key), by fact (`catalogue.Pairs`)."""
+"""The value of each pair of queries (query, 1) and keys (key,), by their numbers: (batch or 1, query, key)."""
 
 
 def pair_facts(
     names: Iterable[str], texts: TextFacts, queries: slice, keys: slice, dtype: torch.dtype
 ) -> dict[str, Float[Tensor, "#batch query key"]]:
-    """Return functions of query and key in one text, by fact.
-
-    Args:
-        names: The facts, of PAIR_FACTS.
-        texts: The texts.
-        queries: A range of queries.
-        keys: A range of keys.
-        dtype: Of the result.
-
-    Returns:
-        Fact -> the value of each pair: 1 or 0, a cosine, or a distance in tokens or patches.
-    """
+    """Return the value of each pair of a range of queries and one of keys by fact: 1 or 0, a cosine, or a distance."""
     device = texts.real.device
     q = torch.arange(queries.start, queries.stop, device=device)[:, None]
     k = torch.arange(keys.start, keys.stop, device=device)
-    places = Places(texts, q, k)
-    return {name: PAIR_FACTS[name](places).to(dtype) for name in names}
+    return {name: PAIR_FACTS[name](texts, q, k).to(dtype) for name in names}

@@ -81,7 +81,9 @@ class HeadMeasures:
         with torch.no_grad():
             texts = self._plan(call)
             layer = _Layer(texts, call.n_heads, self._outlying(call, texts.keys))
-            output = attend_in_tiles(call, layer.add_tile, texts.blocks, self._buffers)
+            output = attend_in_tiles(
+                call, lambda tile: layer.add(tile.block, tile.weights, tile), texts.blocks, self._buffers
+            )
             self.sums.setdefault(call.kind, {})[call.layer] = layer.result()
         return output
 
@@ -92,11 +94,7 @@ class HeadMeasures:
         asking = decoder_facts if call.kind == "cross" else keys
         batch, n_heads, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
-        if asking.real.shape != (batch, n_queries) or keys.real.shape != (batch, n_keys):
-            raise ValueError(
-                f"{call.kind} layer {call.layer} has {batch} texts of {n_queries} queries and {n_keys} keys; the facts "
-                f"are of {tuple(asking.real.shape)} queries and {tuple(keys.real.shape)} keys"
-            )
+        _require_fit(f"{call.kind} layer {call.layer} has", (batch, n_queries, n_keys), asking, keys)
 
         # Most models hand every layer the same mask; some make a new view of the same memory each time.
         mask = call.mask
@@ -156,11 +154,7 @@ def measures_of_weights(
     """
     asking = keys if queries is None else queries
     batch, n_heads, n_queries, n_keys = weights.shape
-    if keys.real.shape != (batch, n_keys) or asking.real.shape != (batch, n_queries):
-        raise ValueError(
-            f"weights {tuple(weights.shape)} are not of texts of {tuple(asking.real.shape)} queries and "
-            f"{tuple(keys.real.shape)} keys"
-        )
+    _require_fit("the weights have", (batch, n_queries, n_keys), asking, keys)
     may = (weights > 0).any(1, keepdim=True) if allowed is None else allowed
     may = may[(None,) * (4 - may.ndim)].expand(batch, -1, n_queries, n_keys)
 
@@ -181,6 +175,15 @@ def measures_of_weights(
     for block in unit_blocks:
         layer.add(block, weights[block.texts, :, block.queries].to(dtype, copy=True))
     return layer.result()
+
+
+def _require_fit(subject: str, shape: tuple[int, int, int], asking: TextFacts, keys: TextFacts) -> None:
+    batch, n_queries, n_keys = shape
+    if asking.real.shape != (batch, n_queries) or keys.real.shape != (batch, n_keys):
+        raise ValueError(
+            f"{subject} {batch} texts of {n_queries} queries and {n_keys} keys; the facts are of "
+            f"{tuple(asking.real.shape)} queries and {tuple(keys.real.shape)} keys"
+        )
 
 
 # What texts and one mask determine -------------------------------------------------------------------------------
@@ -274,8 +277,6 @@ class _MaskedTexts:
         last = (block.texts.stop - 1) * self.n_units + unit
         return slice(first, last + 1, self.n_units)
 
-    # Reading the rows of a tile
-
     def parts(self, block: Block, weights: Float[Tensor, "b h q k"]) -> Float[Tensor, "view b h q part"]:
         """Return the parts of each row that measures of pairs add up.
 
@@ -308,7 +309,7 @@ class _MaskedTexts:
     def statistics(self, block: Block, weights: Tensor, tile: Tile | None) -> Float[Tensor, "b h q statistic"]:
         """Return the statistics of each row. Overwrites the scores of the tile, if there is one."""
         largest = weights.amax(-1)
-        entropies = _entropies_of(weights) if tile is None else tile.entropies(largest)
+        entropies = torch.special.entr(weights).sum(-1) if tile is None else tile.entropies(largest)
         by_name = {"entropy": entropies, "relative_entropy": entropies, "rarest": torch.zeros_like(entropies)}
         if self.keys.rarest is not None and "rarest" in self.columns.rows:
             # How many keys share the largest weight, and how many of these are the rarest.
@@ -350,8 +351,6 @@ class _MaskedTexts:
         inside: Tensor = band * is_inside
         return inside
 
-    # Uniform attention
-
     def spread(self, block: Block, worth: Float[Tensor, "text key c"]) -> Float[Tensor, "view b m q c"]:
         """Return the mean value of the keys that each query of a block may attend to, as under uniform attention."""
         seen, n = self._seen(block)
@@ -359,11 +358,10 @@ class _MaskedTexts:
 
     def _seen(self, block: Block) -> tuple[Float[Tensor, "view b m q k"], Float[Tensor, "view b m q"]]:
         """Return 1 where a query may attend to a key, in each view, and to how many it may."""
-        may = block.allowed()
-        if may is None:
-            may = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         n_texts, n_queries, n_keys = block.shape
-        may = may.to(self.exact).expand(n_texts, self._mask_heads, n_queries, n_keys)
+        allowed = block.allowed()
+        may = self.zeros(1, 1, 1, 1) + 1 if allowed is None else allowed.to(self.exact)
+        may = may.expand(n_texts, self._mask_heads, n_queries, n_keys)
         seen = torch.stack([may, may * self.outside_sinks[block.texts, None, None, block.keys]])
         return seen, seen.sum(-1)
 
@@ -374,13 +372,10 @@ class _MaskedTexts:
         counts_query = torch.stack([counted, counted & (n[1] > 0)])
 
         # Values under uniform attention, (view, b, m, q, c). Sums of ones are exact in float32, of 1 / n they are not.
-        even = [self.spread(block, self.worth)]
+        of_pairs = self.zeros(*n.shape, len(self.columns.pairs))
         if self.own_text:
-            ones = seen[0].to(self._dtype)
-            even.append(self.parts(block, ones) @ self.pair_map / n.clamp(min=1)[..., None])
-        else:
-            even.append(self.zeros(*n.shape, len(self.columns.pairs)))
-        value = torch.cat(even, -1)
+            of_pairs = self.parts(block, seen[0].to(self._dtype)) @ self.pair_map / n.clamp(min=1)[..., None]
+        value = torch.cat([self.spread(block, self.worth), of_pairs], -1)
         defined = counts_query[..., None] & self._is_known & ((value > 0) | ~self._is_set)
 
         # Measures of what pairs have beyond uniform attention are 0 under uniform attention.
@@ -398,7 +393,7 @@ class _MaskedTexts:
         units = self.units(block)
         self.count[0, units] += defined[0].sum(2)
         self.uniform[0, units] += value[0].sum(2)
-        index = queries_of(block)
+        index = slice(None), block.texts, slice(None), block.queries
         self.counts_query[index] = counts_query[..., None].to(self.exact)
         self.beyond[index] = beyond
         self.row_factors[index] = rows[None]
@@ -415,11 +410,6 @@ class _MaskedTexts:
             n_rarest = (may * self.keys.rarest[block.texts, None, None, block.keys]).sum(-1)
             by_name["rarest"] = counted * (n_rarest > 0) / n_rarest.clamp(min=1)
         return torch.stack([by_name[statistic] for statistic in self.columns.rows], -1)
-
-
-def queries_of(block: Block) -> tuple[slice, slice, slice, slice]:
-    """Return the index of a block's queries in arrays (view, b, m, q, ...)."""
-    return slice(None), block.texts, slice(None), block.queries
 
 
 # One layer -------------------------------------------------------------------------------------------------------
@@ -444,17 +434,13 @@ class _Layer:
             self._worth = texts.worth.clone()
             self._worth[..., self._outlying] = outlying[..., None].to(texts.exact)
 
-    def add_tile(self, tile: Tile) -> None:
-        """Add the weights of a tile, and overwrite its scores."""
-        self.add(tile.block, tile.weights, tile)
-
     def add(self, block: Block, weights: Float[Tensor, "b h q k"], tile: Tile | None = None) -> None:
-        """Add the weights of a block; None = there is no tile of theirs."""
+        """Add the weights of a block, and overwrite the scores of its tile, if there is one."""
         if not weights.numel():
             return
         texts = self._texts
         sums, counts, uniform = (part[:, texts.units(block)] for part in (self._sum, self._count, self._uniform))
-        index = queries_of(block)
+        index = slice(None), block.texts, slice(None), block.queries
         counts_query = texts.counts_query[index]
         n_keys, n_pairs = len(texts.columns.keys), len(texts.columns.pairs)
 
@@ -500,12 +486,6 @@ class _Layer:
             arrays.append(chosen.cpu().double().numpy())
         total, count, uniform = arrays
         return Measured(total, count, uniform, columns.names)
-
-
-def _entropies_of(weights: Float[Tensor, "... k"]) -> Float[Tensor, "..."]:
-    """Return the entropy of each row of weights, in nats."""
-    entropies: Tensor = torch.special.entr(weights).sum(-1)
-    return entropies
 
 
 def _over_queries(shares: Float[Tensor, "... #h q"], rows: Float[Tensor, "... #h q c"]) -> Float[Tensor, "... h c"]:
