@@ -102,7 +102,7 @@ def small_atlas(
     rows = [row for head in range(n) for row in token_rows(chance, head)]
     tokens = Table.of(Atlas.TABLES["tokens"], rows)
     ends = {"lift_low": tokens["lift"] - 1, "lift_high": tokens["lift"] + 1}
-    tables, grids = example_tables(examples, findings["failures"], findings["expected"])
+    tables, grids = example_tables(examples)
     tables |= {name: findings[name] for name in ("heads", "roles")} | {
         "tokens": Table(tokens.columns, {**tokens.values, **ends})
     }
@@ -174,8 +174,7 @@ def examples_of(atlas: Atlas) -> list[Example]:
     for at in range(len(examples)):
         shown = atlas.table("shown").select(atlas.tokens_of(at))
         names = ("head", "why", "rank", "score")
-        failure = at if examples["why"][at] == "failure" else -1
-        wanted = Wanted(*(examples[name][at].item() for name in names), failure=failure)
+        wanted = Wanted(*(examples[name][at].item() for name in names))
         first = int(shown["first_kept"][0]) if len(shown) else 0
         starts = np.concatenate([[0], np.cumsum(shown["n_kept"])])
         kept = slice(first, first + int(starts[-1]))
@@ -186,21 +185,9 @@ def examples_of(atlas: Atlas) -> list[Example]:
     return read
 
 
-def with_examples(
-    atlas: Atlas,
-    examples: Sequence[Example],
-    nats: Sequence[float] = (),
-    expected: Sequence[Sequence[tuple[int, str, float]]] = (),
-) -> Atlas:
-    """The atlas with other examples; `nats` and `expected` keys are those of failures, by `Wanted.failure`."""
-    failures = Table.of_arrays((number("nats"),), nats=list(nats))
-    columns = Heads.TABLES["expected"]
-    keys = [
-        dict(zip((column.name for column in columns), (row, *key), strict=True))
-        for row, keys in enumerate(expected)
-        for key in keys
-    ]
-    tables, grids = example_tables(examples, failures, Table.of(columns, keys))
+def with_examples(atlas: Atlas, examples: Sequence[Example]) -> Atlas:
+    """The atlas with other examples."""
+    tables, grids = example_tables(examples)
     return replace(atlas, tables={**atlas.tables, **tables}, grids={**atlas.grids, **grids})
 
 

@@ -21,7 +21,7 @@ from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.atlas.rows import WINDOW, excerpt_of
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
-from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
+from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.workers import Workers
 from attnscope.text import build_tokens
@@ -76,7 +76,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def test_the_best_examples_of_a_head_contain_what_it_reacts_to(planted: Model) -> None:
     rare = {3, 17, 31, 32, 55, 70}
     found = atlas(planted, letters(80, rare), AtlasOptions(examples=6))
-    mine = [one for one in examples_of(found) if one.wanted.head == 0 and one.wanted.why != "failure"]
+    mine = [one for one in examples_of(found) if one.wanted.head == 0]
     top = [one for one in mine if one.wanted.why == "top"]
     assert {one.text for one in top} == rare
     assert all("z" in one.labels for one in top)
@@ -289,25 +289,6 @@ def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
     cut = [one for one in examples_of(found) if one.n_tokens == 100]
     assert cut and all(len(one.places) == WINDOW and one.places[0] == 0 for one in cut)
     assert found.corpus["n_chunked"] == 1
-
-
-def test_failures_of_descriptions_are_examples(own: Model) -> None:
-    found = atlas(own, SENTENCES, replace(FEW, heads=HeadsOptions(describe=DescribeOptions(queries=200))))
-    examples, expected = found["examples"], found["expected"]
-    failures = np.flatnonzero(examples["why"] == "failure")
-    assert len(failures)
-    for head in set(examples["head"][failures].tolist()):
-        nats = examples["failure_nats"][failures][examples["head"][failures] == head]
-        assert nats.tolist() == sorted(nats, reverse=True)
-    read = examples_of(found)
-    for row in failures.tolist():
-        one, keys = read[row], expected.select(expected["example"] == row)
-        labels = dict(zip(one.places.tolist(), one.labels, strict=True))
-        weights = keys["weight"].tolist()
-        assert weights == sorted(weights, reverse=True) and 0 < sum(weights) <= 1 + 1e-9
-        assert [labels[place] for place in keys["place"].tolist()] == keys["token"].tolist()
-        if places_of(found)[one.wanted.head].layer == 1:  # it looks back only
-            assert (keys["place"] <= one.places[one.focus]).all()
 
 
 @pytest.mark.parametrize("road", ["seam", "eager"])

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from attnscope.questions.atlas import Atlas
-from attnscope.studies.atlas.rows import Wanted
-from tests.atlas_helpers import examples_of, pieces_of, weights_of, with_examples
+from tests.atlas_helpers import pieces_of, weights_of, with_examples
 from tests.atlas_page_helpers import ATLAS, EXAMPLES, NAMES, OpenedAtlas, _opened, mine, open_atlas
 
 __all__ = ["_opened", "open_atlas"]
@@ -62,31 +61,6 @@ def test_deciles_say_their_ends(opened: OpenedAtlas) -> None:
         assert article.locator(".exhead b").first.inner_text() == f"{10 * decile}\u2013{10 * decile + 10}%"
         ends = [float(end) for end in article.locator(".ends").inner_text().split(" to ")]
         assert ends == pytest.approx(ATLAS["deciles"][number, decile : decile + 2].tolist(), rel=0.06, abs=6e-3)
-
-
-def test_a_failure_says_what_was_expected(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
-    """The keys that the description expects, beside those that the token attends to, for that token alone."""
-    number = NAMES.index("L1H2")
-    wanted = Wanted(number, "failure", 0, float("nan"), failure=0)
-    examples = [
-        replace(one, wanted=wanted) if (one.wanted.head, one.wanted.why, one.wanted.rank) == (number, "top", 1) else one
-        for one in EXAMPLES
-    ]
-    atlas = with_examples(ATLAS, examples, [1.25], [[(5, "five", 0.61), (900, "far", 0.2), (2, "two", 0.05)]])
-    example = next(one for one in examples_of(atlas) if one.wanted.why == "failure")
-    opened = open_atlas(atlas)
-    opened.go("L1H2", tab="failure")
-    assert "1.25 nats off" in opened.text(".exhead")
-    shown = [own for _, own in pieces_of(example)]
-    best = int(weights_of(example)[3].argmax())
-    line = opened.text(".reading")
-    assert f"{shown[3]} attends to {shown[best]} {weights_of(example)[3, best]:.2f}" in line
-    assert f"its description expects {shown[5]} 0.61, far 0.20, {shown[2]} 0.05" in line
-    assert opened.page.eval_on_selector_all(".tok.expected", "all => all.map(e => e.dataset.token)") == ["2", "5"]
-    opened.page.locator(".tok >> nth=7").hover()
-    opened.frame()
-    assert "expects" not in opened.text(".reading")
-    assert opened.page.locator(".tok.expected").count() == 0
 
 
 @pytest.mark.parametrize("side", ["q", "k"])

@@ -34,9 +34,10 @@ def test_lifts_are_means_over_texts_with_their_intervals() -> None:
     masses, even = chance.random((n_texts, 2)) * 4, chance.random((n_texts, 2))
     counts, most = chance.integers(1, 9, (n_texts, 2)).astype(float), chance.random((n_texts, 2)) * 40
     sums = ItemSums(5, 2)
-    for of_text in zip(masses, even, counts, most, strict=True):
-        sums.add(1, np.array([4, 2]), *of_text)
-    sums.add(1, np.array([0, 3]), np.ones(2), np.array([0.5, 0.0]), np.ones(2), np.ones(2))
+    second = slice(1, 2)
+    for n in range(n_texts):
+        sums.add(second, np.array([4, 2]), masses[[n]], even[[n]], counts[n], most[n])
+    sums.add(second, np.array([0, 3]), np.ones((1, 2)), np.array([[0.5, 0.0]]), np.ones(2), np.ones(2))
     found = sums.lifts()
     for item, number in ((4, 0), (2, 1)):
         lifts = masses[:, number] / even[:, number]
@@ -59,7 +60,7 @@ def test_intervals_of_lifts_hold_the_truth(p: float, n_texts: int, least: float)
     sums = ItemSums(n, 1)
     for _ in range(n_texts):
         hits = (chance.random(n) < p).astype(float)
-        sums.add(0, np.arange(n), hits, np.full(n, 0.1), np.ones(n), np.full(n, 10.0))
+        sums.add(slice(1), np.arange(n), hits[None], np.full((1, n), 0.1), np.ones(n), np.full(n, 10.0))
     found = sums.lifts()
     assert ((found.low <= p / 0.1) & (p / 0.1 <= found.high)).mean() >= least
     assert (found.high > found.low).all()  # texts that were all alike make nobody sure
@@ -68,7 +69,8 @@ def test_intervals_of_lifts_hold_the_truth(p: float, n_texts: int, least: float)
 def test_a_text_that_repeats_an_item_weighs_as_much_as_the_others() -> None:
     sums = ItemSums(1, 1)
     for even, mass in ((50.0, 400.0), (0.1, 0.2), (0.1, 0.2)):
-        sums.add(0, np.array([0]), np.array([mass]), np.array([even]), np.array([500.0]), np.array([9.0]))
+        parts = np.array([[mass]]), np.array([[even]]), np.array([500.0]), np.array([9.0])
+        sums.add(slice(1), np.array([0]), *parts)
     assert sums.lifts().lift[0, 0] == pytest.approx((8 + 2 + 2) / 3)
 
 

@@ -4,28 +4,38 @@ from dataclasses import replace
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Files
-from attnscope.studies.atlas.options import AtlasOrder
+from attnscope.studies.atlas.options import AtlasOptions
+from attnscope.studies.heads.options import Describing
 from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
 
-def atlas(*, texts: TextsWanted, order: AtlasOrder, model: Chosen, running: SharedWork, files: Files) -> None:
+def atlas(
+    *,
+    texts: TextsWanted,
+    order: AtlasOptions,
+    describing: Describing,
+    model: Chosen,
+    running: SharedWork,
+    files: Files,
+) -> None:
     """Show every head of a model with the texts that show what it does, in one page.
 
-    Each head has the texts on which it does most, one of each decile, and those where its description fails. You also
-    see where it attends, and which queries, keys and pairs stand out.
+    Each head has the texts on which it does most, and one of each decile. You also see where it attends, and which
+    queries, keys and pairs stand out.
 
     - `attnscope atlas --file sample_texts/alice.txt -o atlas.html`
     - `attnscope atlas --file 'corpus/*.txt.gz' -m ./model --workers 8 -o atlas.html -f html,npz`
     - `attnscope atlas --file 'corpus/*.txt.gz' --examples-by induction -o induction.html`
     """
-    from attnscope.studies.atlas.study import study
+    from attnscope.studies.atlas.study import atlas as study
     from attnscope.studies.heads.study import require_names
 
-    heads = order.describing.apply(order.atlas.heads)
-    order = replace(order, atlas=replace(order.atlas, heads=heads))
+    heads = describing.apply(order.heads)
     output = files.plan("atlas")
     shared = running.share(model.model, model.loading)
     require_names(heads, None)
+    corpus = texts.corpus()
     with progress(files.quiet) as report:
-        record = study(model.model, texts, order, model.loading, report, shared)
+        loaded = model.loading.load(model.model)
+        record = study(loaded, corpus, replace(order, heads=heads), report, shared)
     output.deliver(record)

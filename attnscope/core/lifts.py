@@ -92,25 +92,26 @@ class ItemSums:
         self._most = np.zeros((n_items, n_heads))
 
     def add(
-        self, head: int, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
+        self, heads: slice, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
     ) -> None:
-        """Add the attention of a head in one text, (item,) each.
+        """Add the attention of some heads in one text.
 
         Args:
-            head: Its number.
+            heads: Their numbers.
             items: The items of the text, each once.
-            masses: Their attention, summed over queries.
-            even: An even share of it; items whose share is 0 are skipped.
-            counts: How many queries could see them.
-            most: The largest lift that is possible in such a text.
+            masses: Their attention, summed over queries, (head, item).
+            even: An even share of it, (head, item); items whose share is 0 are skipped.
+            counts: How many queries could see them, (item,).
+            most: The largest lift that is possible in such a text, (item,).
         """
         # Items that no query could see say nothing of the head.
         seen = even > 0
-        items = items[seen]
-        lifts = masses[seen] / even[seen]
-        parts = [lifts, lifts**2, masses[seen] / counts[seen], counts[seen], np.ones(len(items))]
-        self._sums[:, items, head] += parts
-        self._most[items, head] = np.maximum(self._most[items, head], most[seen])
+        nothing = np.zeros(masses.shape)
+        lifts = np.divide(masses, even, out=nothing.copy(), where=seen)
+        means = np.divide(masses, counts, out=nothing.copy(), where=seen)
+        parts = np.stack([lifts, lifts**2, means, counts * seen, seen])  # (5, head, item)
+        self._sums[:, items, heads] += parts.swapaxes(1, 2)
+        self._most[items, heads] = np.maximum(self._most[items, heads], (most * seen).T)
 
     def lifts(self) -> Lifts:
         """Return the means over texts, with their intervals."""

@@ -256,11 +256,8 @@ def _describe_token(tokens: Table, row: int) -> dict[str, Any]:
 
 def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
     """Return all of an example but its weights; `places` are runs: the first place, and how many follow."""
-    # The example's tokens, and the keys that its description expects.
     examples = atlas.table("examples")
     shown = atlas.table("shown").select(atlas.tokens_of(example))
-    expected = atlas.table("expected")
-    expected = expected.select(expected["example"] == example)
     # Runs of places that follow each other, as (first, length).
     places = shown["place"]
     first = np.flatnonzero(np.diff(places, prepend=-2) != 1)
@@ -276,13 +273,6 @@ def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
         "places": np.stack([places[first], runs], 1),
         "special": np.flatnonzero(shown["special"]),
     }
-    # A failure shows the expected keys beside the observed ones.
-    if described["why"] == "failure":
-        keys = zip(*(expected[name].tolist() for name in ("place", "token", "weight")), strict=True)
-        described["failure"] = {
-            "nats": examples["failure_nats"][example],
-            "expected": [{"place": place, "token": token, "weight": weight} for place, token, weight in keys],
-        }
     return described
 
 

@@ -82,16 +82,13 @@ class Atlas(Result):
         ),
         "examples": (
             count("head", "the head", refers_to="heads"),
-            text(
-                "why", "top: one with the highest scores; decile: drawn from a decile of all; failure: badly explained"
-            ),
-            count("rank", "from 0: the place, best or worst explained first; of decile the decile"),
-            number("score", "the text's score; unknown of failure"),
+            text("why", "top: one with the highest scores; decile: drawn from a decile of all"),
+            count("rank", "from 0: the place, the best first; of decile the decile"),
+            number("score", "the text's score"),
             count("text", "the text's number in the corpus"),
             text("source", "where it comes from, such as alice.txt:12"),
             count("n_tokens", "how many tokens the text has, or the chunk of a long one"),
             count("focus", "which shown token to look at first; -1 = none", range=(-1, None)),
-            number("failure_nats", "KL of the focus's attention to what the description expects", "nats"),
             count("first_character", "where its excerpt begins in `characters`"),
             count("n_characters", "how long the excerpt is"),
         ),
@@ -106,12 +103,6 @@ class Atlas(Result):
             count("n_kept", "how many were kept, the largest weight first"),
         ),
         "vocabulary": (text("label", "the label of a token"),),
-        "expected": (
-            count("example", "an example that the description explains badly", refers_to="examples"),
-            count("place", "a key that the description expects its focus to attend to, by its place in the text"),
-            text("token", "its label"),
-            share("weight", "the weight that the description expects"),
-        ),
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
         Array(

@@ -195,7 +195,7 @@ export function areFew(examples) {
 }
 
 function nameOfExample({ why, rank, few }) {
-  return { top: `top ${rank + 1}`, decile: few ? "text" : `decile ${rank + 1}`, failure: `failure ${rank + 1}` }[why];
+  return { top: `top ${rank + 1}`, decile: few ? "text" : `decile ${rank + 1}` }[why];
 }
 
 /** Makes an example of a head a text, for the views of maps; `manifest.texts` then has it. */
@@ -306,7 +306,7 @@ atlasHooks.mend = () => {
   const sort = state.o.replace("-", "");
   if (!["name", "role", "words"].includes(sort) && !columns.has(sort)) state.o = "";
   if (!["layers", "measures"].includes(state.g)) state.g = record.grid || "";
-  if (!["top", "decile", "failure"].includes(state.tab)) state.tab = "top";
+  if (!["top", "decile"].includes(state.tab)) state.tab = "top";
   if (!Number.isInteger(state.ex) || state.ex < -1) state.ex = -1;
   if (ofAtlas()) return;
   const at = manifest.texts.findIndex((text) => text.example === `${headOf().name}/${state.ex}`);

@@ -6,11 +6,10 @@ import { state, update } from "./state.js";
 import { directions, nextToken, shadeToken } from "./words.js";
 import { shortNumber } from "./wording.js";
 
-const TABS = { top: "Top", decile: "Deciles", failure: "Failures" };
+const TABS = { top: "Top", decile: "Deciles" };
 const WHAT = {
   top: "the texts where it scores highest",
   decile: "a text from each tenth of all its scores, lowest first: what is typical",
-  failure: "the texts with tokens whose attention its description explains worst",
 };
 const LEAST_SAID = 0.05; // weights from which on a number stands over the token
 
@@ -69,7 +68,7 @@ export class Examples {
     const all = `${n === 1 ? "the only text" : `all ${n} texts, lowest score first`}: there are too few for deciles`;
     const what = state.tab === "decile" && this.few ? all : WHAT[state.tab];
     const hint = " \u00b7 point at a token, or walk with the arrow keys";
-    fill(this.about, what, state.tab === "failure" ? null : [" (", score, ")"], hint);
+    fill(this.about, what, " (", score, ")", hint);
     const name = [state.head, state.tab].join();
     if (this.built !== card || this.name !== name) this.build(card);
     [this.built, this.name] = [card, name];
@@ -110,23 +109,15 @@ export class Examples {
     const place = why === "decile" ? this.numbers("decile").indexOf(number) : rank;
     const ends = inDecile && catalogs.current.record.deciles?.[headOf().at]?.slice(rank, rank + 2).map((end) => shortNumber(end));
     const title = "the lowest scores of this tenth of the sampled texts and of the next";
-    const { failure } = example;
     return el(
       "div",
       { class: "exhead" },
       el("b", {}, inDecile ? `${10 * rank}\u2013${10 * rank + 10}%` : String(place + 1)),
       Number.isFinite(example.score) ? el("span", {}, "score ", el("b", {}, shortNumber(example.score))) : null,
       ends ? el("span", { class: "faint ends", title }, `${ends[0]} to ${ends[1]}`) : null,
-      failure ? el("span", {}, el("b", {}, shortNumber(failure.nats)), " nats off") : null,
       el("span", { class: "faint source" }, `${example.source} \u00b7 ${example.length < n ? `${example.length} of ${n}` : n} tokens`),
       el("span", { class: "buttons" }, open("matrix"), open("links")),
     );
-  }
-
-  /** What the description expects of the token that it fails on, while that one is looked at: keys with weights. */
-  expectedOf(number, focus) {
-    const example = this.card.examples[number];
-    return (focus === example.focus && state.side === "q" && example.failure?.expected) || [];
   }
 
   /** The token of an example that is looked at: pointed at, chosen, else its own; -1 = none. */
@@ -142,9 +133,7 @@ export class Examples {
     const focus = this.focusOf(number);
     const isThere = focus >= 0 && focus < example.length;
     const weights = new Map(!isThere ? [] : state.side === "q" ? example.row(focus) : example.column(focus));
-    const expected = new Set(this.expectedOf(number, focus).map(({ place }) => example.places.indexOf(place)));
     spans.forEach((span, at) => {
-      span.classList.toggle("expected", expected.has(at));
       const weight = weights.get(at) || 0;
       shadeToken(span, stepOf(weight, 0, 1), this.app.palette.sequential);
       span.classList.toggle("focus", at === focus);
@@ -167,14 +156,9 @@ export class Examples {
       entries.length > 4 ? faint(` and ${entries.length - 4} more`) : null,
     ];
     const [gives, gets] = [example.row(focus), example.column(focus)];
-    const expected = this.expectedOf(number, focus).map(({ place, token, weight }) => {
-      const at = example.places.indexOf(place);
-      return [at < 0 ? tokenOf(token) : named(at), weight];
-    });
     fill(
       read,
       el("span", {}, named(focus, { class: "token mine" }), " attends to", gives.length ? shortened(gives) : " nothing"),
-      expected.length ? el("span", { class: "wanted" }, "its description expects", list(expected)) : null,
       faint(gets.length ? ["attended by", shortened(gets)] : "hardly attended to"),
     );
   }

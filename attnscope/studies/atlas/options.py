@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnscope.errors import UsageError, suggest
 from attnscope.options import group, option, options, seed_option
-from attnscope.studies.heads.options import Describing, HeadsOptions
+from attnscope.studies.heads.options import HeadsOptions
 
 CONTENT = "content_nats"
 """The score that texts are ranked by unless another is chosen."""
@@ -46,11 +46,3 @@ class AtlasOptions:
         scores = (CONTENT, *measure_names())
         if self.rank not in scores:
             raise UsageError(f"there is no measure {self.rank!r} to rank texts by", suggest(self.rank, scores))
-
-
-@options
-class AtlasOrder:
-    """Hold the options for making an atlas and showing it."""
-
-    atlas: AtlasOptions = group(AtlasOptions)
-    describing: Describing = group(Describing)

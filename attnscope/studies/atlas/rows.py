@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from attnscope.core.attention.row_samples import read_rows as read_some
+from attnscope.core.lifts import keep_rows
 from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.host import delay_interrupts
@@ -20,9 +24,7 @@ from attnscope.studies.atlas.tables import DISTANCE_QUERIES, KindTables, ReadTex
 from attnscope.studies.heads.measuring import decoder_start, target_of
 from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_ids
 from attnscope.studies.run import Room
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from attnscope.studies.seen import Attention, count_heads, see
 
 FEWEST_TOKENS, MOST_TOKENS, SHARE = 4096, 32_768, 8
 """Tokens of sampled texts whose rows are read for profiles, tables and distances: a part of the corpus, within these
@@ -43,16 +45,12 @@ class Wanted:
 
     Attributes:
         head: The row of its head.
-        focus: Which token of the text to look at first; None = the query that counts most.
-        failure: The row of `failures` if the description explains that token badly; -1 = it is none.
     """
 
     head: int
     why: str
     rank: int
     score: float
-    focus: int | None = None
-    failure: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,41 +111,31 @@ class Rows:
         complete: Whether all texts were read.
     """
 
-    tables: Mapping[str, KindTables]
+    tables: dict[str, KindTables]
     examples: list[Example] = field(default_factory=list)
     n_sampled: int = 0
     complete: bool = True
 
 
-def units_of(
-    model: Model,
-    scores: Scores,
-    failures: Mapping[CorpusText, list[tuple[Wanted, str, str]]],
-    n_tokens: int,
-    **cut: int | None,
-) -> list[Unit]:
+def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> list[Unit]:
     """Return the texts that are read again, those of the sample first; in the order of their lots.
 
     Args:
         model: The model.
         scores: The texts that show what heads do.
-        failures: Texts with tokens whose attention descriptions explain badly: for each the example, the token and the
-            tokens before it.
         n_tokens: Tokens of the whole corpus.
         cut: How long texts are cut, as in `corpus.chunks`.
     """
-    special, limit, start = special_ids(model), model.info.max_tokens, decoder_start(model)
-    units: dict[tuple[int, int], Unit] = {}
-    chunks_of: dict[int, list[Chunk]] = {}
+    special = special_ids(model)
+    units: dict[int, Unit] = {}
 
-    def parts(text: CorpusText) -> list[Chunk]:
-        if text.index not in chunks_of:
-            tokens = tokens_of(text, model.tokenizer.encode, special)
-            chunks_of[text.index] = chunks(tokens, text.index, limit=limit, **cut)
-        return chunks_of[text.index]
-
-    def unit(text: CorpusText, number: int) -> Unit:
-        return units.setdefault((text.index, number), Unit(text, parts(text)[number]))
+    def unit(number: int) -> Unit:
+        scored = scores.texts[number]
+        if number not in units:
+            tokens = tokens_of(scored.text, model.tokenizer.encode, special)
+            parts = chunks(tokens, scored.text.index, limit=model.info.max_tokens, **cut)
+            units[number] = Unit(scored.text, parts[scored.number])
+        return units[number]
 
     # Sample texts up to the budget of tokens.
     left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // SHARE))
@@ -158,29 +146,14 @@ def units_of(
             left -= scores.texts[number].n_tokens
     # Two are needed to tell how sure anything is, however long they are.
     for number in fitting if len(fitting) > 1 else scores.sample[:2]:
-        scored = scores.texts[number]
-        unit(scored.text, scored.number).sampled = True
+        unit(number).sampled = True
     # The best texts of each head, and one per decile.
     for why, by_head in (("top", scores.best()), ("decile", scores.deciles()[1])):
         for head, of_head in enumerate(by_head):
             for rank, number in enumerate(of_head.tolist()):
                 if number >= 0:
-                    scored = scores.texts[number]
-                    example = Wanted(head, why, rank, float(scores.values[number, head]))
-                    unit(scored.text, scored.number).wanted.append(example)
-    # Find the chunk of each failure by its token and the tokens before it.
-    for text, of_text in failures.items():
-        for example, token, before in of_text:
-            for part in parts(text):
-                source = _read_by(scores.heads[example.head][0], part, start).tokens
-                labels, position = source.labels, example.focus or 0
-                if (
-                    labels[position : position + 1] == (token,)
-                    and " ".join(labels[max(0, position - 6) : position]) == before
-                ):
-                    unit(text, part.number).wanted.append(example)
-                    break
-    return [each for each in units.values() if each.sampled or each.wanted]
+                    unit(number).wanted.append(Wanted(head, why, rank, float(scores.values[number, head])))
+    return list(units.values())
 
 
 def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], report: Report | None = None) -> Rows:
@@ -192,84 +165,58 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
         by_kind.setdefault(kind, {}).setdefault(layer, 0)
         by_kind[kind][layer] += 1
     sampled = [unit for unit in units if unit.sampled]
-    rows = Rows(
-        {
-            kind: KindTables([*n_heads.values()], [_read_by(kind, unit.chunk, start) for unit in sampled])
-            for kind, n_heads in by_kind.items()
-        }
-    )
+    rows = Rows({})
+    for kind, n_heads in by_kind.items():
+        texts = [_read_by(kind, unit.chunk, start) for unit in sampled]
+        rows.tables[kind] = KindTables([*n_heads.values()], texts)
+
+    def run(batch: Sequence[Chunk]) -> Mapping[Any, Mapping[int, Any]]:
+        """Return what each kind of attention was on a batch: kind -> layer -> its call, or dense weights."""
+        tokens = [chunk.tokens for chunk in batch]
+        targets = [] if start is None else [target_of(start, source) for source in tokens]
+        return see(model, batch_of(tokens, targets))
+
     # Read sampled texts first: the tables need them.
-    reader = _Reader(model, heads, by_kind, start, rows)
     by_chunk = {id(unit.chunk): unit for unit in units}
-    todo = [sampled, [unit for unit in units if not unit.sampled]]
+    chunks_of = [[unit.chunk for unit in units if unit.sampled == is_sampled] for is_sampled in (True, False)]
     total, done = sum(len(unit.chunk) for unit in units), 0
     room = Room()
     try:
-        for part in todo:
-            cut: Sequence[Sequence[Chunk]] = batches([unit.chunk for unit in part], TOKEN_BUDGET)
-            for batch in cut:
-                for some, seen in room.each(batch, reader.run):
-                    for number, chunk in enumerate(some):
-                        with delay_interrupts():
-                            reader.add(by_chunk[id(chunk)], seen, number)
-                    done += sum(map(len, some))
-                    if report is not None:
-                        report(Progress(len(rows.examples), done, done / total, "reading examples"))
+        for batch in [batch for part in chunks_of for batch in batches(part, TOKEN_BUDGET)]:
+            for some, seen in room.each(batch, run):
+                for number, chunk in enumerate(some):
+                    unit = by_chunk[id(chunk)]
+                    with delay_interrupts():
+                        for kind, n_heads in by_kind.items():
+                            read = _SeenText(kind, seen[kind], list(n_heads), number, len(chunk))
+                            _read_text(rows, read, heads, unit, _read_by(kind, chunk, start))
+                        rows.n_sampled += unit.sampled
+                done += sum(map(len, some))
+                if report is not None:
+                    report(Progress(len(rows.examples), done, done / total, "reading examples"))
     except KeyboardInterrupt:
         rows.complete = False
     return rows
 
 
-class _Reader:
-    """Read the examples and tables of batches."""
-
-    def __init__(
-        self,
-        model: Model,
-        heads: Sequence[Place],
-        by_kind: Mapping[str, Mapping[int, int]],
-        start: Tokens | None,
-        rows: Rows,
-    ) -> None:
-        self._model, self._heads, self._by_kind, self._start, self._rows = model, heads, by_kind, start, rows
-
-    def run(self, batch: Sequence[Chunk]) -> Mapping[Any, Mapping[int, Any]]:
-        """Return what each kind of attention was on a batch: kind -> layer -> its call, or dense weights."""
-        from attnscope.studies.seen import see
-
-        tokens = [chunk.tokens for chunk in batch]
-        targets = [] if self._start is None else [target_of(self._start, source) for source in tokens]
-        return see(self._model, batch_of(tokens, targets))
-
-    def add(self, unit: Unit, seen: Mapping[Any, Mapping[int, Any]], number: int) -> None:
-        """Add what a text shows; `seen` is what `run` returned, `number` says which text of the batch it is."""
-        for kind in self._by_kind:
-            read = _SeenText(kind, seen[kind], number, len(unit.chunk))
-            self._read_text(read, unit)
-        self._rows.n_sampled += unit.sampled
-
-    def _read_text(self, seen: _SeenText, unit: Unit) -> None:
-        import torch
-
-        layers = list(self._by_kind[seen.kind])
-        text = _read_by(seen.kind, unit.chunk, self._start)
-        # Tables take all rows; distances take a few queries at even steps.
-        if unit.sampled:
-            tables = self._rows.tables[seen.kind]
-            tables.add(text, lambda number: seen.tiles(layers[number]))
-            some = np.unique(np.linspace(0, len(text) - 1, min(len(text), DISTANCE_QUERIES)).astype(np.int64))
-            queries = torch.from_numpy(some[text.asks[some]])
-            if len(queries):
-                tables.compare(torch.cat([seen.rows(layer, queries)[0] for layer in layers]))
-        # Group the text's examples by layer and head.
-        by_layer: dict[int, dict[int, list[Wanted]]] = {}
-        for example in unit.wanted:
-            kind, layer, head = self._heads[example.head]
-            if kind == seen.kind:
-                by_layer.setdefault(layer, {}).setdefault(head, []).append(example)
-        for layer, by_head in by_layer.items():
-            for head, examples in by_head.items():
-                self._rows.examples += _examples(seen, layer, head, examples, unit, text)
+def _read_text(rows: Rows, seen: _SeenText, heads: Sequence[Place], unit: Unit, text: ReadText) -> None:
+    """Add what a text shows to the tables and examples."""
+    # Tables take all rows; distances take a few queries at even steps.
+    if unit.sampled:
+        tables = rows.tables[seen.kind]
+        tables.add(text, lambda number: seen.tiles(seen.layers[number]))
+        some = np.unique(np.linspace(0, len(text) - 1, min(len(text), DISTANCE_QUERIES)).astype(np.int64))
+        queries = torch.from_numpy(some[text.asks[some]])
+        if len(queries):
+            tables.compare(torch.cat([seen.rows(layer, queries) for layer in seen.layers]))
+    # A head may show the text more than once.
+    by_head: dict[int, list[Wanted]] = {}
+    for example in unit.wanted:
+        by_head.setdefault(example.head, []).append(example)
+    for number, examples in by_head.items():
+        kind, layer, head = heads[number]
+        if kind == seen.kind:
+            rows.examples += _examples(seen, layer, head, examples, unit, text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,47 +224,37 @@ class _SeenText:
     """Hold one kind of attention on one text of a batch: layer -> its call, or dense weights; n tokens."""
 
     kind: str
-    layers: Mapping[int, Any]
+    attention: Mapping[int, Attention]
+    layers: Sequence[int]
     number: int
     n: int
     _whole: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def rows(self, layer: int, queries: Tensor, head: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return rows of some queries, (head, query, key), and what these may attend to, (query, key)."""
-        from attnscope.core.attention.row_samples import read_rows
-
+    def rows(self, layer: int, queries: Tensor) -> Tensor:
+        """Return rows of some queries, (head, query, key)."""
         if self._step(layer) >= self.n:
-            ((_, weights, allowed),) = self.tiles(layer)
-            weights, allowed = weights[:, queries], allowed[queries]
-        else:
-            weights, allowed = read_rows(self.layers[layer], self.kind, self.number, queries, self.n)
-        weights = weights.float()
-        return (weights if head is None else weights[head : head + 1]), allowed
+            ((_, weights, _),) = self.tiles(layer)
+            return weights[:, queries]
+        return self._read(layer, queries)[0]
 
-    def tiles(self, layer: int, head: int | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield all rows, tile by tile of queries. A text that is one tile is computed once."""
-        import torch
-
-        from attnscope.core.attention.row_samples import read_rows
-
+    def tiles(self, layer: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield all rows, tile by tile of queries: (head, query, key), and what they may attend to, (query, key)."""
         step = min(self.n, self._step(layer))
         for first in range(0, self.n, step):
             queries = torch.arange(first, min(self.n, first + step))
-            if layer in self._whole:
-                weights, allowed = self._whole[layer]
-            else:
-                weights, allowed = read_rows(self.layers[layer], self.kind, self.number, queries, self.n)
-                weights = weights.float()
+            weights, allowed = self._whole.get(layer) or self._read(layer, queries)
+            # A text that is one tile is computed once.
             if step == self.n:
                 self._whole[layer] = weights, allowed
-            chosen = weights if head is None else weights[head : head + 1]
-            yield slice(first, first + len(queries)), chosen, allowed
+            yield slice(first, first + len(queries)), weights, allowed
+
+    def _read(self, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
+        weights, allowed = read_some(self.attention[layer], self.kind, self.number, queries, self.n)
+        return weights.float(), allowed
 
     def _step(self, layer: int) -> int:
         """Return how many queries are read at once."""
-        from attnscope.studies.seen import count_heads
-
-        return max(16, _ELEMENTS // (self.n * count_heads(self.layers[layer])))
+        return max(16, _ELEMENTS // (self.n * count_heads(self.attention[layer])))
 
 
 def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
@@ -332,19 +269,13 @@ def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
 def _examples(
     seen: _SeenText, layer: int, head: int, examples: Sequence[Wanted], unit: Unit, text: ReadText
 ) -> Iterator[Example]:
-    """Yield the examples of one head that a text gives."""
-    from attnscope.core.lifts import keep_rows
-
-    counts, keys = _counts(seen, layer, head, text)
-    counts = np.where(text.asks, counts, -1.0)
+    """Yield the examples of one head that a text gives: they show the same tokens."""
+    focus, key = _focus(seen, layer, head, text)
+    positions = window(text.tokens.special, focus, key)
+    rows = seen.rows(layer, torch.from_numpy(positions))[head].double().numpy()
+    sparse = keep_rows(rows[:, positions], rows.sum(1), KEPT_MASS, MOST_KEYS)
+    excerpt, offsets = excerpt_of(text.tokens, positions)
     for example in examples:
-        focus = int(counts.argmax()) if example.focus is None else example.focus
-        positions = window(text.tokens.special, focus, int(keys[focus]))
-        import torch
-
-        rows = seen.rows(layer, torch.from_numpy(positions), head)[0][0].double().numpy()
-        sparse = keep_rows(rows[:, positions], rows.sum(1), KEPT_MASS, MOST_KEYS)
-        excerpt, offsets = excerpt_of(text.tokens, positions)
         yield Example(
             wanted=example,
             text=unit.text.index,
@@ -360,19 +291,18 @@ def _examples(
         )
 
 
-def _counts(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return how much each query counts: the mass it gives away times its nats from uniform; and its largest key."""
-    import torch
-
+def _focus(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[int, int]:
+    """Return the query that counts most, by the mass it gives away times its nats from uniform, and its largest key."""
     counts, keys = np.zeros(len(text)), np.zeros(len(text), np.int64)
-    off = torch.from_numpy(text.outside_sinks)
-    for queries, weights, allowed in seen.tiles(layer, head):
-        rows = weights[0].double()
-        away = rows * off
+    outside = torch.from_numpy(text.outside_sinks)
+    for queries, weights, allowed in seen.tiles(layer):
+        rows = weights[head].double()
+        away = rows * outside
         nats = allowed.sum(-1).clamp(min=1).double().log() - torch.special.entr(rows).sum(-1)
         counts[queries] = (away.sum(-1) * nats.clamp(min=0)).numpy()
         keys[queries] = away.argmax(-1).numpy()
-    return counts, keys
+    focus = int(np.where(text.asks, counts, -1.0).argmax())
+    return focus, int(keys[focus])
 
 
 def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64]:

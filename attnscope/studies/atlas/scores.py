@@ -100,6 +100,11 @@ class Scores:
             values=every.values[keeps],
         )
 
+    def of_heads(self, heads: Sequence[Place]) -> Scores:
+        """Return the scores of some heads, in their order."""
+        columns = [self.heads.index(head) for head in heads]
+        return replace(self, heads=tuple(heads), values=self.values[:, columns])
+
     def merge(self, other: Scores) -> Scores:
         """Return those of the texts of both, which have no text in common."""
         heads = self.heads or other.heads

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from attnscope.core.distance import as_distance, divergence_sums
+from attnscope.core.lifts import ItemSums, Lifts, even_weights, members, offset_masses
 from attnscope.questions.atlas import FURTHEST, N_OFFSETS
+from attnscope.results.table import Estimate
 from attnscope.results.tokens import Tokens
 
 Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from attnscope.core.lifts import Lifts
+SIDES = ("asks", "gets", "pairs")
+"""The items that have a table: tokens as queries, tokens as keys, and pairs of both."""
 
 LEAST_TEXTS = 3
 """Sampled texts that must have a token, or a pair of tokens, before anything is said of it; of fewer texts, all."""
@@ -49,7 +53,7 @@ class ReadText:
         return len(self.tokens)
 
     @property
-    def ids(self) -> NDArray[np.int64]:
+    def ids(self) -> Numbers:
         """Return the number of each token, (token,)."""
         return self.tokens.ids
 
@@ -60,80 +64,38 @@ class ReadText:
         return outside
 
 
-@dataclass(frozen=True, eq=False)
-class _Items:
-    """Hold the items of a text: the tokens of its queries and keys, and pairs of them.
-
-    Attributes:
-        query_of: (token,): which of `asks` each query is; -1 = none.
-        key_of: (token,): which of `gets` each key is.
-        asks: Its items among those of "asks"; `gets` and `pairs` likewise.
-        pair_rows: For each pair its row in the product of `asks` and `gets`; `pair_columns` likewise.
-    """
-
-    query_of: Tensor
-    key_of: Tensor
-    asks: NDArray[np.int64]
-    gets: NDArray[np.int64]
-    pairs: NDArray[np.int64]
-    pair_rows: NDArray[np.int64]
-    pair_columns: NDArray[np.int64]
-
-
 class KindTables:
     """Hold the tables of the heads of one kind of attention, text by text; `n_heads` has the heads of each layer."""
 
     def __init__(self, n_heads: Sequence[int], texts: Sequence[ReadText]) -> None:
-        from attnscope.core.lifts import ItemSums
-
         self.n_heads = list(n_heads)
         total = sum(self.n_heads)
         self._least = least = max(1, min(LEAST_TEXTS, len(texts)))
         self._labels: dict[int, str] = {}
         for text in texts:
-            for number, label in zip(text.ids.tolist(), text.tokens.labels, strict=True):
-                self._labels.setdefault(number, label)
+            self._labels = dict(zip(text.ids.tolist(), text.tokens.labels, strict=True)) | self._labels
         # List the items that enough texts have, the most frequent up to a limit.
         self._asks = np.sort(_frequent([text.ids[text.asks] for text in texts], least)[:_MOST_TYPES])
         self._gets = np.sort(_frequent([text.ids[text.outside_sinks] for text in texts], least)[:_MOST_TYPES])
         room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
         self._pairs = np.sort(_frequent([self._pair_codes(*self._items_of(text)) for text in texts], least)[:room])
+        self._sums = [ItemSums(len(items), total) for items in (self._asks, self._gets, self._pairs)]
         # Each head is compared with its own attention, spread evenly.
-        sizes: dict[str, int] = {"asks": len(self._asks), "gets": len(self._gets), "pairs": len(self._pairs)}
-        self._sums = {side: ItemSums(size, total) for side, size in sizes.items()}
         self._profiles = np.zeros((total, N_OFFSETS))
         self._even_profiles = np.zeros((len(self.n_heads), N_OFFSETS))
         self._n_queries = np.zeros(len(self.n_heads))
         self._divergences, self._compared = np.zeros((2, total, total))
 
-    def _items_of(self, text: ReadText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _items_of(self, text: ReadText) -> tuple[Numbers, Numbers]:
         """Return the items of "asks" and of "gets" that a text has."""
         asks = np.flatnonzero(np.isin(self._asks, text.ids[text.asks]))
         gets = np.flatnonzero(np.isin(self._gets, text.ids[text.outside_sinks]))
         return asks, gets
 
-    def _pair_codes(self, asks: NDArray[np.int64], gets: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _pair_codes(self, asks: Numbers, gets: Numbers) -> Numbers:
         """Return the pairs of some items, as numbers: query x keys + key; ascending."""
-        codes: NDArray[np.int64] = (asks[:, None] * len(self._gets) + gets).ravel()
+        codes: Numbers = (asks[:, None] * len(self._gets) + gets).ravel()
         return codes
-
-    def _items(self, text: ReadText) -> _Items:
-        import torch
-
-        asks, gets = self._items_of(text)
-        pairs = _numbers(self._pairs, self._pair_codes(asks, gets))
-        there = np.flatnonzero(pairs >= 0)
-        n = max(1, len(gets))
-        query_of, key_of = _numbers(self._asks[asks], text.ids), _numbers(self._gets[gets], text.ids)
-        return _Items(
-            torch.from_numpy(np.where(text.asks, query_of, -1)),
-            torch.from_numpy(np.where(text.outside_sinks, key_of, -1)),
-            asks,
-            gets,
-            pairs[there],
-            there // n,
-            there % n,
-        )
 
     def add(self, text: ReadText, read: Callable[[int], Iterable[tuple[slice, Tensor, Tensor]]]) -> None:
         """Add a text.
@@ -143,25 +105,50 @@ class KindTables:
             read: Layer -> tiles of queries, each with the weights, (head, query, key), and the keys that may be
                 attended to, (query, key).
         """
-        items = self._items(text)
-        for layer in range(len(self.n_heads)):
-            self._add_layer(layer, text, items, read(layer))
+        # The items of the text, and which of them each query and key is.
+        asks, gets = self._items_of(text)
+        query_of = np.where(text.asks, _numbers(self._asks[asks], text.ids), -1)
+        key_of = np.where(text.outside_sinks, _numbers(self._gets[gets], text.ids), -1)
+        of_queries = members(torch.from_numpy(query_of), len(asks))  # (query, item)
+        of_keys = members(torch.from_numpy(key_of), len(gets))  # (key, item)
+        pairs = _numbers(self._pairs, self._pair_codes(asks, gets))
+        is_listed = np.flatnonzero(pairs >= 0)
+        pair_rows, pair_columns = np.divmod(is_listed, max(1, len(gets)))
 
-    def _add_layer(
-        self, layer: int, text: ReadText, items: _Items, tiles: Iterable[tuple[slice, Tensor, Tensor]]
-    ) -> None:
-        import torch
+        first = 0
+        for layer, n_heads in enumerate(self.n_heads):
+            heads = slice(first, first + n_heads)
+            first += n_heads
+            asked, got, paired = self._sum_layer(layer, heads, text, of_queries, of_keys, read(layer))
+            items = (asks, gets, pairs[is_listed])
+            for sums, of_side, totals in zip(
+                self._sums, items, (asked, got, paired[:, pair_rows, pair_columns]), strict=True
+            ):
+                # Of each head, its even share, and how many queries could see an item; `most` is the largest lift.
+                *_, count, share = totals.double().numpy()
+                masses, even = totals[:-2].double().numpy().reshape(2, n_heads, -1)
+                most = np.divide(count, share, out=np.zeros_like(count), where=share > 0)
+                sums.add(heads, of_side, masses, even, count, most)
 
-        from attnscope.core.lifts import even_weights, members, offset_masses
+    def _sum_layer(
+        self,
+        layer: int,
+        heads: slice,
+        text: ReadText,
+        of_queries: Tensor,
+        of_keys: Tensor,
+        tiles: Iterable[tuple[slice, Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Add attention by offset, and return sums of a layer by item of "asks", of "gets", and by both.
 
-        n_heads = self.n_heads[layer]
-        rows_of_layer = slice(sum(self.n_heads[:layer]), sum(self.n_heads[: layer + 1]))
+        Each has a row per head, one for the even share of each, the queries that could see an item, and its even share
+        of all attention: (2 head + 2, item) or (2 head + 2, query item, key item).
+        """
+        n_rows = 2 * (heads.stop - heads.start) + 2
         outside = torch.from_numpy(text.outside_sinks)
-        keys = members(items.key_of, len(items.gets))
-        # Of each head; its even share; how many queries could see an item; and its even share of all attention.
-        asks = torch.zeros(2 * n_heads + 2, len(items.asks))
-        gets = torch.zeros(2 * n_heads + 2, len(items.gets))
-        pairs = torch.zeros(2 * n_heads + 2, len(items.asks), len(items.gets))
+        asks = torch.zeros(n_rows, of_queries.shape[1])
+        gets = torch.zeros(n_rows, of_keys.shape[1])
+        pairs = torch.zeros(n_rows, of_queries.shape[1], of_keys.shape[1])
         # Uniform attention gives least outside sinks if there is one such token.
         least = 1 / (1 + (~outside).sum())
         for queries, weights, allowed in tiles:
@@ -170,49 +157,32 @@ class KindTables:
             rows = torch.cat([weights, even_weights(allowed)[None]]) * counted[:, None]
             # Attention by offset.
             masses = offset_masses(rows, FURTHEST, queries.start).numpy()
-            self._profiles[rows_of_layer] += masses[:-1]
+            self._profiles[heads] += masses[:-1]
             self._even_profiles[layer] += masses[-1]
             self._n_queries[layer] += int(counted.sum())
             # Attention outside the sinks, by the query's token.
             away = rows @ outside.float()
-            heads, even = away[:-1], away[-1:]
-            of_queries = members(items.query_of[queries], len(items.asks))
+            of_heads, even = away[:-1], away[-1:]
             sees = (even > 0).float()
-            asks += torch.cat([heads, even.expand_as(heads), sees, least * sees]) @ of_queries
+            asks += torch.cat([of_heads, even.expand_as(of_heads), sees, least * sees]) @ of_queries[queries]
             # What each key would get of a query's attention outside the sinks, were that spread evenly over these keys.
-            shares = even_weights(allowed & outside) * counted[:, None] @ keys
+            shares = even_weights(allowed & outside) * counted[:, None] @ of_keys
             key_masses = torch.cat(
-                [rows[:-1] @ keys, heads[..., None] * shares, (shares > 0).float()[None], shares[None]]
+                [rows[:-1] @ of_keys, of_heads[..., None] * shares, (shares > 0).float()[None], shares[None]]
             )
             gets += key_masses.sum(1)
             # By pair: the queries of each token times what they give each key's token.
-            pairs += of_queries.T @ key_masses
-        # Add the text's sums to those of each head; `most` is the largest lift that a count allows.
-        pair_sums = pairs[:, items.pair_rows, items.pair_columns]
-        sides: tuple[tuple[str, NDArray[np.int64], Tensor], ...] = (
-            ("asks", items.asks, asks),
-            ("gets", items.gets, gets),
-            ("pairs", items.pairs, pair_sums),
-        )
-        for side, items_of_side, sums in sides:
-            *parts, count, share = sums.double().numpy()
-            most = np.divide(count, share, out=np.zeros_like(count), where=share > 0)
-            for head in range(n_heads):
-                even = parts[n_heads + head]
-                self._sums[side].add(rows_of_layer.start + head, items_of_side, parts[head], even, count, most)
+            pairs += of_queries[queries].T @ key_masses
+        return asks, gets, pairs
 
     def compare(self, rows: Tensor) -> None:
         """Add the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
-        from attnscope.core.distance import divergence_sums
-
         sums = divergence_sums("hellinger", rows)
         self._divergences += sums.sums.numpy()
         self._compared += sums.counts.numpy()
 
     def distances(self) -> NDArray[np.float32]:
         """Return the distance of every two heads, (head, head); NaN where they were never compared."""
-        from attnscope.core.distance import as_distance
-
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = self._divergences / self._compared
         distances: NDArray[np.float32] = as_distance(mean).astype(np.float32)
@@ -229,40 +199,32 @@ class KindTables:
 
     def rows(self) -> list[list[dict[str, Any]]]:
         """Return the token table of every head: rows of the table `tokens`, but for the head."""
-        n = max(1, len(self._gets))
-        label = self._labels
-        asks = [(label[number], "") for number in self._asks.tolist()]
-        gets = [("", label[number]) for number in self._gets.tolist()]
-        pairs = [(label[self._asks[code // n]], label[self._gets[code % n]]) for code in self._pairs.tolist()]
-        tokens = {"asks": asks, "gets": gets, "pairs": pairs}
-        lifts = {side: sums.lifts() for side, sums in self._sums.items()}
+        asks = [self._labels[number] for number in self._asks.tolist()]
+        gets = [self._labels[number] for number in self._gets.tolist()]
+        pairs = np.divmod(self._pairs, max(1, len(gets)))
+        tokens = {
+            "asks": [(label, "") for label in asks],
+            "gets": [("", label) for label in gets],
+            "pairs": [(asks[query], gets[key]) for query, key in np.transpose(pairs).tolist()],
+        }
         by_head: list[list[dict[str, Any]]] = [[] for _ in range(sum(self.n_heads))]
-        for head, rows in enumerate(by_head):
-            for side, of_side in lifts.items():
-                for item in choose_items(of_side, head, above_even=side != "asks", least=self._least):
+        for side, sums in zip(SIDES, self._sums, strict=True):
+            lifts = sums.lifts()
+            for head, rows in enumerate(by_head):
+                for item in choose_items(lifts, head, above_even=side != "asks", least=self._least):
                     query, key = tokens[side][item]
-                    estimate = _Estimate(*(part[item, head] for part in (of_side.lift, of_side.low, of_side.high)))
                     rows.append(
                         {
                             "side": side,
                             "query": query,
                             "key": key,
-                            "mass": of_side.mass[item, head],
-                            "lift": estimate,
-                            "n_queries": int(of_side.counts[item, head]),
-                            "n_texts": int(of_side.n_texts[item, head]),
+                            "mass": lifts.mass[item, head],
+                            "lift": Estimate(lifts.lift[item, head], lifts.low[item, head], lifts.high[item, head]),
+                            "n_queries": int(lifts.counts[item, head]),
+                            "n_texts": int(lifts.n_texts[item, head]),
                         }
                     )
         return by_head
-
-
-@dataclass(frozen=True)
-class _Estimate:
-    """Hold a number with the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 def _round(values: Floats) -> Floats:
@@ -298,16 +260,16 @@ def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> li
     return listed[np.argsort(-low[listed], kind="stable")].tolist()  # type: ignore[no-any-return]
 
 
-def _frequent(numbers: Sequence[NDArray[np.int64]], least: int) -> NDArray[np.int64]:
+def _frequent(numbers: Sequence[Numbers], least: int) -> Numbers:
     """Return the numbers that at least so many texts have, those of most texts first."""
     every = np.concatenate([np.unique(of_text) for of_text in numbers] or [np.zeros(0, np.int64)])
     values, counts = np.unique(every, return_counts=True)
     order = np.lexsort((values, -counts))
-    frequent: NDArray[np.int64] = values[order[counts[order] >= least]]
+    frequent: Numbers = values[order[counts[order] >= least]]
     return frequent
 
 
-def _numbers(items: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def _numbers(items: Numbers, values: Numbers) -> Numbers:
     """Return which of some sorted items each value is; -1 = none."""
     if not len(items):
         return np.full(len(values), -1)
