@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import attnscope
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.model import HuggingFaceModel
+from attnscope.questions.links import find_links
 from tests.ablation_helpers import tiny
 from tests.test_damaged import change_one
 
@@ -174,3 +175,13 @@ def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
     assert corpus.n_bytes is None
     assert [text.text for text in corpus] == [text.text for text in corpus] == ["text 0", "text 1", "text 2"]
     writer.join()
+
+
+def test_what_a_model_writes_is_said_to_be_greedy_and_its_template_named(llama: HuggingFaceModel) -> None:
+    with pytest.warns(UserWarning, match="greedy decoding|--chat"):
+        plain = attnscope.heatmap(llama, "who wrote it", generate=3)
+        asked = attnscope.heatmap(llama, "who wrote it", generate=3, chat=True)
+    hints = [[note for note in record.run["notes"] if "--chat" in note] for record in (plain, asked)]
+    assert len(hints[0]) == 1 and not hints[1]
+    written = set(asked.maps[0].queries.labels[asked.maps[0].queries.n_given :])
+    assert {link.query for link in find_links(asked)} <= written

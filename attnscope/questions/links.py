@@ -43,10 +43,7 @@ def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: 
         kind = f"{attention.kind} " if len(record.maps) > 1 else ""
         for pair in record.chosen(attention):
             if isinstance(record, Heatmap):
-                rows: Sequence[int] = attention.queries.find(query) if query is not None else ()
-                if query is None and attention.queries.n_given >= 0:
-                    # What the model wrote is the answer, and its rows are what was asked for.
-                    rows = range(attention.queries.n_given, len(attention.queries))
+                rows = attention.queries.find(query) if query is not None else ()
                 links = strongest_links(record, attention, pair, 1, rows)
             else:
                 links = [(link.query, link.key, link.weight) for link in attention.links(*pair)[:1]]
@@ -62,8 +59,11 @@ def strongest_links(
     """Return the largest weights of a head between tokens of the text: (query, key, weight), largest first.
 
     Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
-    itself. If rows are given, only links from these queries count, whatever they are.
+    itself. If rows are given, only links from these queries count, whatever they are; else only those from what the
+    model wrote, if it wrote something: these rows are what was asked for.
     """
+    if not rows and attention.queries.n_given >= 0:
+        rows = range(attention.queries.n_given, len(attention.queries))
     # Weights, (query, key), in float64 as they are sorted and compared.
     weights = attention.of(*pair).astype(np.float64)
     queries, keys = record.sinks(attention)

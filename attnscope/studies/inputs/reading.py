@@ -233,8 +233,12 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
             raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
         tokens = model.writer.generate(tokens, prompt.generate)
         written = len(tokens) - tokens.n_given
+        said = f"the model wrote {amount(written, 'token')}, each the most probable one (greedy decoding)"
         if written < prompt.generate:
-            notes += (f"the model wrote {written} of {prompt.generate} tokens: it ended the text or reached its limit",)
+            said += f"; it ended the text or reached its limit before {prompt.generate}"
+        notes += (said,)
+        if model.tokenizer.chat is not None and not prompt.chat:
+            notes += ("its chat template was not used: --chat puts the text into it, as a question",)
     return Reading(text, tokens, None, notes)
 
 
