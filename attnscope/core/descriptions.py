@@ -259,7 +259,7 @@ def least_gain(a: Floats, pi: Floats) -> Floats:
 def minimise(
     table: Table, expected: Floats, rows: Rows, head: int, weights: Floats, close: float
 ) -> tuple[Floats, float]:
-    """Find the weights by Newton's method from some weights on, until a step gains less than `close`.
+    """Find the weights by Newton's method from some weights on, until a step gains less than `close`, in nats.
 
     The loss is the mean of ln Z - Σ w E_A[f] over rows, with the ridge. `expected` has the mean of E_A[f], (feature,).
     """

@@ -77,30 +77,21 @@ class Sample(NamedTuple):
 # Means ----------------------------------------------------------------------------------------------------------
 
 
-def mean_interval(sample: Sample, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Return the interval r ± t·se, t from Student's t distribution.
+def mean_interval(sample: Sample) -> tuple[Floats, Floats]:
+    """Return the ends of the 95% interval r ± t·se, t from Student's t distribution.
 
-    Not cut to any range. Zero width if all texts have the same s / c.
-
-    Args:
-        sample: What is known of the sums.
-        level: The coverage, between 0 and 1.
-
-    Returns:
-        The low and the high ends; NaN without an error, or with fewer than 1.1 effective texts.
-
-    Raises:
-        ValueError: The level is not between 0 and 1.
+    Not cut to any range. Zero width if all texts have the same s / c. NaN without an error, or with fewer than 1.1
+    effective texts.
     """
-    half = _student(sample, level) * sample.error
+    half = _student(sample) * sample.error
     return sample.ratio - half, sample.ratio + half
 
 
 def mean_p_above(sample: Sample, threshold: ArrayLike) -> Floats:
     """Return the one-sided p-value against H0: the mean is at most the threshold, broadcast to the sample's shape.
 
-    P(T >= (r - threshold) / se): p < (1 - level) / 2 exactly where `mean_interval` at that level lies above the
-    threshold. 0 or 1 if se is 0. NaN without an error, or if the threshold is NaN.
+    P(T >= (r - threshold) / se): p < 2.5% exactly where `mean_interval` lies above the threshold. 0 or 1 if se is 0.
+    NaN without an error, or if the threshold is NaN.
     """
     # t = (r - threshold) / se, infinite where se is 0.
     above = sample.ratio - np.broadcast_to(np.asarray(threshold, np.float64), sample.ratio.shape)
@@ -116,14 +107,13 @@ def mean_p_above(sample: Sample, threshold: ArrayLike) -> Floats:
 
 def share_interval(
     sample: Sample,
-    level: float = 0.95,
     *,
     hits: ArrayLike = False,
     unseen: ArrayLike = True,
     dependence: ArrayLike = DEPENDENCE,
     units: ArrayLike = 1.0,
 ) -> tuple[Floats, Floats]:
-    """Return the interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
+    """Return the ends of the 95% interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
 
     r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all 1 and
     give [1, 1]. There are two bounds, of which the wider one holds:
@@ -132,8 +122,8 @@ def share_interval(
        n = r(1 - r) / se² independent units (Korn & Graubard 1998, Survey Methodology 24), with Student's t for the
        normal quantile. Its variance at an end θ is se² · θ(1 - θ) / r(1 - r): it grows towards the middle.
     2. What was never seen (`unseen`). Texts that are all alike give se = 0. Yet a share u of units of another kind
-       stays unseen in N independent ones with probability (1 - u)^N. The low end is at most r · α^(1/N), α = (1 -
-       level) / 2, as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N). If all units are hits this
+       stays unseen in N independent ones with probability (1 - u)^N. The low end is at most r · α^(1/N), α = 2.5%,
+       as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N). If all units are hits this
        is the end of Clopper & Pearson (1934). N is from `independent_units`.
 
     Simulated, 95% intervals of 10 to 100 texts with graded values hold shares of 0.01 to 0.99 in 94% of samples or
@@ -143,31 +133,23 @@ def share_interval(
 
     Args:
         sample: What is known of the sums.
-        level: The coverage, between 0 and 1.
         hits: Whether each unit of c counts 1 or 0, as a query whose largest weight is in one place: then se² is at
             least r(1 - r) / Σc.
         unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
             anything.
         dependence: As in `independent_units`.
         units: As in `independent_units`.
-
-    Returns:
-        The low and the high ends; NaN where `mean_interval` is.
-
-    Raises:
-        ValueError: The level is not between 0 and 1.
     """
-    student = _student(sample, level)
     part = _share(sample, hits, unseen, dependence, units)
 
     # The score interval, with the share moved by the continuity correction: (x - θ)² = a θ(1 - θ).
-    a = student**2 / part.n
+    a = _student(sample) ** 2 / part.n
     low = _score_end(np.maximum(part.r - part.correction, 0), a, -1)
     high = _score_end(np.minimum(part.r + part.correction, 1), a, 1)
 
     # What was never seen.
     with np.errstate(under="ignore"):  # of next to no units nothing is seen
-        seen = ((1 - level) / 2) ** (1 / part.n_unseen)
+        seen = END ** (1 / part.n_unseen)
     low = np.minimum(low, part.r * seen)
     high = np.maximum(high, 1 - (1 - part.r) * seen)
 
@@ -186,8 +168,8 @@ def share_p_above(
 ) -> Floats:
     """Return the one-sided p-value against H0: the share is at most the threshold, broadcast to the sample's shape.
 
-    The test that `share_interval` is the inversion of, with the same arguments: p < (1 - level) / 2 exactly where the
-    interval at that level lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and
+    The test that `share_interval` is the inversion of, with the same arguments: p < 2.5% exactly where the interval
+    lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and
     (θ/r)^N, at most 0.5; for θ above r likewise, counted from the other side. NaN without an error, or if the threshold
     is NaN.
     """
@@ -243,7 +225,7 @@ class _Share(NamedTuple):
 def _share(sample: Sample, hits: ArrayLike, unseen: ArrayLike, dependence: ArrayLike, units: ArrayLike) -> _Share:
     r = np.clip(sample.ratio, 0, 1)
     binomial = r * (1 - r)
-    total = sample.total * np.asarray(units, np.float64)
+    total = sample.total * np.asarray(units)
     with np.errstate(divide="ignore", invalid="ignore"):
         least = np.where(np.broadcast_to(hits, r.shape), binomial / np.where(total > 0, total, np.nan), 0)
         # The spread is unknown if everything is 0 or 1: then the second bound alone holds.
@@ -259,12 +241,10 @@ def _score_end(x: Floats, a: Floats, side: int) -> Floats:
     return end
 
 
-def _student(sample: Sample, level: float) -> Floats:
-    """Return the quantile of Student's t for an interval of this level; NaN with too few degrees of freedom."""
-    if not 0 < level < 1:
-        raise ValueError(f"a level is between 0 and 1; got {level}")
+def _student(sample: Sample) -> Floats:
+    """Return the quantile of Student's t for a 95% interval; NaN with too few degrees of freedom."""
     degrees = np.where(sample.degrees < _FEWEST_DEGREES, np.nan, sample.degrees)
-    quantile: Floats = stdtrit(degrees, (1 + level) / 2)
+    quantile: Floats = stdtrit(degrees, 1 - END)
     return quantile
 
 

@@ -141,17 +141,17 @@ class RunningSums:
         """Return the ratio, its error and the sizes that `core.intervals` needs, arrays of `shape`."""
         return Sample(self.ratio(), self.standard_error(), self._degrees(), self.effective_texts(), self.total("c"))
 
-    def interval(self, level: float = 0.95) -> tuple[Floats, Floats]:
+    def interval(self) -> tuple[Floats, Floats]:
         """Return the ends of `core.intervals.mean_interval`."""
-        return mean_interval(self.sample(), level)
+        return mean_interval(self.sample())
 
     def p_above(self, threshold: ArrayLike) -> Floats:
         """Return the p-values of `core.intervals.mean_p_above`."""
         return mean_p_above(self.sample(), threshold)
 
-    def share_interval(self, level: float = 0.95, **how: ArrayLike) -> tuple[Floats, Floats]:
+    def share_interval(self, **how: ArrayLike) -> tuple[Floats, Floats]:
         """Return the ends of `core.intervals.share_interval`, which documents the arguments."""
-        return share_interval(self.sample(), level, **how)
+        return share_interval(self.sample(), **how)
 
     def share_p_above(self, threshold: ArrayLike, **how: ArrayLike) -> Floats:
         """Return the p-values of `core.intervals.share_p_above`, which documents the arguments."""

@@ -21,7 +21,7 @@ RowsWanted = tuple[NDArray[np.int64], int]
 def rows_of(
     call: AttentionCall, queries: Int[Tensor, " query"], texts: slice = slice(None), keys: slice = slice(None)
 ) -> Float[Tensor, "text n_heads query key"]:
-    """Return the exact weights of some queries on some keys, in memory of that size; the softmax is over all keys."""
+    """Return the exact weights, 0 to 1, of some queries on some keys, in memory of that size; softmax is over all keys."""
     n_texts = len(range(call.query.shape[0])[texts])
     at_once = max(tiles.TILE_ELEMENTS // max(n_texts * call.n_heads * call.key.shape[2], 1), tiles.LEAST_QUERIES)
     parts = []
@@ -33,7 +33,7 @@ def rows_of(
 def read_rows(
     attention: AttentionCall | Tensor, kind: str, text: int, queries: Int[Tensor, " query"], n_keys: int
 ) -> tuple[Float[Tensor, "n_heads query {n_keys}"], Bool[Tensor, "query {n_keys}"]]:
-    """Return some rows of one text of a batch, and which keys they may attend to, both on the CPU.
+    """Return some rows of one text of a batch, 0 to 1, and which keys they may attend to, both on the CPU.
 
     Dense weights, (text, head, query, key), do not tell what may be attended to: it is taken to be every key, in a
     decoder every earlier one.

@@ -161,7 +161,7 @@ def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, 
 def within_reach(
     call: AttentionCall, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]
 ) -> Bool[Tensor, "query key"]:
-    """Return which keys causality and window leave to queries, by the positions of both, whatever the mask says."""
+    """Return which keys causality and window leave to queries, by the positions of both, bool."""
     queries = queries[:, None]
     near = torch.ones(len(queries), len(keys), dtype=torch.bool, device=keys.device)
     if call.is_causal:
