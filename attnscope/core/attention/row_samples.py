@@ -21,7 +21,7 @@ RowsWanted = tuple[NDArray[np.int64], int]
 def rows_of(
     call: AttentionCall, queries: Int[Tensor, " query"], texts: slice = slice(None), keys: slice = slice(None)
 ) -> Float[Tensor, "text n_heads query key"]:
-    """Return the exact weights, 0 to 1, of some queries on some keys, in memory of that size; softmax is over all keys."""
+    """Return the exact weights, 0 to 1, of some queries on some keys; the softmax is over all keys."""
     n_texts = len(range(call.query.shape[0])[texts])
     at_once = max(tiles.TILE_ELEMENTS // max(n_texts * call.n_heads * call.key.shape[2], 1), tiles.LEAST_QUERIES)
     parts = []
