@@ -50,19 +50,13 @@ class ReadPair:
         return self.clean.ids.tobytes(), self.corrupt.ids.tobytes()
 
 
-def read_pairs(model: Model, pairs: Iterable[Pair], answer: str | None = None) -> tuple[list[ReadPair], list[Problem]]:
-    """Return the pairs that can be patched, and the problems of the others.
-
-    Args:
-        model: A model with a head.
-        pairs: The pairs.
-        answer: A class that is right against all others; None = the pairs name their answers.
+def read_pairs(model: Model, pairs: Iterable[Pair]) -> tuple[list[ReadPair], list[Problem]]:
+    """Return the pairs that can be patched by a model with a head, and the problems of the others.
 
     Raises:
         AttnscopeError: The model predicts nothing that can be compared.
     """
-    _require_answers(model)
-    reader = _Reader(model, answer)
+    reader = _Reader(model)
     read: list[ReadPair] = []
     problems: list[Problem] = []
     first_with: dict[tuple[bytes, bytes], Pair] = {}
@@ -91,13 +85,10 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
     Raises:
         AttnscopeError: The model predicts no such thing, or there is no such target.
     """
-    _require_answers(model)
-    if model.loss == "token_class":
-        raise AttnscopeError(f"{model.info.name} gives each token a class", "name a model with one class per text")
+    reader = _Reader(model)
     if model.labels:
         is_number = target.isdecimal() and target not in model.labels and int(target) < len(model.labels)
         return 0, int(target) if is_number else model.label_number(target)
-    reader = _Reader(model, None)
     try:
         position = reader.predicting(tokens)
         return position, reader.token(target, text, tokens, position)
@@ -105,20 +96,17 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
         raise AttnscopeError(f"the text cannot be asked for {target!r}: {error}") from error
 
 
-def _require_answers(model: Model) -> None:
-    if model.loss not in ("causal", "masked", "class", "token_class"):
-        raise AttnscopeError(
-            f"{model.info.name} predicts neither the next token, nor a masked one, nor classes: it has no answers",
-            "choose a decoder, a classifier, or an encoder with its head; attnscope ablate compares hidden states",
-        )
-
-
 class _Reader:
-    def __init__(self, model: Model, answer: str | None) -> None:
+    def __init__(self, model: Model) -> None:
+        if model.loss not in ("causal", "masked", "class"):
+            raise AttnscopeError(
+                f"{model.info.name} predicts neither the next token, nor a masked one, nor the class of a text: it has "
+                "no answers",
+                "choose a decoder, a classifier, or an encoder with its head; attnscope ablate compares hidden states",
+            )
         self._model = model
         self._tokenizer = model.tokenizer
         self._ordinary = frozenset(self._tokenizer.ordinary_ids())
-        self._answer = None if answer is None else model.label_number(answer)
 
     def read(self, pair: Pair) -> ReadPair:
         """Return a pair as the model reads it."""
@@ -131,15 +119,15 @@ class _Reader:
         if np.array_equal(clean.ids, corrupt.ids):
             raise _BadPairError("its texts have the same tokens")
         # The answers must stand at one token of both texts, and differ.
-        position = self._position(clean, corrupt)
-        right, wrong = self._answers(pair, clean, position)
+        position = 0
+        if self._model.loss != "class":
+            position = self.predicting(clean)
+            if self.predicting(corrupt) != position:
+                raise _BadPairError("the answer is not at the same token of both texts")
+        right, wrong = (self._answers(pair, side, clean, position) for side in ("right", "wrong"))
         if both := set(right) & set(wrong):
-            raise _BadPairError(f"{self.spell(both.pop())!r} is both right and wrong")
+            raise _BadPairError(f"{spell_answer(self._model, both.pop())!r} is both right and wrong")
         return ReadPair(pair, clean, corrupt, position, right, wrong)
-
-    def spell(self, number: int) -> str:
-        """Return the name of an answer."""
-        return spell_answer(self._model, number)
 
     def _encode(self, text: str) -> Tokens:
         if len(text) > MOST_CHARACTERS:
@@ -154,17 +142,6 @@ class _Reader:
     def _require_known(self, ids: Sequence[int]) -> None:
         self._model.static_embeddings(torch.tensor([list(ids)], device=self._model.info.device))
 
-    def _position(self, clean: Tokens, corrupt: Tokens) -> int:
-        """Return which token's logits hold the answers."""
-        if self._model.loss == "class":
-            return 0
-        if self._model.loss == "token_class":
-            return int((clean.ids != corrupt.ids).argmax())
-        position = self.predicting(clean)
-        if self.predicting(corrupt) != position:
-            raise _BadPairError("the answer is not at the same token of both texts")
-        return position
-
     def predicting(self, tokens: Tokens) -> int:
         """Return the last token of a text, or its mask."""
         if self._model.loss == "causal":
@@ -174,25 +151,17 @@ class _Reader:
             raise _BadPairError(f"it has {len(masks)} mask tokens, where it needs one")
         return int(masks[0])
 
-    def _answers(self, pair: Pair, clean: Tokens, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the numbers of the right and of the wrong answers."""
-        # A class given for all pairs is right against all other classes.
-        labels = self._model.labels
-        if self._answer is not None:
-            others = [number for number in range(len(labels)) if number != self._answer]
-            return (self._answer,), tuple(others)
-        sides = []
-        for side in ("right", "wrong"):
-            answers = getattr(pair, side)
-            if not answers:
-                raise _BadPairError(f"it has no field {side!r}")
-            if labels:
-                numbers = [self._model.label_number(str(answer)) for answer in answers]
-            else:
-                numbers = [self.token(answer, pair.clean, clean, position) for answer in answers]
-                self._require_known(numbers)
-            sides.append(tuple(dict.fromkeys(numbers)))
-        return sides[0], sides[1]
+    def _answers(self, pair: Pair, side: str, clean: Tokens, position: int) -> tuple[int, ...]:
+        """Return the numbers of the right or of the wrong answers."""
+        answers = getattr(pair, side)
+        if not answers:
+            raise _BadPairError(f"it has no field {side!r}")
+        if self._model.labels:
+            numbers = [self._model.label_number(str(answer)) for answer in answers]
+        else:
+            numbers = [self.token(answer, pair.clean, clean, position) for answer in answers]
+            self._require_known(numbers)
+        return tuple(dict.fromkeys(numbers))
 
     def token(self, answer: str | int, text: str, tokens: Tokens, position: int) -> int:
         """Return the token that continues the clean text, or that stands for its mask."""

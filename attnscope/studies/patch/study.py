@@ -55,9 +55,8 @@ def patch(
     queries are patched once for all heads that read them (the column `patched_with`).
 
     An answer is one token: the last token of the text predicts it, or the mask of a masked model. Answers of a
-    classifier are its classes; one of tokens is asked at the first token in which the texts differ. The score of
-    several answers is the logarithm of the sum of exp over their logits, so that a difference is the log odds of the
-    right answers against the wrong ones.
+    classifier are its classes. The score of several answers is the logarithm of the sum of exp over their logits, so
+    that a difference is the log odds of the right answers against the wrong ones.
 
     Pairs that cannot be patched are left out, and `corpus["problems"]` says why. An interruption (KeyboardInterrupt)
     ends the study with the pairs up to there.
@@ -84,7 +83,7 @@ class _Study:
         self._options = options
         self._report = report
         # Read the pairs, and refuse options that do not fit them.
-        self._read, problems = read_pairs(model, pairs, options.answer)
+        self._read, problems = read_pairs(model, pairs)
         self._problems = [*pairs.problems, *problems]
         if not self._read:
             raise AttnscopeError(
@@ -118,7 +117,9 @@ class _Study:
             complete = self._each_batch("exact", every, self._measure_best)
 
         # Pairs on which all that was measured is a number.
-        self._is_tried = ~np.isnan(self._effects).all(0) if self._options.exact else np.ones(len(self._units), bool)
+        self._is_tried = np.ones(len(self._units), np.bool_)
+        if self._options.exact:
+            self._is_tried = ~np.isnan(self._effects).all(0)
         is_sound = np.isfinite(self._clean + self._corrupt) & np.isfinite(self._effects[:, self._is_tried]).all(1)
         self._sound = np.flatnonzero(is_sound & self._is_done)
         for number in np.flatnonzero(~is_sound & self._is_done).tolist():
@@ -359,7 +360,6 @@ class _Study:
         return {
             "by": options.by,
             "direction": options.direction,
-            "answer": options.answer,
             "exact": options.exact,
             "rank_agreement": agreement,
         }
@@ -406,13 +406,7 @@ class Observations:
             return "Effects have no shares of the total effect: one pair does not tell how sure it is."
         if np.isfinite(shares_of_total(totals, totals)[0]).all():
             return ""
-        mean, low, high, _ = pair_means(totals)
-        if low <= 0 <= high:
-            return (
-                "The interval of the total effect holds 0: the model does not show this behaviour here, and effects "
-                "have no shares of it."
-            )
-        strength = float(np.abs(mean[0]) / (totals.std(ddof=1) / np.sqrt(self.n)))
+        strength = float(np.abs(totals.mean()) / (totals.std(ddof=1) / np.sqrt(self.n)))
         return (
             f"Effects have no shares of the total effect, which is {strength:.1f} standard errors away from 0. With "
             f"{self.n} pairs it must be {weakest_total(self.n):.1f}, as shares of a weaker one are too often wrong."
