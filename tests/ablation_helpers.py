@@ -70,7 +70,7 @@ def save_tiny(folder: Path, name: str, **more: Any) -> Path:
 
     tiny(name, **{"vocab_size": len(LETTERS), **more}).save_pretrained(folder)
     write_tokenizer(folder)
-    # As tokenizer.json, which families that have no vocab.txt read too.
+    # Its configuration names the special tokens, for whichever class reads it.
     transformers.BertTokenizer.from_pretrained(folder).save_pretrained(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"

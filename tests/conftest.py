@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,10 +129,12 @@ def minilm_folder() -> Path:
     return folder
 
 
-def write_tokenizer(folder: Path) -> None:
-    """BERT's tokenizer over the letters, as vocab.txt and tokenizer_config.json."""
+def write_tokenizer(folder: Path, pieces: Sequence[str] = VOCABULARY) -> None:
+    """BERT's tokenizer over the letters, as tokenizer.json and tokenizer_config.json."""
+    from tokenizers.implementations import BertWordPieceTokenizer
+
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", "utf-8")
+    BertWordPieceTokenizer({piece: i for i, piece in enumerate(pieces)}).save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "unk_token": "[UNK]", "pad_token": "[PAD]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 

@@ -32,7 +32,7 @@ from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import study as heatmap_study
 from attnscope.studies.maps.options import MapOptions
 from attnscope.studies.workers import Workers
-from tests.conftest import Run
+from tests.conftest import VOCABULARY, Run, write_tokenizer
 from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
 
@@ -158,7 +158,7 @@ def test_other_options_or_another_model_are_drawn_anew(tmp_path: Path, tiny_bert
         {"loading": LoadOptions(dtype="float64")},
     ):
         assert study._hash_all_but_the_text(source, replace(HOW, **change)) != base, change  # type: ignore[arg-type]
-    (tiny_bert / "vocab.txt").write_text((tiny_bert / "vocab.txt").read_text() + "more\n")
+    write_tokenizer(tiny_bert, [*VOCABULARY, "more"])
     assert study._hash_all_but_the_text(source, HOW) != base
 
 

@@ -395,7 +395,7 @@ def http_error(kind: str, status: int) -> Exception:
         ("GatedRepoError", 403, "org/name is gated", "accept the terms at https://huggingface.co/org/name"),
         ("RepositoryNotFoundError", 404, "there is no model org/name", "hf auth login"),
         ("RevisionNotFoundError", 404, "org/name has no such revision", "a branch, a tag"),
-        ("HfHubHTTPError", 500, "the Hub refused org/name: first line", "later"),
+        ("HfHubHTTPError", 500, "the Hub cannot be reached: first line", "HF_HOME"),
     ],
 )
 def test_what_the_hub_answers_is_explained(hub, kind, status, message, hint):

@@ -171,7 +171,7 @@ def nan_weights(folder: Path) -> None:
 
 
 def no_tokenizer(folder: Path) -> None:
-    (folder / "vocab.txt").unlink()
+    (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
 
 

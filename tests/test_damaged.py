@@ -14,7 +14,7 @@ import pytest
 from attnscope import load_record
 from attnscope.errors import AttnscopeError
 from attnscope.results import reading
-from tests.conftest import Run
+from tests.conftest import VOCABULARY, Run, write_tokenizer
 from tests.made_records import EVERY, RECORDS
 from tests.record_helpers import simple
 
@@ -349,8 +349,8 @@ def test_a_model_whose_json_is_nested_deeply_is_refused_in_one_line(name: str, t
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
 def test_a_tokenizer_without_the_unknown_token_is_refused_in_one_line(engine: str, tiny_bert: Path, run: Run) -> None:
-    path = tiny_bert / "vocab.txt"
-    path.write_text(path.read_text("utf-8").replace("[UNK]", "[GONE]"), "utf-8")
+    path = tiny_bert / "tokenizer.json"
+    path.write_text(path.read_text("utf-8").replace('"[UNK]":', '"[GONE]":'), "utf-8")
     status, _, err = run("heatmap", "--rollout", "the 7 cat", "-m", tiny_bert, "--engine", engine)
     require_one_line(status, err)
     assert status == 1 and "tokenizer" in err
@@ -358,8 +358,7 @@ def test_a_tokenizer_without_the_unknown_token_is_refused_in_one_line(engine: st
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
 def test_token_numbers_beyond_the_embedding_are_refused_in_one_line(engine: str, tiny_bert: Path, run: Run) -> None:
-    path = tiny_bert / "vocab.txt"
-    path.write_text(path.read_text("utf-8") * 2, "utf-8")
+    write_tokenizer(tiny_bert, [*VOCABULARY[:5], *(f"[{i}]" for i in range(200)), *VOCABULARY[5:]])
     status, _, err = run("heads", "the cat", "-m", tiny_bert, "--engine", engine)
     require_one_line(status, err)
     assert status == 1 and "token number" in err

@@ -20,7 +20,7 @@ from attnscope.errors import AttnscopeError, UsageError, safe
 from attnscope.options import heads_from, numbers_from
 from attnscope.output import print_document
 from attnscope.report.plain_text import open_console
-from tests.conftest import Run
+from tests.conftest import VOCABULARY, Run, write_tokenizer
 
 NAME = "[red]x[bold] [link=evil] :boom: \x1b[31m\x07\u202e\u2028[_]"
 """No slash, which no file name holds."""
@@ -36,10 +36,8 @@ def model(tiny_bert: Path) -> Path:
     config = json.loads(path.read_text("utf-8"))
     config |= {"_name_or_path": NAME, "architectures": [NAME], "id2label": {"0": NAME}, "label2id": {NAME: 0}}
     path.write_text(json.dumps(config), "utf-8")
-    vocabulary = (folder / "vocab.txt").read_text("utf-8").splitlines()
-    vocabulary[vocabulary.index("cat")] = "[red]"
-    vocabulary[vocabulary.index("the")] = "\x1b[31m\u202e"
-    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
+    odd = {"cat": "[red]", "the": "\x1b[31m\u202e"}
+    write_tokenizer(folder, [odd.get(piece, piece) for piece in VOCABULARY])
     return folder
 
 

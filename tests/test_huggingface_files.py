@@ -1,7 +1,6 @@
 """Hugging Face models that come from files, and what they write: what loads, and what is refused."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.loading import load_huggingface
 from attnscope.models.hf.tokenizer import NumbersTokenizer
 from attnscope.models.model import Batch
-from tests.conftest import write_tiny
+from tests.conftest import write_tokenizer
 from tests.hf_tally import boost
 from tests.test_huggingface import tiny
 
@@ -123,7 +122,7 @@ def test_code_of_strangers_does_not_run(tiny_bert: Path, edit_config: Any, tmp_p
 
 
 def test_a_folder_without_a_tokenizer_is_refused_and_its_model_can_be_wrapped(tiny_bert: Path) -> None:
-    for name in ("vocab.txt", "tokenizer_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         (tiny_bert / name).unlink()
     with pytest.raises(AttnscopeError, match="holds no tokenizer"):
         load_huggingface(folder_source(tiny_bert))
@@ -135,6 +134,7 @@ def test_a_folder_without_a_tokenizer_is_refused_and_its_model_can_be_wrapped(ti
 
 
 def test_a_tokenizer_without_a_vocabulary_is_refused(tiny_bert: Path) -> None:
+    (tiny_bert / "tokenizer.json").unlink()
     (tiny_bert / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
     with pytest.raises(AttnscopeError, match="AlbertTokenizer finds no vocabulary"):
         load_huggingface(folder_source(tiny_bert))
@@ -222,8 +222,7 @@ def test_a_model_saved_with_its_head_writes_after_loading(tmp_path: Path) -> Non
     folder = tmp_path / "writer"
     model = causal_lm(eos_token_id=None)
     model.save_pretrained(folder)
-    shutil.copy(write_tiny(tmp_path / "bert") / "vocab.txt", folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    write_tokenizer(folder)
     shown = load_huggingface(folder_source(folder))
     written = [one.writer.generate(NumbersTokenizer().encode("7 30"), 5).ids.tolist() for one in (shown, wrap(model))]
     assert written[0] == written[1]

@@ -244,10 +244,10 @@ def test_auto_takes_native_where_it_can_and_hf_elsewhere(hf, edit_config):
 
 
 def test_auto_leaves_pickles_and_unknown_tokenizers_to_hf(hf, tiny_bert):
-    (tiny_bert / "vocab.txt").rename(tiny_bert / "vocab.bak")
+    (tiny_bert / "tokenizer.json").rename(tiny_bert / "tokenizer.bak")
     assert models.load(str(tiny_bert)) == "hf"
     refused(tiny_bert, "no tokenizer.json", engine="native")
-    (tiny_bert / "vocab.bak").rename(tiny_bert / "vocab.txt")
+    (tiny_bert / "tokenizer.bak").rename(tiny_bert / "tokenizer.json")
     (tiny_bert / "model.safetensors").rename(tiny_bert / "pytorch_model.bin")
     assert models.load(str(tiny_bert), allow_pickle=True) == "hf"
     refused(tiny_bert, "only as a pickle", engine="native", allow_pickle=True)

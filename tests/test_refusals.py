@@ -80,7 +80,7 @@ def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
         attnscope.heatmap(model, "the cat")
     with pytest.raises(AttnscopeError, match="came without its feature extractor"):
         attnscope.sound_heatmap(model, (speech(0.3), 16000))
-    (write_tiny(tmp_path / "gpt2", "gpt2", n_embd=15, n_head=3, n_layer=2) / "vocab.txt").unlink()
+    (write_tiny(tmp_path / "gpt2", "gpt2", n_embd=15, n_head=3, n_layer=2) / "tokenizer.json").unlink()
     (tmp_path / "gpt2" / "tokenizer_config.json").unlink()
     assert "holds no tokenizer" in refusal(tmp_path / "gpt2").message
 

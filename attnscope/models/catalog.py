@@ -304,11 +304,8 @@ def read_config(source: Source) -> dict[str, Any]:
         for part in (config, *(value for value in config.values() if isinstance(value, dict))):
             for name, value in part.items():
                 # Whatever lists the layers would go on for ever.
-                if (
-                    name.endswith(("layers", "layer", "heads", "head"))
-                    and isinstance(value, int)
-                    and value > MOST_HEADS
-                ):
+                is_count = name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int)
+                if is_count and value > MOST_HEADS:
                     raise ValueError(f"it asks for {name} {value:,}")
     except (OSError, ValueError, AttributeError) as error:
         message = f"cannot read {path}: {first_line(error)}"
@@ -383,12 +380,9 @@ def _list_files(repo_id: str, revision: str) -> set[str]:
 def _online(repo_id: str) -> Iterator[None]:
     """Within it, what goes wrong with the Hub becomes one line; also that it may not be asked."""
     from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    close = difflib.get_close_matches(repo_id, [*KNOWN, *BUILT_IN, *cached_ids()], n=1)
-    mean = f"did you mean {close[0]}? Else " if close else ""
-    # The hints are the same for most failures: a similar name, or another place for the files.
-    elsewhere = f"{mean}give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
+    elsewhere = "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
     absent = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
     if constants.HF_HUB_OFFLINE:
         raise AttnscopeError(f"{absent} HF_HUB_OFFLINE forbids downloading it", elsewhere)
@@ -401,12 +395,8 @@ def _online(repo_id: str) -> Iterator[None]:
         raise AttnscopeError(f"{repo_id} is gated: its owner must let you in", hint) from error
     except RepositoryNotFoundError as error:
         message = f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one"
-        hint = f"{mean}see attnscope models; a private model needs: hf auth login"
-        raise AttnscopeError(message, hint) from error
+        raise AttnscopeError(message, "see attnscope models; a private model needs: hf auth login") from error
     except RevisionNotFoundError as error:
         raise AttnscopeError(f"{repo_id} has no such revision", "name a branch, a tag, or a commit in full") from error
-    except HfHubHTTPError as error:
-        message = f"the Hub refused {repo_id}: {first_line(error)}"
-        raise AttnscopeError(message, "try again later, or give a folder") from error
     except Exception as error:  # the Hub's client lets errors of its network and cache layers through
         raise AttnscopeError(f"{absent} the Hub cannot be reached: {first_line(error)}", elsewhere) from error

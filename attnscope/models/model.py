@@ -1,7 +1,6 @@
 """The interface of every model, whichever engine runs it: texts in, attention out through the seam."""
 
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
 
 from attnscope.errors import AttnscopeError, amount
@@ -455,10 +454,6 @@ class Model:
         kinds = f", {', '.join(self.info.kinds)}" if len(self.info.kinds) > 1 else ""
         return f"{type(self).__name__}({self.info.name!r}, {self.info.architecture}: {extent}{kinds})"
 
-    def _repr_html_(self) -> str:
-        lines = [(escape(name), escape(value)) for name, value in self.info.lines(self.tokenizer.name)]
-        return f"<table>{''.join(f'<tr><th>{name}</th><td>{value}</td></tr>' for name, value in lines)}</table>"
-
 
 def eyes_of(model: Model) -> Model:
     """Return the model that sees pictures: of two towers the one for pictures, else the model itself."""
@@ -473,28 +468,18 @@ def viewer_of(model: Model) -> Model:
 def example_tokens(tokenizer: Tokenizer) -> Tokens:
     """Return a short text that a tokenizer reads, with the special tokens around it.
 
-    A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary. A text whose
-    tokens have offsets goes first: pieces that a slow tokenizer does not know have none.
+    A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary.
     """
-    reads_any = False
-    refusal = None
-    unplaced = None
+    refusal = AttnscopeError("the tokenizer drops every text that is tried", "its files belong to another model")
     for text in _candidates(tokenizer):
         try:
             tokens = tokenizer.encode(text)
         except AttnscopeError as error:
-            refusal = refusal or error
+            refusal = error
             continue
-        reads_any = True
-        if (tokens.offsets >= 0).any():
+        if not tokens.special.all():
             return tokens
-        if unplaced is None and not tokens.special.all():
-            unplaced = tokens
-    if unplaced is not None:
-        return unplaced
-    if not reads_any and refusal is not None:
-        raise refusal
-    raise AttnscopeError("the tokenizer drops every text that is tried", "its files belong to another model")
+    raise refusal
 
 
 def example_batch(model: Model) -> Batch:

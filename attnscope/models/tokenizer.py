@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers import normalizers
 
 from attnscope.errors import AttnscopeError, catch_panics, first_line, parse_json
 from attnscope.results.tokens import Tokens
@@ -14,12 +14,7 @@ from attnscope.text import Style, build_tokens, require_tokenizable, segments_of
 
 def supports(folder: Path) -> str | None:
     """Return whether a folder's tokenizer can be opened without transformers: None if so, else why not."""
-    if (folder / "tokenizer.json").is_file():
-        return None
-    if not (folder / "vocab.txt").is_file():
-        return "it holds no tokenizer.json"
-    settings = _json(folder / "tokenizer_config.json")
-    return None if _is_bert(folder, settings) else "it holds no tokenizer.json, and its vocab.txt is not BERT's"
+    return None if (folder / "tokenizer.json").is_file() else "it holds no tokenizer.json"
 
 
 class FastTokenizer:
@@ -58,27 +53,25 @@ class FastTokenizer:
 
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":
-        """Load a model's tokenizer: tokenizer.json, else BERT's vocab.txt with tokenizer_config.json."""
+        """Load a model's tokenizer.json."""
         lacking = supports(folder)
         if lacking:
             raise AttnscopeError(
                 f"{folder}: {lacking}",
                 "save a fast tokenizer there: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
             )
-        # tokenizer.json holds the whole; vocab.txt needs BERT's settings beside it.
         settings = _json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            path = folder / "vocab.txt"
         try:
             with catch_panics():
-                if path.suffix == ".txt":
-                    backend = _from_vocabulary(path, settings)
-                else:
-                    backend = tokenizers.Tokenizer.from_file(str(path))
+                backend = tokenizers.Tokenizer.from_file(str(path))
             if _is_bert(folder, settings) and isinstance(backend.normalizer, normalizers.BertNormalizer):
                 # transformers lets these settings win over tokenizer.json, where the two disagree.
-                backend.normalizer = _bert_normalizer(settings)
+                backend.normalizer = normalizers.BertNormalizer(
+                    lowercase=settings.get("do_lower_case", True),
+                    handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+                    strip_accents=settings.get("strip_accents"),
+                )
         except Exception as error:  # the library raises bare Exception on what it cannot parse
             raise AttnscopeError(
                 f"cannot read the tokenizer {path}: {first_line(error)}", "get the file again"
@@ -143,40 +136,3 @@ def _is_bert(folder: Path, settings: dict[str, Any]) -> bool:
     if isinstance(name, str):
         return name.removesuffix("Fast") in {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"}
     return _json(folder / "config.json").get("model_type") in {"bert", "distilbert", "electra"}
-
-
-def _bert_normalizer(settings: dict[str, Any]) -> normalizers.Normalizer:
-    return normalizers.BertNormalizer(
-        lowercase=settings.get("do_lower_case", True),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        strip_accents=settings.get("strip_accents"),
-    )
-
-
-def _from_vocabulary(path: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """Return BERT's tokenizer from files older than tokenizer.json; raise ValueError without special pieces."""
-
-    def token(role: str, default: str) -> str:
-        value = settings.get(role, default)
-        return str(value["content"] if isinstance(value, dict) else value)
-
-    # A text's template needs these three pieces.
-    unknown = token("unk_token", "[UNK]")
-    cls = token("cls_token", "[CLS]")
-    sep = token("sep_token", "[SEP]")
-    vocabulary = {line.rstrip("\r\n"): i for i, line in enumerate(path.read_text("utf-8").split("\n")) if line}
-    absent = [piece for piece in (unknown, cls, sep) if piece not in vocabulary]
-    if absent:
-        raise ValueError(f"the vocabulary lacks {absent[0]}")
-    # The same four parts that tokenizer.json would describe.
-    backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token=unknown))
-    special = (token("pad_token", "[PAD]"), unknown, cls, sep, token("mask_token", "[MASK]"))
-    backend.add_special_tokens([piece for piece in special if piece in vocabulary])
-    backend.normalizer = _bert_normalizer(settings)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
-        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
-    )
-    return backend

@@ -246,11 +246,9 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
     if quantised:
         message = f"{source.name} is {quantised}, and cannot be loaded here: {line}"
         return AttnscopeError(message, "name the checkpoint with unquantised weights, or install what it needs")
-    if isinstance(error, ImportError):
-        return AttnscopeError(f"{source.name} needs a package that is not installed: {line}")
     return AttnscopeError(
         f"cannot load {source.name} with transformers {transformers.__version__}: {line}",
-        "the files are damaged, or of a model that it does not know; in Python: attnscope.load(model, tokenizer)",
+        "a package is missing, the files are damaged, or of a model that it does not know",
     )
 
 

@@ -33,28 +33,11 @@ from attnscope.models.model import Slice
 
 @dataclass(frozen=True, eq=False)
 class _Attention:
-    """One attention: the output features of each projection that each of its heads depends on."""
+    """One attention: the output features of each projection that its heads of queries, keys and values depend on."""
 
-    n_heads: int
-    group: int  # query heads of a key/value head
-    features: dict[tuple[Role, int], dict[nn.Module, Tensor]]  # (role, head) -> projection -> (feature,), bool
-
-    def queries_of(self, role: Role, head: int) -> set[int]:
-        """Return the query heads that a head serves: itself, or the group of a key/value head."""
-        return {head} if role == "query" else {*range(head * self.group, (head + 1) * self.group)}
-
-    def chosen(self, heads: Sequence[int]) -> list[tuple[Role, int]]:
-        """Return the picked query heads, and the key/value heads that serve no others."""
-        return [(role, head) for role, head in self.features if self.queries_of(role, head) <= {*heads}]
-
-    def own_features(self, role: Role, head: int) -> dict[nn.Module, tuple[int, ...]]:
-        """Return the features that a head (of keys and values: its group) alone depends on, by projection."""
-        own = {module: features.clone() for module, features in self.features[role, head].items()}
-        for other, by_module in self.features.items():
-            if not self.queries_of(*other) <= self.queries_of(role, head):
-                for module in own.keys() & by_module.keys():
-                    own[module] &= ~by_module[module]
-        return {module: tuple(alone.nonzero().flatten().tolist()) for module, alone in own.items() if bool(alone.any())}
+    roles: list[Role]  # of each row
+    serves: Tensor  # (row, n_heads), bool: the query heads that a row serves, several if it is of a key/value head
+    uses: dict[nn.Module, Tensor]  # projection -> (row, feature), bool
 
 
 def head_slices(
@@ -73,23 +56,34 @@ def head_slices(
     for place, numbers in heads.items():
         where = f"{place[0]} layer {place[1]}"
         attention = seen[place]
-        for role, head in attention.chosen(numbers):
-            own = attention.own_features(role, head)
-            if not own:
-                raise _refusal(f"the {role} of head {head} in {where} has no weights of its own")
-            for module, features in own.items():
+        picked = torch.zeros(attention.serves.shape[1], dtype=torch.bool)
+        picked[list(numbers)] = True
+        for role, serves, *uses in zip(attention.roles, attention.serves, *attention.uses.values(), strict=True):
+            if bool((serves & ~picked).any()):
+                continue
+            # A feature is its own where no row depends on it that serves other heads too.
+            others = (attention.serves & ~serves).any(1)
+            n_owned = 0
+            for module, features in zip(attention.uses, uses, strict=True):
+                owned = features & ~attention.uses[module][others].any(0)
+                indices = tuple(owned.nonzero().flatten().tolist())
+                n_owned += len(indices)
+                if not indices:
+                    continue
                 # Output features are rows of a Linear's weight, columns of a Conv1D's.
                 axis = 1 if is_transposed(module) else 0
-                slices.append(Slice(f"{names[module]}.weight", axis, features, role, _weight(module)))
+                slices.append(Slice(f"{names[module]}.weight", axis, indices, role, _weight(module)))
                 if isinstance(module.bias, Tensor):
-                    slices.append(Slice(f"{names[module]}.bias", 0, features, role, module.bias))
+                    slices.append(Slice(f"{names[module]}.bias", 0, indices, role, module.bias))
+            if not n_owned:
+                raise _refusal(f"the {role} of a head in {where} has no weights of its own")
         # W_O: (d_model, n_heads * d_value), a block of columns per head.
         out = outputs.get(place)
         if out is None:
             raise _refusal(f"what the heads of {where} put out is changed before it is projected")
         weight = _weight(out)
         axis = 0 if is_transposed(out) else 1
-        columns = torch.arange(weight.shape[axis]).reshape(attention.n_heads, -1)[sorted(numbers)]
+        columns = torch.arange(weight.shape[axis]).reshape(len(picked), -1)[sorted(numbers)]
         slices.append(Slice(f"{names[out]}.weight", axis, tuple(columns.flatten().tolist()), "output", weight))
     if any(starts[part.weight.data_ptr()] > 1 for part in slices):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
@@ -134,38 +128,40 @@ def _trace(
         output = attend(call).detach()
         place = (call.kind, call.layer)
         if place in heads:
-            group = call.n_heads // call.n_kv_heads
-            seen[place] = _Attention(call.n_heads, group, _dependencies(call, results))
+            seen[place] = _dependencies(call, results)
             outputs.expect(place, output)
         return output
 
     with torch.enable_grad(), hooks(linear_maps([base]), after):
         _run(base, survey, observe)
     # A module that runs twice, or serves two layers, has no rows that belong to one head.
-    used = {module for attention in seen.values() for of_head in attention.features.values() for module in of_head}
-    used |= set(outputs.modules.values())
+    used = set(outputs.modules.values())
+    for attention in seen.values():
+        used |= {module for module, uses in attention.uses.items() if bool(uses.any())}
     if any(n_calls[module] > 1 for module in used) or any(len(places) > 1 for places in survey.plan.values()):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
     return seen, outputs.modules
 
 
-def _dependencies(
-    call: AttentionCall, results: Mapping[nn.Module, Tensor]
-) -> dict[tuple[Role, int], dict[nn.Module, Tensor]]:
-    """Return the features of projections that each head's queries, keys and values depend on, (feature,), bool."""
-    features: dict[tuple[Role, int], dict[nn.Module, Tensor]] = {}
+def _dependencies(call: AttentionCall, results: Mapping[nn.Module, Tensor]) -> _Attention:
+    """Return the features of projections that each head's queries, keys and values depend on."""
+    roles: list[Role] = []
+    serves: list[Tensor] = []
+    uses: dict[nn.Module, list[Tensor]] = {module: [] for module in results}
     chance = torch.Generator().manual_seed(0)
     for role in ROLES:
+        # (batch, head, token, d_head) -> (batch, token, d_head) of each head
         tensor: Tensor = getattr(call, role)
-        for head in range(tensor.shape[1]):
-            # (batch, head, token, d_head) -> (batch, token, d_head)
-            rows = tensor[:, head]
-            features[role, head] = {}
+        group = call.n_heads // tensor.shape[1]
+        for head, rows in enumerate(tensor.unbind(1)):
+            roles.append(role)
+            serves.append(torch.arange(call.n_heads) // group == head)
+            slopes: Sequence[Tensor | None] = [None] * len(results)
             if rows.requires_grad:
                 # Of a random sum, the derivative is 0 where nothing depends on a feature, (..., feature).
                 target = (rows * torch.randn(rows.shape, generator=chance).to(rows)).sum()
                 slopes = torch.autograd.grad(target, list(results.values()), retain_graph=True, allow_unused=True)
-                for module, slope in zip(results, slopes, strict=True):
-                    if slope is not None and bool(slope.any()):
-                        features[role, head][module] = slope.flatten(0, -2).abs().amax(0) > 0
-    return features
+            for module, slope in zip(results, slopes, strict=True):
+                slope = torch.zeros_like(results[module]) if slope is None else slope
+                uses[module].append(slope.flatten(0, -2).abs().amax(0).cpu() > 0)
+    return _Attention(roles, torch.stack(serves), {module: torch.stack(rows) for module, rows in uses.items()})
