@@ -127,12 +127,13 @@ class Page(Canvas):
         if self.paper.crop_px:  # the margin is cut off, and half of the first number would be
             first = (ticks or {}).get(limits[0], "0")
             inset = max(8.0, self.lettering.width_px(first, layout.CAPTION_PX) / 2 - 2)
-        # The bar with its numbers, and its meaning beside it.
+        # The bar with its numbers, and its meaning beside it: without a caption there is no other place for it.
         width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
-        bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
-        size = layout.CAPTION_PX * zoom
         if not self.paper.caption:
             meaning = meaning.partition(":")[0]
+            width = min(width, self.width_px - 56 - inset - self.lettering.width_px(meaning, layout.CAPTION_PX * zoom))
+        bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
+        size = layout.CAPTION_PX * zoom
         fits = self.draw_scale(bar, cmap, limits, ticks=ticks or {}, size_px=size, meaning=meaning)
         # A meaning without room opens the notes.
         if meaning and not fits:

@@ -20,12 +20,8 @@ from attnscope.pages.texts import (
     most_pieces,
     require_room,
 )
-from attnscope.questions.compare import Comparison
-from attnscope.questions.compare_texts import FIRST, SECOND, tokens
 from attnscope.questions.heads import Heads as HeadsResult
-from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.questions.pooled import PooledHeatmap, PooledMap
-from attnscope.results.tokens import Tokens
+from attnscope.questions.heatmap import Heatmap
 from attnscope.version import VERSION
 
 __all__ = ["PAGE_SCHEMA", "Page", "PageText", "head_to_open", "page_of", "page_of_record", "require_room"]
@@ -35,7 +31,7 @@ def page_of_record(record: Any, *, findings: HeadsResult | None = None) -> Page:
     """Return the page of a record of any kind that has one.
 
     Args:
-        record: Attention on a text, also pooled; heads, an atlas, a comparison, relations or an ablation.
+        record: Attention on a text, heads or an atlas.
         findings: Of attention or an atlas: name the roles of heads.
 
     Raises:
@@ -43,11 +39,6 @@ def page_of_record(record: Any, *, findings: HeadsResult | None = None) -> Page:
     """
     if isinstance(record, Heatmap):
         return page_of([PageText(record)], findings=findings)
-    if isinstance(record, PooledHeatmap):
-        return page_of([PageText(_text_of_cells(record))], findings=findings)
-    if isinstance(record, Comparison) and record.compared in ("texts", "picked"):
-        sides = (FIRST, SECOND) if record.compared == "texts" else (FIRST,)
-        return page_of([PageText(_text_of_heads(record, side)) for side in sides])
     return page_of([], heads=heads_of(record, findings))
 
 
@@ -79,7 +70,6 @@ def page_of(
     has_photos = any(text.record.picture is not None or text.record.pictures for text in texts)
     blocks = [] if heads is None else heads.blocks
     n_cards = 0 if heads is None else len(heads.cards)
-    grid = "" if heads is None else heads.more.get("grid", "")
     # What the page's script reads first.
     manifest: dict[str, Any] = {
         "schema": PAGE_SCHEMA,
@@ -87,7 +77,7 @@ def page_of(
         "step": step,
         "mostPieces": most_pieces(step),
         "leftUnit": LEFT_UNIT,
-        "heads": None if heads is None else {"landing": 0, "cards": list(range(1, 1 + n_cards)), "grid": grid},
+        "heads": None if heads is None else {"landing": 0, "cards": list(range(1, 1 + n_cards))},
         "roles": None if named is None else named.roles,
         "start": dict(start or {}),
     }
@@ -101,7 +91,7 @@ def page_of(
         if has_photos:
             manifest["start"].pop("v", None)
     # Scripts that no part of the page needs are left out.
-    parts = {"heads": heads is not None, "numbers": bool(grid), "photo": has_photos}
+    parts = {"heads": heads is not None, "photo": has_photos}
     return Page(assemble(manifest, blocks, tuple(part for part, is_there in parts.items() if is_there)))
 
 
@@ -135,68 +125,3 @@ def head_to_open(record: Heatmap) -> tuple[int, int] | None:
         return float(np.where(counts, weights - weights.mean(0), 0.0).max(1).mean())
 
     return max(heads, key=score)
-
-
-# Records whose attention is shown as that of a text
-
-
-def _text_of_cells(record: PooledHeatmap) -> Heatmap:
-    """Return a pooled record as one whose tokens are cells."""
-    first = record.maps[0]
-    shows = "the share that a query of its row gives to its keys, on average"
-    note = f"a cell is {first.query_cell} × {first.key_cell} tokens, and shows {shows}"
-    run = {**record.run, "notes": [*record.run.get("notes", ()), note]}
-    return Heatmap(text=record.text, maps=tuple(map(_map_of_cells, record.maps)), run=run, picked=record.picked)
-
-
-def _map_of_cells(pooled: PooledMap) -> AttentionMap:
-    queries = _cell_tokens(pooled.queries, pooled.query_cell)
-    is_square = pooled.kind != "cross" and pooled.key_cell == pooled.query_cell
-    keys = queries if is_square else _cell_tokens(pooled.keys, pooled.key_cell)
-    same = {name: getattr(pooled, name) for name in ("kind", "layers", "heads", "n_layers", "n_heads", "n_kv_heads")}
-    return AttentionMap(**same, weights=pooled.cells, queries=queries, keys=keys)
-
-
-def _cell_tokens(tokens: Tokens, size: int) -> Tokens:
-    """Return the tokens along one side of a pooled map; `size` of them are a cell."""
-    # A cell of several tokens is named by its place and its first words.
-    labels = list(tokens.labels)
-    if size > 1:
-        labels = []
-        for first in range(0, len(tokens), size):
-            some = tokens.labels[first : first + size]
-            words = " ".join(some[:6])[:28]
-            labels.append(f"{first} {words}{'…' if len(some) > 1 else ''}")
-    # No offsets, words or ids: cells are no tokens.
-    n = len(labels)
-    offsets = np.full((n, 2), -1, np.int32)
-    zeros = np.zeros(n, np.int32)
-    special = np.zeros(n, np.bool_)
-    return Tokens("", zeros.astype(np.int64), tuple(labels), offsets, special, None, zeros)
-
-
-def _text_of_heads(comparison: Comparison, side: str) -> Heatmap:
-    """Return the attention of the heads of a comparison on one of its texts, "first" or "second", as a record."""
-    table, weights = comparison.table("heads"), comparison.grids[f"weights:{side}"]
-    picked = tuple(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
-    # Layers and heads that the comparison has, in order.
-    layers = sorted({layer for layer, _ in picked})
-    heads = sorted({head for _, head in picked})
-    text = tokens(comparison, side)
-    # Picked heads fill their cells of (layer, head, query, key); others stay NaN.
-    block = np.full((len(layers), len(heads), len(text), len(text)), np.nan, np.float32)
-    for (layer, head), of_head in zip(picked, weights, strict=True):
-        block[layers.index(layer), heads.index(head)] = of_head
-    attention = AttentionMap(
-        kind=table["kind"].tolist()[0],
-        layers=tuple(layers),
-        heads=tuple(heads),
-        weights=block,
-        queries=text,
-        keys=text,
-        n_layers=max(layers) + 1,
-        n_heads=max(heads) + 1,
-        n_kv_heads=max(heads) + 1,
-    )
-    changes = ("hide_special",) if comparison.hides_special else ()
-    return Heatmap(text=text.text, maps=(attention,), run=comparison.run, picked=picked, changes=changes)

@@ -39,7 +39,6 @@ MODULES = (
 
 PARTS = {
     "heads": ("wording", "catalog", "query", "scatter", "atlas", "cardfigure", "card", "examples", "head"),
-    "numbers": ("numbers",),
     "photo": ("photo",),
 }
 """The modules that only pages of some kind have, and perhaps a style sheet of that name; `app` follows all."""

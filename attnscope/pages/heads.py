@@ -17,20 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError
 from attnscope.questions.atlas import Atlas
-from attnscope.questions.compare import Comparison
-from attnscope.questions.distances import distance_line
 from attnscope.questions.head_lines import sample_line
 from attnscope.questions.heads import Heads as HeadsResult
-from attnscope.questions.relations import Relations
-from attnscope.report.numbers import number as written
 from attnscope.report.numbers import percent
 from attnscope.report.role_marks import marks_for
 from attnscope.report.wording import label
-from attnscope.results.result import Result
 from attnscope.results.storage import plain
-from attnscope.results.table import Table, number
+from attnscope.results.table import Table
 
 N_NEAR = 12
 """How many of the nearest heads a head's card names."""
@@ -56,8 +51,7 @@ class Heads:
         heads: Per head its `kind`, `layer` and `head`, its `roles`, and what it does in `words`.
         columns: The numbers, see `describe_column`.
         marks: The mark of each role.
-        more: What else the page's script reads: `grid` is the grid that it opens with, "layers" or "measures"; `rows`
-            and `quantity` name what stands in it; `baseline` names that of the numbers.
+        more: What else the page's script reads.
         cards: Of an atlas, the block of each head.
     """
 
@@ -95,7 +89,7 @@ def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
     """Return what a page shows of a record about heads.
 
     Args:
-        record: Heads, an atlas, a comparison of heads, relations or an ablation.
+        record: Heads or an atlas.
         findings: Of an atlas: name the roles of heads, in place of its own.
 
     Raises:
@@ -108,12 +102,6 @@ def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
         return _heads_of_atlas(record if findings is None else _with_roles(record, findings))
     if isinstance(record, HeadsResult):
         return _heads_of_tables(record)
-    if isinstance(record, Relations):
-        return _heads_of_relations(record)
-    if isinstance(record, Comparison):
-        return _heads_of_comparison(record)
-    if isinstance(record, Result) and "heads" in record.tables:
-        return _heads_of_result(record)
     raise AttnscopeError("this record has no table of heads that a page could show", "`attnscope show` draws it")
 
 
@@ -296,90 +284,6 @@ def _nearest(distances: NDArray[np.floating[Any]], own: int) -> list[tuple[int, 
     """Return the heads that are nearest to one, and how far they are: numbers of heads, the nearest first."""
     order = [head for head in np.argsort(distances, kind="stable").tolist() if head != own]
     return [(head, float(distances[head])) for head in order if np.isfinite(distances[head])]
-
-
-# Ablations, relations and comparisons
-
-
-def _heads_of_result(result: Result) -> Heads:
-    """Return the heads of a result, with every number that is known of them."""
-    table = result.table("heads")
-    columns = [describe_column(table, name, kind="effect") for name in table.numbers]
-    return Heads(result.run, result.corpus, _places_of(table), columns)
-
-
-def _heads_of_relations(result: Relations) -> Heads:
-    relations, table = result.table("relations"), result.table("heads")
-    shown = _places_of(table)
-    # Which relations each head expresses.
-    for row, head in enumerate(shown):
-        expressed = relations["relation"][result["found"][:, row]].tolist()
-        head["words"] = f"expresses {', '.join(expressed)}" if expressed else ""
-    # A column per relation: accuracies, (head,), with interval and baseline.
-    columns = []
-    for row, relation in enumerate(relations["relation"].tolist()):
-        names = ("no_verdict", "n_scored", "baseline", "rule")
-        no_verdict, n_scored, baseline, rule = (relations[name][row].item() for name in names)
-        scored = f"{amount(n_scored, 'link')} scored" + (f"; no verdict: {no_verdict}" if no_verdict else "")
-        meaning = f"accuracy of {relation}; baseline: {rule or 'none'}; {scored}"
-        name = relation.replace(":", "_").replace(" ", "_")
-        # The baseline is the same for all heads.
-        parts = {part: result[f"accuracy_{part}"][row] for part in ("low", "high")}
-        parts["baseline"] = np.full(len(table), baseline)
-        facts = number(name, meaning, "share", range=(0, 1), label=label(relation))
-        with_accuracy = table.with_column(facts, result["accuracy"][row], **parts)
-        about = {"beside": f" · n {n_scored} · {written(baseline)}", "note": scored, "unsettled": bool(no_verdict)}
-        columns.append(describe_column(with_accuracy, name, kind="measure", **about))
-    # The landing view is a grid of relations by heads.
-    more = {
-        "grid": "measures",
-        "rows": "relation",
-        "baseline": "baseline",
-        "quantity": "accuracy; after each name its n and its baseline; grey: too few for a verdict",
-    }
-    return Heads(result.run, result.corpus, shown, columns, more=more)
-
-
-def _heads_of_comparison(comparison: Comparison) -> Heads:
-    """Return each head with its nearest other one, and of two models with the distance to the head of its number."""
-    table, distances = comparison.table("heads"), comparison.distance()
-    name, others = comparison.distance_names[0], comparison.other_head_names
-    is_self = comparison.compared == "heads"
-    where = "" if is_self else f"in {comparison.options['other_run'].get('model', 'the other')} "
-    same_heads = dict(comparison.same_heads().tolist())
-    shown = _places_of(table)
-    # Distances to the nearest head, to all others, and to the same number: (head, 3) each.
-    nearest, mean, same = np.full((3, len(table), 3), np.nan)
-    for row, head in enumerate(shown):
-        near = _nearest(distances[row], row if is_self else -1)
-        if near:
-            other, distance = near[0]
-            head["words"] = f"nearest {where}is {others[other]}, {distance:.3f} away"
-            nearest[row] = comparison.distance_interval(row, other)
-            mean[row, 0] = np.mean([distance for _, distance in near])
-        # Two models have heads of the same number; one model has a list of neighbours.
-        if is_self:
-            head["near"] = near[:N_NEAR]
-        elif row in same_heads:
-            same[row] = comparison.distance_interval(row, same_heads[row])
-    measure = distance_line(name)
-    # Those distances as columns.
-    for column, meaning, values in (
-        ("nearest_distance", f"{measure} to the nearest head", nearest),
-        ("mean_distance", f"mean {measure} to all others", mean),
-        ("same_number_distance", f"{measure} to the head of the same number in the other model", same),
-    ):
-        facts = number(column, meaning, range=(0, 1))
-        table = table.with_column(facts, values[:, 0], low=values[:, 1], high=values[:, 2])
-    columns = [describe_column(table, name, kind="measure") for name in table.numbers if np.isfinite(table[name]).any()]
-    # A plane in which similar heads stand near each other: (head, 2).
-    if is_self:
-        places = comparison[f"places:{name}"]
-        for axis, column in enumerate(("map_x", "map_y")):
-            table = table.with_column(number(column, "heads that attend alike stand near each other"), places[:, axis])
-            columns.append(describe_column(table, column))
-    more = {"grid": "layers", "rows": "distance", "quantity": "distance"}
-    return Heads(comparison.run, comparison.corpus, shown, columns, more=more)
 
 
 # Blocks

@@ -270,7 +270,7 @@ class App {
 
   stepAtlas(by) {
     const head = this.viewOf("atlas").step(by);
-    update({ v: ["atlas", "numbers"].includes(state.v) ? state.v : "head", head, ex: -1, q: -1 });
+    update({ v: state.v === "atlas" ? state.v : "head", head, ex: -1, q: -1 });
     say(head);
   }
 

@@ -126,7 +126,7 @@ export class Card {
     this.offsets.hidden = !card;
     this.tables.hidden = !card?.tables?.length;
     this.showMeasures();
-    this.near = card?.near || head.near || [];
+    this.near = card?.near || [];
     this.showNear();
     this.showCommand(card);
     if (!card) return;

@@ -40,7 +40,7 @@ export class Catalog {
     this.cards = new Map();
     this.run = record.run;
     this.corpus = record.corpus;
-    this.baseline = record.baseline || "uniform";
+    this.baseline = "uniform";
     const kinds = new Set(record.heads.map(({ kind }) => kind));
     this.heads = record.heads.map((head, at) => ({
       ...head,
@@ -298,14 +298,13 @@ atlasHooks.prepare = async () => {
 
 atlasHooks.mend = () => {
   if (!catalogs.current) return;
-  const { columns, byName, record } = catalogs.current;
+  const { columns, byName } = catalogs.current;
   if (!byName.has(state.head)) state.head = "";
   for (const name of ["ax", "ay"]) if (!columns.has(state[name])) state[name] = "";
   if (state.ac !== "role" && !columns.has(state.ac)) state.ac = "";
   if (!/^(-?[\d.]+(e[-+]?\d+)?,){3}-?[\d.]+(e[-+]?\d+)?$/.test(state.br)) state.br = "";
   const sort = state.o.replace("-", "");
   if (!["name", "role", "words"].includes(sort) && !columns.has(sort)) state.o = "";
-  if (!["layers", "measures"].includes(state.g)) state.g = record.grid || "";
   if (!["top", "decile"].includes(state.tab)) state.tab = "top";
   if (!Number.isInteger(state.ex) || state.ex < -1) state.ex = -1;
   if (ofAtlas()) return;

@@ -28,7 +28,6 @@ const DEFAULTS = {
   f: "", // Atlas: the filter
   br: "", // Atlas: the brush, as left,right,low,high in the axes' own units
   o: "", // Atlas: what the list is sorted by; - before it = the largest first
-  g: "", // Grid of heads: layers or measures; empty = as the record has it
   tab: "top", // Head: which examples
   ex: -1, // the example of the head whose token is looked at, or that is open as a map; -1 = none
   d: "", // light or dark; empty = as the system
@@ -46,7 +45,6 @@ export function viewsOf() {
   const { heads, texts } = manifest;
   const ofMaps = hasText() ? ["grid", "matrix", "links", "text", "compare"] : heads?.cards.length ? ["matrix", "links"] : [];
   return [
-    ...(heads?.grid ? ["numbers"] : []),
     ...(heads ? ["atlas", "head"] : []),
     ...(registered.photo && texts.some(({ photos }) => photos) ? ["photo"] : []),
     ...ofMaps,
@@ -57,7 +55,7 @@ export function viewsOf() {
 export const hasText = () => manifest.texts.some(({ example }) => example === undefined);
 
 export function ofAtlas(s = state) {
-  return ["numbers", "atlas", "head"].includes(s.v);
+  return ["atlas", "head"].includes(s.v);
 }
 
 /** Whether the text that is shown is an example of the atlas. */
