@@ -16,7 +16,7 @@ TEXTS = "the cat and the dog\na dog\nthe cat sat\n"
 MADE: dict[str, list[str]] = {
     "heads.npz": ["heads", "--file", "texts.txt", "-f", "npz,json"],
     "compare.npz": ["compare", "--file", "texts.txt", "-f", "npz,json"],
-    "relations.npz": ["relations", "texts.conllu", "-f", "npz,json", "--examples", "1"],
+    "relations.npz": ["relations", "texts.conllu", "-f", "npz,json"],
     "ablation.npz": ["ablate", "--file", "texts.txt", "--loss", "none", "-L", "0", "-f", "npz,json"],
     "trace.npz": ["learn", "trace", "the cat", "-L", "0", "-H", "0"],
     "split.npz": ["learn", "split", "-f", "npz,json"],

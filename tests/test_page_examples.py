@@ -11,9 +11,8 @@ import pytest
 
 from attnscope.pages import page_of_record
 from attnscope.questions.atlas import Atlas
-from tests.atlas_helpers import examples_of, rows_of, small_atlas, weights_of, with_examples
+from tests.atlas_helpers import examples_of, small_atlas, weights_of, with_examples
 from tests.findings_helpers import fake_findings
-from tests.heads_helpers import heads_in
 from tests.page_helpers import Opened
 
 FINDINGS = fake_findings(2, 3)
@@ -84,18 +83,9 @@ def test_the_command_draws_what_is_chosen(opened: Opened) -> None:
     assert "20 of the 60 tokens" in opened.text(".headcard")
 
 
-def test_a_saved_card_is_the_whole_card(opened: Opened) -> None:
+def test_a_saved_card_shows_how_far_a_head_looks(opened: Opened) -> None:
     opened.show(v="head", head="L1H1")
     drawn = opened.saved("svg").decode()
     said = [" ".join(text.split()) for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]
-    head = heads_in(FINDINGS)[4]
-    assert said[0] == "L1H1"
-    for role in head.roles:
-        assert any(text.startswith(role.name.replace("_", " ")) for text in said), role.name
-    shown = opened.page.eval_on_selector_all(".measures tbody th", "all => all.map(e => e.textContent)")
-    assert len(shown) > 3 and set(shown) <= set(said)
-    for row in (row for row in rows_of(ATLAS, 4) if row.side == "pairs"):
-        assert " → ".join(row.tokens) in said
-    near = opened.page.eval_on_selector("[data-near]", "e => e.dataset.near")
-    assert any(text.startswith(near) for text in said), "heads like it"
+    assert said[0] == "L1H1" and "100%" in said
     assert opened.saved("png").startswith(b"\x89PNG")

@@ -38,7 +38,7 @@ MODULES = (
 """The ES modules of every page, each after those that it imports."""
 
 PARTS = {
-    "heads": ("wording", "catalog", "query", "scatter", "atlas", "cardfigure", "card", "examples", "head"),
+    "heads": ("wording", "catalog", "query", "scatter", "atlas", "card", "examples", "head"),
     "photo": ("photo",),
 }
 """The modules that only pages of some kind have, and perhaps a style sheet of that name; `app` follows all."""

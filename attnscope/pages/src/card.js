@@ -1,12 +1,11 @@
 // A head's card: what is known of it in numbers, how far it looks, which tokens, and what is like it.
 import { markOf } from "./atlas.js";
-import { figureOfCard } from "./cardfigure.js";
 import { atHead, bare, catalogs, commandOfExample, headOf } from "./catalog.js";
 import { manifest } from "./data.js";
 import {
   SIDEWAYS, button, clamp, dotOf, el, faint, fill, keyedCanvas, onSteps, rowOf, say, segmented, tokenOf,
 } from "./dom.js";
-import { CanvasPen } from "./pen.js";
+import { CanvasPen, fitted } from "./pen.js";
 import { filterOf, isNamed } from "./query.js";
 import { state, update } from "./state.js";
 import { copyButton, inQuotes, modelOf, wordOf } from "./why.js";
@@ -168,7 +167,6 @@ export class Card {
       .filter((name) => Number.isFinite(columns.get(name).values[at]))
       .sort((a, b) => resting.includes(b) - resting.includes(a) || columns.get(a).rank(at) - columns.get(b).rank(at));
     const names = [...effects, ...(this.all ? ranked : ranked.slice(0, Math.max(FEW, resting.length)))];
-    this.measuresSeen = names;
     const turnAll = () => {
       this.all = !this.all;
       this.showMeasures();
@@ -325,17 +323,16 @@ export class Card {
     );
   }
 
+  /** What a head does and how far it looks; its numbers are in the CSV. */
   figure() {
-    const { card, head, near, colours } = this;
-    const tables = Object.entries(SIDES).map(([side, title]) => [title, card ? this.rowsOf(side) : []]);
-    return figureOfCard({
-      head,
-      measures: this.measuresSeen,
-      tables: tables.filter(([, rows]) => rows.length),
-      near,
-      drawProfile: card && ((pen, width, height) => drawProfile(pen, { ...card, colours, width, height })),
-      colours,
-    });
+    const { card, head, colours } = this;
+    const [width, height] = [620, card ? 260 : 46];
+    const draw = (pen) => {
+      pen.text(head.name, 0, 12, { size: 17, weight: 700, colour: colours.ink });
+      pen.text(fitted(head.words, 13, width), 0, 36, { size: 13, colour: colours.ink });
+      if (card) pen.moved(0, 60, () => drawProfile(pen, { ...card, colours, width, height: 200 }));
+    };
+    return { width, height, draw };
   }
 
   rows() {
