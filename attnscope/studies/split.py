@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections import defaultdict
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -18,9 +16,8 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.split import Split, SplitOptions
 from attnscope.results.table import Table
-from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.inputs.provenance import run_of, run_of_example
 from attnscope.studies.inputs.reading import Prompt, read
-from attnscope.version import VERSION
 
 Array = NDArray[np.float64]
 
@@ -36,12 +33,7 @@ def split_example(options: SplitOptions | None = None) -> Split:
     """
     options = options or SplitOptions()
     _require_fit(options.counts, example.Q.shape[1], UsageError)
-    run: dict[str, Any] = {
-        "model": "worked example",
-        "seed": options.seed if options.project else None,
-        "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
-        "notes": [],
-    }
+    run = run_of_example() | {"seed": options.seed if options.project else None}
     inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, 1.0)
     return _split(inputs, options, run, " ".join(example.TOKENS), example.TOKENS, example.TOKENS)
 

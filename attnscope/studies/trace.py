@@ -7,10 +7,8 @@ A result that differs from the kernel's beyond rounding is refused. Drawing is l
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +24,14 @@ from attnscope.questions.trace import HEAD_STEPS, JOINT_STEPS, Trace, TraceOptio
 from attnscope.results.table import Table
 from attnscope.studies.failures import require_finite
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
-from attnscope.version import VERSION
+from attnscope.studies.inputs.provenance import run_of, run_of_example
+from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, position_of, read
+from attnscope.text import build_tokens, word_spans
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.seam import AttentionCall
     from attnscope.models.inside.projections import Surroundings
     from attnscope.results.tokens import Tokens
 
@@ -63,27 +64,42 @@ def trace_example(query: str | int | None = None, heads: Sequence[int] | None = 
     Raises:
         AttnscopeError: There is no such token or head.
     """
-    # Check the selection against the worked example.
+    import torch
+
+    from attnscope.core.attention.seam import AttentionCall, attend
+
     chosen = tuple(range(example.N_HEADS)) if heads is None else tuple(sorted(set(heads)))
     beyond = [head for head in chosen if not 0 <= head < example.N_HEADS]
     if beyond:
         raise AttnscopeError(f"there is no head {beyond[0]}: the worked example has 2", "they are numbered 0 and 1")
+    position = None if query is None else position_of(query, _example_tokens(), "--query")
     # No weights are read: Q, K and V are constants of the example.
     scale = 1 / math.sqrt(example.Q.shape[1] / example.N_HEADS)
     inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, scale)
-    run = {
-        "model": "worked example",
-        "engine": "native",
-        "dtype": "float64",
-        "device": "cpu",
-        "sha256": "",
-        "seed": None,
-        "versions": {"attnscope": VERSION, "python": platform.python_version(), "numpy": version("numpy")},
-        "notes": ["no projections: heads take columns of Q, K and V as they stand, and joined they are the output"],
-    }
-    position = _position(query, example.TOKENS)
+    # Each as (1, head, token, column), for the kernel.
+    tensors = [torch.tensor(x, dtype=torch.float32) for x in (example.Q, example.K, example.V)]
+    query_, key, value = (x.unflatten(1, (example.N_HEADS, -1)).transpose(0, 1)[None] for x in tensors)
+    call = AttentionCall(0, "encoder", query_, key, value, scale)
+    output = attend(call)
+    run = run_of_example(
+        ["no projections: heads take columns of Q, K and V as they stand, and joined they are the output"]
+    )
     selection = _Selection(" ".join(example.TOKENS), "encoder", 0, chosen, example.TOKENS, example.TOKENS, position)
-    return selection.build(inputs, _kernel_of_example(), run)
+    return selection.build(inputs, _kernel_of(call, output, output[0].transpose(0, 1).flatten(1)), run)
+
+
+def _example_tokens() -> Tokens:
+    """Return the tokens of the worked example: each is a word."""
+    text = " ".join(example.TOKENS)
+    n = len(example.TOKENS)
+    return build_tokens(
+        text,
+        ids=range(n),
+        pieces=example.TOKENS,
+        offsets=word_spans(text),
+        special=[False] * n,
+        style="plain",
+    )
 
 
 @with_plain_torch
@@ -126,7 +142,7 @@ def trace(
     kind = model.info.choose_kind(kind)
     reading = read(model, prompt)
     queries, keys = reading.queries_and_keys(kind)
-    position = _query_of(query, queries)
+    position = None if query is None else position_of(query, queries, "--query")
 
     # A matrix of a long text is too much to read, and may be too much to hold.
     n_queries = len(queries) if position is None else 1
@@ -143,7 +159,7 @@ def trace(
     _require_numbers(model, inputs, kind, layer)
     run = run_of(model.info, (*reading.notes, *around.notes))
     selection = _Selection(prompt.text, kind, layer, traced, queries.labels, keys.labels, position)
-    return selection.build(inputs, _kernel_of(around), run)
+    return selection.build(inputs, _kernel_of(around.call, around.output, around.attended), run)
 
 
 def layer_inputs(
@@ -275,30 +291,6 @@ def _require_numbers(model: Model, inputs: Inputs, kind: str, layer: int) -> Non
         require_finite({kind: {layer: numbers[None]}}, model.info)
 
 
-def _query_of(token: str | int | None, queries: Tokens) -> int | None:
-    if token is None or isinstance(token, int):
-        return _position(token, queries.labels)
-    positions = queries.find_one(token)
-    if not positions:
-        raise queries.refuse(token)
-    return positions[0]
-
-
-def _position(token: str | int | None, labels: Sequence[str]) -> int | None:
-    """Return the position of a token by its label, `@3` or number."""
-    if token is None:
-        return None
-    if isinstance(token, int) or (token.startswith("@") and token[1:].isdigit()):
-        number = token if isinstance(token, int) else int(token[1:])
-        if not 0 <= number < len(labels):
-            raise AttnscopeError(f"there is no token @{number}", f"the {len(labels)} tokens are numbered from 0")
-        return number
-    folded = [label.casefold() for label in labels]
-    if token.casefold() in folded:
-        return folded.index(token.casefold())
-    raise AttnscopeError(f"no token is {token!r}", f"the tokens are: {' '.join(labels)[:300]}; or give a position, @3")
-
-
 # What the steps are compared with ---------------------------------------------------------------------------------
 
 
@@ -313,50 +305,21 @@ class _Kernel:
     eps: float
 
 
-def _kernel_of(around: Surroundings) -> _Kernel:
-    """Return the outputs and weights of the model's own attention, float64."""
+def _kernel_of(call: AttentionCall, output: Tensor, projected: Tensor | None) -> _Kernel:
+    """Return the outputs and weights of an attention as its kernel computes them, float64."""
     import torch
 
     from attnscope.core.attention.seam import attention_weights
 
-    call = around.call
     is_fused = call.softcap is None and call.sinks is None
     name = "torch's scaled_dot_product_attention" if is_fused else "attnscope's dense attention"
     dtype = str(call.query.dtype).removeprefix("torch.")
     return _Kernel(
         name=f"{name}, {dtype} on {call.query.device}",
-        outputs=_float64(around.output[0]),
+        outputs=_float64(output[0]),
         weights=_float64(attention_weights(call)[0]),
-        projected=None if around.attended is None else _float64(around.attended),
+        projected=None if projected is None else _float64(projected),
         eps=float(torch.finfo(call.query.dtype).eps),
-    )
-
-
-def _kernel_of_example() -> _Kernel:
-    """Return the outputs and weights of attnscope's own module on the worked example, float64."""
-    import torch
-
-    from attnscope.core.attention.multihead import MultiHeadAttention
-    from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-
-    calls: list[AttentionCall] = []
-
-    def keep(call: AttentionCall) -> torch.Tensor:
-        calls.append(call)
-        return attend(call)
-
-    module = MultiHeadAttention(example.Q.shape[1], example.N_HEADS, identity=True)
-    tensors = (torch.tensor(x[None], dtype=torch.float32) for x in (example.Q, example.K, example.V))
-    with torch.no_grad():
-        output, _ = module(*tensors, probe=keep)
-        weights = attention_weights(calls[0])[0]
-    joined = _float64(output[0])
-    return _Kernel(
-        name="torch's scaled_dot_product_attention, float32 on cpu",
-        outputs=joined.reshape(joined.shape[0], example.N_HEADS, -1).transpose(1, 0, 2),
-        weights=_float64(weights),
-        projected=joined,
-        eps=float(torch.finfo(torch.float32).eps),
     )
 
 
@@ -368,21 +331,15 @@ def _check(
     Raises:
         AttnscopeError: A difference is beyond rounding.
     """
-    # Find the largest differences over all heads, and the largest score.
+    # The largest differences over all heads, and the largest score.
     rows = slice(None) if query is None else query
-    outputs = 0.0
-    weights = 0.0
-    largest_score = 1.0
-    joined = values[-1]
+    named: dict[str, list[tuple[int | None, Array]]] = {}
     for line, value in zip(lines, values, strict=True):
-        if line.name == "head_output":
-            outputs = max(outputs, _apart(value, kernel.outputs[line.head, rows]))
-        elif line.name == "weights":
-            weights = max(weights, _apart(value, kernel.weights[line.head, rows]))
-        elif line.name == "scores":
-            largest_score = max(largest_score, float(np.abs(value).max(initial=0.0)))
-        elif line.name == "joined":
-            joined = value
+        named.setdefault(line.name, []).append((line.head, value))
+    outputs = max(_apart(value, kernel.outputs[head, rows]) for head, value in named["head_output"])
+    weights = max(_apart(value, kernel.weights[head, rows]) for head, value in named["weights"])
+    largest_score = max([1.0, *(float(np.abs(value).max(initial=0.0)) for _, value in named["scores"])])
+    joined = named["joined"][0][1] if "joined" in named else values[-1]
 
     # A score rounded to eps·|s| moves a weight by as much, relatively; a sum over d_head columns rounds √d_head times.
     largest_value = max(1e-30, float(np.abs(inputs.V).max(initial=0.0)))

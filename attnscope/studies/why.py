@@ -21,7 +21,7 @@ from attnscope.questions.why import Why
 from attnscope.results.table import Table
 from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
+from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, position_of, read
 
 Floats = NDArray[np.float64]
 
@@ -71,13 +71,13 @@ def why(
     place: Place = (model.info.choose_kind(kind), layer)  # type: ignore[assignment]  # a kind of attention
     reading = read(model, Prompt(text) if isinstance(text, str) else text)
     queries, keys = reading.queries_and_keys(place[0])
-    query_position = _position_of(query, queries, "--query")
+    query_position = position_of(query, queries, "--query")
 
     # The model's own scores of the query.
     runs = ScoreRuns(model)
     batch = batch_of(reading, model.info.device)
     row = _row_of(_run_head(model, batch, place, head), query_position)
-    key_position = _strongest_key(row, keys, place[0]) if key is None else _position_of(key, keys, "--key")
+    key_position = _strongest_key(row, keys, place[0]) if key is None else position_of(key, keys, "--key")
     if not row.may[key_position]:
         raise AttnscopeError(
             f"a mask hides token @{key_position} {keys.labels[key_position]} from token @{query_position} "
@@ -284,16 +284,3 @@ def _in_order(part: Part) -> tuple[int, int, int, int, str]:
     kinds = ("embedding", "head", "MLP", "bias")
     last = part.kind == "bias"
     return int(last), part.layer, kinds.index(part.kind), part.head, part.name
-
-
-def _position_of(name: str | int, tokens: Tokens, option: str) -> int:
-    """Return the position of the one token that is named; refuse none and several."""
-    places = tokens.find_one(str(name)) if isinstance(name, str) else ()
-    if not places and str(name).isdecimal():
-        places = (int(name),) if int(name) < len(tokens) else ()
-    if not places:
-        raise tokens.refuse(str(name))
-    if len(places) > 1:
-        several = " ".join(f"@{at} {tokens.labels[at]}" for at in places)
-        raise AttnscopeError(f"{name!r} names several tokens: {several}", f"name one of them: {option} @{places[-1]}")
-    return places[0]

@@ -46,6 +46,21 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def run_of_example(notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what made a record of the worked example, which reads no model."""
+    known = dict(versions())
+    return {
+        "model": "worked example",
+        "engine": "native",
+        "dtype": "float64",
+        "device": "cpu",
+        "sha256": "",
+        "seed": None,
+        "versions": {name: known[name] for name in ("attnscope", "python", "numpy")},
+        "notes": list(notes),
+    }
+
+
 def model_of(run: Mapping[str, Any]) -> str:
     """The model that a record names, where the record says where it was: a bare name alone may mean another on the Hub.
 

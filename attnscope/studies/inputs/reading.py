@@ -209,6 +209,24 @@ def group_words(reading: Reading, words: Sequence[str]) -> Reading:
     return replace(reading, tokens=tokens, target=target, notes=(*reading.notes, note))
 
 
+def position_of(name: str | int, tokens: Tokens, option: str) -> int:
+    """Return the position of the one token that is named, by its number or as an option does; refuse none and several.
+
+    Raises:
+        AttnscopeError: The name means no token, or several.
+    """
+    positions = tokens.find_one(name) if isinstance(name, str) else ()
+    positions = positions or tokens.find_one(f"@{name}")
+    if not positions:
+        raise tokens.refuse(str(name))
+    if len(positions) > 1:
+        several = " ".join(f"@{position} {tokens.labels[position]}" for position in positions)
+        raise AttnscopeError(
+            f"{name!r} names several tokens: {several}", f"name one of them: {option} @{positions[-1]}"
+        )
+    return positions[0]
+
+
 def _read_text(model: Model, prompt: Prompt) -> Reading:
     # Tokenise, by the chat template if asked for.
     limit = model.info.max_tokens
