@@ -113,7 +113,6 @@ def test_pictures_and_sounds_pass_the_seam_too(model_type: str, input_name: str)
         ("fnet", "has no attention"),
         ("rwkv", "has no attention"),
         ("longt5", "cannot be shown truly"),
-        ("longformer", "cannot be shown truly"),
         ("t5gemma2", "cannot be shown truly"),
         ("deepseek_v4", "cannot be shown truly"),
     ],

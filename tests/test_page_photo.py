@@ -222,7 +222,7 @@ def test_a_vision_model_patch_by_patch(seeing: Opened) -> None:
 
 
 def test_the_command_asks_about_a_photo(run: Run, tmp_path: Path) -> None:
-    write_family(tmp_path / "qwen", "qwen2_vl")
+    write_family(tmp_path / "qwen", "qwen3_vl")
     write_vision(tmp_path / "vit")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 90, 3), np.uint8)).save("a.png")
     asked = ("page", "--image", "a.png", "-q", "-o", "p.html")

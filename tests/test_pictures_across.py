@@ -155,13 +155,3 @@ def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folde
             with pytest.raises(AttnscopeError, match="what a text asks for") as told:
                 attnscope.picture_heatmap(models[name], noise(90, 120), text, generate=3)
             assert "give a text" in str(told.value.hint)
-
-
-def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
-    Image.fromarray(noise(90, 120)).save("a.png")
-    code, out, err = run(
-        "heatmap", "--image", "a.png", QUESTION, "-m", str(folders["mllama"]), "-o", "out", "-f", "png,npz,text"
-    )
-    assert code == 0 and "a.png, 120 × 90" in out and not err
-    code, again, _ = run("show", "out", "-o", "again", "--query", "table")
-    assert code == 0 and "again/word-00-table.png" in again

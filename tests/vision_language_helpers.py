@@ -59,90 +59,50 @@ def _without_videos(kind: type) -> Any:
     return without_videos(kind)
 
 
-def write_llava(folder: Path, **sight: Any) -> None:
+def write_llava(folder: Path, kind: str = "llava", **sight: Any) -> None:
     import transformers as t
 
+    side = 40 if kind == "llava" else 32
+    name = {"llava": "Llava", "llava_next": "LlavaNext"}[kind]
+    grid = {} if kind == "llava" else {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]}
+    images = t.CLIPImageProcessorPil if kind == "llava" else t.LlavaNextImageProcessorPil
     tokenizer = _tokenizer(["<image>"], image_token="<image>")
-    processor = t.LlavaProcessor(
-        t.CLIPImageProcessorPil(size={"shortest_edge": 40}, crop_size={"height": 40, "width": 40}),
+    processor = getattr(t, f"{name}Processor")(
+        images(size={"shortest_edge": side}, crop_size={"height": side, "width": side}, **grid),
         tokenizer,
         patch_size=8,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         chat_template=CHAT.replace("IMAGE", "<image>\n"),
     )
-    vision = t.CLIPVisionConfig(**{**SIGHT, "image_size": 40, "patch_size": 8, **sight})
-    _write(
-        folder,
-        processor,
-        t.LlavaConfig(
-            vision_config=vision,
-            text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
-            image_token_index=processor.image_token_id,
-            vision_feature_layer=-1,
-        ),
+    config = getattr(t, f"{name}Config")(
+        vision_config=t.CLIPVisionConfig(**{**SIGHT, "image_size": side, "patch_size": 8, **sight}),
+        text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
+        image_token_index=processor.image_token_id,
+        vision_feature_layer=-1,
+        **grid,
     )
+    _write(folder, processor, config)
 
 
-def write_llava_next(folder: Path, **sight: Any) -> None:
-    import transformers as t
-
-    tokenizer = _tokenizer(["<image>"], image_token="<image>")
-    grid = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
-    processor = t.LlavaNextProcessor(
-        t.LlavaNextImageProcessorPil(
-            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=grid
-        ),
-        tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=CHAT.replace("IMAGE", "<image>\n"),
-    )
-    vision = t.CLIPVisionConfig(**{**SIGHT, "image_size": 32, "patch_size": 8, **sight})
-    _write(
-        folder,
-        processor,
-        t.LlavaNextConfig(
-            vision_config=vision,
-            text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
-            image_token_index=processor.image_token_id,
-            vision_feature_layer=-1,
-            image_grid_pinpoints=grid,
-        ),
-    )
-
-
-def write_idefics3(folder: Path, kind: str = "idefics3", **sight: Any) -> None:
+def write_smolvlm(folder: Path, **sight: Any) -> None:
     import transformers as t
 
     places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     marks = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *places]
     tokenizer = _tokenizer(marks)
-    smol = kind == "smolvlm"
-    images = (t.SmolVLMImageProcessorPil if smol else t.Idefics3ImageProcessorPil)(
-        size={"longest_edge": 128}, max_image_size={"longest_edge": 32}
+    images = t.SmolVLMImageProcessorPil(size={"longest_edge": 128}, max_image_size={"longest_edge": 32})
+    processor = _without_videos(t.SmolVLMProcessor)(
+        images, tokenizer, None, image_seq_len=4, chat_template=CHAT.replace("IMAGE", "<image>")
     )
-    template = CHAT.replace("IMAGE", "<image>")
-    if smol:
-        processor: Any = _without_videos(t.SmolVLMProcessor)(
-            images, tokenizer, None, image_seq_len=4, chat_template=template
-        )
-    else:
-        processor = t.Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=template)
-    vision = {**SIGHT, "image_size": 32, "patch_size": 8, **sight}
-    config = (t.SmolVLMConfig if smol else t.Idefics3Config)(
-        vision_config=vision,
+    config = t.SmolVLMConfig(
+        vision_config={**SIGHT, "image_size": 32, "patch_size": 8, **sight},
         text_config=t.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
         scale_factor=2,
         image_token_id=processor.image_token_id,
         pad_token_id=0,
     )
     _write(folder, processor, config)
-
-
-def write_smolvlm(folder: Path, **sight: Any) -> None:
-    write_idefics3(folder, "smolvlm", **sight)
 
 
 def write_qwen(folder: Path, kind: str, **sight: Any) -> None:
@@ -153,18 +113,23 @@ def write_qwen(folder: Path, kind: str, **sight: Any) -> None:
     images = t.Qwen2VLImageProcessorPil(
         size={"shortest_edge": 32 * 32, "longest_edge": 96 * 96}, patch_size=8, merge_size=2, temporal_patch_size=2
     )
-    name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[kind]
+    name = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[kind]
     processor = _without_videos(getattr(t, f"{name}Processor"))(
         images, tokenizer, None, chat_template=CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     )
-    vision: dict[str, Any] = {"depth": 1, "num_heads": 2, "patch_size": 8, "spatial_merge_size": 2, "in_chans": 3}
-    if kind == "qwen2_vl":
-        vision |= {"embed_dim": 16, "hidden_size": 24, "mlp_ratio": 2}
-    else:
-        vision |= {"hidden_size": 16, "intermediate_size": 24, "out_hidden_size": 24, "in_channels": 3}
+    vision = {
+        "depth": 1,
+        "num_heads": 2,
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "out_hidden_size": 24,
+        "in_channels": 3,
+    }
     if kind == "qwen2_5_vl":
         vision |= {"window_size": 32, "fullatt_block_indexes": [0]}
-    if kind == "qwen3_vl":
+    else:
         vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 1]}
     text = {**TEXT, "vocab_size": len(tokenizer), "rope_parameters": rope}
@@ -338,50 +303,19 @@ def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
         images = t.DonutImageProcessorPil(size={"height": 48, "width": 64}, do_align_long_axis=False)
     n = len(tokenizer)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    decoders = {
-        "trocr": lambda: t.TrOCRConfig(
-            d_model=24,
-            decoder_layers=2,
-            decoder_attention_heads=4,
-            decoder_ffn_dim=32,
-            vocab_size=n,
-            max_position_embeddings=512,
-            cross_attention_hidden_size=16,
-            **ids,
-        ),
-        "gpt2": lambda: t.GPT2Config(
-            n_embd=24,
-            n_layer=2,
-            n_head=4,
-            n_inner=32,
-            vocab_size=n,
-            n_positions=512,
-            add_cross_attention=True,
-            **ids,
-        ),
-        "bert": lambda: t.BertConfig(
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=32,
-            vocab_size=n,
-            is_decoder=True,
-            add_cross_attention=True,
-            **ids,
-        ),
-        "donut": lambda: t.MBartConfig(
-            d_model=16,
-            decoder_layers=2,
-            decoder_attention_heads=4,
-            decoder_ffn_dim=32,
-            vocab_size=n,
-            max_position_embeddings=512,
-            add_cross_attention=True,
-            is_decoder=True,
-            **ids,
-        ),
-    }
-    config = t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, decoders[kind]())
+    sizes = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 32, "max_position_embeddings": 512}
+    across = {"is_decoder": True, "add_cross_attention": True}
+    decoder: Any
+    if kind == "trocr":
+        decoder = t.TrOCRConfig(d_model=24, cross_attention_hidden_size=16, vocab_size=n, **sizes, **ids)
+    elif kind == "donut":
+        decoder = t.MBartConfig(d_model=16, vocab_size=n, **sizes, **across, **ids)
+    elif kind == "gpt2":
+        decoder = t.GPT2Config(n_embd=24, n_layer=2, n_head=4, n_inner=32, vocab_size=n, **across, **ids)
+    else:
+        bert = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+        decoder = t.BertConfig(vocab_size=n, **bert, **across, **ids)
+    config = t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, decoder)
     config.decoder_start_token_id, config.pad_token_id = 1, 0
     _write(folder, images, config, t.VisionEncoderDecoderModel)
     tokenizer.save_pretrained(folder)
@@ -400,10 +334,8 @@ ACROSS: dict[str, Callable[..., None]] = {
 
 FAMILIES: dict[str, Callable[..., None]] = {
     "llava": write_llava,
-    "llava_next": write_llava_next,
-    "idefics3": write_idefics3,
+    "llava_next": lambda folder, **sight: write_llava(folder, "llava_next", **sight),
     "smolvlm": write_smolvlm,
-    "qwen2_vl": lambda folder, **sight: write_qwen(folder, "qwen2_vl", **sight),
     "qwen2_5_vl": lambda folder, **sight: write_qwen(folder, "qwen2_5_vl", **sight),
     "qwen3_vl": lambda folder, **sight: write_qwen(folder, "qwen3_vl", **sight),
     "gemma3": write_gemma3,

@@ -101,9 +101,24 @@ def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any], *, weights: boo
     names: dict[Kind, str] = {"encoder": "attentions"}
     if model.config.is_encoder_decoder:
         names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
-    return output, {
-        kind: [w for w in getattr(output, name, None) or () if w is not None] for kind, name in names.items()
-    }
+    maps: Maps = {kind: [w for w in getattr(output, name, None) or () if w is not None] for kind, name in names.items()}
+    if hasattr(model.config, "attention_window"):
+        maps["encoder"] = [_whole_rows(band, model.config.attention_window) for band in maps["encoder"]]
+    return output, maps
+
+
+def _whole_rows(band: Tensor, window: int | list[int]) -> Tensor:
+    """Scatter a band around the diagonal (Longformer), (batch, head, query, window + 1), into rows over all keys.
+
+    A band with columns for keys that every query sees is left as it is, and refused later as no map.
+    """
+    n_queries, width = band.shape[2:]
+    if width not in ({window + 1} if isinstance(window, int) else {each + 1 for each in window}):
+        return band
+    # Place j of query i is key i + j - width // 2; what lies beyond the text is 0, and cut off.
+    keys = torch.arange(n_queries, device=band.device)[:, None] + torch.arange(width, device=band.device)
+    rows = band.new_zeros(*band.shape[:3], n_queries + width - 1)
+    return rows.scatter(3, keys.expand_as(band), band)[..., width // 2 :][..., :n_queries]
 
 
 # Rounding ---------------------------------------------------------------------------------------------------------
