@@ -20,16 +20,6 @@ def test_of_few_equal_events_the_ends_are_those_of_a_poisson_mean(events: int) -
     assert (low, high) == pytest.approx(exact, rel=0.08, abs=0.02)
 
 
-def test_texts_that_are_all_alike_leave_what_was_not_seen() -> None:
-    assert unseen_share(40) == pytest.approx(0.0881, abs=1e-4)
-    low, high = skewed_interval(0.2, 0.0, unseen_share(40), 1.0)
-    assert (low, high) == pytest.approx((0.2 * (1 - 0.0881), 0.2 + 0.8 * 0.0881), abs=1e-4)
-    assert skewed_interval(0.0, 0.0, unseen_share(40), 1.0) == pytest.approx((0.0, 0.0881), abs=1e-4)
-    assert skewed_interval(3.0, 0.0, unseen_share(1e12), 1.0)[1] == pytest.approx(
-        3.0, rel=1e-5
-    )  # above what others could have
-
-
 @pytest.mark.parametrize("n_texts", [10, 20, 40, 80])
 @pytest.mark.parametrize("firing", [0.01, 0.03, 0.1])
 def test_planted_heads_that_fire_rarely_are_held(firing: float, n_texts: int) -> None:

@@ -3,22 +3,16 @@
 import copy
 import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import attnscope
 from attnscope.core.attention.probes import Gate
 from attnscope.core.attention.seam import attend, attend_with_weights
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.inside.tape import Tape
 from attnscope.models.model import Batch, Model
 from tests.ablation_helpers import batch_of, tiny, wrapped
-from tests.conftest import write_tiny
 from tests.core_helpers import make_call
 
 NAMES = ["bert", "gpt2", "llama", "t5", "albert", "gpt_neox", "bart"]
@@ -176,33 +170,6 @@ def test_a_model_is_left_as_it_was() -> None:
     torch.testing.assert_close(source(input_ids=batch.ids).logits, before)
 
 
-def test_a_block_is_left_as_it_was_where_it_fails() -> None:
-    block = nn.Linear(3, 3)
-    tape = Tape([block])
-    with pytest.raises(RuntimeError), tape.record(2):
-        block(torch.zeros(2, 4))
-    assert "forward" not in vars(block)
-    with tape.record(2):
-        block(torch.zeros(2, 3))
-    assert tape.current is None
-
-
-def test_what_is_changed_in_place_later_is_not_changed_on_the_tape() -> None:
-    block = nn.Linear(3, 3)
-    tape = Tape([block])
-    given = torch.ones(2, 3)
-    with torch.no_grad():
-        with tape.record(2):
-            first = block(given)
-            kept = first.clone()
-            first += 1
-        with tape.play(1, 2):
-            again = block(given.repeat(2, 1))
-            again += 5
-        with tape.play(1):
-            torch.testing.assert_close(block(given), kept)
-
-
 def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from attnscope.models.hf import model as hf_model
 
@@ -234,35 +201,3 @@ def test_models_of_our_own_are_resumed(spec: str) -> None:
             ours = rerun.again(gate, layer, 2).hidden
             whole = model.outputs(Batch(batch.ids.repeat(2, 1)), gate).hidden
         torch.testing.assert_close(ours, whole, rtol=1e-5, atol=1e-5)
-
-
-def test_native_and_hf_agree_on_what_a_head_does() -> None:
-    from attnscope.models import load
-
-    found = []
-    for engine in ("native", "hf"):
-        model: Any = load("minilm", engine=engine)
-        ids = torch.from_numpy(model.tokenizer.encode("the cat sat on the mat").ids.astype("int64"))[None]
-        gate = Gate({("encoder", 3): torch.tensor([0.0, *[1.0] * 11])})
-        with torch.no_grad():
-            found.append(model.outputs(Batch(ids), gate).hidden)
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("engine", ["native", "hf"])
-def test_studies_of_one_model_at_once_give_what_each_gives_alone(engine: str, tmp_path: Path) -> None:
-    """A pass that goes on from a layer sets forwards aside, by which another thread's pass would get its outputs."""
-    model = attnscope.load(write_tiny(tmp_path), engine=engine)
-    texts = ["the cat sat on the mat", "a dog saw the cat", "the mat"]
-
-    def change(_: int) -> list[float]:
-        return attnscope.ablate(model, texts)["heads"]["zero_l2"].tolist()
-
-    def look(_: int) -> bytes:
-        return b"".join(attnscope.heatmap(model, text).weights.tobytes() for text in texts * 5)
-
-    alone = change(0), look(0)
-    with ThreadPoolExecutor(4) as pool:
-        changes, looks = pool.map(change, range(3)), pool.map(look, range(3))
-        assert all(one == alone[0] for one in changes)
-        assert all(one == alone[1] for one in looks)

@@ -6,13 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from attnscope.core.attention.pooling import Grid, pool_attention
-from attnscope.core.attention.seam import attend, attention_weights
+from attnscope.core.attention.seam import attend
 from attnscope.core.attention.tiles import attend_lean
-from attnscope.core.measures import HeadMeasures, measures_of_weights
 from tests import rounding
 from tests.core_helpers import gpu_test, make_call, on, read_tiles
-from tests.measure_helpers import make_facts
 from tests.pretend_device import NAME, pretending
 from tests.rounding import require_output
 
@@ -51,20 +48,3 @@ def test_tiles_on_cuda_against_float64(dtype: torch.dtype, group: int) -> None:
         torch.testing.assert_close(
             getattr(found, name).cpu().double(), getattr(oracle, name), rtol=1e-4, atol=atol, msg=name
         )
-
-
-@gpu_test
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_measures_and_pooled_maps_on_cuda_against_float64(dtype: torch.dtype) -> None:
-    call = make_call(n_kv_heads=2, group=2, n_queries=97, n_keys=97, d_head=64, d_value=64, dtype=dtype, is_causal=True)
-    high = replace(call, query=call.query.double(), key=call.key.double(), value=call.value.double())
-    facts = make_facts([97, 97], 97)
-    probe = HeadMeasures(facts.on(torch.device("cuda")))
-    probe(on(call, "cuda"))
-    may = torch.ones(97, 97, dtype=torch.bool).tril()
-    oracle = measures_of_weights(attention_weights(high), facts, allowed=may)
-    found = probe.sums[call.kind][call.layer]
-    rows = [i for i, name in enumerate(found.names) if name != "rarest_token"]
-    torch.testing.assert_close(torch.tensor(found.sum[rows]), torch.tensor(oracle.sum[rows]), rtol=1e-4, atol=1e-3)
-    pooled, expected = (pool_attention(one, Grid(8, 8)) for one in (on(call, "cuda"), high))
-    torch.testing.assert_close(pooled.cells.cpu(), expected.cells, rtol=1e-4, atol=1e-5)

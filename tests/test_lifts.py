@@ -8,7 +8,7 @@ import torch
 from scipy.stats import t as student
 
 from attnscope.core.intervals import skewed_interval, unseen_share
-from attnscope.core.lifts import ItemSums, even_weights, keep_rows, members, offset_masses
+from attnscope.core.lifts import ItemSums, keep_rows, offset_masses
 
 
 @pytest.mark.parametrize("first", [0, 3])
@@ -20,12 +20,6 @@ def test_mass_by_offset(first: int) -> None:
             offset = min(3, max(-3, key - query - first))
             expected[:, offset + 3] += weights[:, query, key].numpy()
     np.testing.assert_allclose(offset_masses(weights, 2, first), expected, rtol=1e-5)
-
-
-def test_uniform_attention_and_tokens() -> None:
-    allowed = torch.tensor([[True, True, False], [False, False, False]])
-    assert even_weights(allowed).tolist() == [[0.5, 0.5, 0], [0, 0, 0]]
-    assert members(torch.tensor([1, -1, 0, 1]), 3).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0], [0, 1, 0]]
 
 
 def test_lifts_are_means_over_texts_with_their_intervals() -> None:
@@ -64,14 +58,6 @@ def test_intervals_of_lifts_hold_the_truth(p: float, n_texts: int, least: float)
     found = sums.lifts()
     assert ((found.low <= p / 0.1) & (p / 0.1 <= found.high)).mean() >= least
     assert (found.high > found.low).all()  # texts that were all alike make nobody sure
-
-
-def test_a_text_that_repeats_an_item_weighs_as_much_as_the_others() -> None:
-    sums = ItemSums(1, 1)
-    for even, mass in ((50.0, 400.0), (0.1, 0.2), (0.1, 0.2)):
-        parts = np.array([[mass]]), np.array([[even]]), np.array([500.0]), np.array([9.0])
-        sums.add(slice(1), np.array([0]), *parts)
-    assert sums.lifts().lift[0, 0] == pytest.approx((8 + 2 + 2) / 3)
 
 
 def test_rows_are_kept_up_to_a_share_and_a_number_of_keys() -> None:

@@ -49,20 +49,6 @@ def test_the_catalogues_say_what_their_measures_are() -> None:
     assert names.index("induction_active") == names.index("induction") + 1
 
 
-@pytest.mark.parametrize(("name", "offset"), [("previous_token", -1), ("self_token", 0), ("next_token", 1)])
-def test_a_head_of_one_offset(name: str, offset: int) -> None:
-    n = 13
-    got = measures_of_weights(shift(n, offset), plain_text(list(range(n))), allowed=EVERYWHERE)
-    assert got.value(name) == 1
-    # The query at the edge has no such token, and is not counted.
-    assert got.count[got.names.index(name)] == n - abs(offset)
-    uniform = got.uniform(name)
-    np.testing.assert_allclose(uniform, 1 / n)
-    assert got.value("window") == 1
-    np.testing.assert_allclose(got.value("entropy_nats"), 0, atol=1e-15)
-    np.testing.assert_allclose(got.value("signed_distance_tokens"), offset * (n - abs(offset)) / n)
-
-
 def test_uniform_attention_in_closed_form() -> None:
     n = 11
     got = measures_of_weights(torch.full((1, 1, n, n), 1 / n), plain_text([1] * n), allowed=EVERYWHERE)
@@ -70,20 +56,6 @@ def test_uniform_attention_in_closed_form() -> None:
     np.testing.assert_allclose(got.value("relative_entropy"), 1)
     np.testing.assert_allclose(got.value("same_token"), (n - 1) / n)
     np.testing.assert_allclose(got.value("distance_tokens"), (n**2 - 1) / (3 * n))
-
-
-def test_induction_is_what_followed_the_same_token_before() -> None:
-    # a b c a b c: the second a looks at the first b, and so on; c at the end looks at the second a too.
-    ids = [1, 2, 3, 1, 2, 3]
-    rows = torch.zeros(6, 6, dtype=torch.float64)
-    rows[range(6), [0, 0, 0, 1, 2, 3]] = 1.0
-    got = measures_of_weights(rows[None, None], plain_text(ids), allowed=EVERYWHERE)
-    i = got.names.index("induction")
-    assert got.sum[i] == got.count[i] == 3
-    assert got.value("same_token") == 0
-    # A token right after its like: what followed the first one is the query itself, and says nothing.
-    again = measures_of_weights(torch.eye(2)[None, None], plain_text([7, 7]), allowed=EVERYWHERE)
-    assert again.count[i] == 0
 
 
 def test_active_measures_leave_resting_keys_out() -> None:
@@ -163,16 +135,6 @@ def test_the_mask_can_be_told_from_the_weights() -> None:
     np.testing.assert_array_equal(told.uniform_sum, guessed.uniform_sum)
 
 
-def test_facts_know_where_texts_begin_and_end() -> None:
-    for left in (False, True):
-        facts = make_facts([3, 5, 0], 5, left=left)
-        start = 2 if left else 0
-        assert facts.first.nonzero().tolist() == [[0, start], [1, 0]]
-        assert facts.resting.sum(1).tolist() == [2, 2, 0]
-    without = make_facts([3, 5], 5, special_ends=False)
-    assert without.resting.sum(1).tolist() == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
@@ -183,8 +145,3 @@ def test_facts_know_where_texts_begin_and_end() -> None:
 def test_facts_that_do_not_fit_are_refused(change, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         dataclasses.replace(make_facts([7, 5], 7), **change)
-
-
-def test_weights_of_other_texts_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(2, 7\) queries and \(2, 7\) keys"):
-        measures_of_weights(torch.ones(2, 3, 5, 7), make_facts([7, 5], 7))

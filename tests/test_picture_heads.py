@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 import attnscope
 from attnscope.core.catalogue import PICTURE_MEASURES
-from attnscope.core.facts import TextFacts
-from attnscope.core.measures import measures_of_weights
 from attnscope.errors import AttnscopeError
 from attnscope.report.head_maps import scale_of
 from attnscope.report.wording import corpus_notes
@@ -95,29 +92,6 @@ def test_every_measure_is_its_definition_on_the_models_own_dense_weights(name: s
             assert estimate.low <= estimate.value <= estimate.high
     # Heads that all did the same would agree with anything.
     assert float(np.ptp(found["heads"].grid("distance_patches", "encoder"))) > 0.05
-
-
-@pytest.mark.parametrize("before", [0, 3, 6])
-def test_uniform_attention_in_closed_form(before: int) -> None:
-    """3 x 5 patches have 12 + 10 pairs of neighbours that share a side and 16 that share a corner."""
-    n = before + 15
-    is_special = torch.arange(n)[None] < before
-    facts = TextFacts(
-        real=torch.ones_like(is_special), special=is_special, ids=torch.arange(n)[None], context=is_special, n_columns=5
-    )
-    weights = torch.full((1, 2, n, n), 1 / n, dtype=torch.float64)
-    places = [divmod(patch, 5) for patch in range(15)]
-    found = measures_of_weights(weights, facts, catalogue=PICTURE_MEASURES)
-    expected = {
-        "near_patches_active": 2 * (12 + 10 + 16) / 15**2,
-        "self_patch_active": 1 / 15,
-        "resting": before / n,
-        "entropy_nats": math.log(n),
-        "distance_patches_active": np.mean([math.dist(p, q) for p in places for q in places]),
-    }
-    for name, value in expected.items():
-        np.testing.assert_allclose(found.value(name), value, rtol=1e-6, err_msg=name)
-        np.testing.assert_allclose(found.uniform(name), value, rtol=1e-6, err_msg=name)
 
 
 # What a user sees ---------------------------------------------------------------------------------------------------

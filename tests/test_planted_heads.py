@@ -85,25 +85,6 @@ def test_a_head_that_spreads_over_what_is_left_is_not_local() -> None:
     assert roles_of(head) == {"first_token"}
 
 
-def test_a_head_that_spreads_over_what_is_left_has_the_value_of_uniform_attention() -> None:
-    """In each measure, of half-hidden texts too; likeness is told less uniform attention's already."""
-    n, chance = 17, torch.Generator().manual_seed(0)
-    facts = text_of(
-        torch.randint(0, 5, (n,), generator=chance).tolist(),
-        punctuation=torch.rand(1, n, generator=chance) < 0.3,
-        log_frequency=-torch.rand(1, n, generator=chance),
-    )
-    may = causal(n) & (torch.rand(n, n, generator=chance) > 0.2)
-    active = may.double()
-    active[:, 0] = 0
-    left = torch.rand(n, 1, generator=chance, dtype=torch.float64)
-    rows = active / active.sum(-1, keepdim=True).clamp(min=1) * left
-    got = measures_of_weights(rows[None, None], facts, allowed=may)
-    for name in got.names:
-        if name.endswith("_active") and got.count[got.names.index(name)].sum():
-            np.testing.assert_allclose(got.value(name), got.uniform(name), rtol=1e-12, err_msg=name)
-
-
 @pytest.mark.parametrize("window", [4, None])
 def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
     weights, hidden = [], []

@@ -146,8 +146,3 @@ def test_a_window_is_the_mask_that_it_stands_for(call: attention.AttentionCall, 
     tiled, dense = (read_tiles(one) for one in (windowed, masked))
     assert torch.allclose(tiled.output, dense.output, **EXACT)
     assert torch.allclose(tiled.entropy_nats, dense.entropy_nats, atol=1e-5)
-
-
-def test_a_window_is_positive() -> None:
-    with pytest.raises(ValueError, match="window"):
-        dataclasses.replace(make_call(seed=0), window=0)

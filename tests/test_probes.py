@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.core.attention.probes import Weights
-from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
+from attnscope.core.attention.seam import AttentionCall, attention_weights
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle
 from tests.rounding import require_output
 
@@ -31,24 +31,6 @@ def test_a_model_computes_the_same_with_the_probe(heads) -> None:
     require_output(Weights(heads=heads)(call), call)
 
 
-def test_layers_and_kinds_that_are_not_chosen_take_the_fast_road(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = Weights(layers=[1], kinds=["decoder"])
-
-    def refuse(call: AttentionCall) -> None:
-        raise AssertionError("the dense road was taken")
-
-    call = make_call()
-    with monkeypatch.context() as patch:
-        patch.setattr("attnscope.core.attention.probes.attend_with_weights", refuse)
-        patch.setattr("attnscope.core.attention.probes.attention_weights", refuse)
-        assert torch.equal(probe(call), attend(call))
-        probe(dataclasses.replace(call, layer=1))
-        probe(dataclasses.replace(call, kind="decoder"))
-    assert probe.maps == {}
-    probe(dataclasses.replace(call, layer=1, kind="decoder"))
-    assert {kind: list(layers) for kind, layers in probe.maps.items()} == {"decoder": [1]}
-
-
 def test_everything_is_kept_by_kind_and_layer() -> None:
     probe = Weights()
     for kind in ("decoder", "cross"):
@@ -58,12 +40,6 @@ def test_everything_is_kept_by_kind_and_layer() -> None:
     expected = attention_weights(make_call(seed=1)).float()
     torch.testing.assert_close(probe.maps["cross"][1], expected)
     assert not torch.equal(probe.maps["cross"][0], probe.maps["cross"][1])
-
-
-def test_no_layers_are_not_all_of_them() -> None:
-    probe = Weights(layers=[])
-    probe(make_call())
-    assert probe.maps == {}
 
 
 def test_kept_weights_hold_no_graph_and_leave_gradients_alone() -> None:
@@ -111,23 +87,3 @@ def test_a_head_beyond_the_last_is_refused_with_their_number() -> None:
         probe.keep("encoder", 0, torch.zeros(1, 2, 3, 3))
     probe(dataclasses.replace(make_call(), layer=1))
     assert probe.maps == {}
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"layers": [0, -1]}, "layers count from 0"),
-        ({"heads": [-2]}, "heads count from 0"),
-        ({"heads": []}, "no head at all"),
-        ({"kinds": ["encoders"]}, "encoders"),
-        ({"kinds": "encoder"}, "sequence"),
-    ],
-)
-def test_choices_that_cannot_be_meant_are_refused(fields, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Weights(**fields)
-
-
-def test_weights_of_three_dimensions_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(3, 5, 7\)"):
-        Weights().keep("encoder", 0, torch.zeros(3, 5, 7))

@@ -170,17 +170,6 @@ def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int
     require(links_of_weights(attention_weights(call), facts), expected)
 
 
-def test_no_layer_comes_twice() -> None:
-    units, links = made_up(3, 2, 13)
-    call = made_call(3, units, causal=False)
-    probe = Links(facts_of(units, links))
-    probe(call)
-    with pytest.raises(RuntimeError, match="twice"):
-        probe(call)
-    with pytest.raises(ValueError, match="the links are of"):
-        Links(facts_of([units[0]], [links[0]]))(call)
-
-
 def test_memory_does_not_grow_with_the_square_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     n, step = 400, 16
     units = [[*range(n - 1), 7]]

@@ -1,7 +1,6 @@
 """Attention rollout: on a graph worked by hand, and against its plain definition."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,11 +33,6 @@ def test_the_residual_share_and_rows_that_are_not_whole() -> None:
     np.testing.assert_allclose(
         mix_residual(np.array([[[0.0, 0.6], [0.3, 0.7]]]), 0.25)[0], [[0.25 / 0.7, 0.45 / 0.7], [0.225, 0.775]]
     )
-    for wrong in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ValueError, match="from 0 to 1"):
-            mix_residual(BY_HAND, wrong)
-    with pytest.raises(ValueError, match="not"):
-        mix_residual(np.zeros((2, 3, 4)))
 
 
 def random_layers(n_layers: int, n: int, seed: int, causal: bool) -> np.ndarray:

@@ -127,13 +127,6 @@ def test_what_is_refused_is_not_added(s, c, message):
 # What follows from them
 
 
-def test_the_ratio_is_that_of_the_sums():
-    s, c = simulated()
-    sums = sums_of(s, c, shape=(5,))
-    np.testing.assert_allclose(sums.ratio(), s.sum(0) / c.sum(0), rtol=1e-14)
-    np.testing.assert_allclose(sums.effective_texts(), c.sum(0) ** 2 / (c**2).sum(0), rtol=1e-14)
-
-
 def test_the_standard_error_is_its_formula():
     s, c = simulated(n=7)
     sums = sums_of(s, c, shape=(5,))
@@ -233,21 +226,6 @@ def test_intervals_of_shares_hold_the_truth_near_the_edges_too(kind, n, share):
         assert covered <= 0.97
 
 
-def test_texts_that_are_all_alike_are_not_certain():
-    """A share is what n of n say: Clopper and Pearson's end; of queries, as if they depended on each other."""
-    for n in (3, 12, 200):
-        sums = sums_of(np.tile([1, 0, 20, 10], (n, 1)), np.tile([1, 1, 20, 20], (n, 1)), shape=(4,))
-        low, high = sums.share_interval(hits=[True, True, False, False])
-        exact = stats.binomtest(n, n).proportion_ci(0.95, method="exact")
-        assert (low[0], high[0]) == (pytest.approx(exact.low), 1)
-        assert (low[1], high[1]) == (0, pytest.approx(1 - exact.low))
-        assert exact.low < low[2] < 1 == high[2]
-        assert low[3] < 0.5 < high[3]
-        assert 0.5 - low[3] == pytest.approx((1 - low[2]) / 2)
-    # A mean is no share of anything that could have been missed.
-    assert np.ravel(sums.share_interval(unseen=False))[3::4].tolist() == [0.5, 0.5]
-
-
 def test_a_hit_a_text_has_wilsons_interval():
     sums = sums_of(np.repeat([1.0, 0.0], [1700, 300]), np.ones(2000))
     wilson = stats.binomtest(1700, 2000).proportion_ci(0.95, method="wilsoncc")
@@ -290,26 +268,6 @@ def test_what_cannot_be_known_is_nan():
     np.testing.assert_array_equal(sums.effective_texts(), [0, 1, 36 / 20])
     assert np.isnan(np.array(sums.interval())).tolist() == [[True, True, False]] * 2
     assert np.isnan(sums.p_above(0.1)).tolist() == [True, True, False]
-
-
-def test_one_text_that_outweighs_all_others_gives_no_narrow_interval():
-    sums = sums_of([500_000, 0, 1, 0], [1_000_000, 1, 1, 1])
-    assert np.isnan(sums.interval()).all()
-    assert sums.p_above(0.4) > 0.1
-    sums.add([300_000.0], [1_000_000.0])
-    low, high = sums.interval()
-    assert low < 0
-    assert high > 0.8
-
-
-def test_shares_of_next_to_no_units_where_numpy_is_told_to_raise():
-    sums = RunningSums((1,))
-    for s, c in ((0.001, 0.0015), (0.0, 0.0005)):
-        sums.add([[s]], [[c]])
-    with np.errstate(all="raise"):
-        low, high = sums.share_interval()
-        p = sums.share_p_above(0.001)
-    assert (low, high) == (0.0, 1.0) and 0 <= p <= 1
 
 
 def test_tests_of_one_claim_are_one():

@@ -19,7 +19,7 @@ from attnscope.report.terminal import show
 from attnscope.results.table import Table
 from attnscope.studies.split import split, split_example
 from tests import oracle
-from tests.core_helpers import EXACT, WORKED, few_examples
+from tests.core_helpers import EXACT, few_examples
 from tests.record_helpers import require_lossless
 from tests.rounding import require_no_worse
 from tests.test_trace import tiny
@@ -68,27 +68,6 @@ def test_mixing_is_each_heads_share_of_the_squares() -> None:
 
 
 # The worked example
-
-
-def test_every_number_of_the_worked_example() -> None:
-    record = split_example(SplitOptions(drop=(0, 1)))
-    one, two, four = (record.of(count) for count in (1, 2, 4))
-    np.testing.assert_allclose(one["weights"][0], WORKED["single_head"]["weights"], **FOUR)
-    np.testing.assert_allclose(one["output"][0], WORKED["single_head"]["output"], **FOUR)
-    np.testing.assert_allclose(two["weights"], [WORKED["weights_head_1"], WORKED["weights_head_2"]], **FOUR)
-    np.testing.assert_allclose(two["output"][0], WORKED["output"], **FOUR)
-    np.testing.assert_allclose(two["mean_weights"][0], WORKED["mean_of_two_heads"], **FOUR)
-    np.testing.assert_allclose(four["weights"], WORKED["four_heads"]["weights"], **FOUR)
-    np.testing.assert_allclose(four["output"][0], WORKED["four_heads"]["output"], **FOUR)
-    drops = two["drops"]
-    np.testing.assert_allclose(drops["l2"], WORKED["l2_change_when_a_head_is_dropped"], **FOUR)
-    # Squares of disjoint columns add up to the output's.
-    np.testing.assert_allclose((drops["l2"] ** 2).sum(), np.linalg.norm(two["output"]) ** 2)
-    np.testing.assert_allclose((drops["share"] ** 2).sum(), 1.0)
-    np.testing.assert_allclose(np.linalg.norm(two["drop_l2"], axis=1), drops["l2"])
-    assert one["drops"]["head"].tolist() == [0], "one head has no head 1 to drop"
-    assert [seen["heads"]["uniform"].sum() for seen in (one, two, four)] == [0, 1, 9]
-    assert [seen["heads"]["rank"].max() for seen in (one, two, four)] == [4, 2, 1]
 
 
 def test_a_projection_mixes_heads_and_keeps_what_it_should() -> None:

@@ -13,7 +13,7 @@ from attnscope.core.facts import TextFacts, outlying
 from attnscope.core.measures import HeadMeasures, measures_of_weights
 from tests import rounding
 from tests.core_helpers import few_examples, make_call
-from tests.measure_helpers import Expected, LargestTensor, expected, make_facts, uniform_weights
+from tests.measure_helpers import Expected, expected, make_facts, uniform_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -255,44 +255,6 @@ def test_minilm_measures_are_their_definitions(minilm_folder) -> None:
         assert_sums(got, wanted, n, tolerance=1e-5)
     assert probe.sums["encoder"][0].value("previous_token")[2] > 0.99
     assert probe.sums["encoder"][1].value("next_token")[8] > 0.4
-
-
-def test_a_head_that_spreads_evenly_is_uniform_attention_in_every_measure() -> None:
-    call, keys = long_call(33, is_causal=True)
-    probe = HeadMeasures(keys)
-    probe(dataclasses.replace(call, query=torch.zeros_like(call.query)))
-    got = probe.sums["encoder"][0]
-    np.testing.assert_allclose(got.sum, got.uniform_sum, atol=1e-3)
-
-
-def test_no_array_of_queries_by_keys_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 200_000)
-    n = 1537
-    keys = make_facts([n], n, vocabulary=200)
-    call = make_call(
-        batch=1, n_kv_heads=12, n_queries=n, n_keys=n, d_head=8, d_value=8, dtype=torch.float32, is_causal=True
-    )
-    with LargestTensor() as seen:
-        HeadMeasures(keys)(call)
-    assert seen.elements < n * n / 4
-
-
-def test_what_texts_and_mask_determine_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(
-        measures, "blocks", lambda call, *how, **cut: asked.append(call.layer) or tiles.blocks(call, *how, **cut)
-    )
-    call, keys = long_call()
-    probe = HeadMeasures(keys)
-    for layer in range(3):
-        # A new view of the same mask, as models make them.
-        mask = keys.real[:, None, None]
-        probe(dataclasses.replace(call, layer=layer, mask=mask))
-    assert asked == [0]
-    probe(dataclasses.replace(call, layer=3, mask=keys.real[:, None, None].clone()))
-    probe(dataclasses.replace(call, layer=4, is_causal=True))
-    assert asked == [0, 3, 4]
-    np.testing.assert_array_equal(probe.sums["encoder"][0].sum, probe.sums["encoder"][3].sum)
 
 
 def test_layers_that_differ_in_their_window_alone_are_planned_apart() -> None:

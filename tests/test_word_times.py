@@ -10,7 +10,7 @@ import pytest
 from scipy.io import wavfile
 
 import attnscope
-from attnscope.core.alignment import align_tokens, level_weights
+from attnscope.core.alignment import align_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
 from attnscope.studies.maps.derived import time_words
@@ -61,24 +61,6 @@ def test_the_path_is_that_of_whispers_own_code() -> None:
         tokens, frames = theirs._dynamic_time_warping(costs)
         expected = frames[np.append(True, np.diff(tokens) > 0)]
         np.testing.assert_array_equal(align_tokens(weights), expected)
-
-
-def test_frames_without_sound_take_no_part() -> None:
-    """As in openai-whisper, the softmax is over the frames with sound alone."""
-    drawn = np.random.default_rng(1)
-    scores = drawn.normal(size=(2, 6, 40)) * 3
-    scores[:, ::2, 30:] += 6  # half of the rows look at what comes after the sound
-    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    cropped = np.exp(scores[..., :30]) / np.exp(scores[..., :30]).sum(-1, keepdims=True)
-    np.testing.assert_array_equal(align_tokens(weights[..., :30]), align_tokens(cropped))
-    np.testing.assert_allclose(level_weights(weights[..., :30]), level_weights(cropped), atol=1e-9)
-
-
-def test_what_cannot_be_aligned_is_refused() -> None:
-    for shape, width in (((1, 0, 4), 7), ((0, 2, 4), 7), ((2, 4), 7), ((1, 2, 4), 6)):
-        with pytest.raises(ValueError, match="align nothing"):
-            align_tokens(np.zeros(shape), width)
-    assert align_tokens(np.full((1, 3, 5), 0.2)).shape == (3,)  # flat attention has some path, and no NaN
 
 
 def test_words_are_timed_to_a_frame(planted: Heatmap) -> None:

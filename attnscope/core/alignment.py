@@ -12,31 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEDIAN_FRAMES = 7
-"""Width of the running median, in frames."""
+"""Width of the running median, in frames; at most half as many frames are not smoothed."""
 
 
-def align_tokens(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> NDArray[np.int64]:
+def align_tokens(weights: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return the frame at which the path comes to each token, (token,), never falling; the first is 0.
 
-    Args:
-        weights: (head, token, frame): attention weights, 0 to 1.
-        width: Width of the running median in frames, odd; nothing is smoothed if there are at most half as many frames.
-
-    Raises:
-        ValueError: There is no head, token or frame, or the width is even.
+    `weights` are attention weights, (head, token, frame), 0 to 1.
     """
-    if weights.ndim != 3 or 0 in weights.shape or width % 2 == 0:
-        raise ValueError(f"weights {weights.shape} and a median over {width} frames align nothing")
-    return align_levels(level_weights(weights, width))
+    frames: NDArray[np.int64] = cheapest_paths(-level_weights(weights).mean(0)[None])[0]
+    return frames
 
 
-def level_weights(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> NDArray[np.float64]:
+def level_weights(weights: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return each head's weights, standardised over tokens and smoothed over frames.
 
     Args:
         weights: (head, token, frame): attention weights, 0 to 1, on the frames with sound. Each token's weights are
             divided by their sum, as if the model had seen no other frame.
-        width: As of `align_tokens`.
 
     Returns:
         (head, token, frame), in standard deviations.
@@ -52,18 +45,11 @@ def level_weights(weights: NDArray[np.floating], width: int = MEDIAN_FRAMES) -> 
         values - values.mean(1, keepdims=True), spread, out=np.zeros_like(values), where=spread > 0
     )
     # Running median over frames; both ends are mirrored.
-    half = width // 2
+    half = MEDIAN_FRAMES // 2
     if values.shape[2] > half:
         padded = np.pad(level, ((0, 0), (0, 0), (half, half)), mode="reflect")
-        level = np.median(np.lib.stride_tricks.sliding_window_view(padded, width, axis=2), axis=-1)
+        level = np.median(np.lib.stride_tricks.sliding_window_view(padded, MEDIAN_FRAMES, axis=2), axis=-1)
     return level
-
-
-def align_levels(levels: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return the same from the `level_weights` of each head, (head, token, frame): (token,), never falling, from 0."""
-    costs = -levels.mean(0, dtype=np.float64)
-    frames: NDArray[np.int64] = cheapest_paths(costs[None])[0]
-    return frames
 
 
 def cheapest_paths(costs: NDArray[np.float64]) -> NDArray[np.int64]:

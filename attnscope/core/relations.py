@@ -150,11 +150,10 @@ def _add_rows(
     words = word_weights(facts, rows, pieces, picked)
 
     # The links of these rows, and their targets: (target,).
-    number = torch.full_like(facts.row_text, -1)
-    number[rows] = torch.arange(len(rows), device=rows.device)
-    target_row = number[facts.link_row[facts.targets[:, 0]]]
-    link, word = facts.targets[target_row >= 0].unbind(1)
-    row = target_row[target_row >= 0]
+    target_row = facts.link_row[facts.targets[:, 0]]
+    is_here = torch.isin(target_row, rows)
+    link, word = facts.targets[is_here].unbind(1)
+    row = torch.searchsorted(rows, target_row[is_here])
 
     # A target that shares the largest weight counts as its share: (target, head).
     largest = words.amax(-1)
@@ -179,17 +178,16 @@ def word_weights(
         pieces: Row and token of all their pieces.
         picked: The weights of these.
     """
-    number = torch.full_like(facts.row_text, -1)
-    number[rows] = torch.arange(len(rows), device=rows.device)
-    piece_row, token = pieces.unbind(1)
+    piece_row, token = pieces.T.contiguous()
+    number = torch.searchsorted(rows, piece_row)
     n_words = int(facts.units.max()) + 1
     _, n_heads, n_keys = picked.shape
 
     # A row of a word is the mean of its pieces' rows: (row, head, key).
     dtype = torch.promote_types(picked.dtype, torch.float32)
-    share = 1.0 / torch.bincount(piece_row, minlength=len(number))[piece_row]
+    share = 1.0 / torch.bincount(number)[number]
     of_tokens = torch.zeros(len(rows), n_heads, n_keys, dtype=dtype, device=picked.device)
-    of_tokens.index_add_(0, number[piece_row], picked.to(dtype) * share[:, None, None].to(dtype))
+    of_tokens.index_add_(0, number, picked.to(dtype) * share[:, None, None].to(dtype))
 
     # A word gets the sum of its pieces: (row, head, word). The last column holds tokens of no word.
     units = facts.units[facts.row_text[rows]]
@@ -200,5 +198,5 @@ def word_weights(
     # Only the other words of the text may be looked at.
     allowed = torch.zeros(len(rows), n_words + 1, dtype=torch.bool, device=picked.device).scatter_(1, units, True)
     if not facts.is_across:
-        allowed[number[piece_row], units[number[piece_row], token]] = False
+        allowed[number, units[number, token]] = False
     return words.masked_fill_(~allowed[:, None], -1)[..., :n_words]

@@ -5,7 +5,7 @@ once for each attention of a forward pass. Ours, unless a class names its source
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar, get_args
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -45,9 +45,6 @@ class OfChosen(Generic[Kept]):
 
     Attributes:
         maps: Kind -> layer -> what is kept of the chosen heads, in the order in which they came.
-
-    Raises:
-        ValueError: A layer or head is negative, heads are empty, or a kind is unknown.
     """
 
     def __init__(
@@ -59,13 +56,6 @@ class OfChosen(Generic[Kept]):
         attend: Probe = attend_lean,
     ) -> None:
         self.maps: dict[Kind, dict[int, Kept]] = {}
-        for name, numbers in (("layers", layers), ("heads", heads)):
-            if numbers is not None and any(number < 0 for number in numbers):
-                raise ValueError(f"{name} count from 0; got {list(numbers)}")
-        if heads is not None and not heads:
-            raise ValueError("heads names no head at all; None means all of them")
-        if kinds is not None and (isinstance(kinds, str) or not set(kinds) <= set(get_args(Kind))):
-            raise ValueError(f"kinds are a sequence of some of {get_args(Kind)}; got {kinds!r}")
         self.layers = None if layers is None else frozenset(layers)
         self.heads = None if heads is None else tuple(heads)
         self.kinds = None if kinds is None else frozenset(kinds)

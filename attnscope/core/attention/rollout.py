@@ -21,15 +21,8 @@ def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> NDArra
 
     Returns:
         (layer, query, key), float64; rows sum to 1.
-
-    Raises:
-        ValueError: The maps are not square, or r is not from 0 to 1.
     """
     n = weights.shape[-1]
-    if weights.ndim != 3 or weights.shape[1] != n:
-        raise ValueError(f"attention among tokens is (layer, token, token), not {weights.shape}")
-    if not 0 <= residual <= 1:
-        raise ValueError(f"the residual connection's share is from 0 to 1, not {residual}")
     return row_shares((1 - residual) * weights.astype(np.float64) + residual * np.eye(n))
 
 
