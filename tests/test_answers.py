@@ -59,8 +59,8 @@ def test_strongest_links_are_those_of_numpy_outside_sinks() -> None:
 
 def test_a_nearly_uniform_model_is_told_how_to_see_more() -> None:
     flat = np.full((1, 2, 8, 8), 1 / 8, np.float32)
-    np.savez("flat.npz", weights=flat, tokens=np.array([f"t{place}" for place in range(8)]))
-    lines = str(show(load("flat.npz"), open_console(), drawn=False, answered=True)).splitlines()
+    record = attnscope.record_from_arrays(flat, [f"t{place}" for place in range(8)])
+    lines = str(show(record, open_console(), drawn=False, answered=True)).splitlines()
     assert lines[-1] == "none is above 0.2: --scale head shades each head by its own largest weight"
 
 

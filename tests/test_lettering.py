@@ -141,7 +141,7 @@ def test_an_installed_family_is_named_as_people_write_it() -> None:
     assert lettering_for(["a"], Paper(font="dejavu serif")).families == ("DejaVu Serif", BASE_FAMILY)
     with pytest.raises(UsageError, match="there is no font 'DejaVu Serf'") as caught:
         lettering.find_font("DejaVu Serf")
-    assert caught.value.hint == "did you mean DejaVu Serif?"
+    assert "fc-list" in str(caught.value.hint)
 
 
 def test_a_file_that_is_no_font_is_refused(tmp_path: Path) -> None:
@@ -151,21 +151,8 @@ def test_a_file_that_is_no_font_is_refused(tmp_path: Path) -> None:
             lettering.find_font(str(path))
 
 
-@pytest.mark.parametrize(
-    ("text", "packages"),
-    [
-        ("你好", "fonts-noto-cjk"),
-        ("カタカナ", "fonts-noto-cjk"),
-        ("안녕", "fonts-noto-cjk"),
-        ("नमस्ते", "fonts-noto-core"),
-        ("🦜", "fonts-symbola"),
-        ("你 नम", "fonts-noto-cjk and fonts-noto-core"),
-        ("你 नम 🦜", "fonts-noto-cjk, fonts-noto-core and fonts-symbola"),
-    ],
-)
-def test_a_note_names_packages_of_fonts_for_the_script(only_dejavu: None, text: str, packages: str) -> None:
-    note = lettering.note_missing([text, "plain"])
-    assert f"install {packages} (Debian, Ubuntu), or name a font with --font" in note
+def test_a_note_names_packages_of_fonts(only_dejavu: None) -> None:
+    assert "install fonts-noto and fonts-noto-cjk (Debian, Ubuntu)" in lettering.note_missing(["你好", "plain"])
     assert lettering.note_missing(["plain é Ω שלום", "\x07\x1b"]) == ""
 
 

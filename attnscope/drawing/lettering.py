@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -24,14 +23,6 @@ _HINTING = 1.06
 
 _FONT_FILES = (".ttf", ".otf", ".ttc", ".otc")
 _FIRST_OF_OTHERS = 0x300  # DejaVu Sans has all letters before
-_CJK = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC", "FULLWIDTH", "HALFWIDTH", "KANGXI")
-_PACKAGES: tuple[tuple[str, Callable[[str], bool]], ...] = (
-    ("fonts-noto-cjk", lambda char: unicodedata.name(char, "").startswith(_CJK)),
-    ("fonts-symbola", lambda char: unicodedata.category(char) in ("So", "Sk", "Sm", "Co", "Cn")),
-    ("fonts-noto-core", lambda char: True),
-)
-"""Packages of fonts, each with what it is taken for; the first that fits is named."""
-
 _NO_TEXT = ("Last Resort", "cmr", "cmm", "cms", "cmt", "cmb", "cme")
 
 
@@ -135,9 +126,7 @@ def find_font(font: str) -> tuple[str, str]:
     # The name of an installed family.
     names = {entry.name.casefold(): entry.name for entry in manager.ttflist}
     if font.casefold() not in names:
-        near = get_close_matches(font.casefold(), names, 1, 0.5)
-        hint = f"did you mean {names[near[0]]}?" if near else "`fc-list : family` names those that are installed"
-        raise UsageError(f"there is no font {font!r}", hint)
+        raise UsageError(f"there is no font {font!r}", "`fc-list : family` names those that are installed")
     name = names[font.casefold()]
     return name, str(font_manager.findfont(name))
 
@@ -149,12 +138,9 @@ def note_missing(texts: Iterable[str], font: str | None = None) -> str:
     missing = lettering_for(wanted, Paper(font=font)).missing if wanted else frozenset()
     if not missing:
         return ""
-    # A package for each script.
-    packages = sorted({next(name for name, holds in _PACKAGES if holds(c)) for c in missing})
     return (
-        f"no installed font has {_sum_up(missing)}: figures show their code points; "
-        f"install {', '.join(packages[:-1])}{' and ' * (len(packages) > 1)}{packages[-1]} (Debian, Ubuntu), "
-        "or name a font with --font"
+        f"no installed font has {_sum_up(missing)}: figures show their code points; install fonts-noto and "
+        "fonts-noto-cjk (Debian, Ubuntu), or name a font with --font"
     )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from attnscope.errors import AttnscopeError, first_line
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import KINDS
-from attnscope.results import reading
 from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
-
-NAMES = ("weights", "tokens", "keys", "kind", "layers", "heads", "special", "text", "model")
-"""What an npz archive of such attention may hold, of which the first two must be there."""
 
 _SPACES = str.maketrans({"Ġ": "·", "▁": "·"})
 
@@ -103,27 +97,6 @@ def record_from_arrays(
     return record
 
 
-def load_arrays(path: Path) -> Heatmap | None:
-    """Return the record of an archive of bare arrays, named as the arguments of `record_from_arrays`.
-
-    Returns:
-        The record; None where the file is no such archive.
-    """
-    hint = "name its arrays weights and tokens; see attnscope.record_from_arrays"
-    with reading.reading(path, "archive of attention weights", hint):
-        if not path.is_file() or not zipfile.is_zipfile(path):
-            return None
-        with zipfile.ZipFile(path) as archive:
-            names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
-        if "record" in names or not names:
-            return None
-        if not {"weights", "tokens"} <= names <= {*NAMES}:
-            raise AttnscopeError(f"{path} holds {', '.join(sorted(names)[:5])}: neither a record nor attention", hint)
-        arrays = reading.read_archive(path) or {}
-        weights = arrays.pop("weights")
-        return record_from_arrays(weights, **{"model": path.stem, **{n: array.tolist() for n, array in arrays.items()}})
-
-
 def _weights_of(weights: ArrayLike) -> NDArray[np.float32]:
     """Return weights as an array, (layer, head, query, key).
 
@@ -132,32 +105,25 @@ def _weights_of(weights: ArrayLike) -> NDArray[np.float32]:
     """
     hint = "give floating-point numbers, (layer, head, query, key)"
     try:
-        given = np.asarray(weights)
-        array = given.astype(np.float32)
+        array = np.asarray(weights).astype(np.float32)
     except (TypeError, ValueError) as error:
         raise AttnscopeError(f"the weights are no array of numbers: {first_line(error)}", hint) from None
-    if given.dtype.kind in "biuc" or array.ndim != 4 or not array.size:
-        raise AttnscopeError(f"the weights are of type {given.dtype} and have shape {given.shape}", hint)
+    if array.ndim != 4 or not array.size:
+        raise AttnscopeError(f"the weights have shape {array.shape}", hint)
     # NaN throughout stands for a head that a layer lacks.
     missing = np.isnan(array)
-    partly = np.argwhere(missing.any((2, 3)) & ~missing.all((2, 3)))
-    if len(partly):
-        raise AttnscopeError(
-            f"the weights at layer {partly[0][0]}, head {partly[0][1]} are NaN in part",
-            "NaN throughout stands for a head that a layer lacks",
-        )
+    if (missing.any((2, 3)) & ~missing.all((2, 3))).any():
+        hint = "NaN throughout stands for a head that a layer lacks"
+        raise AttnscopeError("the weights of a head are NaN in part", hint)
     return array
 
 
 def _numbers(what: str, named: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """Return the numbers of layers, heads or special tokens: whole numbers, each once, `n` of them."""
-    numbers = range(n) if named is None else named
-    for number in numbers:
-        if isinstance(number, bool | np.bool_) or not isinstance(number, int | np.integer):
-            raise AttnscopeError(f"the {what} are named by {number!r}, which is no whole number", "count them from 0")
+    """Return the numbers of layers or heads, each once, `n` of them."""
+    numbers = tuple(range(n)) if named is None else tuple(map(int, named))
     if len({*numbers}) != n:
         raise AttnscopeError(f"{len({*numbers})} {what} are named, and the weights have {n}", f"give {n} numbers")
-    return tuple(map(int, numbers))
+    return numbers
 
 
 def _tokens_of(text: str | None, tokens: Sequence[str], special: Sequence[int]) -> Tokens:
@@ -170,19 +136,17 @@ def _tokens_of(text: str | None, tokens: Sequence[str], special: Sequence[int]) 
         raise AttnscopeError("the tokens are no list of texts", "give the label of each token")
     labels = tuple(token.translate(_SPACES) or " " for token in tokens)
     n = len(labels)
-    added = np.zeros(n, bool)
-    places = list(_numbers("special tokens", special, len(special)))
-    if any(not 0 <= place < n for place in places):
-        raise AttnscopeError(f"there is no token {max(places, key=abs)} to be special", f"there are {n}, from 0")
-    added[places] = True
+    if any(not 0 <= place < n for place in special):
+        raise AttnscopeError(f"there is no token {max(special, key=abs)} to be special", f"there are {n}, from 0")
+    is_special = np.isin(np.arange(n), list(special))
     text = " ".join(label.strip("·") for label in labels) if text is None else text
     # Where each label stands in the text, from left to right.
     offsets = np.full((n, 2), -1, np.int32)
     position = 0
     for token, label in enumerate(labels):
         bare = label.removeprefix("##").strip("·")
-        start = -1 if added[token] or not bare else text.find(bare, position)
+        start = -1 if is_special[token] or not bare else text.find(bare, position)
         if start >= 0:
             position = start + len(bare)
             offsets[token] = start, position
-    return Tokens(text, np.full(n, -1, np.int64), labels, offsets, added, None, np.zeros(n, np.int32))
+    return Tokens(text, np.full(n, -1, np.int64), labels, offsets, is_special, None, np.zeros(n, np.int32))

@@ -16,9 +16,6 @@ from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 
-_NAMED = 6
-"""The largest number of heads of a mean that are named one by one."""
-
 _MOST = 1.1
 """More than this a row cannot sum to, however it was rounded."""
 
@@ -221,18 +218,13 @@ class Heatmap(MapsResult[AttentionMap]):
         shown = [(attention, self.chosen(attention)) for attention in self.maps]
         maps = tuple(average(attention, heads, over) for attention, heads in shown if heads)
         # What the mean is of, in words.
-        attention, heads = shown[0] if shown[0][1] else shown[-1]
-        names = ", ".join(attention.name_of(*pair) for pair in heads)
-        is_named = self.picked is not None and len(heads) <= _NAMED
-        said = f"{MEAN_OF}{names if is_named else amount(len(heads), 'head')}"
-        if over != "all":
-            layers, numbers = (spans(sorted({*side})) for side in zip(*heads, strict=True))
-            said = (
-                f"{MEAN_OF}heads {numbers} in each layer"
-                if over == "heads"
-                else f"{MEAN_OF}layers {layers} for each head"
-            )
-            said += f" ({names})" if is_named else ""
+        heads = shown[0][1] or shown[-1][1]
+        said = f"{MEAN_OF}{amount(len(heads), 'head')}"
+        layers, numbers = (spans(sorted({*side})) for side in zip(*heads, strict=True))
+        if over == "heads":
+            said = f"{MEAN_OF}heads {numbers} in each layer"
+        elif over == "layers":
+            said = f"{MEAN_OF}layers {layers} for each head"
         return replace(self, maps=maps, picked=None, changes=(*self.changes, said))
 
     def with_pictures_as_one(self) -> Heatmap:
@@ -410,7 +402,7 @@ class Rollout(Heatmap):
         answer_token: The token whose row says what matters for the target; -1 = it is rollout.
     """
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("changes", "residual")
+    FIELDS: ClassVar[tuple[str, ...]] = ("changes", "residual", "target", "answer_token")
     SCHEMA: ClassVar[str] = "attnscope.rollout/2"
     _repr_html_ = Result._repr_html_  # type: ignore[assignment]  # a notebook shows its tables, as the terminal does
     _repr_png_ = None  # type: ignore[assignment]
@@ -446,20 +438,6 @@ class Rollout(Heatmap):
             f"rollout: the identity has {self.residual:g} of each layer, for the residual connection "
             "(Abnar & Zuidema 2020)"
         )
-
-    def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return what `Heatmap` does, and the target."""
-        tables, arrays, options = super().more_parts()
-        return tables, arrays, {**options, "target": self.target, "answer_token": self.answer_token}
-
-    @classmethod
-    def read_more(cls, stored: Result) -> dict[str, Any]:
-        """Return what `Heatmap` does, and the target."""
-        target = {
-            "target": str(stored.options.get("target", "")),
-            "answer_token": int(stored.options.get("answer_token", -1)),
-        }
-        return {**super().read_more(stored), **target}
 
     @classmethod
     def of_layers(

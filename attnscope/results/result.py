@@ -415,8 +415,6 @@ class Result:
 def load_record(path: str | Path) -> Result:
     """Read a result of any kind, which it is known by, not by its name; without loss.
 
-    An npz archive of bare arrays is read as well: `weights` and `tokens`, as `record_from_arrays` takes them.
-
     Args:
         path: The file, or the folder that a command wrote it into.
 
@@ -424,9 +422,6 @@ def load_record(path: str | Path) -> Result:
         AttnscopeError: The file is not there, damaged, or no record.
     """
     path = file_of(Path(path))
-    bare: Result | None = load_named("questions.arrays:load_arrays")(path)
-    if bare is not None:
-        return bare
     with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
         schema = reading.schema_of(path) or reading.read_arrays(path)[1]["schema"]
         kind: type[Result] = kind_of_schema(schema).load_class()

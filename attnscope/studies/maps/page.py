@@ -19,7 +19,6 @@ from attnscope.models.model import Model
 from attnscope.output import HOME
 from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
 from attnscope.pages.heads import heads_of
-from attnscope.questions.arrays import load_arrays
 from attnscope.questions.atlas import Atlas
 from attnscope.questions.heads import Heads
 from attnscope.questions.heatmap import AttentionMap, Heatmap
@@ -128,7 +127,7 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]
                 f"`attnscope show {path} -f html -o FOLDER` makes the page of it",
             )
         choice = order.choice
-        record = load_arrays(path) or Heatmap.load(path)
+        record = Heatmap.load(path)
         record = choose_heads(record, choice.pick, choice.layers, choice.heads)
         maps.append(_change(record, order.tokens))
     # Refuse what cannot be one page.
