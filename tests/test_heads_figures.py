@@ -99,12 +99,7 @@ class TestRoles:
         roles = (role("local", 0.914, active_share=0.4), role("rare"), role("sink"))
         page = page_of(of(head(0, 0, *roles), head(0, 1), head(0, 2, role("local", tentative=True))), "roles")
         assert {one.text for one in page.written_numbers} == {"L+", "0.91", "·", "l", "0.80"}
-        assert [one.text for one in page.written_numbers if one.font == "italic"] == ["0.91"]
-        assert any(text.startswith("local 2 (local ≥ 0.60)") for text in written(page))
-
-    def test_the_legend_says_what_its_heads_had_to_exceed(self) -> None:
-        made = of(*(head(0, n, role("diffuse", threshold=least)) for n, least in enumerate((0.78, 0.84))))
-        assert any(text.endswith("≥ 0.78 to 0.84)") for text in written(page_of(made, "roles")))
+        assert "local 2" in written(page)
 
     def test_hostile_names_are_shown_as_they_are(self) -> None:
         texts = written(page_of(of(head(0, 0, role("[red]x[/red]\x1b[31m"))), "roles"))

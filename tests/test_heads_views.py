@@ -13,10 +13,8 @@ from rich.console import Console, Group, RenderableType
 
 from attnscope.drawing import inks
 from attnscope.errors import AttnscopeError
-from attnscope.questions import head_roles
+from attnscope.questions.head_roles import MARKS, RoleGrid, marks_of
 from attnscope.questions.heads import Heads
-from attnscope.questions.role_grid import RoleGrid
-from attnscope.report.role_marks import MARKS
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
 from attnscope.results.table import number as numbers
@@ -67,11 +65,6 @@ class TestMarks:
         assert set(MARKS) == {*RULES, *ROLES}
         marks = list(MARKS.values())
         assert len({mark.glyph for mark in marks}) == len({mark.color.upper() for mark in marks}) == len(marks)
-
-    def test_every_letter_has_a_small_one_for_tentative_roles(self) -> None:
-        marks = head_roles.marks_of(of(head(0, 0, *(role(f"r{number}") for number in range(90)))))
-        letters = [mark.letter(tentative=True) for mark in marks.values()]
-        assert all(len(letter) == 1 and letter.islower() for letter in letters)
 
     def test_known_roles_can_be_told_apart_without_one_kind_of_cone(self) -> None:
         # Machado et al. 2009, severity 1; differences in OKLab, where 0.02 is just noticeable.
@@ -129,7 +122,7 @@ class TestGrid:
         lines = shown(grid, findings, width).splitlines()
         assert all(len(line) <= width for line in lines)
         rows = [line[3:] for line in lines if line.startswith("L1 ")]
-        marks = head_roles.marks_of(findings)
+        marks = marks_of(findings)
         wanted = [marks[one.roles[0].name].glyph for one in heads_in(findings) if one.layer == 1]
         assert [letter for row in rows for letter in row if letter not in " +"] == wanted
         if (width, n_heads) in ((80, 12), (80, 32)):

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 from attnscope.questions.atlas import Atlas
 from attnscope.questions.head_lines import sample_line
+from attnscope.questions.head_roles import marks_for
 from attnscope.questions.heads import Heads as HeadsResult
 from attnscope.report.numbers import percent
-from attnscope.report.role_marks import marks_for
 from attnscope.report.wording import label
 from attnscope.results.storage import plain
 from attnscope.results.table import Table

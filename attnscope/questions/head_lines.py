@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from attnscope.errors import UsageError, amount
-from attnscope.questions import head_roles
 from attnscope.questions.ablate import quantity_column
-from attnscope.questions.role_grid import RoleGrid
+from attnscope.questions.head_roles import RoleGrid, marks_of
 from attnscope.report.blocks import Block, Note, Ranking, Special, Words
 from attnscope.report.numbers import interval, number, percent, q_value
 from attnscope.report.plain_text import cut
@@ -204,7 +203,7 @@ def _evidence(result: Result) -> Block:
     """Show each role's heads, the largest value first, with what the value had to exceed."""
     # Roles stand in the order of their legend.
     roles = result.table("roles")
-    marks = list(head_roles.marks_of(result))
+    marks = list(marks_of(result))
     by_role = np.array([marks.index(name) for name in roles["role"].tolist()], np.int64)
     names = [result.head_names[head] for head in roles["head"]]
     # A role outside sinks rests on the part of the attention that sinks leave.

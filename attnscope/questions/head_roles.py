@@ -1,21 +1,98 @@
-"""Report the roles of heads and their evidence: marks, counts, and heads whose removal changes nothing."""
+"""Report the roles of heads: what their evidence amounts to, and the first role of every head as a coloured letter."""
 
 from __future__ import annotations
 
+import colorsys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.columns import Columns
+from rich.console import Console, RenderableType
+from rich.style import Style
+from rich.text import Text
 
+from attnscope.drawing import layout
+from attnscope.drawing.canvas import FAINT
+from attnscope.drawing.inks import ink_on
+from attnscope.drawing.lettering import Lettering
+from attnscope.drawing.page import Number, Page
 from attnscope.errors import amount
+from attnscope.report.blocks import Report
+from attnscope.report.head_maps import LEFT_PX, HeadCells, grids_of, name_kinds, place_kinds
+from attnscope.report.matrix import head_grid, room_for
 from attnscope.report.numbers import number
-from attnscope.report.role_marks import Mark, marks_for
+from attnscope.report.plain_text import heading
 from attnscope.report.wording import label, printable
 from attnscope.results.result import Result
 
+UNCLASSIFIED = "·"
+
+_EMPTY = "#f3f3f3"
+"""The colour of a head without a role."""
+
 _MOST_NAMED = 12
 """Heads that a sentence names; of more it says how many."""
+
+_LEGEND_PX = 380
+"""Width of an entry of the legend."""
+
+_LEAST_CELL_PX, _VALUE_CELL_PX = 12, 32
+"""Height of a cell: on paper at least, and from which on a number has room below the letter."""
+
+_AROUND_PX = 620
+"""On paper, room for title, legend and notes."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The letter and colour "#rrggbb" of a role: a capital letter, whose small form marks tentative roles."""
+
+    glyph: str
+    color: str
+
+    def letter(self, *, tentative: bool) -> str:
+        """Return the glyph as it stands for a role: small where the role is tentative."""
+        return self.glyph.lower() if tentative else self.glyph
+
+
+# Okabe and Ito's seven, then colours that were chosen one by one to be as far as possible from all before them: OKLab
+# distance, the smallest of normal, deutan, protan and tritan vision (Machado 2009).
+MARKS = {
+    "previous_token": Mark("P", "#0072B2"),
+    "next_token": Mark("N", "#56B4E9"),
+    "self_token": Mark("S", "#15197C"),
+    "local": Mark("L", "#927EEC"),
+    "same_token": Mark("E", "#009E73"),
+    "induction": Mark("I", "#D55E00"),
+    "similar_token": Mark("M", "#5C0300"),
+    "rare": Mark("R", "#CC79A7"),
+    "first_token": Mark("F", "#F0E442"),
+    "outlier_token": Mark("T", "#88FCA4"),
+    "sink": Mark("K", "#E69F00"),
+    "delimiter": Mark("D", "#694C50"),
+    "diffuse": Mark("U", "#AFC9B4"),
+}
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZΓΔΘΛΞΠΣΦΨΩ"
+
+
+def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
+    """Return a mark for each of these roles: the known ones first, each in its fixed place.
+
+    Roles that are not known get a letter of their name, then any that is left; colours are a golden angle apart.
+    """
+    marks = {name: mark for name, mark in MARKS.items() if name in names}
+    taken = {mark.glyph for mark in MARKS.values()}
+    for row, name in enumerate(sorted(names - MARKS.keys())):
+        wanted = [letter for letter in name.upper() if letter in _LETTERS]
+        glyph = next((letter for letter in (*wanted, *_LETTERS) if letter not in taken), "Ŋ")
+        taken.add(glyph)
+        parts = colorsys.hls_to_rgb(row * 0.618034 % 1, (0.38, 0.55, 0.72)[row % 3], 0.6)
+        marks[name] = Mark(glyph, "#" + "".join(f"{round(part * 255):02X}" for part in parts))
+    return marks
 
 
 def marks_of(result: Result) -> dict[str, Mark]:
@@ -32,18 +109,12 @@ def first_role(result: Result) -> NDArray[np.int64]:
     return first
 
 
-def threshold_text(result: Result, role: str) -> str:
-    """Return what a role's measure had to exceed, from the lowest to the highest: of `diffuse` it depends on texts."""
-    roles = result.table("roles")
-    thresholds = roles["threshold"][roles["role"] == role]
-    if not thresholds.size:
-        return ""
-    return " to ".join(dict.fromkeys(number(end) for end in (thresholds.min(), thresholds.max())))
+# What is said
 
 
 def role_notes(result: Result) -> list[str]:
     """Return what a reader of roles must know beside them: one sentence each."""
-    return [line for line in (idle_line(result), evidence_line(result), control_line(result)) if line]
+    return [line for line in (evidence_line(result), idle_line(result), control_line(result)) if line]
 
 
 def control_line(result: Result) -> str:
@@ -51,11 +122,9 @@ def control_line(result: Result) -> str:
     roles = result.table("control")["role"].tolist()
     if not roles:
         return ""
-    counts = Counter(name for joined in roles for name in joined.split("+"))
-    n_none = counts.pop("", 0)
-    said = [f"{n} {label(name)}" for name, n in counts.most_common()]
-    said += [f"{n_none} unclassified"] if n_none else []
-    return f"untrained control (random weights, same texts), {amount(len(roles), 'head')}: {', '.join(said)}"
+    counts = Counter(label(name) or "unclassified" for joined in roles for name in joined.split("+"))
+    said = ", ".join(f"{n} {name}" for name, n in counts.most_common())
+    return f"untrained control (random weights, same texts), {amount(len(roles), 'head')}: {said}"
 
 
 def evidence_line(result: Result) -> str:
@@ -99,20 +168,168 @@ def idle_rows(result: Result) -> NDArray[np.bool_]:
 def idle_line(result: Result) -> str:
     """Say which heads look like something and do nothing; empty where none was taken out (`heads --causal`)."""
     causal = result.options.get("causal")
-    heads = result.table("heads")
-    if not isinstance(causal, Mapping) or not len(heads):
-        return ""
-    # Heads with a role whose effect was measured.
-    effect = heads[f"{causal['modes'][0]}_{causal['quantity']}"]
-    is_tried = (heads["role"] != "") & np.isfinite(effect)
-    if not is_tried.any():
+    roles = result.table("heads")["role"]
+    if not isinstance(causal, Mapping) or not (roles != "").any():
         return ""
     what = f"{printable(causal.get('what', 'effect'))} below {causal['nothing_below']:g}"
-    # Those whose effect is too small to matter.
-    idle = np.flatnonzero(is_tried & idle_rows(result)).tolist()
+    idle = np.flatnonzero((roles != "") & idle_rows(result)).tolist()
     if not idle:
-        return f"{amount(int(is_tried.sum()), 'head')} with a role, and each does something: none has {what}"
-    firsts = [label(role.partition("+")[0]) for role in heads["role"].tolist()]
-    named = ", ".join(f"{result.head_names[row]} ({firsts[row]})" for row in idle[:_MOST_NAMED])
+        return f"{amount(int((roles != '').sum()), 'head')} with a role, and each does something: none has {what}"
+    named = ", ".join(f"{result.head_names[row]} ({label(roles[row].partition('+')[0])})" for row in idle[:_MOST_NAMED])
     more = f" and {len(idle) - _MOST_NAMED} more" if len(idle) > _MOST_NAMED else ""
     return f"look like something and do nothing ({what}): {named}{more}"
+
+
+# The first role of each head
+
+
+@dataclass(frozen=True, eq=False)
+class RoleGrid:
+    """The view of the first role of every head, in the terminal and as a figure.
+
+    Letters alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, cells narrow first, then
+    its heads go on below. The kinds of attention of an encoder-decoder stand one under the other.
+    """
+
+    result: Result
+
+    def show(self, console: Console, *, every: bool) -> Sequence[RenderableType]:
+        """Return the grids, one per kind of attention, and the legend."""
+        heads = self.result.table("heads")
+        letters = self._letters()
+        kinds = list(dict.fromkeys(heads["kind"].tolist()))
+        parts: list[RenderableType] = []
+        # A grid per kind of attention.
+        for kind in kinds:
+            if len(kinds) > 1:
+                parts.append(heading(f"{printable(kind)} attention"))
+            rows = np.flatnonzero(heads["kind"] == kind).tolist()
+            places = zip(heads["layer"][rows].tolist(), heads["head"][rows].tolist(), strict=True)
+            parts.append(_draw_letters({place: letters[row] for place, row in zip(places, rows, strict=True)}, console))
+        # The legend, with the count of each role.
+        entries = [Text(f" {mark.glyph} ", style=_style(mark)).append(f" {words}") for mark, words in self._legend()]
+        hints = [_MORE] if any("+" in role for role in heads["role"].tolist()) else []
+        if self.result.table("roles")["tentative"].any():
+            hints.append("a small letter = tentative")
+        return [*parts, Text(), Columns(entries, padding=(0, 2)), Text("; ".join(hints), style="dim")]
+
+    def draw(self, report: Report, lettering: Lettering) -> Page:
+        """Return the figure: letters with the values that roles rest on."""
+        heads = self.result.table("heads")
+        paper = lettering.paper
+        grids = grids_of(heads)
+        n_across = max(len(grid.heads) for grid in grids.values())
+        n_down = sum(len(grid.layers) for grid in grids.values())
+
+        # The cells: as low as a page of paper wants.
+        width = min(110.0, (paper.room_px - LEFT_PX) / n_across)
+        height = max(20, min(round(0.7 * width), 1500 // n_down))
+        if paper.fixed:
+            height = max(_LEAST_CELL_PX, min(height, int(paper.most_px - _AROUND_PX) // n_down))
+        needed = 2 * layout.MARGIN_PX + LEFT_PX + n_across * width
+        page = Page(paper.width_for(layout.MIN_WIDTH_PX, needed), lettering)
+        page.head(f"{report.model} · what its {amount(len(heads), 'head does', 'heads do')}", report.source)
+        cells, bottom = place_kinds(grids, (width, height))
+        name_kinds(page, cells)
+        has_values = self._draw_cells(page, cells)
+
+        # The legend and the notes.
+        entries = [(words, mark.color, mark.glyph) for mark, words in self._legend()]
+        columns = max(1, int((page.width_px - 2 * layout.MARGIN_PX) // _LEGEND_PX))
+        bottom = page.legend(layout.MARGIN_PX, bottom + 34, entries, columns)
+        notes = [_MORE]
+        if has_values:
+            notes.append("number: the value of the measure that the role rests on")
+        page.finish(bottom + 20, [*notes, *role_notes(self.result), *report.problems])
+        return page
+
+    def _letters(self) -> list[tuple[str, Mark | None]]:
+        """Return the letter of each head, with a + where it has more roles, and its mark."""
+        heads, roles = self.result.table("heads"), self.result.table("roles")
+        marks = marks_of(self.result)
+        letters: list[tuple[str, Mark | None]] = []
+        # The first role gives the letter; a small one is tentative.
+        for row, first in enumerate(first_role(self.result).tolist()):
+            if first < 0:
+                letters.append((UNCLASSIFIED, None))
+                continue
+            mark = marks[str(roles["role"][first])]
+            more = "+" if "+" in str(heads["role"][row]) else ""
+            letters.append((mark.letter(tentative=bool(roles["tentative"][first])) + more, mark))
+        return letters
+
+    def _legend(self) -> list[tuple[Mark, str]]:
+        """Return what each letter means and how many heads have it."""
+        roles = self.result.table("roles")
+        firsts = first_role(self.result)
+        counts = Counter(roles["role"].tolist())
+        first_counts = Counter(roles["role"][firsts[firsts >= 0]].tolist())
+        entries = []
+        # Only roles that some head has; a role may be second in some of its heads.
+        for name, mark in marks_of(self.result).items():
+            if not counts[name]:
+                continue
+            words = f"{label(name)} {counts[name]}"
+            if first_counts[name] < counts[name]:
+                words += f", first in {first_counts[name]}"
+            entries.append((mark, words))
+        n_none = int((firsts < 0).sum())
+        if n_none:
+            entries.append((Mark(UNCLASSIFIED, _EMPTY), f"unclassified {n_none}"))
+        return entries
+
+    def _draw_cells(self, page: Page, cells: HeadCells) -> bool:
+        """Draw all heads; return whether cells have room for values below their letters."""
+        heads, roles = self.result.table("heads"), self.result.table("roles")
+        width, height = (size - 3 for size in cells.size)
+        size = page.paper.letters(min(height * 0.32, 26.0))
+        value_size = page.paper.letters(min(height * 0.27, width * 0.27, 19.0))
+        has_values = height >= _VALUE_CELL_PX and page.lettering.width_px("0.00", value_size) <= width
+        places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
+        boxes = []
+        colors = []
+        numbers = []
+        for place, first, (letter, mark) in zip(places, first_role(self.result).tolist(), self._letters(), strict=True):
+            x, y = cells.corner(*place)
+            boxes.append((x, y, width, height))
+            colors.append(_EMPTY if mark is None else mark.color)
+            if mark is None:
+                numbers.append(Number(x + width / 2, y + height * 0.5, letter, size, FAINT, "plain"))
+                continue
+            ink = ink_on(mark.color)
+            up = 0.18 if has_values else 0.0
+            numbers.append(Number(x + width / 2, y + height * (0.5 - up), letter, size, ink, "bold"))
+            if has_values:
+                value = number(roles["value"][first])
+                numbers.append(Number(x + width / 2, y + height * 0.72, value, value_size, ink, "plain"))
+        page.fill(boxes, colors)
+        page.numbers(numbers)
+        return has_values
+
+
+_MORE = "the letter is the head's strongest role, or a sink's if it has no other; +: it has more roles"
+
+
+def _draw_letters(letters: Mapping[tuple[int, int], tuple[str, Mark | None]], console: Console) -> Text:
+    """Return a grid of letters by layer and head."""
+    # Cells are as wide as the terminal allows, two to four letters.
+    layers = range(max(layer for layer, _ in letters) + 1)
+    n_heads = max(head for _, head in letters) + 1
+    cell = max(2, min(4, room_for(layers, console.width) // n_heads))
+    before = " " if cell == 4 else ""
+    after = "" if cell == 2 else " "
+
+    def draw(text: Text, layer: int, head: int) -> None:
+        # A head that was not measured leaves a gap.
+        if (layer, head) not in letters:
+            text.append(" " * cell)
+            return
+        letter, mark = letters[layer, head]
+        style = "dim" if mark is None else _style(mark)
+        text.append(f"{before}{letter:<2}", style=style).append(after)
+
+    return head_grid(layers, range(n_heads), cell, console.width, draw)
+
+
+def _style(mark: Mark) -> Style:
+    return Style(color=ink_on(mark.color), bgcolor=mark.color, bold=True)

@@ -1,6 +1,6 @@
 """Heads: what each head of a model does. The columns of the result, and its report. Loads no torch.
 
-`head_lines` says what each head does, `head_roles` what is known of roles, `needles` what is found in long texts.
+`head_lines` says what each head does, `head_roles` what is known of roles.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError, amount, require_choice, suggest
+from attnscope.errors import AttnscopeError, amount, require_choice
 from attnscope.questions.head_lines import SINKS, description_notes, is_described, line_blocks, require_sort, sort_heads
 from attnscope.questions.head_roles import (
     control_line,
@@ -20,8 +20,9 @@ from attnscope.questions.head_roles import (
     first_role,
     idle_line,
 )
-from attnscope.questions.needles import needle_blocks
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words
+from attnscope.report.head_maps import title_of
+from attnscope.report.numbers import UNDEFINED, number
 from attnscope.report.wording import corpus_line, corpus_notes, label, model_of, of_senses, printable
 from attnscope.results.result import Result
 from attnscope.results.storage import csv_text
@@ -46,6 +47,9 @@ FIRST = (
     *("resting_share", "entropy_nats", "previous_token", "next_token", "same_token", "induction", "first_token"),
 )
 """The columns that people use first, which a CSV has."""
+
+ALL = 0
+"""The length that stands for needles in texts of all lengths and depths."""
 
 ROLE = text("role", "its roles, the strongest first but sinks last, with + between them; empty = it has none")
 
@@ -224,19 +228,19 @@ class Heads(Result):
         heads = self.table("heads")
         is_chosen = among is not None and len(heads) < len(among.table("heads"))
         places = {*zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)}
-        listed = parse_measures(self, measures) if measures else []
+        listed = parse_measures(measures, self.measure_names)
         blocks: list[Block] = []
         # Heads by what they do: measures of senses, or roles and descriptions.
         if of_senses(self):
             blocks += _senses_blocks(self)
         elif len(self.table("roles")) or self.is_described:
             blocks += line_blocks(self, sort, is_chosen=is_chosen)
-        blocks += needle_blocks(self)
+        blocks += _needle_blocks(self)
         # Numbers: all measures of one head, or some measures of all heads.
         if is_chosen and len(places) == 1:
             blocks += [_measures_of_one(self, row, among or self) for row in range(len(heads))]
         elif listed:
-            blocks.append(measures_block(self, listed, sort))
+            blocks.append(_measures_of_all(self, listed, sort))
         return Report(
             model=model_of(self.run),
             answer=_answer(self),
@@ -268,10 +272,9 @@ def heads_table(
     """
     values: dict[str, Any] = dict(zip(("kind", "layer", "head"), places, strict=True))
     values |= {"role": roles, "resting_share": resting}
-    for number, column in enumerate(columns):
-        for part, numbers_of_part in estimates.items():
-            name = column.name if part == "value" else f"{column.name}_{part}"
-            values[name] = numbers_of_part[:, number]
+    for place, column in enumerate(columns):
+        for part, parts in estimates.items():
+            values[column.name if part == "value" else f"{column.name}_{part}"] = parts[:, place]
     return Table.of_arrays([*Heads.TABLES["heads"], *columns], **values)
 
 
@@ -334,30 +337,21 @@ def _guide(result: Heads) -> list[str]:
 # Measures
 
 
-def require_measures(measures: str | None, known: Sequence[str]) -> None:
-    """Refuse measures that are not known; `measures` are their names with commas between, "all" is every one."""
-    if measures in (None, "all"):
-        return
-    for name in str(measures).split(","):
-        require_choice("measure", name.strip(), known)
-
-
-def parse_measures(result: Heads, listed: str) -> list[str]:
-    """Return the measures in a list such as "induction,local"; "all" is every one.
+def parse_measures(listed: str | None, known: Sequence[str]) -> list[str]:
+    """Return the measures in a list such as "induction,local"; "all" is every one, None = none.
 
     Raises:
-        AttnscopeError: There is no such measure.
+        UsageError: There is no such measure.
     """
-    if listed == "all":
-        return result.measure_names
-    names = [name.strip() for name in listed.split(",")]
+    if listed is None:
+        return []
+    names = list(known) if listed == "all" else [name.strip() for name in listed.split(",")]
     for name in names:
-        if name not in result.measure_names:
-            raise AttnscopeError(f"there is no measure {name!r} in these findings", suggest(name, result.measure_names))
+        require_choice("measure", name, known)
     return names
 
 
-def measures_block(result: Heads, names: Sequence[str], sort: str | None = None) -> Ranking:
+def _measures_of_all(result: Heads, names: Sequence[str], sort: str | None) -> Ranking:
     """Show measures of every head, with their intervals."""
     heads = result.table("heads")
     return Ranking(
@@ -374,28 +368,21 @@ def measures_block(result: Heads, names: Sequence[str], sort: str | None = None)
 
 def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     """Show all measures of one head with its place among the heads of its kind, 1 = the largest value."""
-    # Ranks compare heads of one kind of attention.
     heads, others = result.table("heads"), among.table("heads")
     others = others.select(others["kind"] == heads["kind"][row])
     names = result.measure_names
     # Estimates are (measure, 3): value and both ends of its interval.
     values, lows, highs = np.array([heads.interval(name)[row] for name in names]).T
-    # Rank 1 is the largest value; NaN never compares as larger.
-    ranks = [f"{1 + int((others[name] > heads[name][row]).sum())}" for name in names]
-    about = (numbers("value"), numbers("uniform"))
     baselines = [heads.part(name, "baseline")[row] for name in names]
+    ranks = []
+    for name, value in zip(names, values.tolist(), strict=True):
+        ranks.append(str(1 + int((others[name] > value).sum())) if math.isfinite(value) else UNDEFINED)
+    about = (numbers("value"), numbers("uniform"))
     return Ranking(
         what=result.head_names[row],
-        names=[_title(heads, name) for name in names],
+        names=[title_of(heads.columns[name]) for name in names],
         table=Table.of_arrays(about, value=values, value_low=lows, value_high=highs, uniform=baselines),
-        columns=[
-            "value",
-            "uniform",
-            Words(
-                f"rank of {len(others)}",
-                [rank if math.isfinite(value) else "–" for rank, value in zip(ranks, values, strict=True)],
-            ),
-        ],
+        columns=["value", "uniform", Words(f"rank of {len(others)}", ranks)],
         order=range(len(names)),
         most=len(names),
         noun="measure",
@@ -403,14 +390,8 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     )
 
 
-def _title(heads: Table, name: str) -> str:
-    """Return what a measure is called, with its unit unless that is a share or its name says it."""
-    unit = printable(heads.columns[name].unit, 40)
-    return printable(name) + (f" ({unit})" if unit not in ("", "share") and unit not in name else "")
-
-
 def _senses_blocks(result: Heads) -> Iterator[Block]:
-    """Show a map of the leading measure of pictures or recordings, and the extremes of each."""
+    """Show a map of the leading measure of pictures or recordings, and the head with the most of each."""
     # A measure may be undefined for every head, such as those of patches for a recording.
     heads = result.table("heads")
     names = _defined_measures(result)
@@ -418,30 +399,42 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
         return
     leading = next((name for name in LEADING if name in names), names[0])
     meaning = printable(heads.columns[leading].meaning)
-    yield HeadMap(heading=f"{_title(heads, leading)}: {meaning}", heads=heads, column=leading)
-    # The heads at both ends of each measure, with the estimates there.
-    ends = {"least": np.nanargmin, "largest": np.nanargmax}
-    rows = {end: [int(find(heads[name])) for name in names] for end, find in ends.items()}
-    values: dict[str, Any] = {}
-    for end, at_end in rows.items():
-        estimates = np.array([heads.interval(name)[row] for name, row in zip(names, at_end, strict=True)])
-        values |= dict(zip((end, f"{end}_low", f"{end}_high"), estimates.T, strict=True))
-    # The value under uniform attention belongs to the head with the largest value.
-    largest = zip(names, rows["largest"], strict=True)
-    values["uniform"] = [heads.part(name, "baseline")[row] for name, row in largest]
+    yield HeadMap(heading=f"{title_of(heads.columns[leading])}: {meaning}", heads=heads, column=leading)
+    rows = [int(np.nanargmax(heads[name])) for name in names]
+    values, lows, highs = np.array([heads.interval(name)[row] for name, row in zip(names, rows, strict=True)]).T
+    baselines = [heads.part(name, "baseline")[row] for name, row in zip(names, rows, strict=True)]
+    about = (numbers("largest"), numbers("uniform"))
     yield Ranking(
         what="measure",
         names=[printable(name) for name in names],
-        table=Table.of_arrays((numbers("largest"), numbers("least"), numbers("uniform")), **values),
-        columns=[
-            "largest",
-            Words("head", [result.head_names[row] for row in rows["largest"]]),
-            "least",
-            Words("of", [result.head_names[row] for row in rows["least"]]),
-            "uniform",
-        ],
+        table=Table.of_arrays(about, largest=values, largest_low=lows, largest_high=highs, uniform=baselines),
+        columns=["largest", Words("head", [result.head_names[row] for row in rows]), "uniform"],
         order=range(len(names)),
         most=len(names),
+    )
+
+
+def _needle_blocks(result: Heads) -> Iterator[Block]:
+    """Show the share of needle tokens that the model writes: a row per length, a column per depth of the needle."""
+    written = result.table("written")
+    if not len(written):
+        return
+    cells = written.select(written["length"] != ALL)
+    lengths = np.unique(cells["length"]).tolist()
+    columns: list[str | Words] = []
+    for depth in np.unique(cells["depth"]).tolist():
+        at_depth = cells.select(cells["depth"] == depth)
+        shares = dict(zip(at_depth["length"].tolist(), map(number, at_depth["copied"].tolist()), strict=True))
+        columns.append(Words(f"{100 * depth:g}%", [shares.get(length, UNDEFINED) for length in lengths]))
+    yield Ranking(
+        heading="needle tokens that the model writes, by depth of the needle",
+        what="tokens",
+        names=[f"{length:,}" for length in lengths],
+        table=Table({}, {}),
+        columns=columns,
+        order=range(len(lengths)),
+        most=len(lengths),
+        notes=["a token counts as written where it is the model's first choice after the right ones before it"],
     )
 
 

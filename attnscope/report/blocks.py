@@ -115,46 +115,6 @@ class Grid(Block):
     drawn_whole: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Series:
-    """A line of a plot.
-
-    Attributes:
-        name: What it is called; empty = it is the only one.
-        points: Its values and the ends of the band around them, (point, 3).
-        color: Its colour; empty = that of ink.
-        is_range: Whether the band is the range of several lines, of which the line is the mean.
-    """
-
-    name: str
-    points: Floats
-    color: str = ""
-    is_range: bool = False
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Curves(Block):
-    """Few lines over one axis.
-
-    Attributes:
-        y: What is measured.
-        across: What the axis is.
-        x: Its values, (point,).
-        series: The lines.
-        floor: Where the axis of values begins, if that is known.
-        ceiling: Where it ends.
-        logarithmic: Whether both axes are logarithmic.
-    """
-
-    y: str
-    across: str
-    x: Sequence[float]
-    series: Sequence[Series]
-    floor: float | None = None
-    ceiling: float | None = None
-    logarithmic: bool = False
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trends(Block):
     """Many lines over the steps of a training: those that change most by name, and all of them as a map.

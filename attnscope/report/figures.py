@@ -16,12 +16,12 @@ from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.page import Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
-from attnscope.report.blocks import Block, Curves, Graph, Grid, HeadMap, Report, Trends
+from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Report, Trends
 from attnscope.report.choices import every_nth
 from attnscope.report.graphs import draw_graph
 from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_maps
 from attnscope.report.numbers import small_number
-from attnscope.report.plots import draw_curves, draw_trends
+from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
 
 _MOST_ROWS = 20
@@ -68,8 +68,6 @@ def _draw(report: Report, blocks: Sequence[Any], lettering: Lettering) -> Iterab
             return draw_head_maps(report, blocks, lettering)
         case Trends():
             return [draw_trends(report, blocks, lettering)]
-        case Curves():
-            return [draw_curves(report, first, lettering)]
         case Graph():
             return [draw_graph(report, first, lettering)]
         case Grid():

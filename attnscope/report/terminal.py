@@ -15,7 +15,6 @@ from rich.text import Text
 from attnscope.errors import amount
 from attnscope.report.blocks import (
     Block,
-    Curves,
     Graph,
     Grid,
     HeadMap,
@@ -23,14 +22,13 @@ from attnscope.report.blocks import (
     Note,
     Ranking,
     Report,
-    Series,
     Special,
     Trends,
     Words,
 )
 from attnscope.report.choices import find_moving, spread_evenly
 from attnscope.report.matrix import head_grid, matrix, room_for
-from attnscope.report.numbers import interval, number, small_number, step_text, writer_for, writer_of
+from attnscope.report.numbers import interval, number, small_number, step_text, writer_for
 from attnscope.report.plain_text import dim_lines, shade, spell_out, spell_out_parts
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import printable
@@ -47,9 +45,6 @@ _MOST_LINES = 8
 
 _NAME_CELLS = 14
 """Width of the column of names beside steps."""
-
-_MOST_POINTS = 9
-"""Points of curves that are printed."""
 
 
 def show(result: Any, console: Console, *, every: bool | None = None, **shown: Any) -> RenderableType:
@@ -211,26 +206,6 @@ def _grid(block: Grid, console: Console, every: bool) -> list[RenderableType]:
     return [matrix(block.values[:most], block.rows[:most], block.columns, console, bold=True)]
 
 
-def _curves(block: Curves, console: Console, every: bool) -> list[RenderableType]:
-    """Draw some points of each line as a table."""
-
-    def write_point(series: Series, write: Callable[[float], str], point: int) -> str:
-        value, low, high = series.points[point]
-        if series.is_range and low != high:
-            return f"{write(low)} to {write(high)}"
-        return write(value)
-
-    # A row per point, a column per line.
-    columns = [TextColumn(block.across, lambda point: f"{block.x[point]:g}")]
-    for place, series in enumerate(block.series):
-        title = f"{block.y}, {series.name}" if series.name else block.y
-        cell = partial(write_point, series, writer_of(series.points))
-        columns.append(TextColumn(title, cell, right=True, wraps=True, least=14, drop=place))
-    # As many points as a screen shows, the first and last among them.
-    n = len(block.x)
-    return [TextTable(columns, range(n) if every else spread_evenly(n, _MOST_POINTS), gap=2)]
-
-
 def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType]:
     """Draw the lines that change most over the steps, shaded from their least to their largest value."""
     values = block.points[..., 0]
@@ -287,7 +262,6 @@ _DRAWN: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]] 
     HeadMap: _head_map,
     Ranking: _ranking,
     Grid: _grid,
-    Curves: _curves,
     Graph: lambda block, console, every: [],  # a table of its links stands beside it
     Trends: _trends,
     Listing: _listing,

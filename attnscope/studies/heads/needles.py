@@ -22,8 +22,7 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.host import delay_interrupts
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.questions.heads import ROLES, Heads, heads_table
-from attnscope.questions.needles import ALL
+from attnscope.questions.heads import ALL, ROLES, Heads, heads_table
 from attnscope.report.wording import NEEDLES
 from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent

@@ -28,7 +28,7 @@ from attnscope.corpus import (
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
-from attnscope.questions.heads import Heads, require_measures
+from attnscope.questions.heads import Heads, parse_measures
 from attnscope.results.result import settle_corpus
 from attnscope.studies.describe.rows import Drawing
 from attnscope.studies.describe.study import add_descriptions, require_heads
@@ -143,7 +143,7 @@ def study(
         from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES
 
         names = PICTURE_MEASURES if order.image else SOUND_MEASURES
-        require_measures(order.measures, tuple(names))
+        parse_measures(order.measures, tuple(names))
         model = loading.load(spec)
         if order.image:
             return picture_heads(model, list(order.image), report)
@@ -158,7 +158,7 @@ def study(
         )
         threshold = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})[RETRIEVAL]
         needles = replace(order.needles, threshold=threshold)
-        require_measures(order.measures, needles.measure_names)
+        parse_measures(order.measures, needles.measure_names)
         haystacks = texts.corpus() if texts.is_given else None
         return retrieval_heads(loading.load(spec), haystacks, needles, report)
     # Texts, or random tokens that repeat.
@@ -179,7 +179,7 @@ def require_names(options: HeadsOptions, measures: str | None) -> None:
     from attnscope.core.catalogue import measure_names
 
     complete_thresholds(options.thresholds)
-    require_measures(measures, measure_names())
+    parse_measures(measures, measure_names())
 
 
 def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:

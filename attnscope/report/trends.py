@@ -1,58 +1,19 @@
-"""Draw lines with axes: few of them over one axis, or many over the steps of a training."""
+"""Draw how many lines change over the steps of a training."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from attnscope.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
-from attnscope.report.blocks import Curves, Report, Trends
+from attnscope.report.blocks import Report, Trends
 from attnscope.report.choices import find_moving
 from attnscope.report.numbers import step_text
-from attnscope.report.wording import printable
 
 _EVENLY = 5.0
 """Where the last step is more than so many times the middle one, the axis of steps is logarithmic."""
-
-
-@matplotlib_defaults()
-def draw_curves(report: Report, block: Curves, lettering: Lettering) -> Drawing:
-    """Draw few lines over one axis, their names below it."""
-    # Sizes in inches, from the top: title, plot, its axis and the names of lines, notes.
-    sheet = Sheet.on(lettering.paper, lettering)
-    foot = write_foot([*block.notes, *report.problems], sheet)
-    plot_height = sheet.width * (0.6 if sheet.stacked else 0.4)
-    below = (0.75 + 0.22 * len(block.series)) * sheet.size
-    height = sheet.above + 0.4 * sheet.size + plot_height + below + foot.height
-    left = 0.6 * sheet.size / sheet.width
-    bottom = (foot.height + below) / height
-
-    subtitle = lettering.fit(report.subtitle, 11 * 96 / 72, sheet.width * 92 / sheet.size)
-    figure = sheet.open_figure(height, f"{report.model} · {block.title}", subtitle)
-    axes = figure.add_axes((left, bottom, 0.97 - left, plot_height / height))
-    # Ranges of many lines lie below single lines.
-    for series in sorted(block.series, key=lambda series: not series.is_range):
-        draw_line(axes, block.x, series.points, series.color or INK, sheet, printable(series.name))
-    axes.set_xlim(block.x[0], block.x[-1])
-    if block.logarithmic:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        powers = [x for x in block.x if math.log2(x).is_integer()][::2]
-        axes.set_xticks(powers, [f"{x:,.0f}" if x < 1024 else f"{x // 1024:,.0f} k" for x in powers])
-    else:
-        axes.set_ylim(block.floor, block.ceiling)
-        low, high = axes.get_ylim()
-        axes.set_yticks([tick for tick in axes.get_yticks() if low <= tick <= high])
-        axes.locator_params(axis="x", integer=True)
-    finish_axes(axes, sheet)
-    letter_axes(axes, block.y, sheet, across=block.across)
-    if any(series.name for series in block.series):
-        sheet.add_legend(axes, (-0.01, -0.45 * sheet.size / plot_height))
-    foot.write(figure)
-    return Drawing(figure, lettering.families)
 
 
 @matplotlib_defaults()
