@@ -1,7 +1,7 @@
 """What becomes of a record: files, one JSON document, or tables in the terminal. The only writer of results.
 
 Formats, options and folders are checked before a model runs for minutes. The files of a record appear together or not
-at all, see `results.file_sets`; what took the time stays even if it cannot be drawn.
+at all, see `results.storage`; what took the time stays even if it cannot be drawn.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.questions.maps import choose_heads
-from attnscope.results.file_sets import OwnFiles, replace_together, require_writable
 from attnscope.results.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
-from attnscope.results.storage import PAGE_MARK, require_replaceable
+from attnscope.results.storage import PAGE_MARK, replace_together, require_replaceable, require_writable
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
@@ -256,9 +255,8 @@ def write(
     saved = [name for name in formats if name in kind.data]
     if not (figures or pages or saved):
         return []
-    own = OwnFiles(kind.named_files, bool(kind.figures))
     drawn: list[Path] = []
-    with replace_together(out, own) as staged:
+    with replace_together(out) as staged:
         data = [record.save(staged / kind.file(name), every=bool(options.get("every"))) for name in saved]
         data += [kind.view("page")(record).save(staged / kind.file(name)) for name in pages]
         try:
@@ -266,7 +264,7 @@ def write(
                 names = {*kind.options} & {*_STYLE, *kind.drawn_with} & {*options}
                 drawn = record.draw(staged, figures, **{name: options[name] for name in names})
         except BaseException:
-            keep_data(staged, out, own)
+            keep_data(staged, out)
             raise
     paths = [*drawn, *data] if kind.usual[0] in FIGURE_FORMATS else [*data, *drawn]
     return [out / path.relative_to(staged) for path in paths]

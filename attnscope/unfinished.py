@@ -11,9 +11,9 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.host import delay_interrupts
-from attnscope.results.file_sets import OwnFiles, replace_together
 from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.result import failure_line, is_interrupted
+from attnscope.results.storage import replace_together
 
 INTERRUPTED = "interrupted"
 """Where in the named folder an interrupted study goes that would replace a record."""
@@ -46,14 +46,14 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
     return replace(record, run={**record.run, "notes": notes}), out / INTERRUPTED
 
 
-def keep_data(staged: Path, out: Path, own: OwnFiles) -> None:
+def keep_data(staged: Path, out: Path) -> None:
     """Keep the data of an unfinished set of files if not all figures were drawn: aside if `out` has other files."""
     names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
     if not names:
         return
     target = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
     with contextlib.suppress(AttnscopeError), delay_interrupts():
-        with replace_together(target, own) as folder:
+        with replace_together(target) as folder:
             for name in names:
                 (staged / name).replace(folder / name)
         if target != out:

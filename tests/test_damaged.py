@@ -43,7 +43,7 @@ def test_the_json_of_a_record_says_which_file_opens(stem: str, made: Path, run: 
     status, out, err = run("show", copy)
     assert (status, out) == (1, "")
     assert err.splitlines()[0].endswith(": it is the JSON of one, a copy for other programs")
-    assert f"{stem}.npz" in err.splitlines()[1]
+    assert ".npz" in err.splitlines()[1]
 
 
 # Damage ----------------------------------------------------------------------------------------------------------

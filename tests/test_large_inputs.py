@@ -1,6 +1,5 @@
 """Inputs that would fill the memory, keep waiting, or be read as something else: each is refused or cut in one line."""
 
-import json
 import os
 import threading
 from pathlib import Path
@@ -18,8 +17,6 @@ from attnscope import hub
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer
-from attnscope.results import reading as bounds
-from attnscope.results.reading import require_bounded
 from attnscope.studies.inputs import reading
 from attnscope.studies.inputs.reading import encode_within, truncate
 from tests.conftest import Run
@@ -137,60 +134,17 @@ def test_what_no_tokenizer_can_hold_is_refused() -> None:
         attnscope.heatmap(model, " " * 2**24 + "a")
 
 
-# JSON that would fill the memory -----------------------------------------------------------------------------------
+# Descriptions that would fill the memory ---------------------------------------------------------------------------
 
 
-def archive(path: Path, described: bytes) -> Path:
+def test_a_small_record_that_unpacks_to_millions_of_values_is_refused(tmp_path: Path, run: Run) -> None:
+    described = b'{"schema": "attnscope.heads/1", "a": [' + b"[]," * 12_000_000 + b"0]}"
+    path = tmp_path / "heads.npz"
     np.savez_compressed(path, record=np.frombuffer(described, np.uint8))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("inside", "said"),
-    [
-        (b"[]," * 2_200_000 + b"0", "lists and objects, more than 2,097,152"),
-        (b"{}," * 2_200_000 + b"0", "lists and objects, more than 2,097,152"),
-        (b"0," * 4_300_000 + b"0", "values, more than 4,194,304"),
-        (b"[" * 70 + b"]" * 70, "nested 72 deep, more than 64"),
-    ],
-)
-def test_a_small_record_that_unpacks_to_millions_of_values_is_refused(
-    tmp_path: Path, run: Run, inside: bytes, said: str
-) -> None:
-    described = b'{"schema": "attnscope.heads/1", "a": [' + inside + b"]}"
-    path = archive(tmp_path / "heads.npz", described)
-    assert path.stat().st_size < 100_000
-    with pytest.raises(AttnscopeError, match=said):
+    with pytest.raises(AttnscopeError, match="what describes it has 36,0.* bytes, more than"):
         attnscope.load_record(path)
     status, out, err = run("show", path)
     assert (status, out) == (1, "") and len(err.splitlines()) <= 2
-
-
-def test_a_json_record_is_bounded_too(tmp_path: Path) -> None:
-    (tmp_path / "heads.json").write_bytes(b'{"schema": "attnscope.heads/1", "a": [' + b"[]," * 2_200_000 + b"0]}")
-    with pytest.raises(AttnscopeError, match="lists and objects, more than"):
-        attnscope.load_record(tmp_path / "heads.json")
-
-
-@given(
-    st.recursive(
-        st.none() | st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
-    )
-)
-def test_values_are_counted_as_json_has_them(value: Any) -> None:
-    def depth(of: Any) -> int:
-        inner = of.values() if isinstance(of, dict) else of if isinstance(of, list) else ()
-        return 1 + max(map(depth, inner), default=0) if isinstance(of, dict | list) else 0
-
-    for ascii_only in (False, True):
-        document = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bounds, "MOST_DEPTH", depth(value))
-            require_bounded(document)
-            patch.setattr(bounds, "MOST_DEPTH", depth(value) - 1)
-            if depth(value):
-                with pytest.raises(ValueError, match="deep"):
-                    require_bounded(document)
 
 
 # Waits -------------------------------------------------------------------------------------------------------------

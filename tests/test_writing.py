@@ -13,8 +13,7 @@ from attnscope import BatchOptions, batch
 from attnscope.choice import Choice
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
-from attnscope.results.file_sets import replace_together
-from attnscope.results.storage import csv_text, write_whole
+from attnscope.results.storage import csv_text, replace_together, write_whole
 from attnscope.studies.inputs.options import SharedWork
 from tests.conftest import Run
 from tests.findings_helpers import fake_findings

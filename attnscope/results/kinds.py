@@ -109,11 +109,6 @@ class Kind:
         """Return all formats that it is written in."""
         return (*self.figures, *self.data, *self.pages)
 
-    @property
-    def named_files(self) -> frozenset[str]:
-        """Return the names of its data and its page in a folder; figures are named by what they show."""
-        return frozenset(self.file(name) for name in (*self.data, *self.pages))
-
     def rename(self, stem: str) -> Kind:
         """Return the same with files of another name."""
         return replace(self, stem=stem)
@@ -237,18 +232,16 @@ def kind_of_schema(schema: str) -> Kind:
 
 
 def file_of(path: Path, first: Kind | None = None) -> Path:
-    """Return the file of a result, which may be in a set that a killed run has not moved to its names.
+    """Return the file of a result.
 
     Args:
         path: The file, or the folder that a command wrote it into.
         first: The kind that is meant, if the folder may hold several.
     """
-    from attnscope.results.file_sets import locate  # with NumPy, which the command line starts without
-
     if not path.is_dir():
-        return locate(path)
+        return path
     kinds = [*KINDS.values()] if first is None else [first, *KINDS.values()]
-    files = (locate(path / kind.file(LOSSLESS)) for kind in kinds)
+    files = (path / kind.file(LOSSLESS) for kind in kinds)
     return next((file for file in files if file.is_file()), path)
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import typing
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,14 @@ from attnscope.host import refuse_pipe
 
 MOST_BYTES = 2**30
 """The most that an archive may unpack to, unless MOST_TIMES its own size is more."""
+
 MOST_TIMES = 50
-MOST_JSON_BYTES = 2**30
-MOST_DESCRIPTION_BYTES = 2**28
-MOST_DESCRIPTION_VALUES = 2**22
+
+MOST_DESCRIPTION_BYTES = 2**25
 """What describes the arrays of an archive is small beside them."""
+
 _KINDS = "biufUS"
 """What arrays hold: truth values, whole numbers, floats, texts, bytes."""
-
-MOST_DEPTH = 64
-"""How deep lists and objects may stand in each other."""
-
-MOST_CONTAINERS = 2**21
-"""How many lists and objects there may be."""
-
-MOST_VALUES = 2**25
-"""How many values there may be, as in the weights of a large model written as JSON."""
-
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_OTHER = bytes(set(range(256)) - set(b"[]{},"))
 
 
 @contextlib.contextmanager
@@ -57,7 +45,7 @@ def reading(path: Path, what: str, hint: str) -> Iterator[None]:
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             yield
-    except AttnscopeError:
+    except (AttnscopeError, MemoryError):
         raise
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}") from None
@@ -65,56 +53,32 @@ def reading(path: Path, what: str, hint: str) -> Iterator[None]:
         raise AttnscopeError(f"the folder {path} holds no {what}", hint) from None
     except OSError as error:
         raise AttnscopeError(f"cannot read {path}: {error.strerror or error}") from None
-    except MemoryError:
-        raise
     except KeyError as error:
         raise AttnscopeError(f"{path} is no {what}: it lacks {error}", hint) from None
-    except RecursionError:
-        raise AttnscopeError(f"{path} is no {what}: its JSON is nested too deep", hint) from None
     except Exception as error:
         raise AttnscopeError(f"{path} is no {what}: {first_line(error)}", hint) from None
 
 
-def read_record(path: Path, schema: str) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return what describes a record, and what the file holds by name; by its content, not by its name.
+def read_record(path: Path, schema: str = "") -> tuple[dict[str, Any], Mapping[str, NDArray[Any]]]:
+    """Return what describes a record, and its arrays by name; by its content, not by its name.
+
+    Args:
+        path: The file.
+        schema: The schema that it must have; empty = any.
 
     Raises:
-        ValueError: It is a record of another kind, neither a whole npz archive nor JSON, or too large; other damage
-            raises whatever Python's libraries do.
-    """
-    arrays, described = read_arrays(path)
-    named = described["schema"] if isinstance(described, dict) else None
-    if named != schema:
-        raise ValueError(f"it holds {named!r}, not {schema!r}")
-    return described, arrays
-
-
-def read_arrays(path: Path) -> tuple[Mapping[str, Any], Any]:
-    """Return what a file holds by name, and what describes it; see `read_record`.
-
-    The description of JSON is its `record`; where there is none, the whole document.
+        ValueError: It is a record of another kind, no whole npz archive, or too large; other damage raises whatever
+            Python's libraries do.
     """
     arrays = read_archive(path)
-    if arrays is not None:
-        return arrays, _description(arrays["record"])
-    with path.open("rb") as file:
-        if path.stat().st_size > MOST_JSON_BYTES:
-            raise ValueError(f"it is no archive, and larger than {MOST_JSON_BYTES:,} bytes")
-        content = file.read()
-    require_bounded(content)
-    try:
-        document = json.loads(content)
-    except ValueError:
-        raise ValueError("it is neither a whole npz archive nor JSON") from None
-    if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
-    described = document.get("record")
-    if not isinstance(described, dict) or "schema" not in described:
-        return document, document
-    # What describes a record beside its arrays names the schema too.
-    if described["schema"] != document.get("schema", described["schema"]):
-        raise ValueError(f"it names two schemas, {document['schema']!r} and {described['schema']!r}")
-    return document, described
+    if arrays is None:
+        with path.open("rb") as file:
+            is_json = file.read(200).lstrip().startswith(b'{"schema"')
+        raise ValueError("it is the JSON of one, a copy for other programs" if is_json else "it is no npz archive")
+    described = _description(arrays["record"])
+    if schema and described["schema"] != schema:
+        raise ValueError(f"it holds {described['schema']!r}, not {schema!r}")
+    return described, arrays
 
 
 def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
@@ -124,7 +88,7 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             return None
-        require_room(file, path)
+        _require_room(file, path)
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     # NumPy's objects would run code when they are read.
@@ -134,69 +98,35 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
     return arrays
 
 
-def read_description(path: Path) -> Mapping[str, Any]:
-    """Return what a record says of itself; empty for what is no record."""
-    try:
-        with reading(path, "record", ""):
-            described = read_arrays(path)[1]
-    except AttnscopeError:
-        return {}
-    return described if isinstance(described, Mapping) else {}
-
-
-def _description(written: NDArray[Any]) -> Any:
-    if written.nbytes > MOST_DESCRIPTION_BYTES:
-        raise ValueError(f"what describes it has {written.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}")
-    content = written.tobytes() if written.dtype == np.uint8 else str(written).encode("utf-8", "surrogatepass")
-    require_bounded(content, MOST_DESCRIPTION_VALUES)
-    return json.loads(content)
-
-
-def require_bounded(document: bytes, most_values: int = MOST_VALUES) -> None:
-    """Refuse JSON that is too large to be parsed.
-
-    How deep it is and how many values it holds is counted before any object is made of it. A kilobyte that unpacks to
-    `[],[],[]…` would otherwise fill the memory: an empty list takes 64 bytes, its text 3.
-
-    Raises:
-        ValueError: It is nested deeper than MOST_DEPTH, or holds more lists, objects or values than there may be.
-    """
-    # Brackets and commas alone, without strings.
-    structure = _STRING.sub(b"", document).translate(None, delete=_OTHER)
-    n_containers = structure.count(b"[") + structure.count(b"{")
-    if n_containers > MOST_CONTAINERS:
-        raise ValueError(f"its JSON holds {n_containers:,} lists and objects, more than {MOST_CONTAINERS:,}")
-    n_values = n_containers + structure.count(b",")
-    if n_values > most_values:
-        raise ValueError(f"its JSON holds {n_values:,} values, more than {most_values:,}")
-    # Depth: brackets that open minus those that close.
-    brackets = np.frombuffer(structure.replace(b",", b""), np.uint8)
-    opens = (brackets == ord("[")) | (brackets == ord("{"))
-    depth = int(np.where(opens, 1, -1).cumsum().max(initial=0))
-    if depth > MOST_DEPTH:
-        raise ValueError(f"its JSON is nested {depth:,} deep, more than {MOST_DEPTH}")
-
-
-def schema_of(path: Path) -> str:
-    """Return the schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record.
-
-    Reads no more than it must: of an archive the member `record`, of JSON its beginning.
-    """
+def read_description(path: Path) -> dict[str, Any]:
+    """Return what a record says of itself, without its arrays; empty for what is no record."""
     try:
         refuse_pipe(path, "a record")
         with reading(path, "record", ""), path.open("rb") as file:
-            if zipfile.is_zipfile(file):
-                require_room(file, path)
-                with np.load(file, allow_pickle=False) as archive:
-                    return str(_description(archive["record"])["schema"])
-            file.seek(0)
-            match = re.match(rb'\s*{\s*"schema":\s*"([\w./-]+)"', file.read(200))
+            _require_room(file, path)
+            with np.load(file, allow_pickle=False) as archive:
+                return _description(archive["record"])
     except AttnscopeError:
-        return ""
-    return match[1].decode() if match else ""
+        return {}
 
 
-def require_room(file: typing.IO[bytes], path: Path) -> None:
+def schema_of(path: Path) -> str:
+    """Return the schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record."""
+    return str(read_description(path).get("schema", ""))
+
+
+def _description(written: NDArray[Any]) -> dict[str, Any]:
+    """Return what describes a record: an object with its schema."""
+    if written.nbytes > MOST_DESCRIPTION_BYTES:
+        raise ValueError(f"what describes it has {written.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}")
+    content = written.tobytes() if written.dtype == np.uint8 else str(written).encode("utf-8", "surrogatepass")
+    described = json.loads(content)
+    if not isinstance(described, dict) or "schema" not in described:
+        raise ValueError("what describes it names no schema")
+    return described
+
+
+def _require_room(file: typing.IO[bytes], path: Path) -> None:
     """Refuse an archive that would unpack to far more than it is, before anything of it is unpacked."""
     with zipfile.ZipFile(file) as archive:
         names = [info.filename for info in archive.infolist()]
@@ -209,50 +139,33 @@ def require_room(file: typing.IO[bytes], path: Path) -> None:
     file.seek(0)
 
 
-def require_shown(record: Any) -> None:
+def require_shown(run: Any, corpus: Any) -> None:
     """Refuse what a result says of its run and its corpus where it could not be shown.
 
     Raises:
         ValueError: A value is of another type, or a number of texts is negative.
     """
-    # The run: names, notes, and steps that failed.
-    run = _mapping(record, "run")
-    corpus = _mapping(record, "corpus")
-    _require(isinstance(run.get("model", ""), str), "the model of its run")
-    _require(isinstance(run.get("versions", {}), Mapping), "the versions of its run")
-    for name in ("notes", "kinds"):
-        _require(_are_texts(run.get(name, ())), f"the {name} of its run")
-    for failure in _entries(run, "failures"):
-        _require(_are_texts([failure.get(name) for name in ("step", "error", "hint")]), "a failure of its run")
-    # The corpus: sources, problems, and counts.
-    for problem in _entries(corpus, "problems"):
-        _require({"source", "line", "reason"} <= problem.keys(), "a problem of its corpus")
-    _require(_are_texts(corpus.get("sources", ())), "the sources of its corpus")
-    for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite"):
-        number = corpus.get(name, 0)
-        is_count = isinstance(number, int) and not isinstance(number, bool) and number >= 0
-        _require(is_count, f"{name} of its corpus")
+    if not (isinstance(run, Mapping) and isinstance(corpus, Mapping)):
+        raise ValueError("its run or its corpus cannot be shown")
+    failures = run.get("failures", [])
+    problems = corpus.get("problems", [])
+    numbers = [corpus.get(name, 0) for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite")]
+    checks = {
+        "the model of its run": isinstance(run.get("model", ""), str),
+        "the versions of its run": isinstance(run.get("versions", {}), Mapping),
+        "the notes of its run": _are(str, run.get("notes", [])),
+        "the kinds of its run": _are(str, run.get("kinds", [])),
+        "a failure of its run": _are(Mapping, failures)
+        and all(_are(str, [failure.get(name) for name in ("step", "error", "hint")]) for failure in failures),
+        "a problem of its corpus": _are(Mapping, problems)
+        and all({"source", "line", "reason"} <= problem.keys() for problem in problems),
+        "the sources of its corpus": _are(str, corpus.get("sources", [])),
+        "a number of its corpus": all(type(number) is int and number >= 0 for number in numbers),
+    }
+    for what, holds in checks.items():
+        if not holds:
+            raise ValueError(f"{what} cannot be shown")
 
 
-def _mapping(record: Any, name: str) -> Mapping[str, Any]:
-    """Return what a result says of its run or its corpus; empty where it says nothing."""
-    said = getattr(record, name, {})
-    _require(isinstance(said, Mapping), f"its {name}")
-    return said
-
-
-def _entries(said: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    """Return a list of mappings under a name; empty where there is none."""
-    entries: Sequence[Mapping[str, Any]] = said.get(name, ())
-    is_list = isinstance(entries, list | tuple)
-    _require(is_list and all(isinstance(entry, Mapping) for entry in entries), f"the {name} of the result")
-    return entries
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise ValueError(f"{what} cannot be shown")
+def _are(kind: type, values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, kind) for value in values)

@@ -255,16 +255,13 @@ class Result:
         Raises:
             AttnscopeError: The file is not there, damaged, or a result of another kind.
         """
-        # Sizes before contents.
         kind = cls.record_kind()
         path = file_of(Path(path), kind)
         with reading.reading(path, kind.what, kind.hint):
             described, arrays = reading.read_record(path, cls.SCHEMA)
-            if isinstance(arrays.get("schema"), str):
-                raise ValueError("it is the JSON of one, a copy for other programs")
-            # The tables, then what is said of them, then how they fit together.
+            # What is said of the tables, then how they fit together.
+            reading.require_shown(described["run"], described["corpus"])
             result = cls.rebuild(described, arrays)
-            reading.require_shown(result)
             result.require_whole()
         return result
 
@@ -423,7 +420,7 @@ def load_record(path: str | Path) -> Result:
     """
     path = file_of(Path(path))
     with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
-        schema = reading.schema_of(path) or reading.read_arrays(path)[1]["schema"]
+        schema = reading.schema_of(path) or reading.read_record(path)[0]["schema"]
         kind: type[Result] = kind_of_schema(schema).load_class()
     return kind.load(path)
 

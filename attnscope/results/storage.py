@@ -1,4 +1,4 @@
-"""Write records to files, whole or not at all, and recognise them by the schema that they name."""
+"""Write files, whole or not at all, one by one or as a set; and the values in them as CSV and JSON take them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import csv
 import io
 import math
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.host import delay_interrupts
 
 
 def write_whole(path: Path, content: bytes) -> Path:
@@ -52,22 +55,98 @@ def making_folders_for(path: Path, what: str = "write", named: Path | None = Non
         what: What cannot be done if it fails.
         named: What to call the path then; None = as it is.
     """
-    if "\0" in str(path):
-        raise AttnscopeError(f"cannot {what} {str(named or path)!r}: a name holds no NUL", "choose another with --out")
     new: list[Path] = []
     try:
         new = [folder for folder in path.parents if not folder.exists()]
         yield
     except BaseException as error:
-        for folder in new:
-            with contextlib.suppress(OSError):  # others may have put something there meanwhile
-                folder.rmdir()
-        if not isinstance(error, OSError):
+        _remove_empty(new)
+        if not isinstance(error, OSError | ValueError) or isinstance(error, AttnscopeError):
             raise
         raise AttnscopeError(
-            f"cannot {what} {named or path}: {error.strerror or error}",
+            f"cannot {what} {str(named or path)!r}: {getattr(error, 'strerror', None) or error}",
             "choose another folder with --out, or make room there",
         ) from None
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError):  # others may have put something there meanwhile
+            folder.rmdir()
+
+
+def require_writable(folder: Path) -> None:
+    """Refuse a folder that takes no files, before the model runs for minutes; leave no trace."""
+    if str(folder) == "-":
+        raise UsageError("- is stdout, which takes no files", "name a folder with --out; --json prints to stdout")
+    with making_folders_for(folder / "file", "write into", folder):
+        new = [part for part in (folder, *folder.parents) if not part.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        _remove_empty(new)
+
+
+# Sets of files
+
+
+_STAGED = "unfinished-"
+"""How the folder begins in which a set is written, inside of its target."""
+
+
+@contextlib.contextmanager
+def replace_together(target: Path, *, earlier: Iterable[str] = (), last: str = "") -> Iterator[Path]:
+    """Yield a folder to write files into; at the end of the block, all of them move to the target.
+
+    If the block or a check at its end fails, nothing changes in the target. A run that is killed before the files move,
+    which takes milliseconds, has changed nothing.
+
+    Args:
+        target: The folder for the files; made if it is not there.
+        earlier: Names of files of an earlier set, which go unless the new set has them.
+        last: The file that moves last: it lists the others.
+
+    Yields:
+        A folder inside the target.
+
+    Raises:
+        AttnscopeError: The files cannot be written, or something else than a file has the name of one.
+    """
+    staged = target / f"{_STAGED}{secrets.token_hex(4)}"
+    with making_folders_for(staged, "write into", target):
+        try:
+            staged.mkdir(parents=True)
+            try:
+                yield staged
+            except AttnscopeError as error:  # a user knows the file by the name that it was to have
+                raise type(error)(error.message.replace(str(staged), str(target)), error.hint) from error
+            with delay_interrupts():
+                names = sorted((path.name for path in staged.iterdir()), key=lambda name: (name == last, name))
+                for name in names:
+                    require_replaceable(target / name)
+                # All that can be refused has been checked: from here on, the target changes.
+                for name in {*earlier} - {*names}:
+                    if Path(name).name == name and is_plain_file(target / name):
+                        (target / name).unlink()
+                for name in names:
+                    (staged / name).replace(target / name)
+        finally:
+            with delay_interrupts():
+                shutil.rmtree(staged, ignore_errors=True)
+
+
+def remove_unfinished(target: Path) -> None:
+    """Remove what killed runs have left of incomplete sets. Call it only if no other run can be writing."""
+    for folder in target.glob(_STAGED + 8 * "[0-9a-f]"):
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        for path in folder.iterdir():
+            if is_plain_file(path):
+                path.unlink()
+        _remove_empty([folder])
+
+
+# What a name stands for
 
 
 def is_stream(path: Path) -> bool:

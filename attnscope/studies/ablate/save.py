@@ -26,7 +26,7 @@ from attnscope.errors import AttnscopeError, UsageError, one_line
 from attnscope.models.files import weight_files
 from attnscope.models.model import Batch, Model, Slice, example_tokens
 from attnscope.questions.ablate import AblateOptions, Ablation
-from attnscope.results.file_sets import require_writable
+from attnscope.results.storage import require_writable
 from attnscope.studies.ablate.reading import require_rerunnable
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.options import LoadOptions

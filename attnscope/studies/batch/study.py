@@ -33,9 +33,15 @@ from attnscope.pages.gallery import page
 from attnscope.questions.batch import Batch, DrawnText, FailedText
 from attnscope.questions.heatmap_figures import pages
 from attnscope.questions.shares import find_shares
-from attnscope.results.file_sets import OwnFiles, remove_unfinished, replace_together, require_writable
-from attnscope.results.kinds import FIGURE_FORMATS, KINDS
-from attnscope.results.storage import csv_text, is_plain_file, write_whole
+from attnscope.results.kinds import FIGURE_FORMATS
+from attnscope.results.storage import (
+    csv_text,
+    is_plain_file,
+    remove_unfinished,
+    replace_together,
+    require_writable,
+    write_whole,
+)
 from attnscope.studies.batch.options import BatchOptions
 from attnscope.studies.failures import failure
 from attnscope.studies.inputs.options import SharedWork
@@ -146,7 +152,7 @@ def batch(
         failed += [FailedText(problem.source, problem.line, problem.reason) for problem in texts.problems]
     finished = Batch(source.name, len(became), drawn, failed, n_fresh, complete)
     if drawn or error is None:
-        with replace_together(out, OwnFiles(frozenset(_MARKS))) as staged:
+        with replace_together(out) as staged:
             write_whole(staged / INDEX, page(finished).encode("utf-8", "backslashreplace"))
             # File names that are no text hold lone surrogates; this writes them as JSON's own \udc80.
             write_whole(staged / MANIFEST, finished.manifest().encode("utf-8", "backslashreplace"))
@@ -229,15 +235,10 @@ def _require_ours(out: Path) -> None:
 
 def _sweep(out: Path) -> None:
     """Remove the half-written files that killed runs have left."""
-    remove_unfinished(out, OwnFiles(frozenset(_MARKS)))
+    remove_unfinished(out)
     for folder in out.glob("[0-9]*-*"):
         if not folder.is_symlink():
-            remove_unfinished(folder, _own_files())
-
-
-def _own_files() -> OwnFiles:
-    """Return the files of a text in its folder: a record of attention, figures, and the entry that lists them."""
-    return OwnFiles(KINDS["heatmap"].named_files | {ENTRY, SHARES}, has_figures=True, index=ENTRY, listed=_list_files)
+            remove_unfinished(folder)
 
 
 def _list_files(folder: Path) -> list[str]:
@@ -332,7 +333,7 @@ class _Drawer:
         try:
             if task.folder.is_symlink():
                 raise AttnscopeError(f"{task.folder} is a link, which leads out of the batch", "remove it")
-            with replace_together(task.folder, _own_files()) as staged:
+            with replace_together(task.folder, earlier=_list_files(task.folder), last=ENTRY) as staged:
                 return self._draw(task, staged)
         except Exception as error:
             said = failure("", error)

@@ -25,10 +25,9 @@ from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.links import find_links
 from attnscope.questions.maps import choose_heads
 from attnscope.report.numbers import weight
-from attnscope.results.file_sets import require_writable
 from attnscope.results.kinds import KINDS, file_of
 from attnscope.results.reading import schema_of
-from attnscope.results.storage import is_stream, write_stream, write_whole
+from attnscope.results.storage import is_stream, require_writable, write_stream, write_whole
 from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import fingerprint
