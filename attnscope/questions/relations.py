@@ -108,6 +108,7 @@ class Relations(Result):
             numbers("change", "median difference to the error of the upper half", "s", short="to upper half"),
         ),
     }
+    CSV: ClassVar[tuple[str, ...]] = _BY_HEAD
     ARRAYS: ClassVar[Sequence[Array]] = (
         Array("choice", "accuracy on the half that chooses the head", "share", (0, 1), axes=_BY_HEAD),
         Array("accuracy", "accuracy on the other half", "share", (0, 1), axes=_BY_HEAD),
@@ -186,28 +187,13 @@ class Relations(Result):
         heads = self.alignment_heads
         return super().describe() | ({} if heads is None else {"alignment_heads": heads})
 
-    def rows(self) -> Iterator[Sequence[Any]]:
-        """Yield one row per relation and head, the header first."""
-        measured = ("choice", "accuracy", "accuracy_low", "accuracy_high", "mass", "p", "q")
-        facts = ("baseline", "rule", "n", "n_scored", "no_verdict")
-        yield ("relation", "layer", "head", "best", "found", *measured, *facts)
-        # Facts are per relation, measures per relation and head.
-        relations = self.table("relations")
-        _, *places = self.table("heads").rows()
-        for row, name in enumerate(relations["relation"].tolist()):
-            about = [relations[fact][row].item() for fact in facts]
-            for head, (_, layer, head_number) in enumerate(places):
-                values = [self[part][row, head].item() for part in measured]
-                is_best = head == relations["best"][row]
-                yield (name, layer, head_number, bool(is_best), bool(self["found"][row, head]), *values, *about)
-
     def report(self, **shown: Any) -> Report:
         """Return the heads that express relations first; of recordings those to time words by."""
         answer = [_count_line(self)]
         blocks = [_ranking(self)]
         if self.is_of_recordings and len(self.table("relations")):
             answer = _answer_on_words(self)
-            blocks = [*_heads_to_paste(self), *_word_times(self), *blocks]
+            blocks = [*_heads_to_paste(self), *blocks]
         return Report(
             model=model_of(self.run),
             answer=answer,
@@ -338,35 +324,6 @@ def _heads_to_paste(result: Relations) -> Iterator[Block]:
     yield Note(
         lines=[f'"alignment_heads": {json.dumps(heads)}', f"attnscope heatmap --audio FILE --words --pick {names}"],
         notes=["paste the first line into the model's generation_config.json; or time words by the second"],
-    )
-
-
-def _word_times(result: Relations) -> Iterator[Block]:
-    """Compare lists of heads by how well they time words."""
-    times = result.table("word_times")
-    if not len(times):
-        return
-    # Names of lists of heads: the best n, or Whisper's default.
-    names = []
-    for by, n in zip(times["by"].tolist(), times["n_heads"].tolist(), strict=True):
-        names.append(f"{UPPER} ({n})" if by == UPPER else f"best {amount(n, 'head')}")
-    known = result.options.get("word_times", {})
-    yield Ranking(
-        heading="word times",
-        printed="with --all",
-        what="word times by",
-        names=names,
-        table=times,
-        columns=["median", "mean", "change"],
-        order=range(len(times)),
-        most=len(times),
-        notes=[
-            f"error: seconds between the start that the heads tell and the known one; mean of "
-            f"{amount(known.get('n_words', 0), 'word')}, then over {amount(known.get('n_recordings', 0), 'recording')}",
-            "best: the best heads of one half of the recordings, timed on the other half, both ways round",
-            "upper half: all heads of the decoder's upper half, Whisper's default; to it: 95% interval of the median "
-            "difference",
-        ],
     )
 
 

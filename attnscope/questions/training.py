@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import amount, require_choice
 from attnscope.report.blocks import Block, Listing, Report, Trends
 from attnscope.report.wording import corpus_line, label, model_of, printable
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, Floats, count, number, text
+from attnscope.results.table import HEADS, Array, Column, count, number, text
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
 """What the array `has_role` holds."""
@@ -53,6 +53,7 @@ class Training(Result):
         ),
         "roles": (text("name", "a role that any head has at any step"),),
     }
+    CSV: ClassVar[tuple[str, ...]] = ("checkpoints", "heads")
     ARRAYS: ClassVar[Sequence[Array]] = (
         Array("value", "of each measure; NaN = undefined", axes=("measures", "checkpoints", "heads")),
         Array("uniform", "the same under uniform attention", axes=("measures", "heads")),
@@ -70,60 +71,21 @@ class Training(Result):
         """Return the steps, ascending."""
         return tuple(self.table("checkpoints")["step"].tolist())
 
-    def of(self, measure: str, layer: int, head: int, kind: str | None = None) -> Floats:
-        """Return a measure of one head at each checkpoint, with the ends of its interval, (checkpoint, 3).
-
-        Args:
-            measure: Its name.
-            layer: The head's layer.
-            head: Its number.
-            kind: Of attention; None = the first that has it.
-
-        Raises:
-            AttnscopeError: There is no such measure or head.
-        """
-        heads = self.table("heads")
-        is_head = (heads["layer"] == layer) & (heads["head"] == head)
-        if kind is not None:
-            is_head &= heads["kind"] == kind
-        if not is_head.any():
-            raise AttnscopeError(f"the result has no head L{layer}H{head}", "layers and heads count from 0")
-        values: Floats = self.interval("value")[self._row("measures", measure)][:, is_head.argmax()]
-        return values
-
     def since(self, role: str) -> dict[str, int]:
         """Return since which step each head has a role that it has at the last step, by the head's name.
 
         Raises:
             AttnscopeError: There is no such role.
         """
-        if role not in self.table("roles")["name"] and role in self.options.get("roles", {}):
+        names = self.table("roles")["name"].tolist()
+        if role not in names:
+            require_choice("role", role, [*self.options.get("roles", {}), *names])
             return {}
-        has = self["has_role"][self._row("roles", role)] > NO_ROLE  # (checkpoint, head)
+        has = self["has_role"][names.index(role)] > NO_ROLE  # (checkpoint, head)
         lacked = np.concatenate([~has[::-1], np.ones((1, has.shape[1]), bool)])
         first = len(has) - lacked.argmax(0)
         starts = zip(self.head_names, first.tolist(), strict=True)
         return {name: self.steps[start] for name, start in starts if start < len(has)}
-
-    def _row(self, table: str, name: str) -> int:
-        names = self.table(table)["name"].tolist()
-        if name not in names:
-            known = f"it has {', '.join(names)}" if names else ""
-            raise AttnscopeError(f"the result has no {table.removesuffix('s')} {name!r}", known)
-        return int(names.index(name))
-
-    def rows(self) -> Iterator[Sequence[Any]]:
-        """Return one row per checkpoint and head: the loss, and the head's roles and measures with their intervals."""
-        measures, roles = self.table("measures")["name"].tolist(), self.table("roles")["name"]
-        columns = [f"{name}{part}" for name in measures for part in ("", "_low", "_high")]
-        yield ("checkpoint", "step", "loss", "kind", "layer", "head", "roles", *columns)
-        checkpoints, heads = self.table("checkpoints"), [*self.table("heads").rows()][1:]
-        numbers = self.interval("value")
-        for step in range(len(checkpoints)):
-            place = (checkpoints["name"][step], self.steps[step], float(checkpoints["loss"][step]))
-            for column, head in enumerate(heads):
-                mine = "+".join(roles[self["has_role"][:, step, column] > NO_ROLE]) or "unclassified"
-                yield (*place, *head, mine, *numbers[:, step, column].ravel().tolist())
 
     def require_whole(self) -> None:
         """Refuse what `Result` does, and steps that do not ascend."""
@@ -137,11 +99,18 @@ class Training(Result):
         line = amount(len(self.steps), "checkpoint")
         line += f", step {first:,}" if first == last else f", steps {first:,} to {last:,}"
         roles = _since_lines(self)
+        roles_block = Listing(
+            heading="roles",
+            printed="with --all",
+            what="role",
+            told="heads that have it at the last step",
+            rows=roles,
+        )
         answer = [f"{role}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]
         return Report(
             model=model_of(self.run),
             answer=[*(answer or ["No head has a role at the last step"]), line],
-            blocks=[*_trends(self), *_listing(self, roles)],
+            blocks=[*_trends(self), *([roles_block] if roles else [])],
             guide=list(_guide(self)),
             source=corpus_line(self),
             subtitle=line,
@@ -171,17 +140,6 @@ def _since_lines(training: Training) -> list[tuple[str, str]]:
             listed.append(f"and {len(names) - _MOST_HEADS} more")
         lines.append((label(role), ", ".join(listed) or _NO_HEAD))
     return lines
-
-
-def _listing(training: Training, roles: Sequence[tuple[str, str]]) -> Iterator[Block]:
-    if roles:
-        yield Listing(
-            heading="roles",
-            printed="with --all",
-            what="role",
-            told="heads that have it at the last step",
-            rows=roles,
-        )
 
 
 def _trends(training: Training) -> Iterator[Block]:

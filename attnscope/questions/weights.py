@@ -148,23 +148,6 @@ class HeadWeights(Result):
                 raise UsageError(f"there is no head L{layer}H{head} in this result", "choose other heads")
         return replace(self, options={**self.options, "picked": [rows[head] for head in dict.fromkeys(picked)]})
 
-    def rows(self) -> Iterator[Sequence[Any]]:
-        """Return one row per head, with the strongest sender by queries, keys and values at its end."""
-        header, *rows = self.table("heads").rows()
-        yield (*header, *(f"{by}_{what}" for by in COMPOSITIONS for what in ("from", "share", "expected")))
-        names = self.head_names
-        # The strongest sender of each head, (Q K V, receiver).
-        excess = np.nan_to_num(self.excess, nan=-np.inf)
-        senders = excess.argmax(1)
-        is_known = np.isfinite(excess.max(1))
-        for receiver, row in enumerate(rows):
-            strongest: list[Any] = []
-            for by, sender in enumerate(senders[:, receiver].tolist()):
-                place = by, sender, receiver
-                known = [names[sender], float(self["composition"][place]), float(self.expected[place])]
-                strongest += known if is_known[by, receiver] else ["", np.nan, np.nan]
-            yield (*row, *strongest)
-
     def report(self, **shown: Any) -> Report:
         """Return which heads feed which and what heads copy; of picked heads all that is known."""
         picked = self.options.get("picked") or []

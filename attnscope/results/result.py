@@ -40,6 +40,7 @@ class Result:
         SCHEMA: The name and version of its kind, such as "attnscope.heads/2".
         COMPRESSED: Whether the arrays of its npz are compressed.
         TABLES: The columns that each table has; a table may have more, which it describes itself. CSV holds the first.
+        CSV: Two tables of which CSV has a row per pair of rows, with the arrays along both.
         ARRAYS: What each array is. The ends of intervals stand in arrays of their own, such as `effect_low`.
         run: What made it: model, sha256, versions, dtype, device, notes. Plain JSON values.
         corpus: What it was made on: sources, n_texts, n_tokens, sha256, problems, complete. Plain JSON values.
@@ -52,6 +53,7 @@ class Result:
     COMPRESSED: ClassVar[bool] = True  # columns of texts are mostly blanks
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {}
     ARRAYS: ClassVar[Sequence[Array]] = ()
+    CSV: ClassVar[tuple[str, ...]] = ()
 
     run: Mapping[str, Any]
     corpus: Mapping[str, Any]
@@ -203,8 +205,21 @@ class Result:
         return json.dumps({**self.as_json(), **more}, ensure_ascii=False, allow_nan=False)
 
     def rows(self) -> Iterable[Sequence[Any]]:
-        """Return the rows of its first table, which CSV holds."""
-        return self.table(next(iter(self.TABLES))).rows()
+        """Return the rows of a CSV: of its first table, or one per pair of rows of the two tables that `CSV` names."""
+        if not self.CSV:
+            return self.table(next(iter(self.TABLES))).rows()
+        first, second = (self.table(name) for name in self.CSV)
+        outer, inner = np.indices((len(first), len(second))).reshape(2, -1)
+        columns = {**first.select(outer).values, **second.select(inner).values}
+        # Arrays along both tables; those with a third axis before have a column for each row of its table.
+        for name, values in self.grids.items():
+            axes = tuple(self._array(name).axes)
+            if axes == self.CSV:
+                columns[name] = values.ravel()
+            elif axes[1:] == self.CSV:
+                for label, part in zip(self.table(axes[0])["name"].tolist(), values, strict=True):
+                    columns[f"{name}_{label}"] = part.ravel()
+        return Table({}, columns).rows()
 
     def to_csv(self, *, every: bool = False) -> str:  # noqa: ARG002
         """Return the table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty.
