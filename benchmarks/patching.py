@@ -237,7 +237,7 @@ def figures(name: str, path: str) -> dict[str, Any]:
     """Return the ten strongest heads, how attribution ranks them, the time, and what half of the pairs would say."""
     model = attnscope.load(name)
     started = time.process_time()
-    found = attnscope.patch(model, path, attnscope.PatchOptions(attribution=True))
+    found = attnscope.patch(model, path, attnscope.PatchOptions(attribution=0))
     seconds = time.process_time() - started
     found.save(f"{Path(path).stem}.npz")
     return {"seconds": seconds, **summary(found)}

@@ -124,7 +124,7 @@ def test_costs_by_the_command(attnscope: Run) -> None:
     for said in ("2,359,296", "28,311,552", "109.5 M", "n_heads · N² · bytes = 12 · 512² · 2"):
         assert said in out
     assert "9.66 GB (9.00 GiB)" in attnscope("learn", "cost", "gpt3", "-n", "2048")[1]
-    status, out, _ = attnscope("learn", "cost", "--d-model", "768", "--n-heads", "12", "--n-layers", "12", "--json")
+    status, out, _ = attnscope("learn", "cost", "--sizes", "d_model=768,n_heads=12,n_layers=12", "--json")
     document = json.loads(out)
     assert document["schema"] == "attnscope.cost/2"
     assert {row["name"]: row["value"] for row in document["quantities"]}["projections"] == 28_311_552
@@ -143,7 +143,7 @@ def test_costs_by_the_command(attnscope: Run) -> None:
         (["learn", "split", TEXT], 2, "give a layer|one layer"),
         (["learn", "split", "-o", "x", "-f", "gif"], 2, "no format 'gif'"),
         (["learn", "cost"], 2, "no model is given"),
-        (["learn", "cost", "--d-model", "10", "--n-heads", "3", "--n-layers", "1"], 1, "not divisible"),
+        (["learn", "cost", "--sizes", "d_model=10,n_heads=3,n_layers=1"], 1, "not divisible"),
         (["learn", "cost", "gpt2", "--tokens", "0"], 2, "--tokens.*at least 1"),
     ],
 )

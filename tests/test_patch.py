@@ -278,7 +278,7 @@ def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
         {"clean": pair["corrupt"], "corrupt": pair["clean"], "right": pair["wrong"], "wrong": pair["right"]}
         for pair in pairs[:3]
     ]
-    found = attnscope.patch(grouped, [*pairs, *mirrored], attnscope.PatchOptions(attribution=True, paths=2))
+    found = attnscope.patch(grouped, [*pairs, *mirrored], attnscope.PatchOptions(attribution=0, paths=2))
     by_pair = found["by_pair"].astype(np.float64)
     assert by_pair.shape[1] == 7 and found.corpus["n_texts"] == 7
     averages = by_pair[:, :4].copy()
@@ -358,8 +358,8 @@ def test_answers_of_a_classifier_are_its_classes(tmp_path: Path) -> None:
 
 
 def test_exact_effects_of_the_best_by_attribution(grouped: Any) -> None:
-    whole = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(attribution=True))
-    some = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(exact=4))
+    whole = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(attribution=0))
+    some = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(attribution=4))
     tried = np.flatnonzero(np.isfinite(some["heads"]["effect_q"]))
     assert tried.tolist() == sorted(np.argsort(np.abs(whole["heads"]["attribution"]))[-4:].tolist())
     np.testing.assert_allclose(some["by_pair"][tried], whole["by_pair"][tried], **WITHIN)
@@ -426,7 +426,7 @@ def test_an_interruption_keeps_the_pairs_up_to_there(grouped: Any) -> None:
 
 def test_a_record_comes_back_and_is_drawn(tmp_path: Path) -> None:
     network = llama()
-    options = attnscope.PatchOptions(positions=True, attribution=True, paths=6)
+    options = attnscope.PatchOptions(positions=True, attribution=0, paths=6)
     found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(100)), options)
     require_lossless(found, tmp_path)
     again = Patching.load(found.save(tmp_path / "patching.npz"))
@@ -449,7 +449,7 @@ def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
     ]
     lines = [json.dumps(pair) + "\n" for pair in [*pairs, {"clean": "1"}]]
     (tmp_path / "pairs.jsonl").write_text("".join(lines), "utf-8")
-    status, out, err = run("patch", "pairs.jsonl", "-m", "model", "--by", "key", "--attribution", "-o", "out")
+    status, out, err = run("patch", "pairs.jsonl", "-m", "model", "--by", "key", "--attribution", "0", "-o", "out")
     assert (status, err.splitlines()[-3:]) == (
         1,
         [

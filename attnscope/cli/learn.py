@@ -79,12 +79,11 @@ def cost(*, order: CostOptions, files: Files) -> None:
     """Count what attention costs: parameters, multiply-adds, memory and KV cache.
 
     - `attnscope learn cost bert-base`
-    - `attnscope learn cost llama-2-7b --tokens 32768 --n-kv-heads 8`
-    - `attnscope learn cost --d-model 768 --n-heads 12 --n-layers 12`
+    - `attnscope learn cost llama-2-7b --tokens 32768 --sizes n_kv_heads=8`
+    - `attnscope learn cost --sizes d_model=768,n_heads=12,n_layers=12`
     """
     from attnscope.studies.cost import cost as count
     from attnscope.studies.cost import find_sizes
 
     output = files.plan("cost")
-    sizes = {name: getattr(order, name) for name in ("d_model", "n_heads", "n_layers", "n_kv_heads")}
-    output.deliver(count(find_sizes(order.model, **sizes), order.tokens, dtype=order.dtype))
+    output.deliver(count(find_sizes(order.model, **order.sizes), order.tokens, dtype=order.dtype))

@@ -20,7 +20,7 @@ def patch(*, sources: PairFiles, order: PatchOptions, model: Chosen, drawing: Dr
 
     - `attnscope patch sample_texts/pairs/agreement.jsonl -m ./SmolLM2-135M`
     - `attnscope patch sample_texts/pairs/indirect_object.jsonl -m gpt2 --by pattern --direction noise -o out`
-    - `attnscope patch pairs.jsonl -m ./model --attribution --exact 20`
+    - `attnscope patch pairs.jsonl -m ./model --attribution 20`
     """
     from attnscope.corpus.pairs import Pairs
     from attnscope.studies.patch.study import patch as study

@@ -42,9 +42,7 @@ class Cut:
         return self.heads_out.transpose(1, 0, 2).reshape(self.heads_out.shape[1], -1)
 
 
-def cut(
-    query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np.bool_] | None = None, twins: bool = False
-) -> Cut:
+def cut(query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np.bool_] | None = None) -> Cut:
     """Cut queries, keys and values into heads by columns, and let each attend.
 
         head_h = softmax(Q_h K_hᵀ / sqrt(d_head)) V_h,  d_head = d_model / n_heads
@@ -55,7 +53,6 @@ def cut(
         value: (key, d_model).
         n_heads: Into how many.
         may: (query, key), True = may attend; None = all. Every query must have a key.
-        twins: Whether head 1 gets the columns of head 0 instead of its own.
 
     Raises:
         ValueError: d_model is no multiple of n_heads, or shapes do not fit.
@@ -72,8 +69,6 @@ def cut(
     # The columns of each head, then queries, keys and values cut by them: (head, token, d_head).
     d_head = d_model // n_heads
     first = np.arange(n_heads) * d_head
-    if twins and n_heads > 1:
-        first[1] = 0
     columns = np.stack([first, first + d_head], 1)
     q, k, v = (np.stack([rows[:, a:b] for a, b in columns]) for rows in (query, key, value))
     # Softmax of scaled dot products, (head, query, key).

@@ -11,7 +11,7 @@ from attnscope.models.own.layouts import PREFIXES, Encoder
 
 Config = Mapping[str, Any]
 
-_BY_HAND = "give its sizes as options, such as --d-model"
+_BY_HAND = "give its sizes, such as --sizes d_model=768,n_heads=12,n_layers=12"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import option, options
 from attnscope.report.blocks import Block, Ranking, Report, Words
 from attnscope.report.numbers import abbreviate
@@ -26,6 +26,16 @@ EXACT_TO = 2**53
 """Whole numbers up to which float64 holds every one."""
 
 
+def _sizes(listed: str) -> dict[str, int]:
+    sizes = {}
+    for part in listed.split(","):
+        name, _, size = part.partition("=")
+        if not size.strip().isdecimal() or int(size) < 1:
+            raise UsageError(f"{part!r} is no size", "such as --sizes d_model=768,n_heads=12,n_layers=12")
+        sizes[name.strip()] = int(size)
+    return sizes
+
+
 @options
 class CostOptions:
     """Whose costs are counted: a model by its configuration, or sizes by hand."""
@@ -39,10 +49,11 @@ class CostOptions:
     tokens: int | None = option(
         "Length of the text.  [default: the model's limit]", "-n", "--tokens", default=None, least=1
     )
-    d_model: int | None = option("Width; without a model, or instead of its own.", default=None, least=1)
-    n_heads: int | None = option("Query heads per layer.", default=None, least=1)
-    n_layers: int | None = option("Layers.", default=None, least=1)
-    n_kv_heads: int | None = option("Key/value heads.  [default: as query heads]", default=None, least=1)
+    sizes: Mapping[str, int] = option(
+        "Sizes without a model, or instead of its own: d_model=768,n_heads=12,n_layers=12,n_kv_heads=12.",
+        default_factory=dict,
+        read=_sizes,
+    )
     dtype: str = option("Precision of scores, keys and values: float32, float16, bfloat16, int8.", default="float16")
 
 

@@ -54,11 +54,11 @@ class PatchOptions:
     positions: bool = option(
         "Also patch each position alone; all pairs must have the same number of tokens.", default=False
     )
-    attribution: bool = option(
-        "Also estimate every head by gradient times difference, and say how well that ranks them.", default=False
-    )
-    exact: int | None = option(
-        "Patch only the N heads that attribution patching puts first.  [default: all heads]", default=None, least=1
+    attribution: int | None = option(
+        "Also estimate every head by gradient times difference, and patch only the N heads that this puts first; "
+        "0: patch all of them.",
+        default=None,
+        least=0,
     )
     paths: int | None = option(
         "Path patching among the N strongest heads: head to head through query, key and value, and head to logits.",
@@ -275,7 +275,7 @@ def _notes(patching: Patching) -> Iterator[str]:
     if isinstance(options.get("rank_agreement"), float):
         correlation = digits(options["rank_agreement"], 2)
         yield f"attribution patching ranks heads like exact patching: rank correlation {correlation}"
-    if options.get("exact") is not None:
+    if options.get("exact"):
         yield "only the heads that attribution patching puts first were patched: q counts these alone"
     if len(patching.table("pairs")) == 1:
         yield "one pair gives no interval"

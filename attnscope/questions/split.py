@@ -37,7 +37,6 @@ class SplitOptions:
     counts: tuple[int, ...] = option(
         "Numbers of heads to split into, such as 1,2,4.", default=(1, 2, 4), read=numbers_from, written="1,2,4"
     )
-    same_columns: bool = option("Give head 1 the columns of head 0: the two then compute the same.", default=False)
     project: str = option("Mix the heads by a random W_O: orthogonal or permute, see --seed.", default="")
     seed: int = seed_option("a random W_O")
     drop: tuple[int, ...] = option(
@@ -53,8 +52,6 @@ class SplitOptions:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
         if self.project not in ("", "orthogonal", "permute"):
             raise UsageError(f"there is no projection {self.project!r}", "choose orthogonal or permute")
-        if self.same_columns and max(self.counts) < 2:
-            raise UsageError("two heads are needed to share columns", "such as --counts 2")
         beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
         if beyond:
             last = max(self.counts) - 1
@@ -151,8 +148,7 @@ class Split(Result):
         """Return what a single head has to give up, how the numbers of heads compare, and all weights."""
         queries, keys = self.tokens
         mixed = f", W_O: {printable(self.options.get('project', ''))}" if self.options.get("project") else ""
-        twins = "; head 1 has the columns of head 0" if self.options.get("same_columns") else ""
-        size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}{mixed}{twins}"
+        size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}{mixed}"
         drops = "; without: L2 norm of the output's change if the head puts out zeros"
         return Report(
             model=model_of(self.run),

@@ -55,23 +55,25 @@ def making_folders_for(path: Path, what: str = "write", named: Path | None = Non
         what: What cannot be done if it fails.
         named: What to call the path then; None = as it is.
     """
+    if "\0" in str(path):
+        raise AttnscopeError(f"cannot {what} {str(named or path)!r}: a name holds no NUL", "choose another with --out")
     new: list[Path] = []
     try:
         new = [folder for folder in path.parents if not folder.exists()]
         yield
     except BaseException as error:
         _remove_empty(new)
-        if not isinstance(error, OSError | ValueError) or isinstance(error, AttnscopeError):
+        if not isinstance(error, OSError):
             raise
         raise AttnscopeError(
-            f"cannot {what} {str(named or path)!r}: {getattr(error, 'strerror', None) or error}",
+            f"cannot {what} {named or path}: {error.strerror or error}",
             "choose another folder with --out, or make room there",
         ) from None
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
-        with contextlib.suppress(OSError, ValueError):  # others may have put something there meanwhile
+        with contextlib.suppress(OSError):  # others may have put something there meanwhile
             folder.rmdir()
 
 

@@ -104,7 +104,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
     if spec is None:
         if any(changes.get(name) is None for name in ("d_model", "n_heads", "n_layers")):
             raise UsageError(
-                "no model is given, nor all of --d-model, --n-heads and --n-layers",
+                "no model is given, nor all of --sizes d_model, n_heads and n_layers",
                 f"presets: {', '.join(PRESETS)}; or a folder, or a Hub id",
             )
         by_hand: dict[str, Any] = changes

@@ -115,7 +115,7 @@ def _split(
     grids: dict[str, list[Array]] = defaultdict(list)
     for count in dict.fromkeys(options.counts):
         d_head = d_model // count
-        cut = splitting.cut(inputs.Q, inputs.K, inputs.V, count, may=may, twins=options.same_columns)
+        cut = splitting.cut(inputs.Q, inputs.K, inputs.V, count, may=may)
         output = cut.joined if w_o is None else cut.joined @ w_o.T
         rows["counts"].append({"n_heads": count, "d_head": d_head, "scale": d_head**-0.5})
         grids["mean_weights"].append(cut.weights.mean(0))
@@ -151,7 +151,6 @@ def _split(
     about = {
         "text": text,
         "d_model": d_model,
-        "same_columns": options.same_columns,
         "project": options.project,
         "seed": run["seed"],
     }

@@ -105,7 +105,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "ablate": ("--file INPUTS/cat.txt -m own --loss none -L 0 -f npz -o OUT", "TEXT -m own --pick L0H1 --loss none"),
     "patch": (
         "INPUTS/answers.jsonl -m INPUTS/decoder -f npz,csv -o OUT",
-        "INPUTS/answers.jsonl -m INPUTS/decoder --by pattern --positions --attribution --json",
+        "INPUTS/answers.jsonl -m INPUTS/decoder --by pattern --positions --attribution 0 --json",
     ),
     "show": tuple(
         f"INPUTS/{name}"

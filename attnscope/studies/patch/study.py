@@ -91,7 +91,7 @@ class _Study:
                 "a pair has two texts of as many tokens, and answers of one token",
             )
         self._chosen = options.choice.within(model.info)
-        self._estimates = options.attribution or options.exact is not None
+        self._estimates = options.attribution is not None
         if self._estimates:
             require_gradients(model)
         lengths = sorted({len(pair.clean) for pair in self._read})
@@ -110,15 +110,15 @@ class _Study:
 
     def run(self) -> Patching:
         """Run all that the options ask for."""
-        # Measure all pairs, with `exact` the heads with the largest estimates once more.
+        # Measure all pairs, with `attribution` the heads with the largest estimates once more.
         every = range(len(self._read))
         complete = self._each_batch("patching", every, self._measure)
-        if complete and self._options.exact is not None:
+        if complete and self._options.attribution:
             complete = self._each_batch("exact", every, self._measure_best)
 
         # Pairs on which all that was measured is a number.
         self._is_tried = np.ones(len(self._units), np.bool_)
-        if self._options.exact:
+        if self._options.attribution:
             self._is_tried = ~np.isnan(self._effects).all(0)
         is_sound = np.isfinite(self._clean + self._corrupt) & np.isfinite(self._effects[:, self._is_tried]).all(1)
         self._sound = np.flatnonzero(is_sound & self._is_done)
@@ -173,13 +173,13 @@ class _Study:
             by_token = runs.attribution(self._options.by)
             for column, unit in enumerate(self._units):
                 self._estimated[batch.numbers, column] = by_token[unit.place][:, unit.patched].sum((1, 2)).numpy()
-        if self._options.exact is None:
+        if not self._options.attribution:
             self._measure_units(runs, batch, np.arange(len(self._units)))
 
     def _measure_best(self, runs: PairRuns, batch: PairBatch) -> None:
         """Measure the heads with the largest estimates on a batch."""
         sizes = np.abs(self._estimated.mean(0))
-        best = np.argsort(-sizes, kind="stable")[: self._options.exact]
+        best = np.argsort(-sizes, kind="stable")[: self._options.attribution]
         self._measure_units(runs, batch, np.sort(best))
 
     def _measure_units(self, runs: PairRuns, batch: PairBatch, columns: NDArray[np.int64]) -> None:
@@ -360,7 +360,7 @@ class _Study:
         return {
             "by": options.by,
             "direction": options.direction,
-            "exact": options.exact,
+            "exact": options.attribution or None,
             "rank_agreement": agreement,
         }
 
