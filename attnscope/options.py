@@ -31,7 +31,7 @@ class Option:
         read: Parses the value from the command line; None = its type decides.
         written: The default as written on the command line, for `read` to parse.
         python_only: Whether only Python has it.
-        complete: What a shell completes it with: "models", "roles" or "measures".
+        complete: What a shell completes it with: "models".
         panel: Under which heading of the help it stands; None = under that of its group.
         argument: Whether the command line takes it by its place, without a flag.
         metavar: What the help calls the value of an argument; None = as typer does.

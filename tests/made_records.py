@@ -21,7 +21,7 @@ MADE: dict[str, list[str]] = {
     "trace.npz": ["learn", "trace", "the cat", "-L", "0", "-H", "0"],
     "split.npz": ["learn", "split", "-f", "npz,json"],
     "cost.npz": ["learn", "cost", "bert-base", "-f", "npz,json"],
-    "atlas.npz": ["atlas", "--file", "texts.txt", "-f", "npz,json"],
+    "atlas.npz": ["atlas", "--file", "texts.txt", "-f", "npz,json", "--examples", "2"],
     "rollout.npz": ["heatmap", "--rollout", "the cat", "-f", "npz,json"],
     "heatmap.npz": ["heatmap", "the cat", "-f", "npz,json"],
     "shares.npz": ["heatmap", "the cat", "--from", "cat", "--to", "the", "-f", "npz,json"],

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import pickle
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -98,26 +96,6 @@ def test_failure_is_one_line_and_1_and_leaves_nothing(
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "heatmap --file FILE",
-        "heads --file FILE -o out",
-        "atlas --file FILE -o atlas.html",
-        "compare --file FILE",
-        "ablate --file FILE -o out",
-        "page --file FILE -o page.html",
-        "heatmap --rollout --file FILE -o out",
-        "learn trace --file FILE -L 0 -H 0 -o out",
-        "relations FILE --annotated-as conllu -o out",
-    ],
-)
-def test_no_command_reads_a_pdf_as_text_and_none_leaves_a_file(run: Run, tmp_path: Path, command: str) -> None:
-    (tmp_path / "paper.txt").write_bytes(b"%PDF-1.7\n1 0 obj\nstream\n\xe2\xe3\xcf\xd3\nendstream\n")
-    require_one_line(run(*command.replace("FILE", "paper.txt").split(), "-m", "own"), "a PDF, not plain text")
-    assert files(tmp_path) == ["paper.txt"]
-
-
 @pytest.mark.parametrize("out", ["a-file", "a-file/inner", "/dev/full", "/proc/attnscope/x"])
 @pytest.mark.parametrize("command", ["heatmap", "show"])
 def test_places_that_cannot_be_written(run: Run, tmp_path: Path, command: str, out: str) -> None:
@@ -189,24 +167,6 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_models_that_are_damaged(run: Run, tmp_path: Path, tiny_bert: Path, name: str) -> None:
-    damage, said = BROKEN[name]
-    damage(tiny_bert)
-    before = files(tmp_path)
-    require_one_line(run("heatmap", "the cat", "-m", tiny_bert, "-f", "png,npz"), said)
-    assert files(tmp_path) == before
-
-
-def test_a_folder_is_a_model(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
-    result = run("heatmap", "the cat", "-m", tiny_bert, "-f", "npz")
-    assert result.status == 0
-    assert re.match(r"attnscope-out/tiny-bert-the-cat-[0-9a-f]{8}/heatmap.npz", result.out)
-    odd = Path(shutil.copytree(tiny_bert, tmp_path / "模型\x1b[31m"))
-    result = run("heatmap", "the cat", "-m", odd, "-o", "out", "-q")  # there may be no font for its name
-    assert (result.status, result.err) == (0, "")
-
-
 # Bugs, interrupts, streams
 
 
@@ -222,24 +182,6 @@ def test_a_bug_names_itself_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "argv", ["attnscope", "heatmap", "x"])
     with pytest.raises(ZeroDivisionError):
         cli.main()
-
-
-@pytest.mark.parametrize(
-    ("raised", "said", "status"),
-    [
-        (MemoryError(), "not enough memory", 1),
-        (KeyboardInterrupt(), "interrupted", 130),
-        (OSError(errno.ENOSPC, "No space left on device", "here"), "No space left on device here", 1),
-    ],
-)
-def test_what_is_nobodys_fault_is_one_line_too(
-    run: Run, monkeypatch: pytest.MonkeyPatch, raised: BaseException, said: str, status: int
-) -> None:
-    def broken(*_: object) -> None:
-        raise raised
-
-    monkeypatch.setattr(heatmap_study, "study", broken)
-    require_one_line(run("heatmap", "x"), said, status)
 
 
 def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from attnscope.cli.quiz import ask
 from attnscope.questions.cost import Cost
-from attnscope.questions.split import Split, SplitOptions
+from attnscope.questions.split import Split
 from attnscope.questions.trace import Trace
 from attnscope.studies.cost import cost
-from attnscope.studies.split import split_example
 from attnscope.studies.trace import trace_example
 from tests.conftest import Run
 from tests.core_helpers import WORKED
@@ -118,43 +117,6 @@ def test_splits_and_costs_are_saved(attnscope: Run, tmp_path: Path) -> None:
     assert Cost.load(tmp_path / "c" / "cost.npz").as_json() == cost("gpt2").as_json()
 
 
-def test_costs_by_the_command(attnscope: Run) -> None:
-    status, out, _ = attnscope("learn", "cost", "bert-base", "--all")
-    assert status == 0
-    for said in ("2,359,296", "28,311,552", "109.5 M", "n_heads · N² · bytes = 12 · 512² · 2"):
-        assert said in out
-    assert "9.66 GB (9.00 GiB)" in attnscope("learn", "cost", "gpt3", "-n", "2048")[1]
-    status, out, _ = attnscope("learn", "cost", "--sizes", "d_model=768,n_heads=12,n_layers=12", "--json")
-    document = json.loads(out)
-    assert document["schema"] == "attnscope.cost/2"
-    assert {row["name"]: row["value"] for row in document["quantities"]}["projections"] == 28_311_552
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["learn", "trace", TEXT], 2, "shows single heads"),
-        (["learn", "trace", "-L", "2"], 2, "has one layer"),
-        (["learn", "trace", "--query", "dog"], 1, "no token is 'dog'"),
-        (["learn", "trace", TEXT, "-L", "9", "-H", "0"], 1, "no layer 9"),
-        (["learn", "trace", TEXT, "-L", "0", "-H", "0", "--target", "x"], 1, "no encoder-decoder"),
-        (["learn", "trace", TEXT, "-L", "0", "-H", "0", "--engine", "tpu"], 2, "no engine 'tpu'"),
-        (["learn", "split", "--counts", "3"], 2, "into 3 heads"),
-        (["learn", "split", TEXT], 2, "give a layer|one layer"),
-        (["learn", "split", "-o", "x", "-f", "gif"], 2, "no format 'gif'"),
-        (["learn", "cost"], 2, "no model is given"),
-        (["learn", "cost", "--sizes", "d_model=10,n_heads=3,n_layers=1"], 1, "not divisible"),
-        (["learn", "cost", "gpt2", "--tokens", "0"], 2, "--tokens.*at least 1"),
-    ],
-)
-def test_failures_are_one_line_and_a_hint(attnscope: Run, arguments: list[str], status: int, said: str) -> None:
-    code, out, err = attnscope(*arguments)
-    lines = err.splitlines()
-    assert (code, out) == (status, ""), err
-    assert lines[0].startswith("error: ") and re.search(said, err), err
-    assert len(lines) <= 2 and (len(lines) == 1 or lines[1].startswith("hint: "))
-
-
 # Drawn in any terminal
 
 
@@ -171,16 +133,6 @@ def drawn(thing: Trace | Split | Cost, width: int, *, encoding: str = "utf-8") -
     kind = thing.record_kind()
     console.print(kind.view("show")(thing, console, **dict.fromkeys(kind.shown_with, True)))
     return held.getvalue()
-
-
-@pytest.mark.parametrize("width", [20, 80, 200])
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_nothing_is_wider_than_the_terminal(width: int, encoding: str) -> None:
-    for thing in (trace_example("cat"), split_example(SplitOptions(drop=(0,))), cost("gpt3")):
-        out = drawn(thing, width, encoding=encoding)
-        assert max(map(len, out.splitlines())) <= width
-        if encoding == "ascii":
-            assert out.isascii(), {c for c in out if not c.isascii()}
 
 
 # The quiz

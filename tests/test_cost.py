@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-import attnscope
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models import files
-from attnscope.models.sizes import PRESETS, change_sizes, sizes_by_hand, sizes_of
+from attnscope.models.sizes import PRESETS, sizes_of
 from attnscope.report.numbers import abbreviate
 from attnscope.report.plain_text import open_console
 from attnscope.report.terminal import show
@@ -113,23 +112,6 @@ def test_presets_are_the_published_models(name: str, auto: str) -> None:
     assert (found.value("projections"), found.value("parameters")) == (matrices, everything)
 
 
-def test_numbers_by_hand() -> None:
-    bert = cost("bert-base")
-    assert bert.value("projections_per_layer") == 4 * 768**2 == 2_359_296
-    assert bert.value("projections") == 28_311_552
-    assert bert.value("parameters") == 109_482_240
-    assert "kv_cache_bytes" not in bert["quantities"]["name"], "an encoder keeps no keys and values"
-    assert cost("gpt2").value("parameters") == 124_439_808
-    assert cost("llama-2-7b").value("parameters") == 6_738_415_616
-    assert cost("llama-2-70b").value("parameters") == 68_976_648_192
-    assert round(cost("gpt3").value("parameters") / 1e9) == 175
-
-
-def test_a_loaded_model_is_no_list_of_sizes() -> None:
-    with pytest.raises(UsageError, match="the name or the folder"):
-        cost(attnscope.load("own"))  # type: ignore[arg-type]
-
-
 def test_grouped_queries_cost_less_and_cache_less() -> None:
     mha, gqa, mqa = (cost("llama-2-7b", 4096, n_kv_heads=n) for n in (32, 8, 1))
     assert mha.value("kv_cache_bytes") == 4 * gqa.value("kv_cache_bytes")
@@ -221,33 +203,6 @@ def test_families_not_known_in_closed_form_are_built_and_counted() -> None:
 def test_sizes_that_make_no_sense_are_refused(config: dict[str, Any], says: str) -> None:
     with pytest.raises(AttnscopeError, match=says):
         sizes_of(config, "it", "")
-
-
-def test_what_would_be_if() -> None:
-    s = PRESETS["gpt2"]
-    assert change_sizes(s) is s and change_sizes(s, n_heads=12) is s
-    wider = change_sizes(s, n_heads=6)
-    assert (wider.d_head, wider.n_kv_heads) == (128, 6)
-    assert change_sizes(s, d_model=1536).d_embedding == 1536
-    with pytest.raises(AttnscopeError, match="not divisible by 7"):
-        change_sizes(s, n_heads=7)
-    with pytest.raises(AttnscopeError, match="not divisible by 7"):
-        sizes_by_hand(768, 7, 2)
-    assert sizes_by_hand(768, 7, 2, d_head=100).d_head == 100
-
-
-def test_what_cannot_be_asked() -> None:
-    with pytest.raises(UsageError, match="no model is given"):
-        find_sizes(None, d_model=7)
-    with pytest.raises(UsageError, match="no size 'width'"):
-        find_sizes("gpt2", width=7)
-    with pytest.raises(UsageError, match="no precision 'float8'"):
-        cost("gpt2", dtype="float8")
-    with pytest.raises(UsageError, match="0 tokens"):
-        cost("gpt2", 0)
-    with pytest.raises(AttnscopeError, match="no quantity 'all'"):
-        cost("gpt2").value("all")
-    assert any("takes 1,024 tokens" in note for note in cost("gpt2", 2000).options["notes"])
 
 
 def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,22 +206,6 @@ def test_any_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> 
     show_damaged(made, name, range(8), run)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY)
-def test_much_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> None:
-    show_damaged(made, name, range(8, 350), run)
-
-
-def test_weights_that_are_doubled_are_refused(run: Run, tmp_path: Path) -> None:
-    path = simple(5).save(tmp_path / "heatmap.npz")
-    held = members(path)
-    held["weights"] = np.minimum(held["weights"] * 2, 1)
-    path.write_bytes(saved(held))
-    status, out, err = run("show", path)
-    assert (status, out) == (1, "")
-    assert "sum to more than 1" in err
-
-
 @pytest.mark.parametrize(
     ("name", "member", "value", "told"),
     [
@@ -268,51 +252,6 @@ def test_damage_is_refused_before_it_is_shown(
     with pytest.raises(AttnscopeError) as refused:
         load_record(broken)
     assert told in refused.value.message
-
-
-@pytest.mark.parametrize(
-    ("name", "member", "value", "told"),
-    [
-        ("models.npz", "distance:hellinger", -1.0, "is not between 0 and 1"),
-        ("models.npz", "distance_low:hellinger", -1.0, "is out of range"),
-        ("models.npz", "distance_count:hellinger", np.nan, "are not counted"),
-        ("pair.npz", "divergence:jensen_shannon", -1.0, "is not between 0 and 1"),
-    ],
-)
-def test_tables_with_no_root_are_refused(name: str, member: str, value: float, told: str, tmp_path: Path) -> None:
-    held = members(RECORDS / name)
-    held[member] = np.full(held[member].shape, value)
-    (tmp_path / name).write_bytes(saved(held))
-    with pytest.raises(AttnscopeError, match=told):
-        load_record(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["trace.npz", "split.npz"])
-def test_a_record_whose_model_has_no_name_is_shown(name: str, run: Run, tmp_path: Path) -> None:
-    broken = tmp_path / name
-    broken.write_bytes(with_record(RECORDS / name, lambda document: document["run"].pop("model")))
-    status, _, err = run("show", broken, "-o", "out")
-    assert status == 0, err
-    assert load_record(broken)._repr_html_()
-
-
-def test_a_terminal_obeys_nothing_in_the_sizes_of_a_model(run: Run, tmp_path: Path) -> None:
-    def plant(document: Any) -> None:
-        document["options"]["sizes"]["kind"] = "\x1b[31mred"
-
-    (tmp_path / "cost.npz").write_bytes(with_record(RECORDS / "cost.npz", plant))
-    status, out, _ = run("show", "cost.npz")
-    assert status == 0 and "\x1b" not in out and "red" in out
-
-
-def test_numbers_that_json_has_no_word_for_are_null_in_the_json_of_a_rollout(run: Run, tmp_path: Path) -> None:
-    def plant(document: Any) -> None:
-        document["run"]["architecture"] = float("inf")
-
-    (tmp_path / "rollout.npz").write_bytes(with_record(RECORDS / "rollout.npz", plant))
-    status, out, err = run("show", "rollout.npz", "--json")
-    assert status == 0, err
-    assert json.loads(out)["run"]["architecture"] is None
 
 
 # Bombs -----------------------------------------------------------------------------------------------------------

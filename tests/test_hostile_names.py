@@ -15,9 +15,6 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope.drawing.lettering import lettering_for
-from attnscope.errors import AttnscopeError, UsageError, safe
-from attnscope.options import heads_from, numbers_from
 from attnscope.output import print_document
 from attnscope.report.plain_text import open_console
 from tests.conftest import VOCABULARY, Run, write_tokenizer
@@ -147,18 +144,6 @@ def test_json_on_a_terminal_holds_nothing_to_obey(capfdbinary: pytest.CaptureFix
     assert "\U0001f9ff" in out
 
 
-def test_safe_keeps_every_letter() -> None:
-    assert safe("aä字🧿\x1b\n") == "aä字🧿<U+001B><U+000A>"
-
-
-@pytest.mark.parametrize("given", ["L\u0660H\u0660"])
-def test_heads_are_numbered_in_ascii(given: str) -> None:
-    with pytest.raises(UsageError, match="is not a head"):
-        heads_from(given)
-    with pytest.raises(UsageError, match="is not a number"):
-        numbers_from(given[1])
-
-
 CONTROLS = "</svg>\x1b[31m\x00\u202e"
 
 
@@ -180,15 +165,3 @@ def test_needles_with_hostile_names_are_drawn_as_svg_that_can_be_read(tmp_path: 
     for path in paths:
         if path.suffix == ".svg":
             ElementTree.parse(path)
-
-
-def test_a_distance_of_another_name_is_refused(tmp_path: Path) -> None:
-    path = rewritten("picked.npz", tmp_path, lambda told: told["options"].update(distances=[CONTROLS]))
-    with pytest.raises(AttnscopeError, match="it has a distance") as refused:
-        attnscope.load_record(path)
-    require_plain(refused.value.message)
-
-
-def test_what_is_measured_for_a_figure_is_what_is_written() -> None:
-    lettering = lettering_for(["a"])
-    assert lettering.width_px("a\x1b\x00", 20) == lettering.width_px(lettering.spell("a\x1b\x00"), 20)

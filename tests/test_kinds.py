@@ -1,14 +1,11 @@
 """Every kind of record with every format and option: what it has is written and read, what it has not is refused."""
 
-import io
 from collections.abc import Iterator
 from inspect import signature
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 import pytest
 
 from attnscope.errors import AttnscopeError, UsageError
@@ -78,26 +75,6 @@ def test_a_record_comes_back_without_loss_from_every_format_that_it_loads_from(
     name: str, made: Path, tmp_path: Path
 ) -> None:
     require_lossless(load(made / name), tmp_path)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_what_is_no_record_of_a_kind_is_said_in_one_line(name: str, made: Path, tmp_path: Path) -> None:
-    whole, kind = made / FILES[name], kind_of(name)
-    record, path, odd = load(whole), tmp_path / f"odd{whole.suffix}", io.BytesIO()
-    np.savez(odd, record=np.array([{}], object))
-    lines = ("", "[]", "{}", "no", f'{{"schema": "attnscope.{name}/9"}}', f'{{"schema": "{record.SCHEMA}"}}')
-    for content in (*(line.encode() for line in lines), whole.read_bytes()[:-200], odd.getvalue(), b"\x80\x04\x95}."):
-        path.write_bytes(content)
-        with pytest.raises(AttnscopeError, match=rf"odd\.{whole.suffix[1:]} is no {kind.what}") as caught:
-            type(record).load(path)
-        assert "\n" not in caught.value.message
-    path.unlink()
-    for absent, said in ((path, "there is no file"), (tmp_path, f"the folder .* holds no {kind.what}")):
-        with pytest.raises(AttnscopeError, match=said):
-            type(record).load(absent)
-    with pytest.raises(AttnscopeError, match="is not saved as 'x.txt'"):
-        record.save(tmp_path / "x.txt")
-    assert not [*tmp_path.iterdir()]
 
 
 def asked() -> Iterator[tuple[str, str]]:
@@ -187,15 +164,3 @@ def test_what_is_asked_of_a_record_is_checked_before_it_is_made(name: str, tmp_p
     for option in {*OPTIONS} - {*kind.options}:
         with pytest.raises(UsageError, match=f"no --{option}"):
             plan(name, tmp_path, None, **{option: "x"})
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_record_shows_itself_in_a_notebook_and_in_a_line(name: str, made: Path) -> None:
-    record: Any = load(made / FILES[name])
-    told = repr(record)
-    assert told.startswith(f"{type(record).__name__}(") and len(told) < 200 and "\n" not in told
-    if kind_of(name).glance:
-        assert record._repr_png_().startswith(b"\x89PNG") and record._repr_html_ is None
-        return
-    html = record._repr_html_()
-    assert html.startswith("<pre") and "<script" not in html and html.count("\n") > 3

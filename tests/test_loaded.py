@@ -34,10 +34,6 @@ PROGRAMS = {
         {"transformers", "matplotlib", "sentence_transformers", "sympy"},
     ),
     "costs": ("import attnscope; attnscope.cost('gpt3', 2048), attnscope.cost('minilm')", HEAVY),
-    "names for the shell": (
-        "from attnscope.cli.build import complete_measures; assert complete_measures('entr')",
-        HEAVY,
-    ),
     "tables of heads": ("import attnscope.questions.heads", HEAVY),
     "figures of maps": ("import attnscope.questions.heatmap_figures", HEAVY),
 }

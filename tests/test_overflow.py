@@ -10,8 +10,6 @@ import attnscope
 from attnscope import AblateOptions, ablate, compare, compare_models, heads
 from attnscope.errors import AttnscopeError
 from attnscope.studies.failures import MOST_NAMED, LeftOut, broken_rows
-from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.workers import Workers
 from tests.conftest import VOCABULARY, Run, write_tiny
 from tests.heads_helpers import heads_in
 
@@ -90,21 +88,6 @@ def test_heads_leave_out_the_text_that_overflows(overflowing: Path) -> None:
         for name in ("entropy_nats", "previous_token", "same_token"):
             assert mine.measures[name].value == pytest.approx(other.measures[name].value, rel=1e-3)
     assert not heads(attnscope.load(str(overflowing), check=False), TEXTS).corpus["problems"]
-
-
-def test_a_text_in_chunks_is_left_out_as_a_whole(overflowing: Path) -> None:
-    model = attnscope.load(str(overflowing), dtype="float16", check=False)
-    for long in ("the cat the cat the cat q the cat", "q the cat the cat the cat", "the cat the cat the cat the q"):
-        found = heads(model, ["the cat, a b", long, "b c d"], attnscope.HeadsOptions(chunk=6))
-        assert found.corpus["n_texts"] == 2
-        assert [problem["line"] for problem in found.corpus["problems"]] == [2]
-
-
-def test_workers_leave_out_the_same_texts(overflowing: Path, worker_here: None) -> None:
-    loading = LoadOptions(dtype="float16", check=False)
-    model = loading.load(str(overflowing))
-    shared = heads(model, TEXTS, workers=Workers(str(overflowing), 1, loading=loading))
-    assert shared.corpus["problems"] == heads(model, TEXTS).corpus["problems"] != []
 
 
 def test_no_text_that_is_left_is_an_error(overflowing: Path, run: Run, tmp_path: Path) -> None:

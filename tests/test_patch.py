@@ -289,31 +289,6 @@ def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
     assert "The 7 pairs count as 4" in " ".join(found.run["notes"])
 
 
-def test_a_weak_total_has_no_shares_and_a_strong_one_has(grouped: Any) -> None:
-    shown = shown_by(llama(), entries(100))
-    few, many = (attnscope.patch(grouped, pairs) for pairs in (shown[:8], shown))
-    assert few.total()[1] > 0
-    assert np.isnan(few["heads"]["share"]).all()
-    assert "standard errors away from 0. With 8 pairs it must be" in " ".join(few.run["notes"])
-    assert np.isfinite(many["heads"]["share_low"]).all()
-    np.testing.assert_allclose(many["heads"]["share"], many["heads"]["effect"] / many.total()[0])
-
-
-def test_pairs_of_other_lengths_run_beside_each_other(grouped: Any) -> None:
-    mixed = [*entries(3, 5, seed=1), *entries(3, 9, seed=2)]
-    found = attnscope.patch(grouped, mixed[::-1])
-    apart = [attnscope.patch(grouped, [pair])["by_pair"][:, 0] for pair in mixed[::-1]]
-    np.testing.assert_allclose(found["by_pair"].T, apart, **WITHIN)
-    with pytest.raises(AttnscopeError, match="pairs of 5 to 9 tokens have no common positions"):
-        attnscope.patch(grouped, mixed, attnscope.PatchOptions(positions=True))
-
-
-def test_one_pair_has_no_interval_and_no_total_no_shares(grouped: Any) -> None:
-    found = attnscope.patch(grouped, entries(1))
-    assert all(np.isnan(found["heads"][name]).all() for name in ("effect_low", "effect_q", "share"))
-    assert "one pair does not tell how sure it is" in " ".join(found.run["notes"])
-
-
 def test_models_without_answers_are_refused(own: Any) -> None:
     with pytest.raises(AttnscopeError, match="it has no answers"):
         attnscope.patch(own, [{"clean": "the cat", "corrupt": "the dog", "right": "a", "wrong": "b"}])

@@ -17,12 +17,11 @@ from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions.heads import Heads
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.questions.maps import spans
 from attnscope.results.result import load_record as load
 from attnscope.results.storage import write_whole
 from attnscope.results.tokens import Tokens
 from tests.findings_helpers import fake_findings
-from tests.record_helpers import RUN, map_of, simple, tokens_of
+from tests.record_helpers import RUN, simple, tokens_of
 
 
 def same_tokens(a: Tokens, b: Tokens) -> None:
@@ -241,15 +240,6 @@ def test_a_record_is_known_by_its_content_not_by_its_name(tmp_path: Path) -> Non
         same_record(load(saved), simple())
 
 
-def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match="there is no file"):
-        load(tmp_path / "absent.npz")
-    for read in (load, type(simple()).load):
-        with pytest.raises(AttnscopeError, match=r"the folder .* holds no ") as raised:
-            read(tmp_path)
-        assert raised.value.hint.startswith("give ")
-
-
 def test_a_record_is_read_from_its_folder_among_others(tmp_path: Path) -> None:
     fake_findings(1, 2).save(tmp_path / "heads.npz")
     simple().save(tmp_path / "heatmap.npz")
@@ -287,16 +277,6 @@ def test_a_full_disk_leaves_what_was_there(
     assert before is None or path.read_bytes() == before
 
 
-def test_an_interrupt_while_writing_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(tmp_path / "file", b"x")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("where", ["/dev/full/x", "/proc/attnscope/x", "a-file/x", "a-folder"])
 def test_places_that_take_no_file_say_so(tmp_path: Path, where: str) -> None:
     (tmp_path / "a-file").write_bytes(b"kept")
@@ -308,22 +288,6 @@ def test_places_that_take_no_file_say_so(tmp_path: Path, where: str) -> None:
 
 
 # Choosing
-
-
-def test_only_picks_heads_that_are_there() -> None:
-    record = simple()
-    assert record.only([(1, 2), (0, 0), (1, 2)]).chosen(record.maps[0]) == ((1, 2), (0, 0))
-    with pytest.raises(AttnscopeError, match=r"L2H0 is not in this record .*layers 0-1 and heads 0-2"):
-        record.only([(0, 0), (2, 0)])
-    with pytest.raises(AttnscopeError, match="no head"):
-        record.only([])
-
-
-def test_a_head_is_had_by_its_numbers_not_its_place() -> None:
-    attention = replace(map_of(tokens_of(["a", "b"])), layers=(3, 7), heads=(1, 4, 9))
-    np.testing.assert_array_equal(attention.of(7, 4), attention.weights[1, 1])
-    with pytest.raises(AttnscopeError, match="L1H1"):
-        attention.of(1, 1)
 
 
 PIECES = replace(
@@ -363,17 +327,6 @@ PIECES = replace(
 )
 def test_tokens_are_found_as_people_name_them(wanted: str, places: tuple[int, ...]) -> None:
     assert PIECES.find(wanted) == places
-
-
-@given(st.sets(st.integers(0, 30), min_size=1))
-def test_spans_name_exactly_the_numbers(numbers: set[int]) -> None:
-    read: set[int] = set()
-    for part in spans(sorted(numbers)).split(","):
-        first, _, last = part.partition("-")
-        read |= set(range(int(first), int(last or first) + 1))
-    assert read == numbers
-    assert spans([]) == ""
-    assert spans([5, 0, 1, 2, 2]) == "0-2,5"
 
 
 # In a notebook

@@ -2,7 +2,6 @@
 
 import io
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,12 +125,6 @@ def test_tables_name_links_and_what_a_query_attends_to() -> None:
     assert "L0H0  t1 0.60   t3 0.30   [CLS] 0.10" in out
 
 
-def test_every_place_that_a_query_names_has_its_table() -> None:
-    record = record_of(map_of(tokens_of(["it", "is", "it"])))
-    out = printed(record, query="it")
-    assert "(token 0)" in out and "(token 2)" in out and "(token 1)" not in out
-
-
 def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere() -> None:
     record = record_of(map_of(tokens_of(["When", "Mary", "it"]), kind="decoder", layers=10, heads=3))
     weights = record.maps[0].weights
@@ -154,13 +147,6 @@ def test_each_kind_of_attention_is_named() -> None:
         "decoder",
         "cross",
     ]
-
-
-def test_heads_that_are_not_there_are_left_out() -> None:
-    record = simple(5, heads=5)
-    record.maps[0].weights[1, 4] = np.nan
-    out = printed(record)
-    assert "L0H4" in out and "L1H4" not in out and "nan" not in out
 
 
 # What a terminal would obey
@@ -191,15 +177,3 @@ def test_labels_are_shown_literally(heads: int, colour: bool) -> None:
             assert harm not in out
         shown = "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in HOSTILE[place])
         assert f"what “{shown}” (token {place})" in out
-
-
-@pytest.mark.parametrize(("encoding", "shades"), [("utf-8", "·░▒▓█"), ("ascii", ".:+#@")])
-def test_the_legend_names_the_least_weight_of_each_shade(encoding: str, shades: str) -> None:
-    out = printed(simple(4, layers=1, heads=1), encoding=encoding)
-    legend = next(line for line in out.splitlines() if line.startswith("weight"))
-    told = legend.split()[1:]
-    assert told == [
-        part
-        for shade, least in zip(shades, ("0.05", "0.2", "0.4", "0.6", "0.8"), strict=True)
-        for part in (shade * 2, least)
-    ]

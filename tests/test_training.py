@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.models import catalog
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.training import study
@@ -116,15 +116,6 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
     assert "training.png" in out
 
 
-def test_one_of_another_shape_or_vocabulary_is_left_out(own_run: Path) -> None:
-    train(own_run / "other", (3,), n_heads=4)
-    (own_run / "other" / "checkpoint-3").rename(own_run / "checkpoint-3")
-    found = attnscope.training(f"{own_run}/checkpoint-*", TEXTS, QUICK)
-    assert found.steps == (0, 5, 10)
-    (one,) = found.run["skipped"]
-    assert one["reason"].startswith("it has 8 heads, and not those of ")
-
-
 def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = LoadOptions.load
 
@@ -169,15 +160,6 @@ def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest
     )
     found = attnscope.load_record("out/training.npz")
     assert (found.steps, found.corpus["complete"]) == ((0, 5), False)
-
-
-def test_an_interruption_before_any_is_done_is_one(monkeypatch: pytest.MonkeyPatch, trained: Path) -> None:
-    def stop(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LoadOptions, "load", stop)
-    with pytest.raises(KeyboardInterrupt):
-        attnscope.training(f"{trained}/checkpoint-*", TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +220,6 @@ def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path: Path) 
     told = [(Path(one["source"]).name, one["reason"]) for one in skipped]
     assert told[0][0] == "final" and "no step" in told[0][1]
     assert told[1][0] == "step9" and "its step 9 is that of" in told[1][1]
-
-
-def test_names_without_numbers_are_places_in_their_order() -> None:
-    stages, skipped = stages_of(["base", "after", "org/name@main"])
-    assert [(stage.step, stage.name) for stage in stages] == [(0, "after"), (1, "base"), (2, "org/name@main")]
-    assert not skipped
-    with pytest.raises(UsageError, match="no checkpoint is given"):
-        stages_of([])
 
 
 def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

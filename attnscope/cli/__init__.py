@@ -197,10 +197,6 @@ def _fail_usage(error: Any) -> NoReturn:
         message = re.sub(theirs, ours, message)
     command = getattr(error.ctx, "command_path", "attnscope")
     hint = f"see {command} --help"
-    # An unknown flag may belong to other commands.
-    flag = error.option_name if type(error).__name__ == "NoSuchOption" else ""
-    if flag and 1 <= len(others := _commands_with(flag)) <= 4:
-        message, hint = f"No such option: {flag}", f"{flag} belongs to {' and '.join(others)}; {hint}"
     # An unquoted text looks like several arguments.
     takes = {parameter.name for parameter in error.ctx.command.params} if getattr(error, "ctx", None) else set()
     if "text" in takes and message.startswith("Got unexpected extra argument"):
@@ -220,11 +216,6 @@ def commands() -> dict[str, Any]:
         if not inner:
             found[path] = one
     return dict(reversed(found.items()))
-
-
-def _commands_with(flag: str) -> list[str]:
-    """Return the commands that have an option."""
-    return [name for name, one in commands().items() if any(flag in parameter.opts for parameter in one.params)]
 
 
 def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:

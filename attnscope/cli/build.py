@@ -189,18 +189,3 @@ def complete_models(incomplete: str) -> list[str]:
     from attnscope.models.catalog import list_models
 
     return [entry.name for entry in list_models() if entry.name.startswith(incomplete)]
-
-
-def complete_roles(incomplete: str) -> list[str]:
-    """Return the roles that begin so, each ready for its threshold."""
-    from attnscope.studies.heads.roles import RULES
-
-    return [f"{role}=" for role in RULES if role.startswith(incomplete)]
-
-
-def complete_measures(incomplete: str) -> list[str]:
-    """Return lists of measures whose last one begins so."""
-    from attnscope.core.catalogue import MEASURES
-
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in MEASURES if name.startswith(last)]

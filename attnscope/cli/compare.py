@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.errors import UsageError
-from attnscope.options import option, options
 from attnscope.studies.compare.options import CompareOrder
 from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
@@ -17,15 +16,8 @@ if TYPE_CHECKING:
     from attnscope.studies.inputs.texts import Report
 
 
-@options
-class OneTextWanted(TextsWanted):
-    """One text or a corpus; words after the text lead to an error that explains what to do."""
-
-    more: tuple[str, ...] = option("", default=(), argument=True, rare=True)
-
-
 def compare(
-    *, texts: OneTextWanted, order: CompareOrder, model: Chosen, running: SharedWork, drawing: Drawing, files: Files
+    *, texts: TextsWanted, order: CompareOrder, model: Chosen, running: SharedWork, drawing: Drawing, files: Files
 ) -> None:
     """Compare heads with each other, on two texts, or between two models.
 
@@ -34,8 +26,6 @@ def compare(
     - `attnscope compare "It was too tired." --with "It was too wide." --query it`
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
-    if texts.more:
-        raise UsageError("one TEXT is compared, with a second one by --with", "several texts come from a file: --file")
     # What can be refused is, before a model is loaded.
     output = files.plan("compare", **drawing.changes())
     order.require_for(texts)

@@ -71,6 +71,5 @@ def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
         return print_json({"schema": "attnscope.model/1", **about.as_json(), "tokenizer": tokenizer.name})
     lines = about.lines(tokenizer.name)
     columns = [TextColumn("", lambda line: line[0], style="dim"), TextColumn("", lambda line: line[1], wraps=True)]
-    open_console().print(TextTable(columns, [line for line in lines if line[0] != "sha256"], header=False))
-    print(f"sha256 {dict(lines)['sha256']}")  # below, on a line of its own
+    open_console().print(TextTable(columns, lines, header=False))
     return None

@@ -33,7 +33,7 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
 
 @contextlib.contextmanager
 def progress_of_steps(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
-    """Show a progress bar on stderr for work with counted steps, with the time left; only on a terminal."""
+    """Show the progress of work with counted steps."""
     with _bar(quiet, what) as update:
         yield (lambda done, of: update(completed=done, total=of)) if update else None
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import AttnscopeError, UsageError, amount
-from attnscope.questions.trace import Trace, heading_of, section_of
-from attnscope.report.plain_text import safe, spell_out_parts
-from attnscope.report.steps import draw_numbers, draw_section, draw_title
+from attnscope.questions.trace import Trace, draw_numbers, draw_section, draw_title, heading_of
+from attnscope.report.plain_text import safe
 
 ROUNDING = 0.01
 """An answer may be off by this much, or by this share of the number: two decimals are enough."""
@@ -50,11 +49,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         )
 
     def show(*parts: RenderableType) -> None:
-        console.print(spell_out_parts(parts, console))
-
-    def show_numbers(step: Step, *before: RenderableType) -> None:
-        numbers = draw_numbers(step, trace.tokens, console)
-        show(*before, *numbers)
+        console.print(Group(*parts))
 
     # The steps in order: those that are asked wait for an answer, others are shown.
     help = "Type the numbers of each step with spaces between. Two decimals are enough."
@@ -67,10 +62,11 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         # A heading before the first step of each head.
         if step["head"] != head:
             head = step["head"]
-            show(draw_section(section_of(trace, head)))
+            show(draw_section(trace, head))
         title, formula, code = draw_title(step, number)
+        numbers = draw_numbers(step, trace.tokens, console)
         if not _is_asked(trace, step):
-            show_numbers(step, title, formula, code)
+            show(title, formula, code, numbers)
             continue
         # The question, the answer, then the numbers.
         labels = " ".join(trace.tokens["key"]) if step["axes"] == ["key"] else ""
@@ -84,7 +80,7 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
             n_right += 1
         else:
             grade, color = "Wrong. The numbers are:", "red"
-        show_numbers(step, Text(f"    {grade}", style=color))
+        show(Text(f"    {grade}", style=color), numbers)
     show(Text(f"\n{n_right} of {len(questions)} right", style="bold"))
 
 

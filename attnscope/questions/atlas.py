@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 from attnscope.questions.heads import ROLES
 from attnscope.report.blocks import Note, Ranking, Report, Words
-from attnscope.report.numbers import percent
 from attnscope.report.plain_text import cut
 from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
 from attnscope.results.result import Result
@@ -42,11 +41,6 @@ OUTSIDE_SINKS = (
     "texts)"
 )
 """What the attention on a key or pair is divided by in its lift."""
-
-STANDS_OUT = 0.05
-"""Share of attention beyond uniform attention's at an offset, from which on the offset is named."""
-
-N_TOKENS, N_AROUND = 3, 4
 
 _STAND_OUT, _MOST_CELLS = 5, 70
 """Heads that the terminal names first, and letters of the line of each."""
@@ -156,21 +150,6 @@ class Atlas(Result):
         characters = self.grids["characters"][first : first + int(examples["n_characters"][example])]
         return characters.astype("<u4").tobytes().decode("utf-32-le", "replace")
 
-    def pieces(self, example: int) -> list[tuple[str, str]]:
-        """Return of each shown token what stands before it, and its characters in the source, else its label."""
-        # Without the source there are labels alone.
-        excerpt = self.excerpt(example)
-        labels = self.labels(example)
-        if not excerpt:
-            return [(" " * (at > 0), label) for at, label in enumerate(labels)]
-        # With it: the space before each token, and its characters.
-        shown = self.table("shown").select(self.tokens_of(example))
-        pieces, end = [], 0
-        for label, start, stop in zip(labels, shown["start"].tolist(), shown["stop"].tolist(), strict=True):
-            pieces.append((excerpt[end:start], excerpt[max(start, end) : stop] or label))
-            end = max(end, stop)
-        return pieces
-
     def require_whole(self) -> None:
         """Refuse what `Result` does, and examples whose weights or characters are not there."""
         super().require_whole()
@@ -219,14 +198,9 @@ class Atlas(Result):
         )
         n_examples = amount(len(self.table("examples")), "example")
         counted = f"{amount(len(heads), 'head')}, {n_examples}"
-        # One head gets its own section; several get a short list of those that stand out.
-        if len(order) == 1:
-            answer = f"{names[order[0]]}: {does[order[0]]}"
-            first = _about(self, order[0])
-        else:
-            answer = counted if sort else f"{counted}: these heads have most to show"
-            lines = [f"{names[head]:<7}{cut(does[head], _MOST_CELLS)}" for head in order[:_STAND_OUT]]
-            first = Note(lines=lines)
+        answer = counted if sort else f"{counted}: these heads have most to show"
+        most = 1000 if len(order) == 1 else _MOST_CELLS
+        first = Note(lines=[f"{names[head]:<7}{cut(does[head], most)}" for head in order[:_STAND_OUT]])
         return Report(
             model=model_of(self.run),
             answer=[answer],
@@ -268,62 +242,10 @@ def _does(atlas: Atlas) -> list[str]:
     return lines
 
 
-def _about(atlas: Atlas, head: int) -> Note:
-    """Return what stands on the card of a head: where it looks, which tokens, and its best example."""
-    lines = {
-        "offset": _offset(atlas, head),
-        "pairs": _tokens(atlas, head, "pairs"),
-        "keys": _tokens(atlas, head, "gets"),
-        "queries": _tokens(atlas, head, "asks"),
-        "example": _best_example(atlas, head),
-    }
-    return Note(lines=[f"{name}: {line}" for name, line in lines.items() if line])
-
-
 def _notes(atlas: Atlas) -> list[str]:
     """Return how to read cards and the ranking."""
     return [
         "KL explained: the share of what sets a head apart from uniform attention that its line predicts on held-out "
         "texts",
-        "pairs (query → key): those with the largest lift; offset: of the key from the query, where attention is "
-        "furthest above uniform attention",
-        f"lift: attention divided by {OUTSIDE_SINKS}",
         f"examples are ranked by {printable(atlas.options.get('score', ''))}",
     ]
-
-
-def _tokens(atlas: Atlas, head: int, side: str) -> str:
-    tokens = atlas.table("tokens")
-    rows = np.flatnonzero((tokens["head"] == head) & (tokens["side"] == side))[:N_TOKENS]
-    pairs = zip(tokens["query"][rows].tolist(), tokens["key"][rows].tolist(), strict=True)
-    return ", ".join("→".join(cut(printable(token), 12) for token in pair if token) for pair in pairs)
-
-
-def _offset(atlas: Atlas, head: int) -> str:
-    """Return the offset at which a head is furthest above uniform attention, and its share there."""
-    profile = atlas.grids["profile"][head, 1:-1]
-    above = profile - atlas.grids["even_profile"][head, 1:-1]
-    if not np.isfinite(above).any():
-        return ""
-    best = int(np.nanargmax(above))
-    if above[best] < STANDS_OUT:
-        return "–"
-    offset = best - FURTHEST
-    return f"{f'{offset:+d}' if offset else '0'} {percent(profile[best])}"
-
-
-def _best_example(atlas: Atlas, head: int) -> str:
-    """Return the tokens around the one that counts most in a head's best example."""
-    # The first of the examples that a head does most on.
-    examples = atlas.table("examples")
-    mine = (examples["head"] == head) & (examples["why"] == "top") & (examples["rank"] == 0)
-    if not mine.any():
-        return ""
-    example = int(np.flatnonzero(mine)[0])
-    focus = max(0, int(examples["focus"][example]))
-    # The tokens around its focus, which stands in brackets.
-    first = max(0, focus - N_AROUND)
-    words = []
-    for place, (before, token) in enumerate(atlas.pieces(example)[first : focus + N_AROUND + 1], first):
-        words.append(f"{before}[{token}]" if place == focus else f"{before}{token}")
-    return printable("".join(words), 80)

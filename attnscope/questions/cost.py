@@ -22,9 +22,6 @@ GROUPS = {
 }
 """The groups of quantities in their order, and what they are called."""
 
-EXACT_TO = 2**53
-"""Whole numbers up to which float64 holds every one."""
-
 
 def _sizes(listed: str) -> dict[str, int]:
     sizes = {}
@@ -154,16 +151,11 @@ def _sizes_line(cost: Cost) -> str:
 def _blocks(cost: Cost) -> Iterator[Block]:
     table = cost.table("quantities")
     names = table["what"].tolist()
-    # Short numbers for the table, exact ones where digits still mean something.
-    short = []
-    exact = []
     formulas = []
-    columns = (table[name].tolist() for name in ("value", "unit", "formula", "numbers"))
-    for value, unit, formula, numbers in zip(*columns, strict=True):
-        is_whole = unit != "share" and value <= EXACT_TO
-        short.append(abbreviate(value, unit))
-        exact.append(f"{value:,.0f}" if is_whole else abbreviate(value, unit))
+    for formula, numbers in zip(table["formula"].tolist(), table["numbers"].tolist(), strict=True):
         formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
+    sizes = zip(table["value"].tolist(), table["unit"].tolist(), strict=True)
+    short = Words("value", [abbreviate(value, unit) for value, unit in sizes], right=True)
     # One table per group of quantities.
     for group, title in GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
@@ -172,7 +164,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
             what="",
             names=names,
             table=table,
-            columns=[Words("", short, right=True)],
+            columns=[short],
             order=rows,
             most=len(rows),
         )
@@ -183,7 +175,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         what="",
         names=names,
         table=table,
-        columns=[Words("value", exact, right=True), Words("formula", formulas, wraps=True)],
+        columns=[short, Words("formula", formulas, wraps=True)],
         order=range(len(table)),
         most=len(table),
     )

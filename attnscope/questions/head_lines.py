@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from attnscope.errors import UsageError, amount
-from attnscope.questions.ablate import quantity_column
 from attnscope.questions.head_roles import RoleGrid, marks_of
 from attnscope.report.blocks import Block, Note, Ranking, Special, Words
 from attnscope.report.numbers import interval, number, percent, q_value
@@ -39,9 +37,6 @@ MOST_TOLD = 10
 MOST_LETTERS = 36
 """Letters of a head's line in that list; the whole line comes with --all."""
 
-_EFFECTS = ("zero_loss", "zero_l2", "zero_kl")
-"""Columns of what changes without a head that are titled as `ablate` titles them."""
-
 _SHARES = re.compile(r" \((\d+%; uniform )?\d+%\)")
 _PARTS = re.compile(r"(?<=[,;]) (?![^(]*\))")
 """Where a line may be cut: after a comma or semicolon that is in no brackets."""
@@ -58,9 +53,6 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     effect = _effect_column(result)
     if effect:
         columns.append(effect)
-        if effect in _EFFECTS:
-            titled = replace(table.columns[effect], short=quantity_column(effect).short)
-            table = Table({**table.columns, effect: titled}, table.values)
     # The interval and the explained share appear only where some head has one.
     said = [Words("value [95%]", _values(result)), Words("KL explained", _explained_texts(table))]
     columns += [words for words in said if any(words.texts)]
@@ -234,21 +226,17 @@ def _evidence(result: Result) -> Block:
 
 
 def sample_line(result: Any) -> str:
-    """Return on which texts heads were described; empty = they were not.
-
-    Such as "described from 274 of 2,001 texts (2,000 queries): fitted on 137, scored on 137 others".
-    """
+    """Return on which texts heads were described, such as "described from 274 texts (2,000 queries): …"."""
     described = result.options.get("described")
     if not described:
         return ""
-    # Numbers of texts and queries.
     n_sampled, n_queries, n_scored = (described[name] for name in ("n_texts", "n_queries", "n_scored"))
     n_texts = result.corpus.get("n_texts")
-    is_part = isinstance(n_texts, int) and n_texts > n_sampled
-    texts = f"{n_sampled:,} of {amount(n_texts, 'text')}" if is_part else amount(n_sampled, "text")
+    texts = amount(n_sampled, "text")
+    if isinstance(n_texts, int) and n_texts > n_sampled:
+        texts = f"{n_sampled:,} of {amount(n_texts, 'text')}"
     queries = amount(n_queries, "query", "queries")
-    fitted, scored = n_sampled - n_scored, amount(n_scored, "other")
-    return f"described from {texts} ({queries}): fitted on {fitted:,}, scored on {scored}"
+    return f"described from {texts} ({queries}): fitted on {n_sampled - n_scored:,}, scored on {n_scored:,} others"
 
 
 def description_notes(result: Result) -> list[str]:
@@ -274,12 +262,6 @@ def description_notes(result: Result) -> list[str]:
         notes.append(
             f"these texts cannot tell how much of {amount(n_unsure, 'head')} is explained: the interval is wider than "
             f"{100 * UNSURE:.0f} points, or there is none (?); give more texts, as a head that mostly rests needs many"
-        )
-    is_told = heads["description"] != ""
-    n_other = int((~np.isin(heads["kind"], heads["kind"][is_told])).sum())
-    if n_other:
-        notes.append(
-            f"{amount(n_other, 'head is', 'heads are')} not described: only the first kind of attention of a model is"
         )
     notes.append(
         "nouns 1.6× (door, key): nouns, such as door and key, get 1.6 times what the rest of the line gives them; "

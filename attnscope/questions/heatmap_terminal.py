@@ -23,7 +23,7 @@ from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN, Sound
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
 from attnscope.report.numbers import percent, weight
-from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe, spell_out
+from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import change_notes, hidden_tokens
 from attnscope.results.tokens import Tokens
@@ -102,7 +102,7 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
         lines.append(f"none is above {FAINT:g}: --scale head shades each head by its own largest weight")
     text = Text(cut(safe(title), 80), style="bold")
     for line in lines:
-        text.append(f"\n{spell_out(line, console)}", style="not bold")
+        text.append(f"\n{line}", style="not bold")
     return text
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import RenderableType
+from rich.text import Text
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError, amount, safe
 from attnscope.options import numbers_from, option, options
 from attnscope.report.blocks import Block, Grid, Report, Special
+from attnscope.report.matrix import matrix
 from attnscope.report.wording import model_of, printable
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, count, text
@@ -54,6 +58,9 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "H": ("n_heads", "queries", "value_columns"),
 }
 """What the lines start from, by the names that they use, and what the axes are."""
+
+_AXES = {"query": ("query", "queries"), "key": ("key",), "sink": ("sink",)}
+"""What an axis has; other axes have columns."""
 
 _KINDS = {"may": "flag"}
 
@@ -267,32 +274,49 @@ def _check_line(trace: Trace) -> str:
     return f"against {printable(check.get('kernel', ''), 200)}: {', '.join(parts)}"
 
 
-def section_of(trace: Trace, head: int) -> str:
-    """Return the heading above the steps of a head, or above those of all heads."""
-    return "All heads together" if head < 0 else f"Head {head} (of heads 0 to {trace.options['n_heads'] - 1})"
-
-
+@dataclass(frozen=True, eq=False)
 class _Steps:
     """Every step with its shape, its formula, its line of NumPy and its numbers, in the terminal."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+    trace: Trace
 
-    def show(self, console: Any, *, every: bool) -> Sequence[Any]:
-        """Return the lines of all steps."""
-        from attnscope.report.steps import draw_numbers, draw_section, draw_title
-
-        trace = self._trace
-        parts: list[Any] = []
+    def show(self, console: Any, *, every: bool) -> Sequence[RenderableType]:
+        """Return the lines of all steps, with a heading where another head begins."""
+        parts: list[RenderableType] = []
         head = None
-        for place, step in enumerate(trace.steps, start=1):
-            # A heading where another head begins.
+        for number, step in enumerate(self.trace.steps, start=1):
             if step["head"] != head:
                 head = step["head"]
-                parts.append(draw_section(section_of(trace, head)))
-            parts += draw_title(step, place)
-            parts += draw_numbers(step, trace.tokens, console)
+                parts.append(draw_section(self.trace, head))
+            parts += draw_title(step, number)
+            parts.append(draw_numbers(step, self.trace.tokens, console))
         return parts
 
     def draw(self, report: Report, lettering: Any) -> Any:
         """Draw nothing: a trace has no figures."""
+
+
+def draw_section(trace: Trace, head: int) -> Text:
+    """Return the heading above the steps of a head, or above those of all heads."""
+    title = f"Head {head} (of heads 0 to {trace.options['n_heads'] - 1})"
+    return Text(f"\n{'All heads together' if head < 0 else title}", style="bold underline")
+
+
+def draw_title(step: Mapping[str, Any], number: int) -> list[Text]:
+    """Return the lines above the numbers of a step: its title and shape, its formula, and its line of NumPy."""
+    sizes = []
+    for axis, size in zip(step["axes"], step["value"].shape, strict=True):
+        sizes.append(amount(size, *_AXES.get(axis, ("column",))))
+    return [
+        Text.assemble((f"\n{number:>2}  {safe(step['title'])}", "bold"), (f"  ({', '.join(sizes)})", "dim")),
+        Text(f"    {safe(step['formula'])}"),
+        Text(f"    {safe(step['code'])}", style="cyan"),
+    ]
+
+
+def draw_numbers(step: Mapping[str, Any], tokens: Mapping[str, Sequence[str]], console: Any) -> RenderableType:
+    """Return the numbers of a step, with four decimals."""
+    value, axes = step["value"], step["axes"]
+    names = tokens.get(axes[0]) if value.ndim == 2 else None
+    is_bold = step["name"] == "weights"
+    return matrix(np.atleast_2d(value), names, tokens.get(axes[-1]), console, bold=is_bold)

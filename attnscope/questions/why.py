@@ -137,7 +137,6 @@ def _token(why: Why, side: str) -> str:
 
 
 def _answer(why: Why) -> list[str]:
-    # Keys that the mask hides.
     """Return what was asked, and the score with what it is compared with."""
     score = why.score
     hidden = {"later": score["masked_after"], "earlier": score["masked_before"]}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from attnscope.errors import safe
 from attnscope.report.numbers import four_decimals
-from attnscope.report.plain_text import cut, spell_out
+from attnscope.report.plain_text import cut
 
 _MOST_ROWS = 24
 _COLUMN_CELLS = 10
@@ -34,11 +34,11 @@ def matrix(
     labelled ones go on below. `names` are the labels of rows. `bold` marks the largest number of each row.
     """
     n_rows, n_columns = values.shape
-    labels = [spell_out(cut(safe(name), _LABEL_CELLS), console) for name in names or [""] * n_rows]
-    heads = [spell_out(cut(safe(label), _COLUMN_CELLS), console) for label in columns or [""] * n_columns]
+    labels = [cut(safe(name), _LABEL_CELLS) for name in names or [""] * n_rows]
+    heads = [cut(safe(label), _COLUMN_CELLS) for label in columns or [""] * n_columns]
     texts = [[four_decimals(value) for value in row] for row in values]
     largest = np.nanargmax(values, 1) if bold and n_columns else np.full(n_rows, -1)
-    mark = spell_out("…", console)
+    mark = "…"
 
     # As many columns side by side as there is room for.
     numbers = [text for row in texts for text in row]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.style import Style
-from rich.text import Span, Text
+from rich.text import Text
 
 from attnscope.drawing.inks import blend, ink_on
 from attnscope.errors import one_line
@@ -20,24 +19,26 @@ from attnscope.errors import safe as safe
 if TYPE_CHECKING:
     from attnscope.results.result import Result
 
-_ASCII = {
-    "√": "sqrt ",
-    "·": "*",
-    "×": "x",
-    "Σ": "sum",
-    "…": "..",
-    "−": "-",
-    "–": "-",
-    "²": "^2",
-    "³": "^3",
-    "≈": "~",
-    "≤": "<=",
-    "≥": ">=",
-    "ᵀ": "^T",
-    "‖": "||",
-    "Δ": "D",
-    "→": "->",
-}
+_ASCII = str.maketrans(
+    {
+        "√": "sqrt ",
+        "·": "*",
+        "×": "x",
+        "Σ": "sum",
+        "…": "..",
+        "−": "-",
+        "–": "-",
+        "²": "^2",
+        "³": "^3",
+        "≈": "~",
+        "≤": "<=",
+        "≥": ">=",
+        "ᵀ": "^T",
+        "‖": "||",
+        "Δ": "D",
+        "→": "->",
+    }
+)
 """What stands for the signs of our own formulas where the terminal's encoding cannot write them."""
 
 _USUAL_WIDTH = 80
@@ -48,11 +49,12 @@ class _PlainConsole(Console):
     """A console that obeys nothing in what it prints: all that is shown passes through `safe`, in whatever view."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        all_signs = has_unicode(self)
         for segment in super().render(renderable, options):
-            if segment.control or segment.text.isprintable():
-                yield segment
-            else:
-                yield Segment("\n".join(map(safe, segment.text.split("\n"))), segment.style)
+            text = segment.text if all_signs else segment.text.translate(_ASCII)
+            if not (segment.control or text.isprintable()):
+                text = "\n".join(map(safe, text.split("\n")))
+            yield Segment(text, segment.style, segment.control)
 
 
 def open_console(**how: Any) -> Console:
@@ -93,23 +95,6 @@ def cut(label: str, cells: int) -> str:
 def has_unicode(console: Console) -> bool:
     """Return whether the terminal's encoding can write every sign."""
     return console.encoding.lower().startswith("utf")
-
-
-def spell_out(text: str, console: Console) -> str:
-    """Return the text with signs that the terminal's encoding lacks spelled out."""
-    return text if has_unicode(console) else "".join(_ASCII.get(letter, letter) for letter in text)
-
-
-def spell_out_parts(parts: Iterable[RenderableType], console: Console) -> Group:
-    """Return the parts one below the other, each text spelled out, with its styles in place."""
-
-    def spell(text: Text) -> Text:
-        ends = [0, *accumulate(len(_ASCII.get(letter, letter)) for letter in text.plain)]
-        spans = [Span(ends[span.start], ends[min(span.end, len(ends) - 1)], span.style) for span in text.spans]
-        return Text(spell_out(text.plain, console), spans=spans, style=text.style)
-
-    all_signs = has_unicode(console)
-    return Group(*(part if all_signs or not isinstance(part, Text) else spell(part) for part in parts))
 
 
 def heading(title: str) -> Text:

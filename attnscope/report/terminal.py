@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from attnscope.errors import amount
@@ -29,7 +29,7 @@ from attnscope.report.blocks import (
 from attnscope.report.choices import find_moving, spread_evenly
 from attnscope.report.matrix import head_grid, matrix, room_for
 from attnscope.report.numbers import interval, number, small_number, step_text, writer_for
-from attnscope.report.plain_text import dim_lines, shade, spell_out, spell_out_parts
+from attnscope.report.plain_text import dim_lines, shade
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import printable
 from attnscope.results.table import Table
@@ -84,7 +84,7 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
     named = ", ".join(dict.fromkeys(filter(None, left_out)))
     if named:
         below.append(f"--all also prints: {named}")
-    return spell_out_parts([*parts, Text(), *dim_lines(below)], console)
+    return Group(*parts, Text(), *dim_lines(below))
 
 
 def render_block(block: Block, console: Console, *, every: bool = False) -> list[RenderableType]:
@@ -148,7 +148,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     columns = [
         TextColumn(
             block.what,
-            lambda row: spell_out(printable(block.names[row]), console),
+            lambda row: printable(block.names[row]),
             style="bold",
             wraps=widest > 30,
             least=min(widest, 30),
@@ -158,7 +158,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     for place, column in enumerate(block.columns):
         drop = place + 1 if place else 0
         if isinstance(column, Words):
-            columns.append(_words(column, drop, console))
+            columns.append(_words(column, drop))
         else:
             columns += number_columns(block.table, column, drop, rows)
     parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
@@ -169,11 +169,11 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     return parts
 
 
-def _words(column: Words, drop: int, console: Console) -> TextColumn:
+def _words(column: Words, drop: int) -> TextColumn:
     """Return a column of words."""
     return TextColumn(
         column.title,
-        lambda row: spell_out(printable(column.texts[row], 1000), console),
+        lambda row: printable(column.texts[row], 1000),
         wraps=column.wraps,
         least=12 if column.wraps else 1,
         drop=drop,

@@ -30,7 +30,6 @@ class AtlasOptions:
         "from uniform), or by a measure.",
         "--examples-by",
         default=CONTENT,
-        complete="measures",
     )
     examples: int = option("How many of its best texts each head shows.", default=10, least=0, most=100)
     sample: int = option(

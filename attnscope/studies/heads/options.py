@@ -86,7 +86,6 @@ class HeadsOptions:
         default_factory=dict,
         read=read_thresholds,
         several=True,
-        complete="roles",
         rare=True,
     )
     chunk: int | None = chunk_option()
@@ -252,7 +251,6 @@ def measures_option() -> Any:
         "Also print these measures, such as entropy_nats,window; all: every one. Figures then have a large map "
         "of each.",
         default=None,
-        complete="measures",
     )
 
 

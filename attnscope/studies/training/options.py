@@ -37,7 +37,6 @@ class TrainingOptions:
         "[default: previous_token, induction, first_token, entropy_nats]",
         default=MEASURES,
         read=_measures,
-        complete="measures",
     )
     loss: str = option(
         "auto: also the loss of each checkpoint on the texts, by what the model's head predicts; none: leave it out.",
