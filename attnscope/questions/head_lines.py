@@ -236,7 +236,7 @@ def sample_line(result: Any) -> str:
     if isinstance(n_texts, int) and n_texts > n_sampled:
         texts = f"{n_sampled:,} of {amount(n_texts, 'text')}"
     queries = amount(n_queries, "query", "queries")
-    return f"described from {texts} ({queries}): fitted on {n_sampled - n_scored:,}, scored on {n_scored:,} others"
+    return f"described from {texts} ({queries}): fitted on {n_sampled - n_scored:,}, scored on {amount(n_scored, 'other')}"
 
 
 def description_notes(result: Result) -> list[str]:
