@@ -236,7 +236,8 @@ def sample_line(result: Any) -> str:
     if isinstance(n_texts, int) and n_texts > n_sampled:
         texts = f"{n_sampled:,} of {amount(n_texts, 'text')}"
     queries = amount(n_queries, "query", "queries")
-    return f"described from {texts} ({queries}): fitted on {n_sampled - n_scored:,}, scored on {amount(n_scored, 'other')}"
+    others = amount(n_scored, "other")
+    return f"described from {texts} ({queries}): fitted on {n_sampled - n_scored:,}, scored on {others}"
 
 
 def description_notes(result: Result) -> list[str]:
