@@ -286,7 +286,7 @@ def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("steps", "style"),
-    [((3,), {}), ((0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512), {"width": "column", "title": False})],
+    [((3,), {}), ((0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512), {"width": "column", "caption": False})],
 )
 def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Path) -> None:
     record = small_training(steps=steps, n_heads=13)

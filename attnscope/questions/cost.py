@@ -176,6 +176,4 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         names=names,
         table=table,
         columns=[short, Words("formula", formulas, wraps=True)],
-        order=range(len(table)),
-        most=len(table),
     )

@@ -383,8 +383,6 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
         names=[title_of(heads.columns[name]) for name in names],
         table=Table.of_arrays(about, value=values, value_low=lows, value_high=highs, uniform=baselines),
         columns=["value", "uniform", Words(f"rank of {len(others)}", ranks)],
-        order=range(len(names)),
-        most=len(names),
         noun="measure",
         notes=["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"],
     )
@@ -409,8 +407,6 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
         names=[printable(name) for name in names],
         table=Table.of_arrays(about, largest=values, largest_low=lows, largest_high=highs, uniform=baselines),
         columns=["largest", Words("head", [result.head_names[row] for row in rows]), "uniform"],
-        order=range(len(names)),
-        most=len(names),
     )
 
 
@@ -432,8 +428,6 @@ def _needle_blocks(result: Heads) -> Iterator[Block]:
         names=[f"{length:,}" for length in lengths],
         table=Table({}, {}),
         columns=columns,
-        order=range(len(lengths)),
-        most=len(lengths),
         notes=["a token counts as written where it is the model's first choice after the right ones before it"],
     )
 

@@ -253,7 +253,7 @@ def _comparison(split: Split) -> Ranking:
     if len(split.table("drops")):
         columns.append(Words("without", without, wraps=True))
     names = [str(n) for n in counts["n_heads"].tolist()]
-    return Ranking(what="heads", names=names, table=counts, columns=columns, order=range(len(names)), most=len(names))
+    return Ranking(what="heads", names=names, table=counts, columns=columns)
 
 
 def _span(heads: Table, head: int) -> str:

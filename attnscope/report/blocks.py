@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class Ranking(Block):
         names: What each row of the table is called.
         table: The numbers.
         columns: Names of its columns, and columns of words. A narrow terminal leaves out the last ones.
-        order: The rows that are shown.
+        order: The rows that are shown; None = all, as they stand, also without --all.
         most: How many of them the terminal shows without --all.
         noun: What the rows are when they are counted; empty = `what`.
     """
@@ -89,7 +89,7 @@ class Ranking(Block):
     names: Sequence[str]
     table: Table
     columns: Sequence[str | Words]
-    order: Sequence[int]
+    order: Sequence[int] | None = None
     most: int = 5
     noun: str = ""
 
@@ -194,25 +194,16 @@ class Note(Block):
     lines: Sequence[str]
 
 
-class SpecialView(Protocol):
-    """The views of a block that one question alone has; a method returns nothing for a medium without it."""
-
-    def show(self, console: Any, *, every: bool) -> Sequence[Any]:
-        """Return what the terminal prints, for rich; `every` = with --all."""
-
-    def draw(self, report: Report, lettering: Any) -> Any:
-        """Return its figure, a `drawing.canvas.Drawing`."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Special(Block):
     """A block that one question alone has, and that draws itself.
 
     Attributes:
-        view: What shows it.
+        view: What shows it: `show(console, every=...)` returns what the terminal prints, `draw(report, lettering)` its
+            figure.
     """
 
-    view: SpecialView
+    view: Any
 
 
 @dataclass(frozen=True, eq=False)

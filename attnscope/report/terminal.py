@@ -142,7 +142,8 @@ def draw_heads(heads: Table, column: str, width: int) -> Text:
 
 def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableType]:
     """Draw a table of the first rows, each number with its interval."""
-    rows = list(block.order if every else block.order[: block.most])
+    order = range(len(block.names)) if block.order is None else block.order
+    rows = list(order if every or block.order is None else order[: block.most])
     widest = max((len(block.names[row]) for row in rows), default=1)
     # Names stay whole up to 30 letters, then wrap.
     columns = [
@@ -163,8 +164,8 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
             columns += number_columns(block.table, column, drop, rows)
     parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
     # Say how many rows are hidden.
-    if len(rows) < len(block.order):
-        n_more = amount(len(block.order) - len(rows), f"more {block.noun or block.what}")
+    if len(rows) < len(order):
+        n_more = amount(len(order) - len(rows), f"more {block.noun or block.what}")
         parts.append(Text(f"and {n_more}: --all prints all", style="dim"))
     return parts
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import amount
 from attnscope.results.result import is_interrupted
 
 if TYPE_CHECKING:
     from attnscope.questions.heatmap import Heatmap
-
-
-class OfTexts(Protocol):
-    """A record that was made on texts, and names them."""
-
-    @property
-    def corpus(self) -> Mapping[str, Any]:
-        """Return what it was made on."""
 
 
 PICTURES = "pictures"
@@ -59,12 +51,12 @@ def run_notes(run: Mapping[str, Any]) -> list[str]:
     return [" ".join(str(note).split()) for note in run.get("notes", ())]
 
 
-def of_senses(record: OfTexts) -> bool:
+def of_senses(record: Any) -> bool:
     """Return whether it was made on pictures or recordings: heads then have measures, and no roles."""
     return record.corpus.get("of") in (PICTURES, RECORDINGS)
 
 
-def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
+def corpus_line(record: Any, *, predictions: bool = False) -> str:
     """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions on request."""
     corpus = record.corpus
     # Nouns for what was counted: texts, pictures or recordings.
@@ -82,7 +74,7 @@ def corpus_line(record: OfTexts, *, predictions: bool = False) -> str:
     return ": ".join(part for part in (", ".join(counts), ", ".join(names)) if part)
 
 
-def corpus_notes(findings: OfTexts) -> list[str]:
+def corpus_notes(findings: Any) -> list[str]:
     """Return what is amiss with the texts: one sentence each."""
     corpus = findings.corpus
     # What ended early, then what was left out, then what went wrong.

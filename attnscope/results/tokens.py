@@ -112,18 +112,8 @@ class Tokens:
         return tuple(np.flatnonzero((self.segments == (wanted == "B")) & ~self.special).tolist())
 
     def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
-        """Return what to raise where `find` finds nothing: says which of a list is missing, and which tokens there are.
-
-        Args:
-            wanted: What a user named.
-            others: Tokens that were looked through as well.
-        """
-        texts = (self, *others)
-        parts = [part.strip() for part in wanted.split(",")]
-        missing = [part for part in parts if not any(tokens.find_one(part) for tokens in texts)]
-        if len(missing) < len(parts):
-            wanted = ",".join(missing) or wanted
-        labels = "; ".join(dict.fromkeys(tokens.list_labels() for tokens in texts))
+        """Return what to raise where `find` finds nothing, here and in other tokens: says which tokens there are."""
+        labels = "; ".join(dict.fromkeys(tokens.list_labels() for tokens in (self, *others)))
         return AttnscopeError(f"no token is {wanted!r}", f"the tokens are: {labels}")
 
     def list_labels(self) -> str:

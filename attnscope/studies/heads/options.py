@@ -125,10 +125,6 @@ def _lengths(listed: str) -> tuple[int, ...]:
     return whole_numbers(listed, "--lengths")
 
 
-def _depths(listed: str) -> tuple[float, ...]:
-    return tuple(percent / 100 for percent in whole_numbers(listed, "--depths"))
-
-
 def write_percent(depth: float) -> str:
     """Return a depth as measures are named by it: 0.125 is "12.5"."""
     return f"{100 * depth:g}"
@@ -148,11 +144,9 @@ class NeedleOptions:
         rare=True,
     )
     depths: tuple[float, ...] = option(
-        "With --probe needle: where in the text the needle is, in per cent.",
+        "Where in the text the needle is, as shares of its length.",
         default=(0.0, 0.25, 0.5, 0.75, 1.0),
-        read=_depths,
-        written="0,25,50,75,100",
-        rare=True,
+        python_only=True,
     )
     n: int = option("With --probe needle: needles per length.", "--needles", default=50, least=1, rare=True)
     answer: int = option(
@@ -290,4 +284,4 @@ class HeadsOrder:
         if self.probe is not None:
             require_choice("probe", self.probe, ("repeat", "needle"))
         if self.probe != "needle" and self.needles != NeedleOptions():
-            raise UsageError("--lengths, --depths and --needles are of --probe needle", "add --probe needle")
+            raise UsageError("--lengths and --needles are of --probe needle", "add --probe needle")
