@@ -307,7 +307,7 @@ def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
         (["--probe", "needle", "--chunk", "5"], "--chunk cannot be given beside --probe needle"),
         (["--probe", "needle", "--causal"], "--causal cannot be given beside --probe needle"),
         (["--probe", "repeat", "--lengths", "48"], "are of --probe needle"),
-        (["--probe", "needle", "--lengths", "1k"], "'1k' in --lengths"),
+        (["--probe", "needle", "--lengths", "1k"], "--lengths is '1k'"),
         (["--probe", "needle", "--threshold", "induction=.3"], "there is no role 'induction'"),
         (["--probe", "needle", "--measures", "induction"], "there is no measure 'induction'"),
         (["--probe", "thread"], "there is no probe 'thread'"),
