@@ -126,7 +126,7 @@ def test_a_text_is_read_from_stdin_or_a_file(run: Run, tmp_path: Path, monkeypat
 def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run: Run) -> None:
     text = "word " * 600
     result = run("heatmap", text, "--pick", "L0H0", "-f", "npz", "--pool", "0")
-    said = "the text has 602 tokens, the model takes 512: the first 510 of 600 tokens of the text are shown"
+    said = "the text has 602 tokens, the model takes 512: the first 510 of the text are shown"
     assert result.err.startswith(f"note: {said}") and len(result.err.splitlines()) == 1
     assert said in load(result.out.strip()).run["notes"][-1]
     assert run("heatmap", text, "--pick", "L0H0", "-f", "npz", "-q").err == ""

@@ -116,7 +116,7 @@ def test_what_is_no_text_is_refused(minilm: Model, text: str, where: str) -> Non
 
 def test_a_text_over_the_limit_is_cut_and_that_is_said(minilm: Model) -> None:
     text = "word " * 600
-    with pytest.warns(UserWarning, match=r"the text has 602 tokens, the model takes 512: the first 510 of 600") as told:
+    with pytest.warns(UserWarning, match=r"the text has 602 tokens, the model takes 512: the first 510 of the") as told:
         record = attnscope.heatmap(minilm, text, layers=[0], heads=[0])
     assert len(told) == 1
     assert told[0].filename == __file__  # it points at the caller
@@ -146,12 +146,10 @@ def test_cutting_keeps_what_it_says(first: int, second: int, limit: int) -> None
     if said:
         room = limit - len(special)
         assert f"takes {limit}:" in said
+        told = f"the first {room} of the text"
         if second:
-            told = [f"the first {len(kept[0])} of {first} tokens of the first text"]
-            told.append(f"the first {len(kept[1])} of {second} tokens of the second text")
-        else:
-            told = [f"the first {room} of {first} tokens of the text"]
-        assert all(part in said for part in told)
+            told = f"the first {len(kept[0])} of the first text and {len(kept[1])} of the second"
+        assert told in said
         if second:
             assert len(kept[0]) == first or len(kept[0]) >= room // 2
             assert len(kept[1]) == second or len(kept[1]) >= room // 2

@@ -3,7 +3,6 @@
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope
-from attnscope import hub
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer
@@ -172,27 +170,6 @@ def test_a_pipe_that_is_written_late_is_read(run: Run, tmp_path: Path) -> None:
     writer.join()
     assert status == 0, err
     assert attnscope.load_record(tmp_path / "out").text == "the cat"
-
-
-def test_a_download_that_brings_nothing_is_given_up_and_a_slow_one_is_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(hub, "STALL_S", 0.5)
-    monkeypatch.setattr(hub, "SILENCE_S", 0.1)
-    monkeypatch.setattr(hub, "_LOOK_S", 0.01)
-    held, ended = SimpleNamespace(n=0), threading.Event()
-
-    def size() -> int:
-        held.n += 1
-        if held.n == 200:
-            ended.set()
-        return held.n
-
-    assert hub.run_while_growing(lambda: ended.wait(60), size, "org/name") is True
-    assert capsys.readouterr().err == ""
-    with pytest.raises(TimeoutError, match=r"nothing came from org/name for 0\.5 s"):
-        hub.run_while_growing(threading.Event().wait, lambda: 0, "org/name")
-    assert capsys.readouterr().err == "note: waiting for org/name\n"
 
 
 # Numbers of another kind -------------------------------------------------------------------------------------------

@@ -65,11 +65,6 @@ class AnnotatedText:
         start, stop = self.words[number]
         return self.text[start:stop]
 
-    def target_word(self, number: int) -> str:
-        """Return the characters of a word of the target."""
-        start, stop = self.target_words[number]
-        return (self.target or "")[start:stop]
-
 
 class AnnotationError(Exception):
     """An annotation is malformed: the reason in one line, and the line from 1; None = not known."""

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
-from attnscope.hub import PATIENCE_S, run_while_growing, run_within
+from attnscope.hub import PATIENCE_S, run_within
 from attnscope.models.files import (
     HUB,
     MAIN,
-    cached_bytes,
     cached_folder,
     cached_ids,
     file_sha256,
@@ -340,7 +339,7 @@ def verify(source: Source) -> str:
 
 
 def _download(repo_id: str, revision: str, allow_pickle: bool = False, trust_remote_code: bool = False) -> Path:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     with _online(repo_id):
@@ -354,13 +353,7 @@ def _download(repo_id: str, revision: str, allow_pickle: bool = False, trust_rem
         if not sys.stderr.isatty():
             disable_progress_bars()
         files = sorted(weights | {name for name in names if name.endswith(endings)})
-        folder = Path(
-            run_while_growing(
-                lambda: snapshot_download(repo_id, allow_patterns=files, revision=revision),
-                lambda: cached_bytes(repo_id),
-                f"{repo_id} from {constants.ENDPOINT}",
-            )
-        )
+        folder = Path(snapshot_download(repo_id, allow_patterns=files, revision=revision))
     require_model(folder, allow_pickle)
     return folder
 

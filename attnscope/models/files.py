@@ -128,15 +128,6 @@ def cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN
     return None
 
 
-def cached_bytes(repo_id: str) -> int:
-    """Return how many bytes of a Hub model are in the cache, those of unfinished files among them."""
-    n = 0
-    for path in _home(repo_id).glob("blobs/*"):
-        with contextlib.suppress(OSError):  # renamed as it is finished
-            n += path.stat().st_size
-    return n
-
-
 def _home(repo_id: str) -> Path:
     return _cache() / f"models--{repo_id.replace('/', '--')}"
 

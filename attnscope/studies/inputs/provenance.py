@@ -5,15 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-from attnscope.errors import UsageError
-from attnscope.models.catalog import BUILT_IN, KNOWN
-from attnscope.models.files import HUB
 from attnscope.models.info import ModelInfo
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.pooled import PooledHeatmap
@@ -59,25 +55,6 @@ def run_of_example(notes: Sequence[str] = ()) -> dict[str, Any]:
         "versions": {name: known[name] for name in ("attnscope", "python", "numpy")},
         "notes": list(notes),
     }
-
-
-def model_of(run: Mapping[str, Any]) -> str:
-    """The model that a record names, where the record says where it was: a bare name alone may mean another on the Hub.
-
-    Raises:
-        UsageError: The model is not there any more, or the record does not say where it was.
-    """
-    name, source = str(run["model"]), str(run.get("source", ""))
-    if name in KNOWN or name in BUILT_IN:
-        return name
-    kind, _, folder = source.partition(" ")
-    if kind in ("folder", "file") and Path(folder).exists():
-        return folder
-    if source.startswith(HUB):
-        return source.removeprefix(HUB)
-    raise UsageError(
-        f"the model of the record, {name}, is not at the path that it names ({source or 'none'})", "name it with -m"
-    )
 
 
 @cache

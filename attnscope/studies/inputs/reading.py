@@ -418,24 +418,16 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     room = limit - int(tokens.special.sum())
     if room < 1:
         raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
-    # Share the room between both texts of a pair: the shorter keeps up to half.
-    parts = [ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1)]
-    shares = [len(part) for part in parts]
-    shorter = min(shares[1], room // 2) if shares[1] <= shares[0] else room - min(shares[0], room - room // 2)
-    # Keep the first tokens of each, and all special ones.
-    chosen = [parts[0][: room - shorter], parts[1][:shorter]] if shares[1] else [parts[0][:room]]
-    places = np.sort(np.concatenate([*chosen, np.flatnonzero(tokens.special)]))
+    # Of a pair, the longer text is cut first: the shorter one keeps up to half of the room.
+    first, second = (ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1))
+    n_second = max(min(len(second), room // 2), room - len(first))
+    kept = [first[: room - n_second], second[:n_second], np.flatnonzero(tokens.special)]
     more = "" if is_whole else "more than "
-    what = (
-        " and ".join(
-            f"the first {len(k)} of {more}{n} tokens of the {which} text"
-            for k, n, which in zip(chosen, shares, ("first", "second"), strict=False)
-        )
-        if shares[1]
-        else f"the first {room} of {more}{len(ordinary)} tokens of the text"
-    )
-    return tokens.take(places), (
-        f"the text has {more}{amount(len(tokens), 'token')}, the model takes {limit}: {what} are shown, the rest is "
+    parts = f"the first {room - n_second} of the text"
+    if len(second):
+        parts = f"the first {room - n_second} of the first text and {n_second} of the second"
+    return tokens.take(np.sort(np.concatenate(kept))), (
+        f"the text has {more}{amount(len(tokens), 'token')}, the model takes {limit}: {parts} are shown, the rest is "
         "left out"
     )
 
