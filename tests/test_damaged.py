@@ -232,8 +232,8 @@ PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [
     ("cost.npz", ("options", "n_tokens"), None, "for how many tokens"),
     ("cost.npz", ("options", "sizes", "n_heads"), "many", "its sizes are none"),
     ("ablation.npz", ("run", "kinds"), 3, "kinds of its run"),
-    ("ablation.npz", ("corpus", "n_copies"), [], "n_copies of its corpus"),
-    ("models.npz", ("corpus", "n_texts"), "many", "n_texts of its corpus"),
+    ("ablation.npz", ("corpus", "n_copies"), [], "a number of its corpus"),
+    ("models.npz", ("corpus", "n_texts"), "many", "a number of its corpus"),
 ]
 """Damage that was drawn, or failed in `repr` or in a notebook, once: record, place, value, what is said."""
 

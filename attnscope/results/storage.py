@@ -81,6 +81,11 @@ def require_writable(folder: Path) -> None:
     """Refuse a folder that takes no files, before the model runs for minutes; leave no trace."""
     if str(folder) == "-":
         raise UsageError("- is stdout, which takes no files", "name a folder with --out; --json prints to stdout")
+    if folder.exists() and not folder.is_dir():
+        raise AttnscopeError(
+            f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder",
+            "choose another folder with --out",
+        )
     with making_folders_for(folder / "file", "write into", folder):
         new = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
