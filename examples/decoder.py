@@ -275,8 +275,9 @@ class DecoderModel(LayeredModel):
 
     def untrained(self, seed: int) -> "DecoderModel":
         """Return the same architecture with the weights that training begins with."""
-        info = self._untrained_info(f"random weights, seed {seed}", source="random")
-        return DecoderModel(info, copy.deepcopy(self.network).draw(seed))
+        twin = super().untrained(seed)
+        twin.network.draw(seed)
+        return twin
 
 
 def wrap(network: Decoder) -> DecoderModel:

@@ -42,7 +42,6 @@ def damage_inputs(chance: random.Random) -> tuple[Any, Any]:
     ]
     shapes = [
         lambda t: t,
-        lambda t: [t, x],
         lambda t: (t,),
         lambda t: {"x": t},
         lambda t: {"y": t},
@@ -50,7 +49,6 @@ def damage_inputs(chance: random.Random) -> tuple[Any, Any]:
         lambda t: {"x": [t]},
         lambda t: (t, t),
         lambda t: {1: t},
-        lambda t: [x, t, x[:2]],
         lambda t: iter([t]),
     ]
     labels = [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import attnscope.models as models
 from attnscope.core.attention.probes import Weights
-from attnscope.core.attention.seam import attend, attention_weights
+from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
 from attnscope.models.own import glass_box as own
@@ -126,22 +126,6 @@ def test_induction_on_repeated_random_tokens(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_the_previous_token_head_there_is_no_induction(name):
-    half = np.random.default_rng(7).integers(FIRST_WORD, VOCABULARY, 13)
-    seen = {}
-
-    def silence_the_previous_token_head(call):
-        seen[call.layer] = attention_weights(call)
-        heads = attend(call).clone()
-        if call.layer == 0:
-            heads[:, 0] = 0
-        return heads
-
-    model(name).run(batch_of([BOS, REST, *half, *half, EOS]), silence_the_previous_token_head)
-    assert bool((seen[1][0, 1, 1:, 1] > 0.98).all())
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_every_head_writes_what_it_attends_to_into_a_slot_of_its_own(name):
     ids = OwnTokenizer().encode("A rose is a rose is a rose.").ids
     attention, hidden = weights_of(model(name), batch_of(ids))
@@ -237,17 +221,6 @@ def test_padding_on_either_side_does_not_matter(name):
             np.testing.assert_allclose(attention[:, row, :, place, place], alone[:, 0], atol=1.2e-7)  # as float32
             assert not attention[:, row, :, place][..., ~mask[row]].any()
             torch.testing.assert_close(hidden[row, place], hidden_alone[0], atol=1e-10, rtol=0)
-
-
-def test_the_causal_one_never_looks_ahead_and_own_only_in_layer_0():
-    ids = OwnTokenizer().encode("It was the best of times, it was the worst of times.").ids
-    causal, hidden = weights_of(model("own-causal"), batch_of(ids))
-    assert not np.triu(causal, 1).any()
-    prefix = weights_of(model("own-causal"), batch_of(ids[:9]))[1]
-    torch.testing.assert_close(prefix, hidden[:, :9], atol=1e-5, rtol=0)
-    both, _ = weights_of(model("own"), batch_of(ids))
-    assert np.triu(both[0], 1).any()
-    assert not np.triu(both[1], 1).any()
 
 
 # Text

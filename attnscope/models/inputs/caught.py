@@ -61,12 +61,11 @@ class SeenCall:
 
 
 class _Catch(TorchFunctionMode):
-    """Hands each attention to `do`, and notes which modules compute a softmax outside of these."""
+    """Hands each attention to `do`, with the name of the module that runs."""
 
     def __init__(self, do: Do) -> None:
         super().__init__()
         self.running: list[str] = []
-        self.softmaxes: list[str] = []
         self._do = do
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,12 +74,7 @@ class _Catch(TorchFunctionMode):
             return self._attend(*args, **kwargs)
         if function is F.multi_head_attention_forward:
             return self._multi_head(*args, **kwargs)
-        # A softmax over rows of a map is probably attention by hand: (…, query, key).
-        result = function(*args, **kwargs)
-        is_softmax = getattr(function, "__name__", "") == "softmax" and isinstance(result, Tensor)
-        if is_softmax and result.ndim > 2 and (result.ndim > 3 or result.shape[-1] == result.shape[-2]):
-            self.softmaxes.append(self._path)
-        return result
+        return function(*args, **kwargs)
 
     @property
     def _path(self) -> str:
@@ -201,7 +195,7 @@ class CaughtModule:
             kind, layer = planned[1]
             return probe(replace(call, kind=kind, layer=layer))
 
-        output, _ = self._forward(sample, do)
+        output = self._forward(sample, do)
         left = next(waiting, None)
         if left is not None:
             raise self._other_way(left[0])
@@ -218,11 +212,8 @@ class CaughtModule:
             "give inputs on which it always takes the same way",
         )
 
-    def rehearse(self, sample: inspect.BoundArguments, *, check: bool = True) -> tuple[list[SeenCall], list[str]]:
-        """Run the module to see its attentions, and compare each with what the module itself computes.
-
-        Return them in the order of computation, and the modules that compute a softmax outside of these.
-        """
+    def rehearse(self, sample: inspect.BoundArguments, *, check: bool = True) -> list[SeenCall]:
+        """Run the module to see its attentions, in order, and compare each with what the module itself computes."""
         calls: list[SeenCall] = []
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
@@ -238,7 +229,7 @@ class CaughtModule:
             calls.append(SeenCall(path, shape, (call.n_heads, call.n_kv_heads), hides_later))
             return output
 
-        output, softmaxes = self._forward(sample, do)
+        output = self._forward(sample, do)
         # The whole output must also agree: a module may drop weights after its attention.
         if check and calls:
             # As it is: by its own attention. What draws random numbers shows here.
@@ -247,9 +238,9 @@ class CaughtModule:
             what = "self-check: the module's output differs from its own with attention at the seam"
             for own, other in zip(_floats(output), _floats(theirs), strict=True):
                 _require_equal(what, own, other, len(calls))
-        return calls, softmaxes
+        return calls
 
-    def _forward(self, sample: inspect.BoundArguments, do: Do) -> tuple[Any, list[str]]:
+    def _forward(self, sample: inspect.BoundArguments, do: Do) -> Any:
         catch = _Catch(do)
         names = {module: path for path, module in self.module.named_modules()}
 
@@ -260,7 +251,7 @@ class CaughtModule:
             catch.running.pop()
 
         with self._turn(self._implementation), hooks(names, enter, before=True), hooks(names, leave), catch:
-            return self.module(*sample.args, **sample.kwargs), catch.softmaxes
+            return self.module(*sample.args, **sample.kwargs)
 
     @contextlib.contextmanager
     def _turn(self, implementation: str | None, seed: int = 0) -> Iterator[None]:

@@ -105,9 +105,12 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
     # Which of its attentions are shown.
     caught = CaughtModule(model, name)
     with torch.no_grad(), silence():
-        calls, softmaxes = caught.rehearse(sample, check=check)
+        calls = caught.rehearse(sample, check=check)
     if not calls:
-        raise _no_attention(name, softmaxes)
+        raise AttnscopeError(
+            f"{name} calls neither scaled_dot_product_attention nor nn.MultiheadAttention",
+            "a softmax by hand cannot be seen: call torch.nn.functional.scaled_dot_product_attention there",
+        )
     shape = _choose([call.shape for call in calls], n_labels, name)
     chosen = [call for call in calls if call.shape == shape]
     others = [call for call in calls if call.shape != shape]
@@ -136,7 +139,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
         dtype=name_dtype(first.dtype),
         device=str(device),
         checked=check,
-        notes=tuple(_notes(chosen, others, softmaxes)),
+        notes=tuple(_notes(chosen, others)),
     )
     return InputsModel(caught, info, sample, name_positions(labels, shape[0], shape[1]))
 
@@ -145,16 +148,6 @@ def _is_compiled(module: nn.Module) -> bool:
     """Return whether torch.compile made it or its forward."""
     by_method = getattr(module, "_compiled_call_impl", None) is not None
     return by_method or hasattr(module, "_orig_mod") or hasattr(module.forward, "_torchdynamo_orig_callable")
-
-
-def _no_attention(name: str, softmaxes: Sequence[str]) -> AttnscopeError:
-    message = f"{name} calls neither scaled_dot_product_attention nor nn.MultiheadAttention"
-    if not softmaxes:
-        return AttnscopeError(message, "its attention, if it has any, is no softmax, which attnscope cannot show")
-    return AttnscopeError(
-        f"{message}, and computes softmax by hand in {_named(softmaxes)}",
-        "matmul and softmax by hand cannot be seen: call torch.nn.functional.scaled_dot_product_attention there",
-    )
 
 
 def _choose(shapes: Sequence[Shape], n_labels: int | None, name: str) -> Shape:
@@ -168,10 +161,10 @@ def _choose(shapes: Sequence[Shape], n_labels: int | None, name: str) -> Shape:
     raise AttnscopeError(f"labels name {amount(n_labels, 'position')}, and {message}", "give one label per position")
 
 
-def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall], softmaxes: Sequence[str]) -> list[str]:
-    notes = [f"Layers are {_named([call.path for call in chosen])}, in the order of computation."]
-    if softmaxes:
-        notes.append(f"It also computes softmax by hand in {_named(softmaxes)}: attention there is not shown.")
+def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
+    paths = [call.path or "the module itself" for call in chosen]
+    paths = paths if len(paths) < 4 else [*paths[:2], "…", paths[-1]]
+    notes = [f"Layers are {', '.join(paths)}, in the order of computation."]
     if all(call.n_heads[0] == 1 for call in chosen):
         notes.append("Each sequence has one head. Heads that the module folds into the batch look like more sequences.")
     if others:
@@ -182,9 +175,3 @@ def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall], softmaxes: Se
 
 def _list(shapes: Sequence[Shape]) -> str:
     return " and ".join(f"{queries} queries on {keys} keys" for queries, keys in dict.fromkeys(s[1:] for s in shapes))
-
-
-def _named(paths: Sequence[str]) -> str:
-    """Name modules, the first and the last where they are many."""
-    distinct = [path or "the module itself" for path in dict.fromkeys(paths)]
-    return ", ".join(distinct) if len(distinct) < 4 else f"{distinct[0]}, {distinct[1]} … {distinct[-1]}"

@@ -2,9 +2,9 @@
 
 Nothing is guessed from names, and there is no table of architectures. The projections are the linear maps that read the
 stream, or a norm of it. What reaches the seam is a function of what they read; its derivative is W_Q, W_K or W_V of
-each head, as the model scales and orders its rows, and its value at 0 is the bias. Where the two do not add up to what
-the model computed, something else lies between, and the weights are not known. The first token of a text is looked at,
-which rotary positions leave as it is. A norm is what divides by a length: its gain and bias are measured.
+each head, as the model scales and orders its rows, and what is left over is the bias. Where the two do not give what
+the model computes of another token, something else lies between, and the weights are not known. First tokens are looked
+at, which rotary positions leave as they are. A norm is what divides by a length: its gain and bias are measured.
 """
 
 from collections.abc import Sequence
@@ -171,7 +171,7 @@ class _Passed:
 
 
 class _Look:
-    """Two runs of the model: as it is, and with projections that read 0.
+    """A run of the model on two texts, and what it shows.
 
     Attributes:
         blocks: The model's blocks, by place.
@@ -194,19 +194,20 @@ class _Look:
         # What linear maps were given since the last attention, and of each layer what its projections read.
         self._since: list[tuple[nn.Module, Tensor]] = []
         self._sources: dict[int, Tensor] = {}
-        self._maps: set[nn.Module] = set()
         self._slopes: dict[tuple[int, Role], Tensor] = {}
-        self._biases: dict[tuple[int, Role], Tensor] = {}
-        batch = example_batch(model)
+        # Two texts of different first tokens, the second of which checks what is found by the first: (2, token)
+        ids = example_batch(model).ids
         limit = model.info.max_tokens
-        if limit is None or batch.ids.shape[1] * 2 <= limit:
-            batch = Batch(batch.ids.repeat(1, 2))
-        self._run(batch)
+        if limit is None or ids.shape[1] * 2 <= limit:
+            ids = ids.repeat(1, 2)
+        ids = ids.repeat(2, 1)
+        ids[1, 0] = int(ids[0, 0] == 0)
+        self._run(Batch(ids))
 
-    # The runs --------------------------------------------------------------------------------------------------------
+    # The run ---------------------------------------------------------------------------------------------------------
 
     def _run(self, batch: Batch) -> None:
-        # The first run: every linear map starts a path, and the probe derives along those of its layer.
+        # Every linear map starts a path, and the probe derives along those of its layer.
         head = self._model.unembedding()
 
         def unembed(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -220,18 +221,6 @@ class _Look:
             hooks([] if head is None else [head], unembed),
         ):
             self.hidden = self._model.outputs(batch, self._observe).hidden.detach()
-
-        def read_zero(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            return (torch.zeros_like(inputs[0]), *inputs[1:]), named
-
-        def keep_biases(call: AttentionCall) -> Tensor:
-            for role in ROLES:
-                self._biases[call.layer, role] = _widen(_first_token(call, role))
-            return attend(call)
-
-        # The second run: with projections that read 0, only their biases reach the seam.
-        with torch.no_grad(), hooks(self._maps, read_zero, before=True):
-            self._model.run(batch, keep_biases)
 
     def _enter_map(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Make what a linear map is given the start of a path that can be derived."""
@@ -263,10 +252,9 @@ class _Look:
         for _, start in reversed(self._since):
             if entered is not None and (_same(start, entered) or self._norm_between(entered, start) is not None):
                 starts = [other for _, other in self._since if _same(other, start)]
-                self._maps |= {module for module, other in self._since if _same(other, start)}
                 self._sources[call.layer] = start.detach()
                 for role in ROLES:
-                    slopes = _derive(_first_token(call, role), starts)
+                    slopes = _derive(getattr(call, role)[0, :, 0], starts)
                     if slopes is not None:
                         self._slopes[call.layer, role] = slopes
                 break
@@ -361,25 +349,19 @@ class _Look:
         )
 
     def _projection(self, call: AttentionCall, role: Role) -> Projection | None:
-        """Return a projection, if slopes and biases add up to what reached the seam."""
+        """Return a projection, if the slopes and biases of one text's first token give the other's."""
         weight = self._slopes.get((call.layer, role))
-        bias = self._biases[call.layer, role]
         if weight is None:
             return None
-        # (head, d_head, d_model) @ (d_model,) + (head, d_head) must be the first token's row at the seam.
-        source = self._sources[call.layer].reshape(-1, weight.shape[-1])[0].to(weight)
-        expected = weight @ source + bias
+        # (text, d_model) at the first tokens, and (text, head, d_head) that reached the seam.
+        source = self._sources[call.layer].reshape(len(call.query), -1, weight.shape[-1])[:, 0].to(weight)
+        rows = getattr(call, role)[:, :, 0].detach().to(weight)
+        bias = rows[0] - weight @ source[0]
+        expected = weight @ source[1] + bias
         # Each product rounds, and so does their sum.
-        size = weight.abs() @ source.abs() + bias.abs()
+        size = weight.abs() @ source.abs().sum(0) + bias.abs()
         allowed = 8 * torch.finfo(call.query.dtype).eps * size.amax()
-        actual = _first_token(call, role).to(weight)
-        return Projection(weight, bias) if bool(((actual - expected).abs() <= allowed).all()) else None
-
-
-def _first_token(call: AttentionCall, role: Role) -> Tensor:
-    """Return the query, key or value of the first token, (head, d_head)."""
-    rows: Tensor = getattr(call, role)[0, :, 0]
-    return rows
+        return Projection(weight, bias) if bool(((rows[1] - expected).abs() <= allowed).all()) else None
 
 
 def _derive(rows: Tensor, starts: Sequence[Tensor]) -> Tensor | None:

@@ -39,11 +39,6 @@ class Checkpoint:
         has_prefix = f"{encoder.prefix}embeddings.word_embeddings.weight" in self._files_by_tensor
         self._prefix = encoder.prefix if has_prefix else ""
 
-    def has_layer(self, number: int) -> bool:
-        """Return whether it holds a layer of this number."""
-        start = f"{self._prefix}encoder.layer.{number}."
-        return any(name.startswith(start) for name in self._files_by_tensor)
-
     def plan(self) -> dict[str, str]:
         """Return the file's names of all tensors that a network needs, by ours; refuse missing and misshapen ones."""
         # Check names and shapes first: no tensor is read from a checkpoint that lacks one.

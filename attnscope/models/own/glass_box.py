@@ -45,7 +45,6 @@ Source: ours. Induction circuit: Elhage et al. 2021; Olsson et al. 2022. Reed-Mu
 chapter 13.
 """
 
-import copy
 import hashlib
 import math
 from collections.abc import Callable
@@ -351,6 +350,8 @@ def own_info(
 class OwnModel(LayeredModel):
     """A loaded glass box as a Model: two attention layers on a residual stream, without norms."""
 
+    sigma = D_MODEL**-0.5
+
     def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
         super().__init__(info, OwnTokenizer(), layers, layers, VOCABULARY)
         self._attentions = layers
@@ -374,19 +375,6 @@ class OwnModel(LayeredModel):
         import torch
 
         return torch.from_numpy(token_codes(ids.cpu().numpy())).to(ids.device)
-
-    def untrained(self, seed: int) -> "OwnModel":
-        """Return the same architecture with random weights, drawn as MultiHeadAttention draws them."""
-        import torch
-
-        chance = torch.Generator().manual_seed(seed)
-        layers = copy.deepcopy(self._attentions)
-        with torch.no_grad():
-            for layer in layers:
-                for weight in layer.parameters():
-                    weight.copy_((torch.rand(weight.shape, generator=chance) * 2 - 1) * math.sqrt(3 / D_MODEL))
-        info = self._untrained_info(f"Weights are random, seed {seed}.", source="random", heads=())
-        return OwnModel(info, layers, self._variant)
 
     def _embed(self, ids: "Tensor", mask: "Tensor | None") -> "Tensor":
         import torch

@@ -1,8 +1,9 @@
 """Models that are a stack of the project's own layers and no more."""
 
+import copy
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from attnscope.models.info import ModelInfo, require_length, require_numbers
 from attnscope.models.model import Batch, Model, Tokenizer
@@ -27,6 +28,7 @@ class LayeredModel(Model):
     """
 
     resumes = True
+    sigma = 0.02  # standard deviation of untrained weights, as BERT draws them
 
     def __init__(
         self,
@@ -76,6 +78,20 @@ class LayeredModel(Model):
             rows: Tensor = embedding(ids)
         return rows
 
-    def _untrained_info(self, note: str, **changes: Any) -> ModelInfo:
-        """Return the facts of the same architecture with random weights."""
-        return replace(self.info, name=f"{self.info.name} untrained", sha256="", notes=(note,), **changes)
+    def untrained(self, seed: int) -> Self:
+        """Return the same architecture with random weights: normal numbers in matrices, norms that change nothing."""
+        import torch
+
+        twin = copy.deepcopy(self)
+        share_lock(twin._roots)
+        chance = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for root in twin._roots:
+                for name, weight in root.named_parameters():
+                    if weight.ndim > 1:
+                        weight.copy_(torch.randn(weight.shape, generator=chance) * self.sigma)
+                    else:
+                        weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+        notes = (f"random weights, seed {seed}",)
+        twin.info = replace(self.info, name=f"{self.info.name} untrained", sha256="", notes=notes, heads=())
+        return twin

@@ -3,10 +3,8 @@
 Knows no transformers. Which families it reads, and what they call their tensors, stands in layouts.py.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -57,19 +55,6 @@ class NativeModel(LayeredModel):
         """Return the rows of the token embedding: (…,) token numbers -> (…, d_model)."""
         return self._look_up(self._network.word, ids)
 
-    def untrained(self, seed: int) -> "NativeModel":
-        """Return the same architecture with random weights, drawn as BERT draws them before training (sigma 0.02)."""
-        network = copy.deepcopy(self._network)
-        chance = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, weight in network.named_parameters():
-                if weight.ndim > 1:
-                    weight.copy_(torch.randn(weight.shape, generator=chance) * 0.02)
-                else:
-                    weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
-        info = self._untrained_info(f"random weights, seed {seed}")
-        return NativeModel(info, self.tokenizer, self._encoder, network)
-
 
 def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
     """Load a BERT-family encoder from safetensors; `models.load` explains device and precision.
@@ -90,9 +75,6 @@ def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") 
     encoder = Encoder.of(config)
     with ExitStack() as stack:
         weights = Checkpoint(weight_files(source.folder), encoder, stack)
-        if weights.has_layer(encoder.num_hidden_layers):
-            note = f"The file holds more layers than the {encoder.num_hidden_layers} that config.json asks for."
-            info = replace(info, notes=(note,))
         state = dict(_read_weights(weights, precision, where))
     # The network takes the tensors as they are: none is allocated twice.
     with torch.device("meta"):
