@@ -13,7 +13,7 @@ from attnscope.choice import Choice
 from attnscope.core.attention.probes import Gate
 from attnscope.core.attention.seam import attend
 from attnscope.core.interventions import Activations, Patch, Patched
-from attnscope.corpus import Block, Corpus, CorpusText
+from attnscope.corpus import Block, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models import load
 from attnscope.models.hf.assembling import wrap
@@ -135,16 +135,6 @@ def test_neither_batches_nor_passes_nor_resuming_change_an_effect(
     other = ablate(gpt2, TEXTS)
     for name in usual.table("heads").numbers:
         np.testing.assert_allclose(usual["heads"][name], other["heads"][name], rtol=1e-6, atol=1e-10)
-
-
-def test_padding_changes_no_effect_of_an_encoder() -> None:
-    model = wrap(tiny("bert", dtype=torch.float64))
-    together = ablate(model, TEXTS, AblateOptions(loss="none"))
-    values = []
-    for text in TEXTS:
-        found = ablate(model, [text], AblateOptions(loss="none", modes=("zero",)))
-        values.append(found["heads"]["zero_l2"])
-    np.testing.assert_allclose(together["heads"]["zero_l2"], np.mean(values, 0), rtol=1e-6)
 
 
 # Several together ----------------------------------------------------------------------------------------------
@@ -297,23 +287,6 @@ def test_a_classifier_predicts_the_class_that_the_whole_model_gives(tmp_path: Pa
 def test_what_cannot_be_done_is_said(gpt2: HuggingFaceModel, options: dict[str, Any], says: str) -> None:
     with pytest.raises(AttnscopeError, match=says):
         ablate(gpt2, TEXTS, AblateOptions(**options))
-
-
-def test_models_that_lack_what_is_asked_for(gpt2: HuggingFaceModel) -> None:
-    with pytest.raises(AttnscopeError, match="importance is the slope of a loss"):
-        ablate(gpt2, TEXTS, AblateOptions(loss="none", importance=True))
-    with pytest.raises(AttnscopeError, match="several kinds of attention"):
-        ablate(wrap(tiny("t5")), TEXTS, AblateOptions(choice=Choice(pick=((0, 0),))))
-    with pytest.raises(AttnscopeError, match="no token that hides another"):
-        ablate(wrap(tiny("bert")), TEXTS)
-
-
-def test_no_text(gpt2: HuggingFaceModel, tmp_path: Path) -> None:
-    with pytest.raises(AttnscopeError, match="no text"):
-        ablate(gpt2, [])
-    (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(AttnscopeError, match="no text is left"):
-        ablate(gpt2, Corpus(tmp_path / "empty.txt"))  # type: ignore[arg-type]
 
 
 def test_a_text_on_which_the_model_computes_nan_is_named() -> None:

@@ -77,15 +77,6 @@ def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dic
         assert "without L0H0, L0H1" in text
 
 
-def test_there_is_a_figure_for_each_quantity(tmp_path: Path) -> None:
-    assert [path.name for path in made().draw(tmp_path, ["png"])] == [
-        "effect-zero_loss.png",
-        "effect-zero_l2.png",
-        "effect-zero_kl.png",
-        "effect-importance.png",
-    ]
-
-
 # The command line -------------------------------------------------------------------------------------------------
 
 
@@ -129,10 +120,3 @@ def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
         assert bool(head["role"]) == (head["zero_l2"] is not None) == (head["mean_l2"] is not None)
     status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--no-describe")
     assert status == 0 and "zero Δ hidden" in out and "do nothing" in " ".join(out.split())
-
-
-def test_prune_needs_heads_and_a_folder(run: Any) -> None:
-    assert run("ablate", "--pick", "L0H0", "--save", "out")[0] == 2
-    status, _, err = run("ablate", "a cat", "--save", "out")
-    assert status == 2
-    assert "no head is named" in err

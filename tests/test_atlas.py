@@ -18,13 +18,12 @@ from attnscope.models.model import Model
 from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, Atlas
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.options import AtlasOptions
-from attnscope.studies.atlas.rows import WINDOW, excerpt_of
+from attnscope.studies.atlas.rows import WINDOW
 from attnscope.studies.atlas.scores import ScoredText, Scores
 from attnscope.studies.atlas.study import atlas
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.workers import Workers
-from attnscope.text import build_tokens
 from tests.atlas_helpers import examples_of, pieces_of, places_of, rows_of, weights_of
 from tests.conftest import SAMPLES, SENTENCES, Run, write_tiny
 from tests.heads_helpers import after
@@ -109,53 +108,7 @@ def test_what_the_decile_of_a_head_shows_is_a_fair_draw() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 19)
 
 
-@pytest.mark.parametrize("n_texts", [1, 3, 9, 10, 11, 57])
-def test_what_a_decile_shows_lies_within_its_ends(n_texts: int) -> None:
-    chance = np.random.default_rng(n_texts)
-    values = chance.normal(size=(n_texts, 4)).astype(np.float32)
-    values[:, 1] = np.rint(values[:, 1])  # many alike
-    values[chance.random(n_texts) < 0.3, 2] = np.nan
-    texts = [ScoredText(CorpusText(i, "t", i, text=str(i)), 0, 9, i) for i in range(n_texts)]
-    ends, drawn = Scores.of([("encoder", 0, h) for h in range(4)], texts, values, 2, n_texts).deciles()
-    for head in range(4):
-        known = np.sort(values[~np.isnan(values[:, head]), head])
-        if not len(known):
-            assert np.isnan(ends[head]).all() and (drawn[head] < 0).all()
-            continue
-        assert ends[head, 0] == known[0] and ends[head, 10] == known[-1] and (np.diff(ends[head]) >= 0).all()
-        assert {*ends[head].tolist()} <= {*known.tolist()}
-        for decile in np.flatnonzero(drawn[head] >= 0):
-            assert ends[head, decile] <= values[drawn[head, decile], head] <= ends[head, decile + 1]
-        assert (drawn[head] >= 0).sum() == min(10, len(known))
-
-
 # The same for every cut -----------------------------------------------------------------------------------------
-
-
-def made(n: int, n_heads: int, seed: int) -> tuple[list[ScoredText], np.ndarray[Any, Any]]:
-    chance = np.random.default_rng(seed)
-    lots = chance.integers(0, 50, n)  # many alike
-    texts = [ScoredText(CorpusText(i, "t", i, text=str(i)), 0, 9, int(lot)) for i, lot in enumerate(lots)]
-    values = chance.integers(0, 6, (n, n_heads)).astype(np.float32)  # many alike
-    values[chance.random(values.shape) < 0.2] = np.nan
-    return texts, values
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_parts_merge_to_what_all_texts_give(seed: int) -> None:
-    texts, values = made(90, 5, seed)
-    heads = [("encoder", 0, head) for head in range(5)]
-    whole = Scores.of(heads, texts, values, 4, 13)
-    numbers = np.random.default_rng(seed).permutation(90)
-    parts = [Scores.of(heads, [texts[i] for i in mine], values[mine], 4, 13) for mine in np.array_split(numbers, 7)]
-    merged = parts[0]
-    for part in parts[1:]:
-        merged = part.merge(merged)
-    assert merged.texts == whole.texts
-    np.testing.assert_array_equal(merged.values, whole.values)
-    for head, best in enumerate(whole.best()):
-        expected = sorted((-values[i, head], *texts[i].order) for i in range(90) if not np.isnan(values[i, head]))[:4]
-        assert [whole.texts[number].order for number in best] == [one[1:] for one in expected]
 
 
 def test_one_process_and_workers_write_the_same_bytes(
@@ -240,30 +193,6 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None
     assert found["distance"].shape == (14, 14) and (np.diag(found["distance"]) == 0).all()
     assert np.nanmin(found["distance"]) >= 0 and np.nanmax(found["distance"]) <= 1
     assert found["distance"][0, 2] > found["distance"][3, 10]  # previous and self; both on the start
-
-
-def test_an_excerpt_has_the_characters_of_the_source() -> None:
-    text = "He  said: \u201cNO\u201d \U0001f602."
-    offsets = [(-1, -1), (0, 2), (4, 8), (8, 9), (10, 11), (11, 13), (13, 14), (15, 16), (15, 16), (16, 17), (-1, -1)]
-    special = [start < 0 for start, _ in offsets]
-    labels = ["[CLS]", "he", "said", ":", '"', "no", '"', "<0xF0>", "<0x9F>", ".", "[SEP]"]
-    tokens = build_tokens(text, ids=range(11), pieces=labels, offsets=offsets, special=special)
-
-    def of(*places: int) -> tuple[str, list[tuple[str, str]]]:
-        """The excerpt, and of each token what stands before it and its characters."""
-        excerpt, spans = excerpt_of(tokens, np.array(places))
-        pieces, end = [], 0
-        for at, (start, stop) in zip(places, spans, strict=False):
-            pieces.append((excerpt[end:start], excerpt[max(start, end) : stop] or labels[at]))
-            end = max(end, stop)
-        return excerpt, pieces
-
-    excerpt, pieces = of(*range(11))
-    assert excerpt == text
-    assert pieces[1:6] == [("", "He"), ("  ", "said"), ("", ":"), (" ", "\u201c"), ("", "NO")]
-    assert pieces[7:9] == [(" ", "\U0001f602"), ("", "<0x9F>")]
-    assert of(0, 2, 3, 5, 6, 10)[0] == "said: \u2026 NO\u201d \u2026 ".replace("said", " \u2026 said")
-    assert of(0, 10)[0] == ""
 
 
 def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:

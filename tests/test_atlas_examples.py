@@ -8,7 +8,7 @@ import pytest
 
 from attnscope.questions.atlas import Atlas
 from tests.atlas_helpers import pieces_of, weights_of, with_examples
-from tests.atlas_page_helpers import ATLAS, EXAMPLES, NAMES, OpenedAtlas, _opened, mine, open_atlas
+from tests.atlas_page_helpers import ATLAS, EXAMPLES, OpenedAtlas, _opened, mine, open_atlas
 
 __all__ = ["_opened", "open_atlas"]
 
@@ -52,15 +52,6 @@ def test_examples_are_quoted_as_they_were_written(open_atlas: Callable[[Atlas], 
     assert prose.locator(".tok").all_inner_texts()[10:13] == ["AL", "ice", "\U0001f602"]
     command = opened.page.locator(".headcard code").evaluate("e => e.textContent")
     assert command == f"attnscope heatmap '{text}' -m minilm --pick L0H0 --query don"
-
-
-def test_deciles_say_their_ends(opened: OpenedAtlas) -> None:
-    opened.go("L1H1", tab="decile")
-    number = NAMES.index("L1H1")
-    for decile, article in enumerate(opened.page.locator(".examples article").all()):
-        assert article.locator(".exhead b").first.inner_text() == f"{10 * decile}\u2013{10 * decile + 10}%"
-        ends = [float(end) for end in article.locator(".ends").inner_text().split(" to ")]
-        assert ends == pytest.approx(ATLAS["deciles"][number, decile : decile + 2].tolist(), rel=0.06, abs=6e-3)
 
 
 @pytest.mark.parametrize("side", ["q", "k"])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import attnscope
-from attnscope.report.figures import pages
 from tests.conftest import Run
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
@@ -127,27 +126,3 @@ def test_what_cannot_be_is_one_line_and_a_hint(run: Run, arguments: list[str], s
     status, out, err = run("compare", "-m", "own", *arguments)
     assert (status, out) == (1, "")
     assert said in err
-
-
-def test_what_could_not_be_read_is_said_and_the_rest_is_compared(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"text": "the cat sat"}\n{broken\n{"text": "the mat"}\n', "utf-8")
-    status, out, err = run("compare", "-m", "own", "--file", "bad.jsonl", "-q")
-    assert status == 1
-    assert "bad.jsonl, line 2" in err
-    assert "most alike" in out
-
-
-def test_hostile_records_are_drawn(tmp_path: Path) -> None:
-    model = attnscope.load("minilm")
-    found = attnscope.compare_texts(model, "a $x^$ \u202e cat 你", "a $y^$ \u202e dog 你", query="a")
-    for name, page in pages(found):
-        assert page.pixels().size, name
-    one = attnscope.compare(model, "cat", attnscope.CompareOptions(choice=_one_head()))
-    for name, page in pages(one):
-        assert page.pixels().size, name
-
-
-def _one_head() -> object:
-    from attnscope.choice import Choice
-
-    return Choice(layers=(0,), heads=(0,))

@@ -63,19 +63,6 @@ def _reads(reader: Reader, texts: list[CorpusText]) -> list[ReadBatch]:
     return [reader.read(rows) for rows in reader.batches(Block(0, tuple(texts)))]
 
 
-def test_it_does_not_depend_on_how_texts_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attnscope.studies.ablate import reading as ablation_reading
-
-    model = _model("gpt2")
-    reader = Reader(model, "causal")
-    known = heads_of(Passes(model, reader, TEXTS))
-    together = measure_importance(Passes(model, reader, TEXTS), known)
-    monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
-    assert len(_reads(reader, TEXTS)) == 3
-    alone = measure_importance(Passes(model, reader, TEXTS), known)
-    np.testing.assert_allclose(together.done.sums.ratio(), alone.done.sums.ratio(), rtol=1e-7)
-
-
 def test_a_text_without_predictions_counts_nothing() -> None:
     model = _model("gpt2")
     reader = Reader(model, "causal")

@@ -196,17 +196,6 @@ def test_positions_are_those_of_plain_hooks(network: Any, by: str) -> None:
     assert found["position_effects"].shape == (len(found["heads"]), 7) == (len(places(found)), len(found["positions"]))
 
 
-def test_heads_that_share_a_key_value_head_are_one_unit(grouped: Any) -> None:
-    found = attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="value"))
-    units = found["heads"]["patched_with"].tolist()
-    assert units[::3] == units[1::3] == units[2::3] == ["L0H0+L0H1+L0H2", "L0H3+L0H4+L0H5", *units[6::3]]
-    assert units[7] == "L1H0+L1H1+L1H2" and len(found.strongest()) == 4
-    assert any("patched for all of them together" in note for note in found.run["notes"])
-    assert "patched_with" in next(iter(found.rows()))
-    alone = attnscope.patch(grouped, entries(), attnscope.PatchOptions(by="pattern"))
-    assert alone["heads"]["patched_with"].tolist() == alone.head_names
-
-
 @pytest.mark.parametrize("by", BY)
 def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
     """In float64, of GPT-2: Llama's norms compute in float32."""
@@ -262,16 +251,6 @@ def test_bad_pairs_are_named_and_the_others_run(grouped: Any) -> None:
         attnscope.Pairs([{}])
 
 
-def test_pairs_of_the_same_tokens_count_once(grouped: Any) -> None:
-    """Texts that differ in blanks alone would give intervals of no width."""
-    first = entries(1)[0]
-    copies = [{**first, "clean": first["clean"].replace(" ", " " * n)} for n in (2, 3)]
-    found = attnscope.patch(grouped, [first, *copies, *entries(2, seed=7)])
-    assert found.corpus["n_texts"] == 3 and found["whole"]["value_count"].tolist() == [3, 3, 3]
-    reasons = [problem["reason"] for problem in found.corpus["problems"]]
-    assert reasons == ["it has the tokens of pair 1, which counts once"] * 2
-
-
 def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
     pairs = entries(4)
     mirrored = [
@@ -287,11 +266,6 @@ def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
     np.testing.assert_allclose(found["heads"].interval("effect"), expected, rtol=1e-4, atol=1e-5)
     assert (found["heads"]["effect_count"] == 4).all()
     assert "The 7 pairs count as 4" in " ".join(found.run["notes"])
-
-
-def test_models_without_answers_are_refused(own: Any) -> None:
-    with pytest.raises(AttnscopeError, match="it has no answers"):
-        attnscope.patch(own, [{"clean": "the cat", "corrupt": "the dog", "right": "a", "wrong": "b"}])
 
 
 def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:

@@ -1,19 +1,16 @@
 """Models without some heads, as files: what is zero, that any user of transformers can load them, and bad input."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from attnscope.choice import Choice
 from attnscope.core.attention.probes import Gate
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models import load
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.ablate import save as pruning
@@ -84,19 +81,6 @@ def test_only_the_heads_own_numbers_are_zero_where_queries_are_grouped(tmp_path:
         assert not after[name].index_select(axis, torch.tensor(list(places))).any()
 
 
-def test_everything_else_is_copied(tmp_path: Path) -> None:
-    source, out = _pruned(tmp_path, "bert", ((1, 0),))
-    for path in source.iterdir():
-        if path.suffix != ".safetensors":
-            assert (out / path.name).read_bytes() == path.read_bytes()
-    about = json.loads((out / "ablation.json").read_text("utf-8"))
-    (head,) = about["heads"]
-    assert (head["layer"], head["head"]) == (1, 0) and head["zero_l2"] > 0
-    assert "set to zero: " in about["run"]["notes"][-1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bert", "out"]
-    assert load(str(out)).info.n_layers == (3,)
-
-
 def test_half_precision_and_shards_stay(tmp_path: Path) -> None:
     from tests.conftest import VOCABULARY, write_tokenizer
 
@@ -134,14 +118,3 @@ def test_what_cannot_be_pruned_is_said(tmp_path: Path) -> None:
     with pytest.raises(AttnscopeError, match="no head 3"):
         prune(str(source), [EXAMPLE], without(((0, 3),), out))
     assert not out.exists()
-
-
-def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")  # as safetensors say it
-
-    folder, out = save_tiny(tmp_path / "model", "bert"), tmp_path / "pruned"
-    monkeypatch.setattr(pruning, "save_file", full)
-    with pytest.raises(AttnscopeError, match=r"^cannot write .*pruned: .*No space left on device"):
-        prune(str(folder), [EXAMPLE], without(((0, 0),), out))
-    assert not out.exists() and not list(tmp_path.glob(".*.part"))

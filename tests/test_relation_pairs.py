@@ -255,13 +255,3 @@ def test_what_cannot_be_is_refused_or_left_out(marian: Any) -> None:
     assert "texts with a target among others without" in notes
     assert "longer than the model takes" in notes
     assert Relation(found, "aligned").n_texts == 30
-
-
-def test_the_encoder_of_an_encoder_decoder(marian: Any) -> None:
-    texts = [
-        replace(text, target=None, links=tuple(Link("next", (n,), (n + 1,)) for n in range(4))) for text in pairs(20)
-    ]
-    found = relations(marian, texts)
-    assert found.table("heads")["kind"][0] == "encoder"
-    assert Relation(found, "next").accuracy.shape == (1, 2)
-    assert Relation(found, "next").baseline == 1

@@ -15,7 +15,7 @@ import attnscope
 from attnscope.core.attention.seam import AttentionCall
 from attnscope.studies.relations import evidence
 from attnscope.studies.relations import sounds as relation_sounds
-from attnscope.studies.relations.sounds import NAME, median_interval, sound_relations
+from attnscope.studies.relations.sounds import NAME, sound_relations
 from tests.conftest import Run
 from tests.relation_helpers import Relation
 from tests.senses_helpers import WORDS, speech, write_whisper
@@ -134,13 +134,6 @@ def test_copies_of_recordings_count_once(folder: Path, timed: Path, run: Run) ->
     timed.write_text("\n".join(copied))
     told = json.loads(run("relations", "timed.jsonl", "-m", str(folder), "--no-check", "--json").out)
     assert (told["corpus"]["n_texts"], told["corpus"]["n_copies"]) == (6, 3)
-
-
-def test_the_interval_of_the_median() -> None:
-    errors = np.arange(1.0, 21)[:, None]
-    assert [float(end[0]) for end in median_interval(errors)] == [10.5, 6.0, 15.0]  # Conover 1999: 20 values, 95.9%
-    middle, low, _ = median_interval(errors[:5])
-    assert middle == 3 and np.isnan(low)
 
 
 def test_random_heads_and_other_lines(folder: Path, timed: Path, run: Run) -> None:

@@ -207,19 +207,6 @@ def test_of_decoders_only_what_they_can_see_is_asked(kind: str, tmp_path: Path) 
     assert any("causality" in note for note in found.run["notes"])
 
 
-def test_dense_weights_give_the_same(tmp_path: Path) -> None:
-    model = attnscope.load(str(write_tiny(tmp_path / "tiny", max_position_embeddings=120)))
-    texts = list(AnnotatedCorpus(SAMPLES / "dependencies.conllu"))
-
-    class Eager:
-        info = replace(model.info, path="eager")
-        tokenizer, run = model.tokenizer, model.run
-
-    one, other = relations(model, texts), relations(Eager(), texts)  # type: ignore[arg-type]
-    np.testing.assert_allclose(one["mass"], other["mass"], atol=1e-6)
-    np.testing.assert_allclose(one["accuracy"], other["accuracy"], atol=1e-12)
-
-
 def test_what_cannot_be_studied_is_refused(own: Any) -> None:
     with pytest.raises(AttnscopeError, match="no link in these texts"):
         relations(own, [text_of("a b")])
@@ -228,9 +215,3 @@ def test_what_cannot_be_studied_is_refused(own: Any) -> None:
     unaligned = AnnotatedText("ab", ((0, 1), (1, 2)), (Link("r", (0,), (1,)),), "x", 1)
     with pytest.raises(AttnscopeError, match="no link can be measured.*do not tell apart"):
         relations(own, [unaligned])
-
-
-@pytest.mark.parametrize("only", ["again", "again→next"])
-def test_only_some_relations(own: Any, only: str) -> None:
-    found = relations(own, followers(4), RelationsOptions(only=(only,)))
-    assert [one.relation for one in every_relation(found)] == ["again→next"]

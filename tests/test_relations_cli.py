@@ -36,16 +36,6 @@ def test_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
     assert document["schema"] == Relations.SCHEMA
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [(), ("a.txt",), ("-",), (TREES, "--annotated-as", "xml"), (TREES, "--split", "word"), (TREES, "--only", " , ")],
-)
-def test_wrong_usage(study: Run, arguments: tuple[str, ...]) -> None:
-    status, out, err = study(*arguments)
-    assert (status, out) == (2, ""), err
-    assert err.startswith("error: ")
-
-
 def test_what_is_broken_is_said_and_the_rest_is_studied(study: Run, tmp_path: Path) -> None:
     good = Path(TREES).read_text("utf-8")
     (tmp_path / "a.conllu").write_text(good + "\n1\tbad\n\n" + good, "utf-8")
@@ -124,15 +114,6 @@ def test_the_verdicts() -> None:
     assert expressed_by(result) == ["yes", "only L1H2", "no", "too few"]
     few = result.select("relations", [3])
     assert "1 relation, and too few examples for any verdict" in printed(few, 200)
-
-
-@pytest.mark.parametrize("width", [40, 80, 200])
-def test_the_table_fits_the_terminal_and_the_answer_stands_first(width: int) -> None:
-    out = printed(made_up(8), width)
-    assert all(len(line) <= width for line in out.splitlines())
-    assert " ".join(out.split()).startswith("4 of 6 relations are expressed by some head; 2 more have too few")
-    assert "x0→parent" in out and "and 3 more relations" in " ".join(out.split())
-    assert "x7→parent" in printed(made_up(8), width, every=True)
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (24, 16)])

@@ -30,7 +30,7 @@ from attnscope.studies.ablate.reading import BLOCK, Passes, ReadBatch, Reader, R
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import Report
-from attnscope.studies.run import Measurer, P, Part, Room, Run, halves, padded_size
+from attnscope.studies.run import Measurer, P, Part, Run
 
 Head = tuple[str, int, int]
 """Kind, layer, head."""
@@ -242,7 +242,6 @@ class Cutting(RowMeasurer[TextPart]):
 
     def __init__(self, model: Model, reader: Reader, cuts: Sequence[Cut], stand_ins: StandIns) -> None:
         super().__init__(model, reader)
-        self.room: _CutRoom = _CutRoom(len(cuts))
         self._cuts = cuts
         self._stand_ins = stand_ins
 
@@ -265,9 +264,10 @@ class Cutting(RowMeasurer[TextPart]):
             whole = rerun.whole.hidden.to(torch.promote_types(rerun.whole.hidden.dtype, torch.float32))
             whole_logs = read.log_probabilities(rerun.whole.logits, 1)
             numbers[0] = _by_row(read, whole[None], whole_logs, whole_logs)[0]
-            # Take out as many cuts per pass as fit, as repetitions of the batch. (cut * row, …)
+            # Take out as many cuts per pass as fit, as repetitions of the batch: one where memory ran out before.
+            pass_tokens = PASS_TOKENS if self.room.tokens is None else self.room.tokens
             places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
-            for first, chosen in rerun.plan(places, self.room.pass_tokens):  # type: ignore[arg-type]  # the model's kinds
+            for first, chosen in rerun.plan(places, pass_tokens):  # type: ignore[arg-type]  # the model's kinds
                 outputs = rerun.again(self._without(chosen, read), first, len(chosen))
                 change = outputs.hidden.to(whole.dtype).view(len(chosen), *whole.shape) - whole
                 logs = read.log_probabilities(outputs.logits, len(chosen))
@@ -313,28 +313,6 @@ class Cutting(RowMeasurer[TextPart]):
         part.whole.add(whole[:, 0, 1], n_predictions)
         part.n_predictions = int(n_predictions.sum())
         return part
-
-
-class _CutRoom(Room):
-    """Take out fewer cuts per pass where memory does not suffice, and then fewer rows."""
-
-    def __init__(self, n_cuts: int) -> None:
-        super().__init__()
-        self._n_cuts = n_cuts
-
-    @property
-    def pass_tokens(self) -> int:
-        """Return the most tokens of a forward pass, repetitions included."""
-        return PASS_TOKENS if self.tokens is None else min(PASS_TOKENS, self.tokens)
-
-    def size(self, batch: Sequence[Row]) -> int:
-        """Return the number of tokens of a forward pass."""
-        rows = padded_size(batch)
-        return max(rows, min(self.pass_tokens, rows * self._n_cuts))
-
-    def parts(self, batch: Sequence[Row]) -> Sequence[Sequence[Row]]:
-        """Return the batch as it is, for smaller passes; or its halves."""
-        return [batch] if padded_size(batch) <= self.pass_tokens else halves(batch)
 
 
 def measure_cuts(

@@ -178,9 +178,7 @@ class _Study:
 
     def _measure_best(self, runs: PairRuns, batch: PairBatch) -> None:
         """Measure the heads with the largest estimates on a batch."""
-        sizes = np.abs(self._estimated.mean(0))
-        best = np.argsort(-sizes, kind="stable")[: self._options.attribution]
-        self._measure_units(runs, batch, np.sort(best))
+        self._measure_units(runs, batch, _largest(self._estimated, self._options.attribution))
 
     def _measure_units(self, runs: PairRuns, batch: PairBatch, columns: NDArray[np.int64]) -> None:
         sets = [[Change(self._units[column], self._options.by)] for column in columns]
@@ -225,9 +223,8 @@ class _Study:
     def _paths(self) -> Table | None:
         """Patch paths between the strongest heads, and from each of them to the logits."""
         # Choose the strongest heads, and list the paths between them.
-        sizes = np.abs(self._effects[self._sound].mean(0))
-        strongest = np.argsort(-np.nan_to_num(sizes, nan=-1), kind="stable")[: self._options.paths]
-        readers = self._readers_among([self._units[column] for column in np.sort(strongest)])
+        strongest = _largest(self._effects[self._sound], self._options.paths)
+        readers = self._readers_among([self._units[column] for column in strongest])
         paths: list[Route] = []
         for sender, reads in readers.items():
             paths += [(sender, None, "z"), *((sender, unit, by) for unit, by in reads)]
@@ -406,11 +403,18 @@ class Observations:
             return "Effects have no shares of the total effect: one pair does not tell how sure it is."
         if np.isfinite(shares_of_total(totals, totals)[0]).all():
             return ""
-        strength = float(np.abs(totals.mean()) / (totals.std(ddof=1) / np.sqrt(self.n)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            strength = float(np.abs(totals.mean()) / (totals.std(ddof=1) / np.sqrt(self.n)))
         return (
             f"Effects have no shares of the total effect, which is {strength:.1f} standard errors away from 0. With "
             f"{self.n} pairs it must be {weakest_total(self.n):.1f}, as shares of a weaker one are too often wrong."
         )
+
+
+def _largest(values: Floats, n: int | None) -> NDArray[np.int64]:
+    """Return the columns with the n largest means over pairs, (pair, unit), in their order; unknown ones come last."""
+    sizes = np.nan_to_num(np.abs(values.mean(0)), nan=-1)
+    return np.sort(np.argsort(-sizes, kind="stable")[:n])
 
 
 def _columns(name: str, parts: Floats) -> dict[str, Floats]:
