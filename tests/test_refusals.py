@@ -1,6 +1,5 @@
 """What cannot be shown is refused in one line that is true and helps; what only seemed so is shown."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -264,23 +263,8 @@ def test_a_decoder_alone_of_an_encoder_decoder_writes() -> None:
     assert len(written) > written.n_given == 3
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
-def test_what_holds_a_model_is_told_which_attribute_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("llama")
-    # Other tests may have registered a pretended device, to which DataParallel would move the model.
-    monkeypatch.setattr(sys.modules[torch.nn.DataParallel.__module__], "_get_available_device_type", lambda: None)
-
-    class Pipeline:
-        def __init__(self) -> None:
-            self.model = model
-
-    for wrapper, name in (
-        (torch.compile(model), "_orig_mod"),
-        (torch.nn.DataParallel(model), "module"),
-        (Pipeline(), "model"),
-    ):
-        assert refusal(wrapper).hint == f"pass the model inside it: model.{name}"
-    assert refusal(3).hint == "give a PreTrainedModel"
+def test_what_is_no_model_of_transformers_is_refused() -> None:
+    assert refusal(3).hint.startswith("give a PreTrainedModel")
 
 
 def test_a_model_of_sentence_transformers_is_taken_as_it_is(minilm_folder: Path) -> None:

@@ -66,9 +66,7 @@ def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
             f"{where} holds its weights only as a pickle, {pickles[0]}, and loading one can run any code",
             "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
         )
-    names = sorted(name for name in names if name.endswith((".h5", ".msgpack", ".gguf", ".onnx", ".safetensors")))
-    others = f" (found {', '.join(names[:3])})" if names else ""
-    return AttnscopeError(f"{where} holds no model.safetensors{others}", "give a folder or a Hub id with safetensors")
+    return AttnscopeError(f"{where} holds no model.safetensors", "give a folder or a Hub id with safetensors")
 
 
 def holds_gguf(folder: Path) -> bool:

@@ -62,6 +62,7 @@ def read_photo(source: Any) -> Photo:
         source = Image.fromarray(source)
     if isinstance(source, Image.Image):
         return _upright(source, "a picture in memory")
+    Image.preinit()  # the common formats; else Pillow loads the code of all
     with reading(source, "picture", _HINT) as path, Image.open(path, formats=FORMATS) as image:
         return _upright(image, path.name)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
@@ -65,7 +64,8 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
         tokenizer = tokenizer or getattr(hf_model, "tokenizer", None)
         hf_model = next((part for part in hf_model.modules() if isinstance(part, PreTrainedModel)), hf_model)
     if not isinstance(hf_model, PreTrainedModel):
-        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", _inner_model(hf_model))
+        hint = "give a PreTrainedModel: of a wrapper (torch.compile, DataParallel, a pipeline) the model inside it"
+        raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", hint)
     name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
     base = base_of(hf_model)
     # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
@@ -81,13 +81,6 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
         reader = wordless(name, base)
     notes = notes_on_quantisation(hf_model.config)
     return assemble(RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check)
-
-
-def _inner_model(wrapper: Any) -> str:
-    """Say where an object that is no transformers model holds one: torch.compile, DataParallel, a pipeline."""
-    parts = wrapper.named_modules() if isinstance(wrapper, nn.Module) else getattr(wrapper, "__dict__", {}).items()
-    name = next((name for name, part in parts if isinstance(part, PreTrainedModel)), "")
-    return f"pass the model inside it: model.{name}" if name else "give a PreTrainedModel"
 
 
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
