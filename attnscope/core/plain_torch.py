@@ -3,14 +3,9 @@
 It does not import torch: if nobody has imported it, nobody has changed its settings.
 """
 
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @contextmanager
@@ -35,12 +30,5 @@ def leave_settings_aside() -> Iterator[None]:
         yield
 
 
-def with_plain_torch(study: Callable[P, R]) -> Callable[P, R]:
-    """Return a function of the public interface that computes as records say; see `leave_settings_aside`."""
-
-    @functools.wraps(study)
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        with leave_settings_aside():
-            return study(*args, **kwargs)
-
-    return run
+with_plain_torch = leave_settings_aside()
+"""Decorates a function of the public interface, so that it computes as records say."""
