@@ -9,7 +9,7 @@ from attnscope.core.sampled_rows import Column, Rows
 from attnscope.results.table import Estimate
 from attnscope.studies.describe.english import class_of
 from attnscope.studies.describe.features import catalogue
-from attnscope.studies.describe.words import LEAST_MORE, Names, _relation, by_distance, by_kind
+from attnscope.studies.describe.words import Names, _relation, by_distance, by_kind
 
 WORDS = ("the", "she", "door", "key", "fell", "ran", ",", ".")
 N_ROWS, N_KEYS = 30, 24
@@ -107,12 +107,3 @@ def test_relations_are_said_as_what_they_are() -> None:
     assert said(-1.0, 0.02) == "avoids the same token (2%; uniform 10%)"
     # Less than under uniform attention, though more than the other terms alone would give.
     assert said(1.0, 0.02) == said(-1.0, 0.3) == ""
-
-
-def test_few_kinds_are_named_and_weak_ones_only_first() -> None:
-    attention = np.select([TYPES == 0, np.isin(TYPES, (2, 3)), np.isin(TYPES, (4, 5))], [3.0, 2.5, 2.4], 0.4)
-    said = by_kind(names_of(attention), 0, np.zeros(len(EVEN)))
-    assert said.split(", least")[0].count("×") == 2
-    weak = np.where(TYPES <= 1, 1.25, 1.0)
-    assert by_kind(names_of(weak), 0, np.zeros(len(EVEN))) == ""
-    assert by_kind(names_of(weak), 0, np.zeros(len(EVEN)), least=LEAST_MORE).count("×") == 1

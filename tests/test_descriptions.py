@@ -15,7 +15,6 @@ from transformers import AutoModel, AutoTokenizer
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus
-from attnscope.corpus.copies import _LABEL
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
@@ -108,14 +107,6 @@ def test_the_sample_depends_on_what_texts_say_alone(own: Model, paragraphs: list
     few = DescribeOptions(queries=60)
     small, large = ({text for text, *_ in sampled(own, some, few)} for some in (paragraphs[:30], paragraphs))
     assert large & set(paragraphs[:30]) <= small
-
-
-def test_which_of_two_copies_is_kept_changes_no_lot(own: Model, paragraphs: list[str]) -> None:
-    others = [f"{number}. {text.upper()}" for number, text in enumerate(paragraphs[:12])]
-    both = (sampled(own, given) for given in (paragraphs[:12] + others, others + paragraphs[:12]))
-    first, second = ([(_LABEL.sub("", text).casefold(), fits) for text, _, fits in drawn] for drawn in both)
-    assert first == second
-    assert {fits for _, fits in first} == {True, False}
 
 
 def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragraphs: list[str]) -> None:

@@ -135,15 +135,6 @@ def found_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alike", [0.1, 0.5, 0.8])
-@pytest.mark.parametrize("n_texts", [3, 5, 9, 10, 30])
-def test_heads_at_the_limit_get_no_role(n_texts: int, alike: float) -> None:
-    """At most 5 in 100; below ten texts, where nothing was tested, there were 470 to 510."""
-    chance = np.random.default_rng(0)
-    assert sum(found_on(n_texts, 40, 0, chance, alike=alike)[0] for _ in range(15)) <= 0.05 * 40 * 15
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("n_texts", [10, 30, 100])
 def test_false_discoveries_are_held_over_roles(n_texts: int) -> None:
     """Not over tests alone, of which several can give one role: 1.7 to 2.6% for the 5% that are promised (4.4%)."""
@@ -151,17 +142,6 @@ def test_false_discoveries_are_held_over_roles(n_texts: int) -> None:
     drawn = [found_on(n_texts, 36, 4, chance, above=0.35) for _ in range(40)]
     assert sum(true for _, true in drawn) >= 0.99 * len(drawn) * 4 * len(TESTED)
     assert np.mean([false / (false + true) for false, true in drawn]) <= LEVEL
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n_texts", "above", "least"), [(10, 0.2, 0.92), (10, 0.3, 0.995), (15, 0.15, 0.9), (15, 0.2, 0.99), (30, 0.1, 0.9)]
-)
-def test_what_is_above_the_limit_is_found(n_texts: int, above: float, least: float) -> None:
-    """0.94, 0.998, 0.93, 0.999, 0.94; by the t test of before 0.96, 1, 0.94, 1, 0.94."""
-    chance = np.random.default_rng(0)
-    found = sum(found_on(n_texts, 20, 20, chance, above=above)[1] for _ in range(8))
-    assert found >= least * 8 * 20 * len(TESTED)
 
 
 @pytest.mark.slow

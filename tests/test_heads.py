@@ -111,65 +111,11 @@ def test_random_weights_have_no_roles(kind: str, tmp_path: Path) -> None:
     assert share_with_roles([random_model(tmp_path / kind, kind, seed) for seed in range(2)]) == 0
 
 
-def test_heads_of_a_fixed_offset_get_no_role_from_texts_that_repeat(own: Any, own_causal: Any) -> None:
-    period_two = [f"{a} {b} " * 15 for a, b in zip("abcdefghijkl", "mnopqrstuvwx", strict=True)]
-    found = heads(own, period_two)
-    for name in ("L0H0", "L1H0"):  # one back, which is what followed the same token before
-        assert head_of(found, name).measures["induction"].value > 0.99
-        assert names_of(head_of(found, name)) == {"previous_token", "local"}
-    two_back = head_of(found, "L1H5")
-    assert two_back.measures["same_token"].value > 0.9
-    assert names_of(two_back) == {"local"}
-    # Nothing tells the heads that really look for like tokens from those that look two back.
-    for one in (found, heads(own_causal, period_two)):
-        assert not {"same_token", "induction"} & set().union(*map(names_of, heads_in(one)))
-
-
-def test_a_causal_head_is_compared_with_what_the_mask_forces_on_it(own_causal: Any) -> None:
-    found = heads(own_causal, ["one two three four five six seven"])
-    uniform = head_of(found, "L0H6").measures["first_token"]
-    expected = np.mean([1 / n for n in range(1, 11)])  # [BOS] [REST] seven words [EOS]
-    assert uniform.baseline == pytest.approx(expected, abs=1e-7)
-    assert uniform.value == pytest.approx(expected, abs=1e-5)  # this head is diffuse
-    assert "first_token" not in names_of(head_of(found, "L0H6"))
-
-
 def test_thresholds_are_options(own: Any) -> None:
     high = heads(own, SENTENCES[:12], HeadsOptions(thresholds={"local": 1.0}))
     assert not any("local" in names_of(head) for head in heads_in(high))
     assert high.options["roles"]["local"]["threshold"] == 1.0
     assert high.options["roles"]["induction"]["threshold"] == 0.4
-
-
-def test_with_few_texts_roles_are_tentative(own: Any) -> None:
-    few = heads(own, SENTENCES[:9])
-    assert names_of(head_of(few, "L0H0")) == {"previous_token", "local"}
-    roles = [role for head in heads_in(few) for role in head.roles]
-    assert all(role.tentative and role.q <= 0.05 for role in roles)
-    # The interval of an entropy allows for kinds of text that nine texts may lack.
-    shares = [role for role in roles if role.name != "diffuse"]
-    assert all(role.low > max(role.threshold, role.baseline) for role in shares)
-    assert 3 <= few.corpus["effective_texts"] < 10
-    said = "a role on the evidence of 3 to 10 texts of one length; all together weigh as much as"
-    assert [note for note in role_notes(few) if said in note]
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_one_or_two_texts_give_no_role_and_that_is_said(own: Any, n: int) -> None:
-    found = heads(own, SENTENCES[:n])
-    assert not any(head.roles for head in heads_in(found))
-    assert "no role can be given below 3 texts" in role_notes(found)[0]
-
-
-def test_a_long_text_among_short_ones_does_not_outweigh_them(own: Any) -> None:
-    """A text of 30 chunks: as one piece of evidence it leaves that of 1.2 texts, and no role."""
-    long = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:1400])
-    found = heads(own, [*SENTENCES, long], HeadsOptions(chunk=60))
-    assert found.corpus["n_texts"] == 27
-    assert found.corpus["effective_texts"] > 27
-    assert {(head.layer, head.head): names_of(head) for head in heads_in(found)} == {
-        place: set(known) for place, known in own_roles("own").items()
-    }
 
 
 def test_a_text_that_a_model_takes_in_one_piece_is_several_units_of_evidence(own: Any) -> None:

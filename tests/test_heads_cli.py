@@ -47,24 +47,6 @@ def test_a_grid_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
     assert len(rows) == 1 + 14
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "line"),
-    [
-        (("--threads", 2), 2, "error: --threads is for workers"),
-        (("--workers", 0), 2, "error: 0 workers do nothing"),
-        (("--executor", "slurm"), 2, "error: there is no executor 'slurm'"),
-        (("--executor", "ray"), 1, "error: --executor ray needs Ray"),
-    ],
-)
-def test_workers_that_cannot_be_had_are_one_line(
-    study: Run, arguments: tuple[object, ...], status: int, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    found, out, err = study("a cat", *arguments)
-    assert (found, out) == (status, "")
-    assert err.splitlines()[0] == line and len(err.splitlines()) == 2
-
-
 def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
     from attnscope.core.catalogue import measure_names
 
@@ -117,14 +99,6 @@ def test_stdin_and_compressed_files_give_the_same(study: Run, tmp_path: Path, mo
         for given in (("--file", SENTENCES), ("--file", "*.gz"), ("-",))
     ]
     assert found[0]["heads"] == found[1]["heads"] == found[2]["heads"]
-
-
-def test_a_control_beside(study: Run) -> None:
-    status, out, err = study("--file", SENTENCES, "--control", "untrained", "--json")
-    assert status == 0, err
-    found = document(out)
-    assert len(found["control"]) == len(found["heads"])
-    assert {head["role"] for head in found["control"]} <= {"", "diffuse"}
 
 
 # Records ----------------------------------------------------------------------------------------------
@@ -219,31 +193,6 @@ study.blocks = slowly
 from attnscope.cli import main
 main()
 """
-
-
-def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
-    arguments = ["heads", "-m", "own", "--file", SENTENCES, "-o", "out", "-f", "npz,json,csv"]
-    with started(
-        [sys.executable, "-c", _SLOWLY, *arguments],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
-        assert running.stderr is not None
-        for line in running.stderr:
-            if line.strip() == "READY":
-                break
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=LIMIT_S)
-    assert running.returncode == 130
-    assert "incomplete: this is what 8 texts say" in err
-    assert "error: interrupted" in err
-    assert out.splitlines()[-3:] == ["out/heads.npz", "out/heads.json", "out/heads.csv"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["heads.csv", "heads.json", "heads.npz"]
-    found = json.loads((tmp_path / "out/heads.json").read_text("utf-8"))
-    assert not found["corpus"]["complete"]
-    assert found["corpus"]["n_texts"] == 8
 
 
 @pytest.mark.slow

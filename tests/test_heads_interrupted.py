@@ -27,16 +27,6 @@ def fixed_counts(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     fix_counts(monkeypatch, own, "the the the")
 
 
-@pytest.mark.usefixtures("small_blocks", "fixed_counts")
-def test_an_interruption_leaves_whole_blocks(own: Any) -> None:
-    options = HeadsOptions(describe=None)
-    found = heads(own, SENTENCES, options, after(2))  # a batch for each block: in the third one
-    assert not found.corpus["complete"]
-    assert found.corpus["n_texts"] == 8
-    expected = heads(own, SENTENCES[:8], options)
-    assert found.as_json()["heads"] == expected.as_json()["heads"]
-
-
 @pytest.mark.parametrize("spec", ["own", "seam"])
 def test_an_interruption_in_the_first_block_keeps_what_was_done(
     spec: str, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,15 +75,6 @@ def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
     monkeypatch.setattr("attnscope.studies.heads.measuring.HeadMeasurer.measure", interrupted)
     found = heads(own, SENTENCES)
     assert (len(found["heads"]), found.corpus["n_texts"], found.corpus["complete"]) == (0, 0, False)
-
-
-def test_an_interruption_waits_for_what_must_not_be_done_in_part() -> None:
-    reached = []
-    with pytest.raises(KeyboardInterrupt), delay_interrupts():
-        signal.raise_signal(signal.SIGINT)
-        reached.append(1)
-    assert reached == [1]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])

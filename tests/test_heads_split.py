@@ -9,12 +9,12 @@ import pytest
 
 import attnscope
 from attnscope.core.catalogue import measure_names
-from attnscope.corpus import CorpusText, chunks
+from attnscope.corpus import chunks
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from tests import rounding
 from tests.conftest import SENTENCES, write_tiny
-from tests.heads_helpers import fix_counts, heads_in, names_of, small_blocks, study_tallies, words
+from tests.heads_helpers import fix_counts, heads_in, names_of, small_blocks, study_tallies
 
 __all__ = ["small_blocks"]
 
@@ -81,21 +81,6 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
             )
 
 
-def test_blocks_of_any_size_give_the_same(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = attnscope.load(str(tiny_bert))
-    chance = np.random.default_rng(0)
-    texts = [words(int(chance.integers(1, 9)), chance, ["the", "cat", "a", "b.", "zeta"]) for _ in range(600)]
-    whole = heads(model, texts)
-    monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 50)
-    cut = heads(model, texts)
-    for ours, theirs in zip(heads_in(cut), heads_in(whole), strict=True):
-        assert [role.name for role in ours.roles] == [role.name for role in theirs.roles]
-        for name, measure in ours.measures.items():
-            np.testing.assert_allclose(measure.value, theirs.measures[name].value, rtol=1e-5, atol=1e-6, err_msg=name)
-    assert whole.corpus["n_texts"] > 256
-    assert whole.corpus["n_texts"] + whole.corpus["n_copies"] == 600
-
-
 def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
     text = " ".join(SENTENCES[:4])
     found, tallies = study_tallies(own, [text, "a cat"], HeadsOptions(chunk=16))
@@ -125,17 +110,6 @@ def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | Non
     np.testing.assert_allclose(counts[..., tally.names.index("resting")], expected)
     # Each ordinary query but the first has a previous token, itself counted once; with the context it is always there.
     assert counts[0, 0, tally.names.index("previous_token")] == pytest.approx(expected - len(parts))
-
-
-def test_texts_may_be_token_numbers(own: Any) -> None:
-    numbered = [
-        CorpusText(i, "ids", i + 1, ids=tuple(own.tokenizer.encode(text).ids.tolist()))
-        for i, text in enumerate(SENTENCES[:12])
-    ]
-    by_number, by_text = heads(own, numbered), heads(own, SENTENCES[:12])
-    assert by_number.corpus["sha256"] != by_text.corpus["sha256"]
-    for name in ("previous_token", "cls", "special", "resting", "rarity", "same_token"):
-        np.testing.assert_array_equal(by_number["heads"].grid(name, "encoder"), by_text["heads"].grid(name, "encoder"))
 
 
 def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope import AblateOptions, HeadsOptions, ablate, compare, heads
+from attnscope import AblateOptions, ablate, compare, heads
 from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Model
 from attnscope.results.result import load_record
 from attnscope.studies.ablate import measurers, reading
 from attnscope.studies.ablate import study as ablation
@@ -83,24 +82,6 @@ def test_heads_are_written_where_a_later_step_fails(
     saved = load_record(tmp_path / "out" / "heads.npz")
     assert len(saved["heads"])
     assert saved.run["failures"][0]["step"] == option[0]
-
-
-def test_an_interruption_of_a_later_step_keeps_the_heads(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(studying, "with_effects", stop)
-    status, _, err = run("heads", "the cat. the cat", "-m", "own", "--causal", "--json", "-o", "out", "-f", "npz")
-    assert status == 130
-    assert len(load_record(tmp_path / "out" / "heads.npz")["heads"])
-
-
-def test_python_asks_for_later_steps_too(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studying, "with_effects", fails)
-    found = heads(own, ["the cat. the cat", "a cat"], HeadsOptions(causal=True))
-    assert heads_in(found) and [failed["step"] for failed in found.run["failures"]] == ["--causal"]
 
 
 @pytest.mark.parametrize("first", [1, 2])

@@ -122,7 +122,7 @@ def test_comparisons_leave_out_the_text_that_overflows(overflowing: Path) -> Non
     np.testing.assert_allclose(found.distance(), without.distance(), atol=2e-3)
     other = attnscope.load(str(overflowing), check=False)
     assert [problem["line"] for problem in compare_models(other, model, TEXTS).corpus["problems"]] == [3]
-    with pytest.raises(AttnscopeError, match="no text is left: on the only one, big's layer 1 computes NaN"):
+    with pytest.raises(AttnscopeError, match="no text is left: on all 1, big's layer 1 computes NaN"):
         compare(model, ["the q"])
 
 

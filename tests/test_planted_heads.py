@@ -55,19 +55,6 @@ def roles_of(head: Any) -> set[str]:
     return {role.name for role in head.roles}
 
 
-def test_what_a_learned_sink_takes_is_not_active() -> None:
-    # 0.3% of the attention is on a key, the token itself; all else goes to the learned sink.
-    lengths = range(15, 40)
-    head = judge(
-        [0.003 * torch.eye(n, dtype=torch.float64) for n in lengths],
-        [text_of(range(n)) for n in lengths],
-        allowed=torch.ones(1, 1, 1, 1, dtype=torch.bool),
-    )
-    assert head.measures["self_token_active"].value == pytest.approx(1)
-    assert head.resting_share < 0.01
-    assert not head.roles
-
-
 def test_a_head_that_spreads_over_what_is_left_is_not_local() -> None:
     """It leaves the first token only where few others are to be seen: near the beginning, where all keys are near."""
     weights = []
@@ -104,20 +91,6 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
     # Of the queries that may see it all look at it; but those are four.
     assert head.measures["first_token"].value == 1
     assert roles_of(head) >= {"first_token"} if window is None else "first_token" not in roles_of(head)
-
-
-def test_where_all_tokens_are_equally_rare_none_is_the_rarest() -> None:
-    n = 21
-    every = torch.ones(1, n, dtype=torch.bool)
-    every[:, 0] = False
-    rows = torch.zeros(n, n, dtype=torch.float64)
-    rows[:, 1] = 1.0  # it has its largest weight on one of the twenty
-    rows[0] = torch.eye(n)[0]
-    found = measures_of_weights(rows[None, None], text_of(range(n), rarest=every), allowed=causal(n)).value(
-        "rarest_token"
-    )
-    # Of q rarest tokens that query q may attend to, one is a share of 1 / q.
-    np.testing.assert_allclose(found, sum(1 / q for q in range(1, n)) / (n - 1))
 
 
 def test_the_first_token_is_never_the_rarest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,8 @@ import pytest
 
 from attnscope.core.catalogue import MEASURES
 from attnscope.core.intervals import benjamini_hochberg
-from attnscope.errors import UsageError
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
-from attnscope.studies.heads.options import HeadsOptions, read_thresholds
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, RULES, complete_thresholds, judge
 from tests.heads_helpers import Seen, heads_in, names_of
 
@@ -94,24 +92,12 @@ def test_a_role_is_given_with_its_evidence() -> None:
     assert math.isnan(role.active_share)
 
 
-def test_below_the_threshold_there_is_no_role_and_the_threshold_can_be_chosen() -> None:
-    tally = tally_of({"previous_token": 0.35})
-    assert not only_head(tally).roles
-    assert names_of(only_head(tally, previous_token=0.3)) == {"previous_token"}
-
-
 @pytest.mark.parametrize("name", ["previous_token", "first_token", "window"])
 def test_a_baseline_above_the_threshold_must_be_beaten(name: str) -> None:
     role = next(role for role, rule in RULES.items() if rule.measures[0] == name)
     uniform = {name: 0.75}
     assert not only_head(tally_of({name: 0.7}, uniform=uniform)).roles
     assert names_of(only_head(tally_of({name: 0.95}, uniform=uniform))) == {role}
-
-
-def test_a_sure_but_tiny_difference_from_uniform_attention_is_no_role() -> None:
-    tally = tally_of({"window": 0.751}, uniform={"window": 0.75}, noise=1e-5)
-    assert tally.measures.p_above(0.75)[0, 0, NAMES.index("window")] < 1e-30
-    assert not only_head(tally).roles
 
 
 def test_above_a_baseline_of_nearly_all_there_is_nothing_to_find() -> None:
@@ -140,11 +126,6 @@ def test_the_active_part_counts_where_there_is_enough_of_it() -> None:
     (role,) = only_head(tally_of(values | {"resting": 0.85}, counts=enough, noise=0.001)).roles
     assert (role.name, role.measure) == ("previous_token", "previous_token_active")
     assert role.active_share == pytest.approx(0.15, abs=0.01)
-
-
-def test_a_separator_that_hardly_any_query_sees_says_nothing() -> None:
-    assert not only_head(tally_of({"sep": 0.9}, counts={"sep": 1})).roles
-    assert names_of(only_head(tally_of({"sep": 0.9}))) == {"delimiter"}
 
 
 def test_where_all_weights_are_alike_the_largest_is_no_choice() -> None:
@@ -180,25 +161,6 @@ def test_with_few_texts_roles_are_tentative(n_texts: int) -> None:
 @pytest.mark.parametrize("n_texts", [1, 2])
 def test_one_or_two_texts_give_no_role(n_texts: int) -> None:
     assert not only_head(tally_of({"previous_token": 1.0}, n_texts=n_texts, noise=0)).roles
-
-
-def test_what_counts_is_how_many_texts_the_evidence_amounts_to() -> None:
-    """Of twenty texts one that is a hundred times as long leaves the evidence of hardly more than one."""
-    tally = tally_of({"previous_token": 0.9}, n_texts=19)
-    assert only_head(tally).roles
-    assert not only_head(with_a_long_text(tally, 100, 0.9)).roles
-    (role,) = only_head(with_a_long_text(tally, 5, 0.9)).roles
-    assert role.effective_texts == pytest.approx(24**2 / 44)
-    assert not role.tentative
-    assert only_head(with_a_long_text(tally, 10, 0.9)).roles[0].tentative
-
-
-def with_a_long_text(tally: Tally, times: int, value: float) -> Tally:
-    """The tally with one more text, so many times as long, on which all measures have this value."""
-    tally = tally.merge(Tally.empty(tally.kind, tally.layers, tally.measures.shape[1], tally.names))
-    count = np.full(tally.measures.shape, float(N_QUERIES * times))
-    tally.measures.add(value * count, count)
-    return tally
 
 
 def test_tests_of_one_role_are_one_claim() -> None:
@@ -244,23 +206,3 @@ def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
 )
 def test_the_strongest_role_comes_first_and_a_sink_last(values: dict[str, float], roles: list[str]) -> None:
     assert [role.name for role in only_head(tally_of(values)).roles] == roles
-
-
-def test_nothing_is_judged_from_nothing() -> None:
-    assert not heads_in(judge([], complete_thresholds({}), 0))
-
-
-@pytest.mark.parametrize(
-    "given",
-    ["induction", "induction=", "induction=x", "induction=0", "induction=1.5", "rest=1", "induction=nan", "=0.3", ""],
-)
-def test_malformed_thresholds_are_refused(given: str) -> None:
-    with pytest.raises(UsageError):
-        complete_thresholds(HeadsOptions(read_thresholds([given])).thresholds)
-
-
-def test_however_long_the_texts_are_few_of_them_are_tentative() -> None:
-    tally = tally_of({"previous_token": 0.9}, n_texts=FEWEST_TEXTS)
-    tables = [judge([tally], complete_thresholds({}), n_texts) for n_texts in (1, 9, 10)]
-    given = [heads_in(of_texts)[0].roles[0].tentative for of_texts in tables]
-    assert given == [True, True, False]

@@ -1,6 +1,5 @@
 """The executor: each block once, whoever dies; the same interface in this process, in processes and on Ray."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -9,12 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from attnscope.errors import AttnscopeError
-from attnscope.studies.workers import RUNS, Executor, Processes, RayCluster, connect
+from attnscope.studies.workers import RUNS, Executor, Processes, RayCluster
 from tests.block_functions import Environment, Raises, Square
 from tests.processes import LIMIT_S
 
@@ -32,11 +30,6 @@ def squares(executor: Executor, function: Square, n: int) -> dict[int, int | str
 @pytest.mark.parametrize("executor", [Processes(1, 1), Processes(2, 1)], ids=["one", "two"])
 def test_each_block_is_run_once(executor: Executor, tmp_path: Path) -> None:
     assert squares(executor, Square(tmp_path), 7) == {number: number**2 for number in range(7)}
-
-
-def test_nothing_to_do_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("attnscope.studies.workers.ProcessPoolExecutor", None)
-    assert squares(Processes(2, 1), Square(tmp_path), 0) == {}
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
@@ -145,13 +138,6 @@ def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path:
     assert (out, err, run.returncode) == ("0 2\n", "", 0)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
-def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
-    run = start_interrupted(tmp_path)
-    run.kill()
-    run.communicate(timeout=LIMIT_S)  # until no process holds its stderr
-
-
 # Ray ------------------------------------------------------------------------------------------------------------
 
 
@@ -162,21 +148,3 @@ def test_what_is_wrong_with_ray_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(AttnscopeError, match=r"needs Ray \(pip install 'attnscope\[ray\]'\)"):
         squares(RayCluster(1, 1, None), Square(tmp_path), 1)
-
-
-def test_what_ray_warns_of_as_it_is_set_up_is_not_printed(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A cluster of ours is set up quietly; the level of its log is the caller's again afterwards."""
-    logger = logging.getLogger("ray")
-    before = logger.level
-
-    def init(**_: object) -> None:
-        logging.getLogger("ray._private.authentication").warning("Token authentication is enabled")
-        assert os.environ["PYTHONSAFEPATH"] == "1"
-
-    stand_in = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
-    monkeypatch.setitem(sys.modules, "ray", stand_in)
-    with connect(None) as ray:
-        assert ray is stand_in and logger.level == before
-    assert capfd.readouterr() == ("", "")

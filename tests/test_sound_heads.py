@@ -1,6 +1,5 @@
 """What heads of speech models do across: monotonicity and its kin, on made maps, and over recordings."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from attnscope.core.attention.seam import AttentionCall, attend, attention_weigh
 from attnscope.core.catalogue import SOUND_MEASURES
 from attnscope.errors import AttnscopeError
 from attnscope.studies.senses.study import sound_sums
-from tests.conftest import Run
 from tests.heads_helpers import heads_in
 from tests.senses_helpers import speech
 
@@ -88,21 +86,3 @@ def test_over_recordings(whisper: Any, tmp_path: Path) -> None:
         attnscope.sound_heads(attnscope.load("own"), (speech(0.3), 16000))
     with pytest.raises(AttnscopeError, match="2 recordings and 1 transcript"):
         attnscope.sound_heads(whisper, [(speech(0.3), 16000)] * 2, "the cat")
-
-
-def test_on_the_command_line(whisper_folder: Path, run: Run, tmp_path: Path) -> None:
-    wavfile.write(tmp_path / "speech.wav", 16000, speech(0.61))
-    status, out, err = run("heads", "the cat sat .", "--audio", "speech.wav", "-m", str(whisper_folder), "-o", "out")
-    assert status == 0, err
-    assert "monotonicity" in out and "1 recording" in out
-    assert (tmp_path / "out/measures.png").is_file()
-    assert "monotonicity" in run("show", "out")[1]
-    status, out, err = run(
-        "heads", "a cat", "--audio", "speech.wav", "-m", str(whisper_folder), "--json", "--measures", "sound"
-    )
-    assert status == 0, err
-    assert json.loads(out)["corpus"]["of"] == "recordings"
-    status, out, err = run("heads", "--audio", "speech.wav", "-m", str(whisper_folder))
-    assert (status, out) == (1, "")
-    assert "no token in what is written" in err
-    assert run("heads", "--audio", "speech.wav", "--file", "a.txt", "-m", str(whisper_folder))[0] == 2

@@ -7,10 +7,9 @@ import pytest
 
 from attnscope.questions.heads import Heads
 from attnscope.studies.heads.measuring import weigh_units
-from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from tests.conftest import SAMPLES, SENTENCES
-from tests.heads_helpers import heads_in, study_tallies
+from tests.heads_helpers import heads_in
 
 LONG = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
 
@@ -32,13 +31,6 @@ def test_a_text_weighs_the_same_however_long_it_is(own: Any) -> None:
         expected = (np.nan_to_num(values) * weights).sum(0) / weights.sum(0)
         np.testing.assert_allclose(value(together, name), expected, atol=1e-6, err_msg=name)
     assert together.corpus["effective_texts"] == pytest.approx(5, abs=0.01)
-
-
-def test_chunks_of_a_text_share_its_weight(own: Any) -> None:
-    (tally,) = study_tallies(own, [*SENTENCES[:4], LONG], HeadsOptions(chunk=40))[1].values()
-    counts = tally.measures.total("c")[0, 0]
-    assert counts[tally.names.index("resting")] == pytest.approx(5, abs=1e-6)
-    assert tally.lengths.n_texts == 5
 
 
 def test_what_rounding_leaves_outside_a_sink_has_no_value() -> None:

@@ -23,15 +23,14 @@ from attnscope import (
     relations,
 )
 from attnscope.choice import Choice
-from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.studies.heads.study import study_heads
-from attnscope.studies.inputs.options import LoadOptions, SharedWork
+from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Progress, texts_of
 from attnscope.studies.workers import RUNS, Workers
 from tests.block_functions import DeadlyMeasurer
-from tests.conftest import Run, write_tiny
-from tests.heads_helpers import after, heads_in
+from tests.conftest import write_tiny
+from tests.heads_helpers import heads_in
 from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
 
@@ -169,19 +168,6 @@ def test_ctrl_c_keeps_what_is_done(n_workers: int, folder: Path) -> None:
 # What is shared -------------------------------------------------------------------------------------------------
 
 
-def test_a_block_that_is_given_up_is_one_line_on_the_command_line(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lambda task: task.block.texts[0].line == BLOCK + 1))
-    status, out, err = run("heads", "-m", "own", "--file", folder / "many.txt", "--workers", 1, "-q")
-    assert status == 1 and f"{N - BLOCK} texts" in out
-    assert err.splitlines() == [
-        f"skipped: {folder}/many.txt, line {BLOCK + 1}: {BLOCK} texts from here on were not studied: struck",
-        "error: 1 part of the texts could not be read or studied",
-        "hint: all the rest was studied, and is in the result",
-    ]
-
-
 @pytest.mark.usefixtures("here")
 def test_links_are_those_of_one_process(own: Model, folder: Path, tmp_path: Path) -> None:
     alone = relations(own, str(folder / "links.conllu")).save(tmp_path / "alone.npz")
@@ -201,26 +187,6 @@ def test_what_changes_without_heads_is_that_of_one_process(tmp_path: Path, monke
     shared = ablate(model, texts, options, lambda done: seen.append(done.share), workers)
     assert shared.as_json() == ablate(model, texts, options).as_json()
     assert shared.corpus["n_texts"] > 6 and seen == sorted(seen, key=lambda share: share or 0)
-
-
-def test_an_interruption_keeps_whole_blocks(own: Model, corpus: Corpus, here: None) -> None:
-    found = heads(own, corpus, None, after(0, ""), Workers("own", 1))  # once tokens are counted
-    assert not found.corpus["complete"] and found.corpus["n_texts"] == BLOCK
-
-
-def test_what_is_asked_for_must_mean_something() -> None:
-    assert SharedWork().share("own", TWO.loading) is None
-    assert SharedWork(workers=3).share("own", TWO.loading) == Workers("own", 3)
-    assert SharedWork(executor="ray", ray_address="a:1").share("own", TWO.loading).address == "a:1"  # type: ignore[union-attr]
-    for wrong in (
-        {"threads": 2},
-        {"ray_address": "a:1"},
-        {"workers": 0},
-        {"executor": "slurm"},
-        {"workers": 1, "threads": 0},
-    ):
-        with pytest.raises(UsageError):
-            SharedWork(**wrong).share("own", TWO.loading)  # type: ignore[arg-type]
 
 
 # Ray ------------------------------------------------------------------------------------------------------------

@@ -11,31 +11,20 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, amount, first_line, is_out_of_memory
 from attnscope.models.info import ModelInfo
-from attnscope.results.result import is_interrupted, settle_corpus
+from attnscope.results.result import Result, is_interrupted, settle_corpus
 
 MOST_NAMED = 10
 """Texts that are left out and named; of more there is the number."""
 
 Place = tuple[str, int | None]
 """Kind of attention and layer; without a layer it is the last hidden states, of the whole model or "without L3H1"."""
-
-
-class _Text(Protocol):
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def line(self) -> int: ...
 
 
 def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
@@ -72,7 +61,7 @@ class LeftOut:
     first: tuple[tuple[int, str, int, Place], ...] = ()
 
     @classmethod
-    def of(cls, texts: Iterable[_Text], broken: Mapping[int, Place]) -> LeftOut:
+    def of(cls, texts: Iterable[Any], broken: Mapping[int, Place]) -> LeftOut:
         """Return the texts that are broken; `broken` has the place of each by its index in the corpus."""
         named = [(text.index, text.source, text.line, broken[text.index]) for text in texts if text.index in broken]
         return cls(len(named), tuple(sorted(named)[:MOST_NAMED]))
@@ -87,20 +76,18 @@ class LeftOut:
             Problem(source, line, f"not studied: {describe_place(info, place)}; {hint(info)}")
             for _, source, line, place in self.first
         ]
-        if self.n > len(problems):
-            more = self.n - len(problems)
-            reason = f"{amount(more, 'more text')} not studied: NaN or infinity in {info.dtype}"
-            problems.append(Problem(problems[-1].source, None, reason))
+        more = self.n - len(problems)
+        if more:
+            problems.append(
+                Problem(problems[-1].source, None, f"{amount(more, 'more text')} not studied: as those before")
+            )
         return [asdict(problem) for problem in problems]
 
     def require_some_left(self, n_texts: int, info: ModelInfo) -> None:
         """Refuse a study of which no text is left."""
         if self.n and not n_texts:
-            raise AttnscopeError(
-                f"no text is left: on {'the only one' if self.n == 1 else f'all {self.n:,}'}, "
-                f"{info.name}'s {describe_place(info, self.first[0][3])}",
-                hint(info),
-            )
+            where = describe_place(info, self.first[0][3])
+            raise AttnscopeError(f"no text is left: on all {self.n:,}, {info.name}'s {where}", hint(info))
 
 
 def require_finite(numbers: Mapping[str, Mapping[int, Any]], info: ModelInfo, what: str = "this text") -> None:
@@ -133,15 +120,7 @@ def hint(info: ModelInfo) -> str:
 # Steps that failed
 
 
-class _Record(Protocol):
-    @property
-    def run(self) -> Mapping[str, Any]: ...
-
-    @property
-    def corpus(self) -> Mapping[str, Any]: ...
-
-
-R = TypeVar("R", bound=_Record)
+R = TypeVar("R", bound=Result)
 
 
 def failure(step: str, error: Exception) -> dict[str, str]:
@@ -156,20 +135,19 @@ def failure(step: str, error: Exception) -> dict[str, str]:
     return {"step": step, "error": reason, "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where"}
 
 
-def try_step(record: R, step: str, do: Callable[[R], R]) -> R:
-    """What a later step makes of a record. If it fails or is interrupted, the record as it was, which says so."""
-    try:
-        return do(record)
-    except KeyboardInterrupt:
-        return replace(record, corpus=settle_corpus(record.corpus, interrupted=True))  # type: ignore[type-var]  # a dataclass
-    except Exception as error:
-        failures = [*record.run.get("failures", ()), failure(step, error)]
-        return replace(record, run={**record.run, "failures": failures})  # type: ignore[type-var]
-
-
 def add_steps(record: R, steps: Sequence[tuple[str, Callable[[R], R]]]) -> R:
-    """Return the record after further steps, each with its name; no step follows a failure or an interruption."""
+    """Return the record after further steps, each with its name; no step follows a failure or an interruption.
+
+    A step that fails or is interrupted leaves the record as it was, and the record says so.
+    """
     for name, add in steps:
-        if not is_interrupted(record.corpus) and not record.run.get("failures"):
-            record = try_step(record, name, add)
+        if is_interrupted(record.corpus) or record.run.get("failures"):
+            return record
+        try:
+            record = add(record)
+        except KeyboardInterrupt:
+            corpus = settle_corpus(record.corpus, interrupted=True)
+            return replace(record, corpus=corpus)
+        except Exception as error:
+            return replace(record, run={**record.run, "failures": [failure(name, error)]})
     return record

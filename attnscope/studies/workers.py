@@ -196,6 +196,7 @@ class Executor(ABC):
         """
         unread = (Outcome(number, block) for number, block in enumerate(blocks))
         queue: list[Outcome[B]] = []
+        workers: list[_Process | _Actor] = []
         idle: list[_Process | _Actor] = []
         # What each future is of: a worker, and its block; None while it loads.
         running: dict[Future[Any], tuple[_Process | _Actor, Outcome[B] | None]] = {}
@@ -212,8 +213,8 @@ class Executor(ABC):
                         task = queue.pop(0)
                         running[worker.run(task.block)] = worker, task
                     for _ in range(len(queue) - n_loading):
-                        worker = start()
-                        running[worker.run(None)] = worker, None
+                        workers.append(start())
+                        running[workers[-1].run(None)] = workers[-1], None
                     if not queue and all(task is None for _, task in running.values()):
                         return
                     # Take what is done. The block of a dead worker comes first again, on another one.
@@ -224,7 +225,11 @@ class Executor(ABC):
                             idle.append(worker)
                         if done is None:
                             n_failed_starts = n_failed_starts + 1 if death else 0
-                            _require_start(n_failed_starts, death)
+                            if n_failed_starts == RUNS:
+                                raise AttnscopeError(
+                                    f"no worker could load the model: {death}",
+                                    "choose fewer --workers, so that more memory is left for each",
+                                )
                         elif not death or done.n_deaths + 1 == RUNS:
                             done.result = result
                             done.lost = death
@@ -233,10 +238,14 @@ class Executor(ABC):
                             done.n_deaths += 1
                             queue.insert(0, done)
             except KeyboardInterrupt:
-                yield from _finished(running)
+                # Keep the results that are ready.
+                for future, (_, task) in running.items():
+                    if task is not None and future.done() and not future.exception():
+                        task.result = future.result()
+                        yield task
                 raise
             finally:
-                for worker in [*idle, *(worker for worker, _ in running.values())]:
+                for worker in workers:
                     worker.end()
 
 
@@ -251,22 +260,6 @@ def _take(worker: _Process | _Actor, future: Future[Any]) -> tuple[Any, str]:
     except Exception as error:
         worker.end()
         return None, f"{worker.reason_of_death(error)}; tried {RUNS} times"
-
-
-def _finished(running: dict[Future[Any], tuple[_Process | _Actor, Outcome[B] | None]]) -> Iterator[Outcome[B]]:
-    """Yield the blocks whose results are there."""
-    for future, (_, task) in running.items():
-        if task is not None and future.done() and not future.exception():
-            task.result = future.result()
-            yield task
-
-
-def _require_start(n_failed: int, reason: str) -> None:
-    """Refuse to go on once as many workers in a row have died before one had loaded the model."""
-    if n_failed == RUNS:
-        raise AttnscopeError(
-            f"no worker could load the model: {reason}", "choose fewer --workers, so that more memory is left for each"
-        )
 
 
 def _environment(n_threads: int) -> dict[str, str]:

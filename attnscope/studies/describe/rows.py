@@ -276,16 +276,13 @@ def text_facts(model: Model, tokens: Tokens, frequencies: Frequencies, frequent:
 
 def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
     """Return the most frequent words, which together are half of all words."""
-    # Words that the sample holds.
-    words: set[int] = set()
+    # Words that the sample holds, by number.
+    labels: dict[int, str] = {}
     for unit in units:
         tokens = unit.chunk.tokens
-        for place in np.flatnonzero(~tokens.special):
-            if any(character.isalpha() for character in tokens.labels[place]):
-                words.add(int(tokens.ids[place]))
-    ids = np.array(sorted(words), np.int64)
-    if not len(ids):
-        return frozenset()
+        ordinary = np.flatnonzero(~tokens.special)
+        labels |= {int(tokens.ids[place]): tokens.labels[place] for place in ordinary}
+    ids = np.array(sorted(number for number in labels if any(map(str.isalpha, labels[number]))), np.int64)
     # The most frequent of them, up to half of all occurrences.
     share = np.exp(frequencies.of(ids))
     order = np.argsort(-share, kind="stable")
@@ -301,11 +298,8 @@ def _alike(
     for layer, weights in sorted(units[0].rows[kind].weights.items()):
         heads = [head for head in range(weights.shape[1]) if chosen is None or (layer, head) in chosen]
         if heads:
-            # Layers whose masks have the same hash in every text are alike.
-            digest = hashlib.blake2b()
-            for unit in units:
-                digest.update(np.packbits(unit.rows[kind].allowed[layer]).tobytes())
-            groups.setdefault(digest.digest(), {})[layer] = heads
+            masks = b"".join(np.packbits(unit.rows[kind].allowed[layer]).tobytes() for unit in units)
+            groups.setdefault(masks, {})[layer] = heads
     return groups.values()
 
 

@@ -21,9 +21,9 @@ from attnscope.core.sampled_rows import Rows
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import EVEN
-from attnscope.questions.heads import DESCRIPTION, ROLE, Heads
+from attnscope.questions.heads import DESCRIPTION, Heads
 from attnscope.report.numbers import percent
-from attnscope.results.table import HEADS, Estimate, Table
+from attnscope.results.table import Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature
 from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, join_rows
@@ -94,9 +94,7 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
     places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
     rows = [by_place.get(place, nothing) for place in places]
     added = Table.of(DESCRIPTION, rows)
-    names = [*(column.name for column in HEADS), ROLE.name]
-    columns = {name: heads.columns[name] for name in names} | dict(added.columns) | dict(heads.columns)
-    values = {name: heads.values[name] for name in names} | dict(added.values) | dict(heads.values)
+    described = Table({**heads.columns, **added.columns}, {**heads.values, **added.values})
 
     # Tables of the terms of the lines, and of the tokens on which they fail; they link to heads by row numbers.
     parts: dict[str, list[Line]] = {"terms": [], "failures": [], "expected": []}
@@ -106,7 +104,7 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
             parts["expected"] += [{**key, "failure": len(parts["failures"])} for key in failed["expected"]]
             parts["failures"].append({**failed, "head": number})
     tables = {name: Table.of(Heads.TABLES[name], of_table) for name, of_table in parts.items()}
-    return replace(result, tables={**result.tables, "heads": Table(columns, values), **tables})
+    return replace(result, tables={**result.tables, "heads": described, **tables})
 
 
 def fit_sample(

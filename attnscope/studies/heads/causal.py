@@ -26,8 +26,6 @@ FIRST_TEXTS = 32
 NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
 """Effects below this count as none: a thousandth of a nat in the predictions, a hundredth of the hidden states."""
 
-_PARTS = ("low", "high", "count")
-
 _WHAT = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
 
 
@@ -42,25 +40,22 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
     Raises:
         AttnscopeError: The model cannot be ablated.
     """
-    # Heads with a role, by kind of attention.
+    # Ablate the heads with a role on the first texts, kind by kind: a head has a number of its own in each.
     heads = findings.table("heads")
-    labelled: dict[str, list[tuple[int, int]]] = {}
     has_role = heads.select(heads["role"] != "")
-    for kind, layer, head in zip(*(has_role[name].tolist() for name in ("kind", "layer", "head")), strict=True):
-        labelled.setdefault(kind, []).append((layer, head))
-    if not labelled:
-        return findings
-    # Ablate them on the first texts.
     first = list(islice(distinct(texts, Copies()), FIRST_TEXTS))
-    # Kind by kind: a layer and a head have a number of their own in each.
-    options = [AblateOptions(choice=Choice(pick=tuple(pick)), kind=kind) for kind, pick in labelled.items()]
-    ablations = [
-        ablate(model, first, of_kind, scale_report(report, n, len(options))) for n, of_kind in enumerate(options)
-    ]
+    kinds = list(dict.fromkeys(has_role["kind"].tolist()))
+    ablations = []
+    for number, kind in enumerate(kinds):
+        chosen = has_role.select(has_role["kind"] == kind)
+        pick = tuple(zip(chosen["layer"].tolist(), chosen["head"].tolist(), strict=True))
+        options = AblateOptions(choice=Choice(pick=pick), kind=kind)
+        ablations.append(ablate(model, first, options, scale_report(report, number, len(kinds))))
+    if not ablations:
+        return findings
     # Say how effects were measured: by the predictions if the model makes any, else by hidden states.
     ablation = ablations[0]
     quantity = "kl" if len(ablation.table("whole")) else "l2"
-    notes: list[str] = [note for each in ablations for note in each.run["notes"] if note not in findings.run["notes"]]
     complete = all(each.corpus["complete"] for each in ablations)
     how = {
         "quantity": quantity,
@@ -71,27 +66,18 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
-    # Effects become columns of the table of heads.
+    # Effects become columns of the table of heads; they are NaN for heads that were not taken out.
     ablated = Table.stack([each.table("heads") for each in ablations])
+    row_of = {head: row for row, head in enumerate(ablated.head_names(with_kind=True))}
+    rows = np.array([row_of.get(head, -1) for head in heads.head_names(with_kind=True)])
     for name in ablated.numbers:
-        heads = _with_effect(heads, ablated, name)
+        parts = {part: np.where(rows < 0, np.nan, ablated.part(name, part)[rows]) for part in ("low", "high", "count")}
+        heads = heads.with_column(ablated.columns[name], np.where(rows < 0, np.nan, ablated[name][rows]), **parts)
+    notes = [note for each in ablations for note in each.run["notes"]]
     return replace(
         findings,
         tables={**findings.tables, "heads": heads},
         options={**findings.options, "causal": how, "quantities": list(ablation.quantities)},
-        run={**findings.run, "notes": [*findings.run["notes"], *dict.fromkeys(notes)]},
+        run={**findings.run, "notes": list(dict.fromkeys([*findings.run["notes"], *notes]))},
         corpus=settle_corpus(findings.corpus, interrupted=not complete),
     )
-
-
-def _with_effect(heads: Table, ablated: Table, name: str) -> Table:
-    """Return a table of heads with an effect, which is NaN for those that were not taken out."""
-    # The row of each head in the ablations; -1 = it was not taken out.
-    names = ablated.head_names(with_kind=True)
-    row_of = {head: row for row, head in enumerate(names)}
-    rows = np.array([row_of.get(head, -1) for head in heads.head_names(with_kind=True)])
-    values = {
-        part: np.where(rows < 0, np.nan, numbers[rows])
-        for part, numbers in (("", ablated[name]), *((part, ablated.part(name, part)) for part in _PARTS))
-    }
-    return heads.with_column(ablated.columns[name], values.pop(""), **values)

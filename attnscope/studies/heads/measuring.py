@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from attnscope.core.catalogue import unit_queries
@@ -217,27 +218,21 @@ def pair_hits(
     last = n - 1 - np.unique(ids[::-1], return_index=True)[1][number]
 
     # Queries with such a key before and after. Induction looks at key j + 1 where x_j = x_i, j < i, but not at i.
-    n_same_before = (asks & (first < position)).sum()
-    n_same_after = 0 if causal else (asks & (last > position)).sum()
+    offsets = np.array(OFFSETS)
+    is_before = offsets < 0
+    n_before = (asks & (first < position)).sum()
+    n_after = (asks & (last > position)).sum()
     n_followed = (asks & (first < position - 1)).sum()
 
-    hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
-    for column, offset in enumerate(OFFSETS):
-        if offset < 0:
-            counts[:, column] = n_same_before, n_followed
-            hits[:, column] = _count_alike(ids, asks, offset), _count_alike(ids, asks, offset - 1)
-        elif offset > 0 and not causal:
-            counts[0, column] = n_same_after
-            hits[0, column] = _count_alike(ids, asks, offset)
+    # How many of the asking tokens have the same token at each distance, one further than any offset.
+    far = OFFSETS[-1] + 1
+    windows = sliding_window_view(np.pad(ids, far, constant_values=-1), n)
+    alike = ((windows == ids) & asks).sum(1)
+    hits = np.stack([alike[offsets + far], np.where(is_before, alike[offsets - 1 + far], 0)]).astype(float)
+    counts = np.stack([np.where(is_before, n_before, n_after), np.where(is_before, n_followed, 0)]).astype(float)
+    is_hidden = (offsets == 0) | ((offsets > 0) & causal)
+    hits[:, is_hidden] = counts[:, is_hidden] = 0.0
     return hits, counts
-
-
-def _count_alike(ids: NDArray[np.int64], asks: NDArray[np.bool_], distance: int) -> int:
-    """Return how many of the asking tokens are followed, at a distance, by the same token."""
-    n = len(ids)
-    queries = slice(max(0, -distance), max(0, n - max(0, distance)))
-    keys = slice(max(0, distance), max(0, n - max(0, -distance)))
-    return int(((ids[queries] == ids[keys]) & asks[queries]).sum())
 
 
 # Measuring -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Find the heads that retrieve information from long texts: hide needles in haystacks, and score all heads on them.
 
-`corpus.needle_probe` makes the needles. This module runs the model on them, tests the scores and fills the tables.
+`corpus.needle_probe` makes the needles, and `studies.run` goes over them. This module runs the model on some at a time,
+tests the scores and fills the tables.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from itertools import count, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,27 +19,26 @@ from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Corpus, CorpusText, Hay, Needle, needle_probe, word_ids
-from attnscope.errors import AttnscopeError, amount
-from attnscope.host import delay_interrupts
+from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
 from attnscope.questions.heads import ALL, ROLES, Heads, heads_table
 from attnscope.report.wording import NEEDLES
+from attnscope.results.result import settle_corpus
 from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Progress, Report, Texts, problems_of, sources_of, special_ids, texts_of
-from attnscope.studies.run import Room
-
-if TYPE_CHECKING:
-    from attnscope.core.attention.probes import Place
+from attnscope.studies.inputs.texts import Report, Texts, problems_of, sources_of, special_ids, texts_of
+from attnscope.studies.run import Measurer, Part, run_blocks
 
 PASS_TOKENS = 8192
 """Tokens of a forward pass: as many texts as fit, at least one."""
 
 _TEXT_TIMES = 8
 """At most this many times the longest haystack is read of a corpus."""
+
+Numbers = NDArray[np.int64]
 
 
 @with_plain_torch
@@ -95,42 +95,40 @@ def retrieval_heads(
     hay = _make_hay(model, texts, options)
     # Make the first needle of each length now, so that errors come before the model runs.
     first = [next(_needles(hay, options, length)) for length in options.lengths]
-    n_answer = len(first[0].places)
 
     # Read all needles, as many at once as a pass takes.
-    run = _Run(model)
     n_all = len(options.lengths) * options.n
-    complete = True
-    try:
-        for batch in _batches(hay, options):
-            run.read(batch)
-            if report is not None:
-                report(Progress(run.n_read, run.n_tokens, run.n_read / n_all))
-    except KeyboardInterrupt:
-        if not run.seen:
-            raise
-        complete = False
-    reason = f"{model.info.name} computes NaN or infinity on it"
-    if not run.seen:
-        raise AttnscopeError(f"no needle is left of {run.n_read}: {reason}", "try float32")
+    going = run_blocks(
+        NeedleMeasurer,
+        (model,),
+        _blocks(hay, options),
+        NeedleSums(),
+        report=report,
+        share=lambda block: (block.texts[-1].index + 1) / n_all,
+    )
+    done = going.done
+    done.left_out.require_some_left(done.n_texts, model.info)
+    if not done.n_texts:
+        raise KeyboardInterrupt
 
     # Test the scores, and fill the tables.
-    problems = [] if texts is None else problems_of(texts)
-    problems += [{"source": f"needle {number}", "line": None, "reason": reason} for number in run.broken]
-    tables = _judge(run, options)
-    tables["written"] = _written_table(run.seen)
+    tables = _judge(done, options)
+    tables["written"] = _written_table(done)
+    studied = {
+        "of": NEEDLES,
+        "sources": ["random tokens"] if texts is None else sources_of(texts),
+        "n_texts": done.n_texts,
+        "n_tokens": done.n_tokens,
+        "sha256": hashlib.sha256(b"".join(needle.ids.astype("<i8") for needle in done.needles)).hexdigest(),
+        "problems": [*([] if texts is None else problems_of(texts)), *going.problems(model.info)],
+    }
+    about = run_of(model.info, [*_notes(options, tables["written"]), *going.notes])
+    if going.failures:
+        about["failures"] = going.failures
     return Heads(
-        run=run_of(model.info, _notes(run, options, tables["written"])) | {"seed": options.seed},
-        corpus={
-            "of": NEEDLES,
-            "sources": ["random tokens"] if texts is None else sources_of(texts),
-            "n_texts": len(run.seen),
-            "n_tokens": run.n_tokens,
-            "sha256": run.digest.hexdigest(),
-            "problems": problems,
-            "complete": complete,
-        },
-        options=_describe(options, n_answer, is_random=hay.encode is None),
+        run=about | {"seed": options.seed},
+        corpus=settle_corpus(studied, interrupted=not going.complete),
+        options=_describe(options, len(first[0].places), is_random=hay.encode is None),
         tables=tables,
     )
 
@@ -175,80 +173,82 @@ def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:
     return needle_probe(hay, options.n, options.depths, length, options.seed, answer=options.answer)
 
 
-def _batches(hay: Hay, options: NeedleOptions) -> Iterator[Sequence[Needle]]:
-    """Yield all needles, those of one length together."""
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """A needle among all."""
+
+    index: int
+    needle: Needle
+    line: None = None
+
+    def __len__(self) -> int:
+        return len(self.needle)
+
+    @property
+    def source(self) -> str:
+        """Return what problems call it."""
+        return f"needle {self.index + 1}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Needles of one length, as many as a pass takes."""
+
+    texts: Sequence[_Text]
+
+
+def _blocks(hay: Hay, options: NeedleOptions) -> Iterator[_Block]:
+    """Yield all needles."""
+    numbers = count()
     for length in options.lengths:
         needles = _needles(hay, options, length)
-        while batch := tuple(islice(needles, max(1, PASS_TOKENS // length))):
-            yield batch
+        while some := tuple(islice(needles, max(1, PASS_TOKENS // length))):
+            yield _Block([_Text(next(numbers), needle) for needle in some])
 
 
 # The model's behaviour on needles
 
 
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """The behaviour of a model and its heads on one needle.
+@dataclass(kw_only=True, eq=False)
+class NeedleSums(Part):
+    """Hold the behaviour of a model and its heads on needles.
 
     Attributes:
-        needle: The needle.
-        written: Which tokens of the answer the model writes, (token,).
-        copied: How many of them each head copied, (layer, head, 2): from the needle, and from the decoy.
+        needles: The needles.
+        written: Which tokens of each answer the model writes, (token,).
+        copied: How many of them each head copied, (layer, head, 2): from the needle, and from the decoy; -1 = there is
+            no such head.
     """
 
-    needle: Needle
-    written: NDArray[np.bool_]
-    copied: NDArray[np.int64]
-
-    @property
-    def by_chance(self) -> float:
-        """Return how many tokens a head copies that looks at one of the keys up to its query at random."""
-        n = len(self.written)
-        return float((self.written / (len(self.needle) - n + np.arange(n))).sum())
+    needles: tuple[Needle, ...] = ()
+    written: tuple[NDArray[np.bool_], ...] = ()
+    copied: tuple[Numbers, ...] = ()
 
 
-class _Run:
-    """A model that reads needles, and its behaviour on each.
-
-    Attributes:
-        seen: The behaviour on each needle, without those on which the model computes NaN or infinity.
-        broken: The numbers of these, from 1.
-        places: Kind of attention and layer of each row of `_Seen.copied`.
-        n_heads: How many heads each of these layers has.
-    """
+class NeedleMeasurer(Measurer[NeedleSums]):
+    """Read needles of one length, and see which tokens of their answers the model writes and its heads copy."""
 
     def __init__(self, model: Model) -> None:
-        self.seen: list[_Seen] = []
-        self.broken: list[int] = []
-        self.n_read = 0
-        self.n_tokens = 0
-        self.digest = hashlib.sha256()
-        self.places: list[Place] = []
-        self.n_heads: list[int] = []
+        super().__init__()
         self._model = model
-        self._room = Room()
 
-    def read(self, batch: Sequence[Needle]) -> None:
-        """Add needles of one length."""
-        for part, seen in self._room.each(batch, self._look):
-            with delay_interrupts():
-                for needle, of_needle in zip(part, seen, strict=True):
-                    self.n_read += 1
-                    self.digest.update(needle.ids.astype("<i8").tobytes())
-                    if of_needle is None:
-                        self.broken.append(self.n_read)
-                    else:
-                        self.seen.append(of_needle)
-                        self.n_tokens += len(needle)
+    def start(self, block: _Block) -> NeedleSums:
+        """Return sums of nothing yet."""
+        return NeedleSums()
 
-    def _look(self, needles: Sequence[Needle]) -> list[_Seen | None]:
-        """Return the behaviour of the model and its heads on needles; None where it computes NaN or infinity."""
+    def batches(self, block: _Block) -> Sequence[Sequence[_Text]]:
+        """Return all needles of a block together."""
+        return [block.texts]
+
+    def measure(self, batch: Sequence[_Text]) -> tuple[NDArray[np.bool_], Numbers, NDArray[np.bool_]]:
+        """Return what `NeedleSums` holds of each needle, written and copied, and whether its logits are finite."""
         import torch
 
         from attnscope.core.attention.probes import OfChosen
         from attnscope.core.attention.row_samples import rows_of
 
         # Which tokens of the answers are written, (needle, token).
+        needles = [text.needle for text in batch]
         n = len(needles[0]) - 1
         right = np.stack([needle.answer for needle in needles])
         n_answer = right.shape[1]
@@ -261,42 +261,50 @@ class _Run:
         written = logits.argmax(-1).cpu().numpy() == right
         is_finite = logits.isfinite().all(-1).all(-1).cpu().numpy()
 
-        # Where the heads look as these are written.
-        keys = {(kind, layer): best.numpy() for kind, layers in probe.maps.items() for layer, best in layers.items()}
-        self.places = sorted(keys)
-        self.n_heads = [keys[place].shape[1] for place in self.places]
-        targets = np.stack([[needle.places, needle.decoys] for needle in needles])  # (needle, 2, token)
-        copied = np.zeros((len(needles), len(keys), max(self.n_heads), 2), np.int64)
-        for row, place in enumerate(self.places):
-            looked = keys[place][:, :, None]  # (needle, head, 1, token)
-            hits = (looked == targets[:, None]) & written[:, None, None]
-            copied[:, row, : self.n_heads[row]] = hits.sum(-1)
-        return [
-            _Seen(needle, written[row], copied[row]) if is_finite[row] else None for row, needle in enumerate(needles)
-        ]
+        # Where the heads look as these are written: hits are (needle, head, 2, token).
+        targets = np.stack([[needle.places, needle.decoys] for needle in needles])
+        keys = {layer: best.numpy() for layer, best in probe.maps["decoder"].items()}
+        n_heads = max(of_layer.shape[1] for of_layer in keys.values())
+        copied = np.full((len(needles), max(keys) + 1, n_heads, 2), -1, np.int64)
+        for layer, looked in keys.items():
+            hits = (looked[:, :, None] == targets[:, None]) & written[:, None, None]
+            copied[:, layer, : looked.shape[1]] = hits.sum(-1)
+        return written, copied, is_finite
+
+    def add(self, part: NeedleSums, batch: Sequence[_Text], result: Any) -> None:
+        """Add needles, without those on which the model computes NaN or infinity."""
+        written, copied, is_finite = result
+        for number, text in enumerate(batch):
+            if not is_finite[number]:
+                part.broken[text.index] = ("", None)
+                continue
+            part.n_texts += 1
+            part.n_tokens += len(text)
+            part.needles += (text.needle,)
+            part.written += (written[number],)
+            part.copied += (copied[number],)
 
 
 # Conclusions
 
 
-def _judge(run: _Run, options: NeedleOptions) -> dict[str, Table]:
+def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     """Return the tables of heads with their scores, and of the roles of those that pass the test."""
+    # Which needles each measure counts, and the tokens of each, (needle, 1, 1, measure).
     names = options.measure_names
-
-    # The sums of each measure, (needle, layer, head, measure): it counts the needles of its depth.
-    counts = np.zeros((len(run.seen), len(names)))
-    for row, one in enumerate(run.seen):
-        its_measures = ("retrieval", "decoy", f"retrieval_at_{write_percent(one.needle.depth)}")
-        counts[row, np.isin(names, its_measures)] = len(one.written)
-    copied = np.stack([one.copied for one in run.seen])
+    at_depth = [f"retrieval_at_{write_percent(needle.depth)}" for needle in done.needles]
+    is_counted = np.array([[name in ("retrieval", "decoy", depth) for name in names] for depth in at_depth])
+    n_tokens = np.array([len(written) for written in done.written])
+    counts = (is_counted * n_tokens[:, None])[:, None, None]
+    # What heads copy, and what one copies that looks at one of the keys up to its query at random.
+    copied = np.stack(done.copied)
     source = (np.array(names) == "decoy").astype(np.int64)
-    weights = (counts > 0)[:, None, None]
-    every = np.broadcast_to(counts[:, None, None], (*copied.shape[:3], len(names)))
-    chance = np.array([one.by_chance for one in run.seen])[:, None, None, None]
-    sums = RunningSums(every.shape[1:])
-    sums.add(copied[..., source] * weights, every)
-    uniform = RunningSums(every.shape[1:])
-    uniform.add(np.broadcast_to(chance * weights, every.shape), every)
+    hits = np.maximum(copied[..., source], 0) * (counts > 0)
+    chance = [_by_chance(needle, written) for needle, written in zip(done.needles, done.written, strict=True)]
+    sums = RunningSums(hits.shape[1:])
+    sums.add(hits, counts)
+    uniform = RunningSums(hits.shape[1:])
+    uniform.add(np.broadcast_to(np.array(chance)[:, None, None, None] * (counts > 0), hits.shape), counts)
 
     # The test, (layer, head).
     values = sums.ratio()
@@ -310,66 +318,65 @@ def _judge(run: _Run, options: NeedleOptions) -> dict[str, Table]:
     q = benjamini_hochberg(p.ravel()).reshape(p.shape)
 
     # A row per head; layers may have different numbers of them.
-    rows = np.nonzero(np.arange(p.shape[1]) < np.array(run.n_heads)[:, None])
+    rows = np.nonzero(copied[0, :, :, 0] >= 0)
     has_role = (q <= LEVEL)[rows]
-    kinds, layers = zip(*(run.places[row] for row in rows[0]), strict=True)
     parts = {"value": values, "low": low, "high": high, "baseline": even, "count": sums.total("c")}
     heads = heads_table(
-        (kinds, layers, rows[1]),
+        (["decoder"] * len(rows[0]), rows[0], rows[1]),
         [Column(name, _describe_measure(name), "share", (0, 1)) for name in names],
         roles=np.where(has_role, RETRIEVAL, "").tolist(),
-        resting=np.full(len(kinds), np.nan),
+        resting=np.full(len(rows[0]), np.nan),
         **{part: array[rows] for part, array in parts.items()},
     )
-    chosen = tuple(axis[has_role] for axis in rows)
-    score = {part: array[..., 0][chosen] for part, array in (("value_low", low), ("value_high", high))}
-    n = len(chosen[0])
-    roles = Table.of_arrays(
-        ROLES,
-        head=np.flatnonzero(has_role),
-        role=[RETRIEVAL] * n,
-        measure=["retrieval"] * n,
-        value=values[..., 0][chosen],
-        value_baseline=baseline[chosen],
-        threshold=np.full(n, options.threshold),
-        p=p[chosen],
-        q=q[chosen],
-        tentative=np.minimum(texts[chosen], len(run.seen)) < FEWEST_TEXTS,
-        active_share=np.full(n, np.nan),
-        effective_texts=texts[chosen],
-        **score,
-    )
-    return {"heads": heads, "roles": roles}
+    roles = []
+    for number in np.flatnonzero(has_role):
+        head = (rows[0][number], rows[1][number])
+        roles.append(
+            {
+                "head": number,
+                "role": RETRIEVAL,
+                "measure": "retrieval",
+                "value": Estimate(values[head][0], low[head][0], high[head][0], baseline[head]),
+                "threshold": options.threshold,
+                "p": p[head],
+                "q": q[head],
+                "tentative": min(texts[head], done.n_texts) < FEWEST_TEXTS,
+                "effective_texts": texts[head],
+            }
+        )
+    return {"heads": heads, "roles": Table.of(ROLES, roles)}
 
 
-def _written_table(done: Sequence[_Seen]) -> Table:
+def _by_chance(needle: Needle, written: NDArray[np.bool_]) -> float:
+    """Return how many tokens a head copies that looks at one of the keys up to its query at random."""
+    n = len(written)
+    return float((written / (len(needle) - n + np.arange(n))).sum())
+
+
+def _written_table(done: NeedleSums) -> Table:
     """Return the share of needle tokens that the model itself writes, on the whole and by length and depth."""
-    # Needles by length and depth, then one row for all and one for each.
-    cells: dict[tuple[int, float], list[_Seen]] = {}
-    for one in done:
-        cells.setdefault((len(one.needle), one.needle.depth), []).append(one)
-    rows: list[dict[str, Any]] = [{"length": ALL, "depth": None, "copied": _share_written(done)}]
-    for length, depth in sorted(cells):
-        rows.append({"length": length, "depth": depth, "copied": _share_written(cells[length, depth])})
+    # Needles of all lengths and depths, then those of each.
+    cells: dict[tuple[int, float], list[NDArray[np.bool_]]] = {(ALL, np.nan): list(done.written)}
+    for needle, written in zip(done.needles, done.written, strict=True):
+        cells.setdefault((len(needle), needle.depth), []).append(written)
+    rows = [
+        {"length": length, "depth": depth, "copied": _share_written(cells[length, depth])}
+        for length, depth in sorted(cells)
+    ]
     return Table.of(Heads.TABLES["written"], rows)
 
 
-def _share_written(some: Sequence[_Seen]) -> Estimate:
+def _share_written(answers: Sequence[NDArray[np.bool_]]) -> Estimate:
     """Return a share of tokens; needles are the units, as one may be copied as a whole or not at all."""
+    written = np.stack(answers)
     sums = RunningSums()
-    sums.add(np.array([float(one.written.sum()) for one in some]), np.array([float(len(one.written)) for one in some]))
+    sums.add(written.sum(1), np.full(len(written), written.shape[1]))
     low, high = sums.share_interval(hits=True, dependence=1)
-    return Estimate(float(sums.ratio()), float(low), float(high), count=float(sums.total("c")))
+    return Estimate(float(sums.ratio()), float(low), float(high), count=float(written.size))
 
 
-def _notes(run: _Run, options: NeedleOptions, written: Table) -> list[str]:
+def _notes(options: NeedleOptions, written: Table) -> list[str]:
     notes = []
-    n = len(run.seen)
-    if n < FEWEST_TEXTS:
-        notes.append(
-            f"{amount(n, 'needle is', 'needles are')} few: with fewer than {FEWEST_TEXTS} every role is "
-            "tentative, and intervals are wide; --needles 20 or more tell heads apart."
-        )
     copied = float(written["copied"][0])
     if copied < options.threshold:
         notes.append(

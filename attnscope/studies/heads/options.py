@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from attnscope.errors import UsageError, amount, require_choice
+from attnscope.errors import UsageError, require_choice
 from attnscope.options import (
     chunk_option,
     group,
@@ -166,26 +166,16 @@ class NeedleOptions:
         Raises:
             UsageError: A number is out of range or comes twice, or there are fewer needles than depths.
         """
-        # Lengths and depths must be in range, and each must differ from the others.
-        if not self.lengths or min(self.lengths) < 1:
-            raise UsageError(f"texts of {list(self.lengths)} tokens", "such as 1024,4096")
-        if max(self.lengths) > MOST_TOKENS:
-            raise UsageError(
-                f"a text of {max(self.lengths):,} tokens", f"needles are hidden in {MOST_TOKENS:,} at most"
-            )
+        if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MOST_TOKENS:
+            raise UsageError(f"texts of {list(self.lengths)} tokens", f"lengths are from 1 to {MOST_TOKENS:,}")
+        percents = list(map(write_percent, self.depths))
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            depths = ", ".join(f"{100 * depth:g}%" for depth in self.depths)
-            raise UsageError(
-                f"depths of {depths or 'nothing'}", "they are from 0 to 100 per cent; in Python from 0 to 1"
-            )
-        if len(set(self.lengths)) < len(self.lengths) or len(set(map(write_percent, self.depths))) < len(self.depths):
+            raise UsageError(f"depths of {percents} %", "they are from 0 to 100 per cent; in Python from 0 to 1")
+        if len({*self.lengths}) < len(self.lengths) or len({*percents}) < len(percents):
             raise UsageError("a length or a depth is given twice", "give each once")
         # Each depth needs a needle, or its column would be empty.
         if self.n < len(self.depths):
-            raise UsageError(
-                f"{amount(self.n, 'needle')} at {amount(len(self.depths), 'depth')}",
-                "give at least one needle for each depth",
-            )
+            raise UsageError(f"there are fewer needles ({self.n}) than depths", "give at least one for each depth")
         if not 0 < self.threshold <= 1:
             raise UsageError(f"a threshold of {self.threshold}", "it must be above 0 and at most 1")
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from attnscope.core.catalogue import MEASURES, Measure
 from attnscope.core.intervals import benjamini_hochberg, simes
-from attnscope.core.sums import RunningSums
 from attnscope.errors import UsageError
 from attnscope.questions.heads import ROLES, Heads, heads_table
 from attnscope.results.table import PARTS, Column, Estimate, Table
@@ -85,6 +84,11 @@ class Rule:
     needs_preference: bool = False
     is_sink: bool = False
 
+    @property
+    def names(self) -> list[str]:
+        """Return its measures, whole and `_active`."""
+        return [name for measure in self.measures for name in (measure, f"{measure}_active")]
+
     def describe(self, threshold: float) -> dict[str, Any]:
         """Return the role as a record lists it."""
         return {"what": self.what, "measure": self.measures[0], "threshold": threshold}
@@ -139,24 +143,25 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
     """
     # One false discovery rate over the heads and roles of all kinds of attention.
     judged = [_Judged(tally, thresholds, n_texts) for tally in tallies]
-    p_values = np.concatenate([each.role_p.ravel() for each in judged]) if judged else np.zeros(0)
+    p_values = np.concatenate([np.zeros(0), *(each.role_p.ravel() for each in judged)])
     q_values = benjamini_hochberg(p_values)
     n_tests = (~np.isnan(p_values)).sum()
     accepted = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)  # q was rounded
-    start = 0
+    # Rows and roles of each kind; `head` numbers the rows over all kinds.
     tables = []
     roles: list[dict[str, Any]] = []
     n_heads = 0
-    # Rows and roles of each kind; `head` numbers the rows over all kinds.
     for each in judged:
-        stop = start + each.role_p.size
-        q = q_values[start:stop].reshape(each.role_p.shape)
-        start = stop
-        rows = [each.roles_of(tuple(place), q, accepted) for place in each.places.tolist()]
-        tables.append(each.table(["+".join(role["role"] for role in of_head) for of_head in rows]))
-        for head, of_head in enumerate(rows, n_heads):
-            roles += [{"head": head, **role} for role in of_head]
-        n_heads += len(rows)
+        size = each.role_p.size
+        q = q_values[:size].reshape(each.role_p.shape)
+        q_values = q_values[size:]
+        names = []
+        for place in each.places.tolist():
+            of_head = each.roles_of(tuple(place), q, accepted)
+            names.append("+".join(role["role"] for role in of_head))
+            roles += [{"head": n_heads, **role} for role in of_head]
+            n_heads += 1
+        tables.append(each.table(names))
     heads = Table.stack(tables) if tables else Table.of(Heads.TABLES["heads"], [])
     return {"heads": heads, "roles": Table.of(ROLES, roles)}
 
@@ -187,7 +192,13 @@ class _Test:
 
     @property
     def is_active(self) -> bool:
+        """Return whether the measure counts attention outside sinks alone."""
         return self.measure.endswith("_active")
+
+    @property
+    def whole(self) -> str:
+        """Return the name of the whole measure."""
+        return self.measure.removesuffix("_active")
 
 
 class _Judged:
@@ -198,7 +209,6 @@ class _Judged:
         tests: The last axis of the other arrays below.
         effective: How many texts of one length the evidence of a test amounts to.
         baselines: The value of a measure without any preference of the head; NaN = none.
-        queries: How many queries a measure counts, or as many of texts of one length as its count amounts to.
         limits: The number that the value must exceed; NaN = not tested.
         p: One-sided p-values; NaN = not tested, or too few texts.
         role_p: The combined p-values of a role's tests.
@@ -206,29 +216,27 @@ class _Judged:
 
     def __init__(self, tally: Tally, thresholds: Mapping[str, float], n_texts: int) -> None:
         # Values, counts and intervals of all measures, (layer, head, measure).
-        self.tally, self.thresholds, self.n_texts = tally, thresholds, n_texts
-        self.values, self.counts = tally.measures.ratio(), tally.measures.total("c")
+        self.tally = tally
+        self.thresholds = thresholds
+        self.n_texts = n_texts
+        self.values = tally.measures.ratio()
+        self.counts = tally.measures.total("c")
         self.uniform = tally.uniform.ratio()
         units = tally.queries_per_count
-        self.queries = self.counts * units
         self.low, self.high = measure_intervals(tally.measures, tally.names, units, self.uniform)
-        self.shape = self.values.shape[:2]
-        self._sums = tally.measures.total("s")
         # The tests: each role by each measure it may rest on, whole and outside sinks.
+        self.columns = {name: number for number, name in enumerate(tally.names)}
         self.tests = [
-            _Test(name, rule, measure, tally.names.index(measure))
+            _Test(name, rule, measure, self.columns[measure])
             for name, rule in RULES.items()
-            for base in rule.measures
-            for measure in (base, f"{base}_active")
-            if measure in tally.names
+            for measure in rule.names
+            if measure in self.columns
         ]
-        columns = [test.column for test in self.tests]
         self.baselines = np.stack([self._baseline(test) for test in self.tests], -1)
-        self.limits = np.stack(
-            [self._limit(test, self.baselines[..., i]) for i, test in enumerate(self.tests)], axis=-1
-        )
+        self.limits = np.stack([self._limit(test, i) for i, test in enumerate(self.tests)], -1)
         # p-values by kind of measure, (layer, head, test): shares, or Student's t.
-        tested = _part(tally.measures, columns)
+        columns = [test.column for test in self.tests]
+        tested = tally.measures.take(np.broadcast_to(columns, (*self.values.shape[:2], len(columns))))
         self.effective = tested.effective_texts()
         kinds = kinds_of([test.measure for test in self.tests])
         of_shares = tested.share_p_above(self.limits, hits=kinds.are_hits, unseen=~kinds.are_means, units=units)
@@ -238,54 +246,43 @@ class _Judged:
         self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
         # One p-value per role, (layer, head, role): its tests are combined.
         self.roles = tuple(dict.fromkeys(test.role for test in self.tests))
-        self.role_p = np.stack(
-            [simes(self.p[..., [test.role == role for test in self.tests]]) for role in self.roles], -1
-        )
-
-    def _column(self, name: str) -> int | None:
-        return self.tally.names.index(name) if name in self.tally.names else None
+        of_roles = [[test.role == role for test in self.tests] for role in self.roles]
+        self.role_p = np.stack([simes(self.p[..., are_of_role]) for are_of_role in of_roles], -1)
 
     def _baseline(self, test: _Test) -> Floats:
-        # The largest of all baselines that apply, (layer, head).
-        baseline = np.full(self.shape, np.nan)
+        """Return the largest of all baselines that apply, (layer, head)."""
+        baseline = np.full(self.values.shape[:2], np.nan)
         if test.rule.beats_uniform:
             baseline = np.fmax(baseline, self.uniform[..., test.column])
-        measure = test.measure.removesuffix("_active")
-        if measure in PAIR_MEASURES:
-            baseline = np.fmax(baseline, self._best_fixed_offset(measure))
-        if measure == "similar_token":
-            baseline = np.fmax(baseline, self._mass_on_the_same(test))
+        if test.whole in PAIR_MEASURES:
+            # The value for a head that always looks at the best fixed offset.
+            shares = self.tally.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
+            baseline = np.fmax(baseline, np.fmax.reduce(shares))
+        if test.whole == "similar_token":
+            # Nothing is more like a token than itself: the mass on the same token, here or elsewhere.
+            ending = test.measure.removeprefix(test.whole)
+            same = [
+                self.columns[name] for name in (f"self_token{ending}", f"same_token{ending}") if name in self.columns
+            ]
+            mass = self.tally.measures.total("s")[..., same].sum(-1)
+            baseline = np.fmax(baseline, _divide(mass, self.counts[..., test.column], np.nan))
         return baseline
 
-    def _best_fixed_offset(self, measure: str) -> float:
-        """Return the value of a pair measure for a head that always looks at the best fixed offset, 0 to 1."""
-        shares = self.tally.pairs.ratio()
-        return float(np.fmax.reduce(shares[PAIR_MEASURES.index(measure)]))
-
-    def _mass_on_the_same(self, test: _Test) -> Floats:
-        """Return the attention to the same token, here or elsewhere: nothing is more like a token than itself."""
-        # Mass on the same token here and elsewhere, (layer, head), over the queries that the test counts.
-        ending = "_active" if test.is_active else ""
-        columns = [self._column(f"{name}{ending}") for name in ("self_token", "same_token")]
-        mass = sum((self._sums[..., column] for column in columns if column is not None), np.zeros(self.shape))
-        counts = self.counts[..., test.column]
-        return _divide(mass, counts, np.nan)
-
-    def _limit(self, test: _Test, baseline: Floats) -> Floats:
+    def _limit(self, test: _Test, number: int) -> Floats:
         """Return the limit that the value must exceed: threshold, and baseline plus margin; NaN = there is no test."""
-        above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
         if test.rule.any_length:
             return self._even_enough()
-        # The threshold; NaN where the measure, or what the rule asks of the head, is missing.
-        limit: Floats = np.fmax(np.full(self.shape, self.thresholds[test.role]), above)
+        baseline = self.baselines[..., number]
+        above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
+        # NaN where the measure, or what the rule asks of the head, is missing.
+        limit: Floats = np.fmax(self.thresholds[test.role], above)
         limit[np.isnan(self.values[..., test.column])] = np.nan
         if test.rule.least_defined:
             limit[self._share_defined(test) < test.rule.least_defined] = np.nan
         if test.is_active:
-            limit[~(self._active_share(test) >= LEAST_ACTIVE)] = np.nan
-        entropy = self._column("relative_entropy")
-        if test.rule.needs_preference and entropy is not None:
-            limit[self.values[..., entropy] > self._even_enough()] = np.nan
+            limit[~(self._share_of(test.column, test.whole, 0.0) >= LEAST_ACTIVE)] = np.nan
+        if test.rule.needs_preference and "relative_entropy" in self.columns:
+            limit[self.values[..., self.columns["relative_entropy"]] > self._even_enough()] = np.nan
         return limit
 
     def _even_enough(self) -> Floats:
@@ -296,11 +293,10 @@ class _Judged:
         of FULL_KEYS keys: d = (1 - t) ln FULL_KEYS. That is ln 2 for t = 0.9: the head spreads as if evenly over half
         of its keys. The mean of ln n is the entropy of uniform attention.
         """
-        threshold = self.thresholds["diffuse"]
-        column = self._column("entropy_nats")
-        log_keys = np.full(self.shape, np.nan) if column is None else self.uniform[..., column]
+        column = self.columns.get("entropy_nats")
+        log_keys = np.full(self.values.shape[:2], np.nan) if column is None else self.uniform[..., column]
         far = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, math.log(FULL_KEYS))
-        return 1 - (1 - threshold) * math.log(FULL_KEYS) / far
+        return 1 - (1 - self.thresholds["diffuse"]) * math.log(FULL_KEYS) / far
 
     def _share_defined(self, test: _Test) -> Floats:
         """Return the share of queries for which a measure is defined, (layer, head).
@@ -308,24 +304,19 @@ class _Judged:
         For a sink's `_active` measure it is that of the whole measure. It is 1 for any other `_active` measure, whose
         count is a mass.
         """
-        resting, column = self._column("resting"), test.column
-        if test.is_active and test.rule.is_sink:
-            column = self.tally.names.index(test.measure.removesuffix("_active"))
-        elif test.is_active:
-            resting = None
-        if resting is None:
-            return np.ones(self.shape)
-        return _divide(self.counts[..., column], self.counts[..., resting], 0.0)
+        if test.is_active and not test.rule.is_sink:
+            return np.ones(self.values.shape[:2])
+        return self._share_of(self.columns[test.whole], "resting", 1.0)
 
-    def _active_share(self, test: _Test) -> Floats:
-        """Return the share, 0 to 1, of the attention of a measure's own queries that is off the resting keys.
+    def _share_of(self, column: int, other: str, missing: float) -> Floats:
+        """Return a count as a share, 0 to 1, of that of another measure, (layer, head).
 
-        It is not 1 - resting, because a learned sink takes attention that is neither.
+        Of an `_active` measure and the whole one it is how much attention of the measure's own queries is off the
+        resting keys. It is not 1 - resting, because a learned sink takes attention that is neither.
         """
-        whole = self._column(test.measure.removesuffix("_active"))
-        if whole is None:
-            return np.zeros(self.shape)
-        return _divide(self.counts[..., test.column], self.counts[..., whole], 0.0)
+        if other not in self.columns:
+            return np.full(self.values.shape[:2], missing)
+        return _divide(self.counts[..., column], self.counts[..., self.columns[other]], 0.0)
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -336,59 +327,54 @@ class _Judged:
         """Return all heads with their measures; `roles` are those of each row."""
         # From (layer, head, measure) to a row per head.
         layers, heads = self.places.T
-        resting = self._column("resting")
-        share = np.nan if resting is None else self.values[layers, heads, resting]
-        measured = (self.values, self.low, self.high, self.uniform, self.queries)
+        resting = np.full(len(heads), np.nan)
+        if "resting" in self.columns:
+            resting = self.values[layers, heads, self.columns["resting"]]
+        queries = self.counts * self.tally.queries_per_count
+        measured = (self.values, self.low, self.high, self.uniform, queries)
         estimates = {part: array[layers, heads] for part, array in zip(("value", *PARTS), measured, strict=True)}
         return heads_table(
             ([self.tally.kind] * len(heads), np.array(self.tally.layers, np.int64)[layers], heads),
             [measure_column(name) for name in self.tally.names],
             roles=roles,
-            resting=np.broadcast_to(share, len(heads)),
+            resting=resting,
             **estimates,
         )
 
-    def roles_of(self, at: tuple[int, ...], q: Floats, accepted: float) -> list[dict[str, Any]]:
+    def roles_of(self, head: tuple[int, ...], q: Floats, accepted: float) -> list[dict[str, Any]]:
         """Return the roles of a head as rows, each by the best of the tests that pass alone.
 
         The strongest comes first, but sinks come last.
 
         Args:
-            at: Row in `tally.layers` and number of the head.
+            head: Row in `tally.layers` and number of the head.
             q: `role_p` after Benjamini-Hochberg.
             accepted: The p-value up to which roles are given, that of all tallies.
         """
         roles = []
-        for number, name in enumerate(self.roles):
-            if not q[(*at, number)] <= LEVEL:
-                continue
+        for number in np.flatnonzero(q[head] <= LEVEL):
             # Tests of the role that pass alone, by the p-value up to which any role is given.
-            passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[(*at, i)] <= accepted]
+            name = self.roles[number]
+            passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[head][i] <= accepted]
             # The whole measure says more than its active part; of two alike, the larger one.
-            best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[(*at, self.tests[i].column)]))
-            p_values = {"p": self.role_p[(*at, number)], "q": q[(*at, number)]}
-            roles.append(self._role(at, best) | p_values)
+            best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[head][self.tests[i].column]))
+            test = self.tests[best]
+            values = (part[head][test.column] for part in (self.values, self.low, self.high))
+            effective = self.effective[head][best]
+            roles.append(
+                {
+                    "role": name,
+                    "measure": test.measure,
+                    "value": Estimate(*values, self.baselines[head][best]),
+                    "threshold": self.limits[head][best] if test.rule.any_length else self.thresholds[name],
+                    "p": self.role_p[head][number],
+                    "q": q[head][number],
+                    "tentative": min(effective, self.n_texts) < FEWEST_TEXTS,
+                    "active_share": self._share_of(test.column, test.whole, 0.0)[head] if test.is_active else None,
+                    "effective_texts": effective,
+                }
+            )
         return sorted(roles, key=lambda role: (RULES[role["role"]].is_sink, -role["value"].value / role["threshold"]))
-
-    def _role(self, at: tuple[int, ...], number: int) -> dict[str, Any]:
-        test = self.tests[number]
-        cell = (*at, test.column)
-        effective = self.effective[(*at, number)]
-        return {
-            "role": test.role,
-            "measure": test.measure,
-            "value": Estimate(self.values[cell], self.low[cell], self.high[cell], self.baselines[(*at, number)]),
-            "threshold": self.limits[(*at, number)] if test.rule.any_length else self.thresholds[test.role],
-            "tentative": min(effective, self.n_texts) < FEWEST_TEXTS,
-            "active_share": self._active_share(test)[at] if test.is_active else None,
-            "effective_texts": effective,
-        }
-
-
-def _part(sums: RunningSums, columns: Sequence[int] | NDArray[np.int64]) -> RunningSums:
-    """Return some of the quantities of (layer, head, quantity): the same ones for all heads, or each head's own."""
-    index = np.broadcast_to(np.asarray(columns), (*sums.shape[:2], np.shape(columns)[-1]))
-    return sums.take(index)
 
 
 def _divide(a: Floats, b: Floats, undefined: float) -> Floats:

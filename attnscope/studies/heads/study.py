@@ -19,7 +19,6 @@ from attnscope.corpus import (
     Copies,
     Corpus,
     CorpusText,
-    TokenCounts,
     chunks,
     count_tokens,
     distinct,
@@ -156,22 +155,18 @@ def study(
             workers=workers,
             pick=options.describe and options.describe.heads,
         )
-        threshold = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})[RETRIEVAL]
-        needles = replace(order.needles, threshold=threshold)
+        usual = {RETRIEVAL: order.needles.threshold}
+        needles = replace(order.needles, threshold=complete_thresholds(options.thresholds, usual)[RETRIEVAL])
         parse_measures(order.measures, needles.measure_names)
         haystacks = texts.corpus() if texts.is_given else None
         return retrieval_heads(loading.load(spec), haystacks, needles, report)
     # Texts, or random tokens that repeat.
     if order.probe is not None and texts.is_given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
-    corpus: Corpus | list[str] = []
-    if order.probe is None:
-        corpus = texts.corpus()
+    corpus = None if order.probe else texts.corpus()
     require_names(options, order.measures)
     model = loading.load(spec)
-    if order.probe is not None:
-        return heads(model, probe_texts(model), options, report, workers)
-    return heads(model, corpus, options, report, workers)
+    return heads(model, probe_texts(model) if corpus is None else corpus, options, report, workers)
 
 
 def require_names(options: HeadsOptions, measures: str | None) -> None:
@@ -223,73 +218,72 @@ def study_heads(
     how = options.describe
     if how is not None:
         how = replace(how, chunk=options.chunk, stride=options.stride)
-    drawing = Drawing(how.seed) if how is not None else None
     # Read the corpus once, to count tokens and draw the texts that are described.
-    counts, n_copies = _count_corpus(model, texts, special, report, drawing)
+    drawing = Drawing(how.seed if how else 0)
+    copies = Copies()
+    drawn = drawing.watch(distinct(texts, copies)) if how else distinct(texts, copies)
+    counts = count_tokens(drawn, model.tokenizer.encode, special, partial(_tell, report, texts))
     frequencies = Frequencies.of_counts(counts)
-    chosen = _describe(options, thresholds)
     # Of the reading that is known to have come to the end.
-    sha256 = sha256_of(texts)
+    read = {"n_copies": copies.n, "sha256": sha256_of(texts)}
     problems = problems_of(texts)
-    # Run the model, then its untrained twin if a control is asked for.
+    # Descriptions need some rows of some texts: they are kept as these are measured.
+    sample = drawing.sample(model, how) if how else []
     make = partial(
-        _make_measurer, measurer, frequencies=frequencies, special=special, chunk=options.chunk, stride=options.stride
+        _make_measurer,
+        measurer,
+        frequencies=frequencies,
+        special=special,
+        chunk=options.chunk,
+        stride=options.stride,
+        sampled={(unit.chunk.text, unit.chunk.number): unit.queries for unit in sample},
     )
-    # Descriptions need some rows of some texts: they are read as these are measured.
-    sample = drawing.sample(model, how) if drawing is not None and how is not None else []
-    sampled = {(unit.chunk.text, unit.chunk.number): unit.queries for unit in sample}
-    measurers = [partial(make, sampled=sampled)]
+    # Run the model, then its untrained twin if a control is asked for.
+    makers = [make]
     if options.control:
-        measurers.append(partial(make, seed=options.seed))
+        makers.append(partial(make, sampled={}, seed=options.seed))
     runs: list[Run[HeadSums]] = []
-    for number, make_measurer in enumerate(measurers):
-        step = scale_report(report, number, len(measurers))
-        going = run(
-            make_measurer,
-            (model,),
-            texts,
-            nothing or HeadSums(),
-            block=BLOCK,
-            workers=(workers,) if workers else None,
-            report=step,
-        )
-        runs.append(going)
+    for number, make_measurer in enumerate(makers):
+        step = scale_report(report, number, len(makers))
+        shared = (workers,) if workers else None
+        none = nothing or HeadSums()
+        runs.append(run(make_measurer, (model,), texts, none, block=BLOCK, workers=shared, report=step))
         if not runs[-1].complete:
             break
     # Gather the sums of both runs, and list the blocks that are missing.
-    done, complete = runs[0].done, runs[-1].complete
+    done = runs[0].done
     control = runs[1].done if len(runs) > 1 else HeadSums()
+    complete = runs[-1].complete
     missing = [problem for each in runs for problem in each.problems(model.info)]
     done.left_out.require_some_left(done.n_texts, model.info)
     if complete and not done.n_tokens and not missing:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    studied = runs[0].corpus(texts, model.info)
-    studied |= {"n_copies": n_copies, "sha256": sha256, "problems": [*problems, *missing]}
+    studied = runs[0].corpus(texts, model.info) | read | {"problems": [*problems, *missing]}
     # Say how it ran.
     about = run_of(model.info, [*_notes(model), *runs[0].notes])
-    threads = workers.threads if workers else _n_threads()
-    about |= {"seed": options.seed if options.control else None, "threads": threads}
+    about |= {"seed": options.seed if options.control else None, "threads": _n_threads(workers)}
     if failures := [failed for each in runs for failed in each.failures]:
         about["failures"] = failures
     # Give roles. The control is judged by the same thresholds.
     tallies = list(done.tallies.values())
-    effective = max(map(effective_texts, tallies), default=0.0)
+    studied["effective_texts"] = max(map(effective_texts, tallies), default=0.0)
     tables = judge(tallies, thresholds, done.n_texts)
     tables["control"] = judge(list(control.tallies.values()), thresholds, done.n_texts)["heads"]
-    findings = Heads(
-        run=about,
-        corpus={**settle_corpus(studied, interrupted=not complete), "effective_texts": effective},
-        options=chosen,
-        tables=tables,
-    )
+    chosen = _describe(options, thresholds)
+    findings = Heads(about, settle_corpus(studied, interrupted=not complete), chosen, tables)
+    if how is None:
+        return findings, done
     # Describe the heads by the rows that were kept of the sample.
-    steps: list[tuple[str, Callable[[Heads], Heads]]] = []
-    if how is not None:
-        for unit in sample:
-            unit.rows = done.rows.get((unit.chunk.text, unit.chunk.number), {})
-        describe = partial(add_descriptions, model=model, sample=sample, frequencies=frequencies, options=how)
-        steps.append(("describing the heads", describe))
-    return add_steps(findings, steps), done
+    for unit in sample:
+        unit.rows = done.rows.get((unit.chunk.text, unit.chunk.number), {})
+    describe = partial(add_descriptions, model=model, sample=sample, frequencies=frequencies, options=how)
+    return add_steps(findings, [("describing the heads", describe)]), done
+
+
+def _tell(report: Report | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
+    """Report how far the counting of tokens is."""
+    if report is not None and n_texts % _REPORT_EVERY == 0:
+        report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
 
 def _make_measurer(
@@ -338,25 +332,7 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
     }
 
 
-def _count_corpus(
-    model: Model, texts: Texts, special: frozenset[int], report: Report | None, drawing: Drawing | None
-) -> tuple[TokenCounts, int]:
-    """Return how often each token comes in the whole corpus without copies, and how many texts are copies."""
-    # Texts pass by once: copies are dropped, some texts are held for descriptions, and tokens are counted.
-    copies = Copies()
-    read = distinct(texts, copies)
-    if drawing is not None:
-        read = drawing.watch(read)
-
-    def tell(n_texts: int, n_tokens: int) -> None:
-        if report is not None and n_texts % _REPORT_EVERY == 0:
-            report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
-
-    counts = count_tokens(read, model.tokenizer.encode, special, tell)
-    return counts, copies.n
-
-
-def _n_threads() -> int:
+def _n_threads(workers: Workers | None) -> int:
     import torch
 
-    return torch.get_num_threads()
+    return workers.threads if workers else torch.get_num_threads()

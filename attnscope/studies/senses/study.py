@@ -1,6 +1,7 @@
 """Measure the heads of models that see or hear, on any number of photos or recordings.
 
-Measures are those of `core.catalogue`; `senses` reads the files. There are no roles here.
+Measures are those of `core.catalogue`; `senses` reads the files, and `studies.run` goes over them one by one. There are
+no roles here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,30 +17,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES, Measure
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import expand
 from attnscope.errors import AttnscopeError, amount
-from attnscope.host import delay_interrupts
 from attnscope.models.model import Model, eyes_of
 from attnscope.questions.heads import Heads, heads_table
 from attnscope.report.wording import PICTURES, RECORDINGS
 from attnscope.results.table import Table
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
-from attnscope.studies.failures import broken_rows, require_finite
-from attnscope.studies.heads.measuring import stack_layers
+from attnscope.studies.failures import broken_rows
 from attnscope.studies.heads.roles import measure_column
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Speech, read
-from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.inputs.texts import Report
 from attnscope.studies.maps.running import run_probe
+from attnscope.studies.run import Measurer, Part, run_blocks
 
 if TYPE_CHECKING:
-    from attnscope.core.catalogue import Measure
     from attnscope.core.facts import TextFacts
 
 Floats = NDArray[np.float64]
+_Measured = tuple[Any, int, Mapping[int, Sequence[Any]]]
+"""How an input was read, its tokens, and by layer its sums, counts and uniform sums, ([unit,] head, measure); without
+any layer it cannot be studied."""
 
 _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
@@ -70,9 +72,6 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
     Raises:
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
     """
-    from attnscope.core.catalogue import PICTURE_MEASURES
-    from attnscope.core.measures import HeadMeasures
-
     if model.eyes is None and model.viewer is not None:
         raise AttnscopeError(
             f"{model.info.name} reads pictures among words; heads are measured on photos in vision transformers alone",
@@ -82,45 +81,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
     inputs = _list_inputs(images, "picture")
     # Try a blank picture first: an error here is the model's, and would come with every picture.
     read(model, read_photo(_BLANK))
-
-    def measure(number: int) -> _Measured:
-        name, image = inputs[number]
-        # Read the photo, and add up its measures as the model runs.
-        with _leave_out(name):
-            photo = read_photo(image)
-            reading = read(model, photo)
-            picture = reading.picture
-            assert picture is not None
-            pixels, grid = np.asarray(photo.image), picture.grid
-            probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
-            run_probe(model, reading, probe)
-            by_layer = probe.sums["encoder"]
-            require_finite({"encoder": {layer: of.sum for layer, of in by_layer.items()}}, model.info, picture.source)
-        # The keys outside sinks are the patches, so `_active` sums are those of patches.
-        names = [f"{name}_active" if measure.has_active else name for name, measure in PICTURE_MEASURES.items()]
-        columns = [next(iter(by_layer.values())).names.index(name) for name in names]
-        sums, counts, uniform = (stack_layers(by_layer, part)[..., columns] for part in ("sum", "count", "uniform_sum"))
-        return _Measured(
-            tuple(sorted(by_layer)),
-            sums,
-            counts,
-            uniform,
-            math.prod(grid),
-            reading.notes,
-            f"picture {pixels.shape}\n",
-            pixels.tobytes(),
-            grid,
-        )
-
-    sense = _Sense(
-        PICTURES,
-        "picture",
-        "encoder",
-        PICTURE_MEASURES,
-        lambda heads: heads["resting"],
-        "give photos, such as --image 'photos/*.jpg'",
-    )
-    return _study(model, inputs, measure, sense, report)
+    return _study(model, _PICTURES, inputs, report)
 
 
 @with_plain_torch
@@ -148,68 +109,16 @@ def sound_heads(
     Raises:
         AttnscopeError: The model hears nothing, or there is not one recording that can be read.
     """
-    from attnscope.core.attention.probes import OfChosen, key_sums
-    from attnscope.core.catalogue import SOUND_MEASURES
-
     # One transcript for each recording, or none.
     inputs = _list_inputs(audio, "recording")
-    texts = [text] if isinstance(text, str) else [None] * len(inputs) if text is None else list(text)
+    texts = [text] if isinstance(text, str) else list(text or [None] * len(inputs))
     if len(texts) != len(inputs):
-        n = f"{len(texts)} transcript{'s' * (len(texts) != 1)}"
-        raise AttnscopeError(f"{amount(len(inputs), 'recording')} and {n}", "give one for each, or leave out the text")
-
-    def measure(number: int) -> _Measured:
-        name, recorded = inputs[number]
-        # Read the recording with its transcript, or with what the model writes.
-        with _leave_out(name):
-            recording = read_recording(recorded)
-        reading = read(model, Speech(recording, texts[number]))
-        sound = reading.sound
-        if reading.target is None or sound is None:
-            raise AttnscopeError(
-                f"{model.info.name} has no decoder, so there is no cross-attention to measure",
-                "look at single recordings with: attnscope heatmap --audio",
-            )
-        # Special tokens write no words: their rows say nothing of listening.
-        asks = ~reading.target.special
-        if not asks.any():
-            raise _LeftOutError("there is no token in what is written")
-        # Weights of the sums over frames with sound, (frame, 2): 1, and seconds from the middle of the sound.
-        n_sound = len(sound.envelope)
-        times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
-        functions = np.stack([np.ones(n_sound), times], 1)
-        probe = OfChosen(lambda call: key_sums(call, functions), kinds=["cross"])
-        run_probe(model, reading, probe)
-        # Attention of each token on sound, (1, head, token, 2) per layer. One NaN leaves the recording out.
-        rows = {layer: of_layer.numpy() for layer, of_layer in probe.maps["cross"].items()}
-        for _, layer in broken_rows({"cross": rows}).values():
-            raise _LeftOutError(f"attention is not finite (NaN) in layer {layer} in {model.info.dtype}: not studied")
-        n_frames = round(sound.window_seconds / sound.seconds_per_frame)
-        by_layer = [sound_sums(rows[layer][0][:, asks]) for layer in sorted(rows)]
-        sums, counts = (np.stack(part) for part in zip(*by_layer, strict=True))
-        # Attending to all frames alike, no token listens further on than another.
-        uniform = counts * [0.0, n_sound / n_frames]
-        samples = recording.samples
-        return _Measured(
-            tuple(sorted(rows)),
-            sums,
-            counts,
-            uniform,
-            int(asks.sum()),
-            reading.notes,
-            f"recording {len(samples)}\n",
-            samples.tobytes(),
+        raise AttnscopeError(
+            f"{amount(len(inputs), 'recording')} and {amount(len(texts), 'transcript')}",
+            "give one for each, or leave out the text",
         )
-
-    sense = _Sense(
-        RECORDINGS,
-        "recording",
-        "cross",
-        SOUND_MEASURES,
-        lambda heads: 1 - heads["sound"],
-        "give WAV files: --audio 'talks/*.wav'",
-    )
-    return _study(model, inputs, measure, sense, report)
+    transcripts = dict(zip((name for name, _ in inputs), texts, strict=True))
+    return _study(model, _RECORDINGS, inputs, report, transcripts)
 
 
 def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
@@ -252,158 +161,250 @@ def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
     return sums, counts
 
 
-class _LeftOutError(Exception):
-    """A picture or recording cannot be studied; the message says why."""
+# What both share
 
 
-@contextmanager
-def _leave_out(name: str) -> Iterator[None]:
-    """Turn an error within a `with` block into one that leaves out this picture or recording alone."""
-    try:
-        yield
-    except AttnscopeError as error:
-        raise _LeftOutError(error.message.replace(f"{name} ", "", 1)) from None
+@dataclass(frozen=True, eq=False)
+class _Input:
+    """A picture or recording that was read; `text` is a transcript. It is a block of its own."""
+
+    index: int
+    source: str
+    content: Any
+    text: str | None = None
+    line: None = None
+
+    @property
+    def texts(self) -> Sequence[_Input]:
+        """Return it as the only text of its block."""
+        return [self]
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclass(kw_only=True, eq=False)
+class SenseSums(Part):
+    """Hold the sums over pictures or recordings by layer, (head, measure), and the same under uniform attention.
+
+    Attributes:
+        grids: Rows and columns of patches of each picture.
+        notes: What was noted of each as it was read.
+    """
+
+    measures: dict[int, RunningSums] = field(default_factory=dict)
+    uniform: dict[int, RunningSums] = field(default_factory=dict)
+    grids: tuple[tuple[int, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class _Measurer(Measurer[SenseSums]):
+    """Measure one input at a time. `problems` gets those that cannot be studied."""
+
+    def __init__(self, model: Model, sense: _Sense, problems: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self._model = model
+        self._sense = sense
+        self._problems = problems
+
+    def start(self, block: _Input) -> SenseSums:
+        """Return sums of nothing yet."""
+        return SenseSums()
+
+    def batches(self, block: _Input) -> Sequence[Sequence[_Input]]:
+        """Return the input alone."""
+        return [[block]]
+
+    def measure(self, batch: Sequence[_Input]) -> _Measured:
+        """Measure an input."""
+        return self._sense.measure(self._model, batch[0])
+
+    def add(self, part: SenseSums, batch: Sequence[_Input], result: Any) -> None:
+        """Add an input, which is in all of the sums or in nothing."""
+        reading, n_tokens, by_layer = result
+        (each,) = batch
+        rows = {layer: sums[None] for layer, (sums, *_) in by_layer.items()}
+        broken = broken_rows({self._sense.kind: rows})
+        if broken:
+            part.broken[each.index] = broken[0]
+        elif not by_layer:
+            self._problems.append(_problem(each.source, "there is no token in what is written"))
+        else:
+            for layer, (sums, counts, uniform) in by_layer.items():
+                shape = counts.shape[-2:]
+                part.measures.setdefault(layer, RunningSums(shape)).add(sums, counts)
+                part.uniform.setdefault(layer, RunningSums(shape)).add(uniform, counts)
+            part.n_texts += 1
+            part.n_tokens += n_tokens
+            part.notes += tuple(reading.notes)
+            part.grids += () if reading.picture is None else (reading.picture.grid,)
+
+
+def _measure_picture(model: Model, picture: _Input) -> _Measured:
+    """Measure the heads on a photo, each patch as a query."""
+    from attnscope.core.measures import HeadMeasures
+
+    reading = read(model, picture.content)
+    assert reading.picture is not None
+    grid = reading.picture.grid
+    probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
+    run_probe(model, reading, probe)
+    # The keys outside sinks are the patches, so `_active` sums are those of patches.
+    names = [f"{name}_active" if measure.has_active else name for name, measure in PICTURE_MEASURES.items()]
+    by_layer = {}
+    for layer, sums in probe.sums["encoder"].items():
+        columns = [sums.names.index(name) for name in names]
+        parts = (sums.sum, sums.count, sums.uniform_sum)
+        by_layer[layer] = [np.moveaxis(part[columns], 0, -1) for part in parts]  # (unit, head, measure)
+    return reading, math.prod(grid), by_layer
+
+
+def _measure_recording(model: Model, recording: _Input) -> _Measured:
+    """Measure cross-attention on a recording with its transcript, or with what the model writes."""
+    from attnscope.core.attention.probes import OfChosen, key_sums
+
+    reading = read(model, Speech(recording.content, recording.text))
+    sound = reading.sound
+    if reading.target is None or sound is None:
+        raise AttnscopeError(
+            f"{model.info.name} has no decoder, so there is no cross-attention to measure",
+            "look at single recordings with: attnscope heatmap --audio",
+        )
+    # Special tokens write no words: their rows say nothing of listening.
+    asks = ~reading.target.special
+    if not asks.any():
+        return reading, 0, {}
+    # Weights of the sums over frames with sound, (frame, 2): 1, and seconds from the middle of the sound.
+    n_sound = len(sound.envelope)
+    times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
+    functions = np.stack([np.ones(n_sound), times], 1)
+    probe = OfChosen(lambda call: key_sums(call, functions), kinds=["cross"])
+    run_probe(model, reading, probe)
+    # Attending to all frames alike, no token listens further on than another.
+    even = np.array([0.0, n_sound / round(sound.window_seconds / sound.seconds_per_frame)])
+    by_layer = {}
+    for layer, rows in probe.maps["cross"].items():
+        sums, counts = sound_sums(rows.numpy()[0][:, asks])
+        by_layer[layer] = [sums, counts, counts * even]
+    return reading, int(asks.sum()), by_layer
 
 
 @dataclass(frozen=True)
 class _Sense:
-    """The differences between senses: their names, the kind of attention, its measures, and how much of it rests."""
+    """The differences between senses: their names, measures, how a file is read, and how much of a head rests."""
 
-    of: str
     noun: str
+    of: str
     kind: str
     catalogue: Mapping[str, Measure]
-    resting: Callable[[Mapping[str, Any]], Any]
-    hint: str
+    read: Callable[[Any], Any]
+    measure: Callable[[Model, _Input], _Measured]
+    resting: Callable[[Mapping[str, Floats]], Floats]
 
 
-@dataclass(frozen=True, eq=False)
-class _Measured:
-    """The sums of one picture or recording, (unit, layer, head, measure) or (layer, head, measure)."""
-
-    layers: tuple[int, ...]
-    sums: Floats
-    counts: Floats
-    uniform: Floats
-    n_tokens: int
-    notes: tuple[str, ...]
-    shape: str
-    content: bytes
-    grid: tuple[int, int] | None = None
-
-
-@dataclass
-class _Done:
-    """The sums over all pictures or recordings, (layer, head, measure), and the same under uniform attention.
-
-    A picture or recording is in all of it or in nothing.
-    """
-
-    sense: _Sense
-    measures: RunningSums = field(default_factory=RunningSums)
-    uniform: RunningSums = field(default_factory=RunningSums)
-    layers: tuple[int, ...] = ()
-    n: int = 0
-    n_tokens: int = 0
-    grids: set[tuple[int, int]] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
-
-    def add(self, measured: _Measured) -> None:
-        """Add the sums of one picture or recording."""
-        # The first one tells how many layers and heads there are.
-        if not self.n:
-            self.layers = measured.layers
-            self.measures, self.uniform = (RunningSums(measured.counts.shape[-3:]) for _ in range(2))
-        self.measures.add(measured.sums, measured.counts)
-        self.uniform.add(measured.uniform, measured.counts)
-        self.n += 1
-        self.n_tokens += measured.n_tokens
-        self.grids |= set() if measured.grid is None else {measured.grid}
-        self.notes += measured.notes
-        self.digest.update(measured.shape.encode() + measured.content)
-
-    def heads(self) -> Table:
-        """Return every head with its measures; a measure that nothing counts is NaN."""
-        sense, sums = self.sense, self.measures
-        counts = sums.total("c")
-        # Heads with any count, and intervals that are cut to the range of each measure.
-        layers, heads = np.nonzero(counts.any(-1))
-        ends = [np.array([getattr(measure, end) for measure in sense.catalogue.values()]) for end in ("low", "high")]
-        low, high = (np.clip(end, *ends) for end in sums.interval())
-        even = np.broadcast_to(self.uniform.ratio(), counts.shape)
-        parts = {"value": sums.ratio(), "low": low, "high": high, "baseline": even, "count": counts}
-        return heads_table(
-            ([sense.kind] * len(heads), np.array(self.layers)[layers], heads),
-            [measure_column(name, sense.catalogue) for name in sense.catalogue],
-            roles=[""] * len(heads),
-            resting=sense.resting(dict(zip(sense.catalogue, sums.ratio()[layers, heads].T, strict=True))),
-            **{part: array[layers, heads] for part, array in parts.items()},
-        )
+_PICTURES = _Sense(
+    "picture", PICTURES, "encoder", PICTURE_MEASURES, read_photo, _measure_picture, lambda heads: heads["resting"]
+)
+_RECORDINGS = _Sense(
+    "recording",
+    RECORDINGS,
+    "cross",
+    SOUND_MEASURES,
+    read_recording,
+    _measure_recording,
+    lambda heads: 1 - heads["sound"],
+)
 
 
 def _study(
     model: Model,
-    inputs: Sequence[tuple[str, Any]],
-    measure: Callable[[int], _Measured],
     sense: _Sense,
+    inputs: Sequence[tuple[str, Any]],
     report: Report | None,
+    transcripts: Mapping[str, str | None] | None = None,
 ) -> Heads:
     """Measure the inputs one after the other, and list those that cannot be studied.
 
     Raises:
         AttnscopeError: No input could be studied.
     """
-    done, complete = _Done(sense), True
-    # One input after the other; an interruption keeps what is done.
     problems: list[dict[str, Any]] = []
-    try:
-        for number, (name, _) in enumerate(inputs):
+    digest = hashlib.sha256()
+
+    def contents() -> Iterator[_Input]:
+        for number, (name, item) in enumerate(inputs):
             try:
-                measured = measure(number)
-            except _LeftOutError as error:
-                problems.append({"source": name, "line": None, "reason": str(error)})
-            else:
-                with delay_interrupts():
-                    done.add(measured)
-            if report is not None:
-                report(Progress(done.n, done.n_tokens, (number + 1) / len(inputs)))
-    except KeyboardInterrupt:
-        if not done.n:
-            raise
-        complete = False
-    if not done.n:
+                content = sense.read(item)
+            except AttnscopeError as error:
+                problems.append(_problem(name, error.message.replace(f"{name} ", "", 1)))
+                continue
+            pixels = np.asarray(content.samples if hasattr(content, "samples") else content.image)
+            digest.update(f"{sense.noun} {pixels.shape}\n".encode() + pixels.tobytes())
+            yield _Input(number, name, content, (transcripts or {}).get(name))
+
+    going = run_blocks(
+        lambda loaded: _Measurer(loaded, sense, problems),
+        (model,),
+        contents(),
+        SenseSums(),
+        report=report,
+        share=lambda block: (block.index + 1) / len(inputs),
+    )
+    done = going.done
+    problems += going.problems(model.info)
+    if not done.n_texts:
+        if not going.complete:
+            raise KeyboardInterrupt
         first = f"{problems[0]['source']}: {problems[0]['reason']}"
-        raise AttnscopeError(f"no {sense.noun} is left of {len(inputs)}: {first}", sense.hint)
-    # Describe what was studied.
+        raise AttnscopeError(f"no {sense.noun} is left of {len(inputs)}: {first}", "give files that can be read")
+    # Describe what was studied; notes that differ only in the file or the text that they quote are said once.
+    by_gist = {re.sub(r"^\S+\.\w+ ", "", note).partition("“")[0]: note for note in done.notes}
+    notes = [*by_gist.values(), *going.notes]
+    if done.n_texts == 1:
+        notes.append(f"of one {sense.noun} there are no intervals")
     corpus = {
         "of": sense.of,
         "sources": [name for name, _ in inputs],
-        "n_texts": done.n,
+        "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
-        **({"grids": sorted(done.grids)} if done.grids else {}),
-        "sha256": done.digest.hexdigest(),
+        "sha256": digest.hexdigest(),
         "problems": problems,
-        "complete": complete,
+        "complete": going.complete,
     }
-    notes = _say_once(done.notes, sense.noun)
-    if done.n == 1:
-        notes.append(f"of one {sense.noun} there are no intervals")
-    options = {"roles": {}, "measures": list(sense.catalogue)}
-    return Heads(run_of(model.info, notes), corpus, options, {"heads": done.heads()})
+    if done.grids:
+        corpus["grids"] = sorted(set(done.grids))
+    about = run_of(model.info, notes)
+    if going.failures:
+        about["failures"] = going.failures
+    return Heads(about, corpus, {"roles": {}, "measures": list(sense.catalogue)}, {"heads": _table(sense, done)})
 
 
-def _say_once(notes: Sequence[str], noun: str) -> list[str]:
-    """Return notes as one that differ only in the file that they open with, or in the text that they quote."""
-    # Notes by their text without the file and from the first quotation on.
-    alike: dict[str, list[str]] = {}
-    for note in dict.fromkeys(notes):
-        without_file = re.sub(r"^\S+\.\w+ ", "", note)
-        alike.setdefault(without_file.partition("“")[0], []).append(note)
-    return [
-        first if not more else f"{first}; likewise for {amount(len(more), f'more {noun}')}"
-        for first, *more in alike.values()
-    ]
+def _problem(name: str, reason: str) -> dict[str, Any]:
+    return {"source": name, "line": None, "reason": reason}
+
+
+def _table(sense: _Sense, done: SenseSums) -> Table:
+    """Return every head with its measures; a measure that nothing counts is NaN."""
+    # Intervals are cut to the range of each measure.
+    ends = [np.array([getattr(measure, end) for measure in sense.catalogue.values()]) for end in ("low", "high")]
+    tables = []
+    for layer, sums in sorted(done.measures.items()):
+        # Heads with any count, (head, measure).
+        counts = sums.total("c")
+        heads = np.flatnonzero(counts.any(-1))
+        low, high = (np.clip(end, *ends) for end in sums.interval())
+        parts = {"low": low, "high": high, "baseline": done.uniform[layer].ratio(), "count": counts}
+        values = sums.ratio()[heads]
+        table = heads_table(
+            ([sense.kind] * len(heads), np.full(len(heads), layer), heads),
+            [measure_column(name, sense.catalogue) for name in sense.catalogue],
+            roles=[""] * len(heads),
+            resting=sense.resting(dict(zip(sense.catalogue, values.T, strict=True))),
+            value=values,
+            **{part: array[heads] for part, array in parts.items()},
+        )
+        tables.append(table)
+    return Table.stack(tables)
 
 
 def _list_inputs(items: Any, what: str) -> list[tuple[str, Any]]:
