@@ -145,14 +145,6 @@ def test_what_one_part_of_a_text_gives_another_is_what_numpy_sums(source: str, t
     assert shares["layer"].tolist() == [3] * 12 + [4] * 12
 
 
-def test_a_pair_has_parts_a_and_b() -> None:
-    record = attnscope.heatmap(load_model("minilm"), "It is late.", pair="It is noon, a day.")
-    segments, special = record.maps[0].keys.segments, record.maps[0].keys.special
-    block = record.weights.astype(np.float64)[:, :, (segments == 0) & ~special][..., (segments == 1) & ~special]
-    shares = find_shares(record, "A", "B").table("heads")["share"]
-    np.testing.assert_allclose(shares, block.sum(-1).mean(-1).ravel(), atol=1e-12)
-
-
 def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batch(run: Run) -> None:
     result = run("heatmap", TIRED, "--from", "it", "--to", "the animal", "-o", "out", "-f", "csv,png")
     assert result.out.startswith("from “it” to “the animal”: L3H1 gives most: 0.")

@@ -200,17 +200,6 @@ def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
         assert f"{best.lift:.2f}×" in first.inner_text()
 
 
-def test_the_profile_reads_out_each_offset(opened: OpenedAtlas) -> None:
-    opened.go("L0H3")
-    opened.page.focus(".profile canvas")
-    profile = ATLAS["profile"][NAMES.index("L0H3")]
-    for key, at in (("ArrowLeft", 64), ("ArrowLeft", 63), ("ArrowRight", 64), ("ArrowRight", 65), ("ArrowRight", 66)):
-        opened.page.keyboard.press(key)
-        said = opened.text(".headcard section >> nth=0 >> p")
-        assert float(said.split(": ")[1].split("%")[0]) == pytest.approx(100 * profile[at], rel=0.06), at
-    assert said.startswith("1 ahead")
-
-
 def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
     opened.go("L0H0")
     near = np.argsort(np.where(np.arange(12) == 0, np.inf, ATLAS["distance"][0]))[:3]

@@ -15,7 +15,7 @@ from matplotlib import font_manager
 from attnscope.drawing import lettering
 from attnscope.drawing.layout import Paper
 from attnscope.drawing.lettering import BASE_FAMILY, ELLIPSIS, lettering_for
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from tests.conftest import Run
 from tests.record_helpers import map_of, record_of, tokens_of
 
@@ -135,13 +135,6 @@ def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat: Path, only
     drawn = svg.read_text("utf-8")
     assert ">你</text>" in drawn and ">U+" not in drawn and "font-family: 'Little Cat'; font-weight: 400" in drawn
     assert b"LittleCat" in pdf.read_bytes()
-
-
-def test_an_installed_family_is_named_as_people_write_it() -> None:
-    assert lettering_for(["a"], Paper(font="dejavu serif")).families == ("DejaVu Serif", BASE_FAMILY)
-    with pytest.raises(UsageError, match="there is no font 'DejaVu Serf'") as caught:
-        lettering.find_font("DejaVu Serf")
-    assert "fc-list" in str(caught.value.hint)
 
 
 def test_a_file_that_is_no_font_is_refused(tmp_path: Path) -> None:

@@ -221,13 +221,6 @@ def test_the_least_weight_that_is_drawn(opened: Opened) -> None:
         assert abs(float(value) - W[1, 1, int(row), int(column)]) <= SEEN
 
 
-def test_links_by_keys(opened: Opened) -> None:
-    opened.show(v="links", h="0.0")
-    opened.page.focus(".view.links canvas")
-    opened.press("ArrowDown", "ArrowDown", "ArrowRight", "ArrowDown")
-    assert f"{LABELS[2]} is attended by" in opened.text("#readout")
-
-
 # Text ------------------------------------------------------------------------------------------------------------
 
 
@@ -251,24 +244,6 @@ def test_a_token_shades_the_others(opened: Opened) -> None:
     opened.page.hover(".tok >> nth=9")
     assert opened.text("#readout .pair") == "mat attends to cat"
     assert abs(number(opened.text("#readout .value")) - W[1, 1, 9, 5]) <= SEEN
-
-
-def test_averaged_over_heads(opened: Opened) -> None:
-    opened.show(v="text", h="0.0", q=5)
-    opened.page.select_option("aside select", "mean")
-    opened.page.wait_for_selector(".view.text[data-shown='0,0,mean']")
-    found = [float(row[4]) for row in opened.table()[1:]]
-    np.testing.assert_allclose(found, W.mean((0, 1))[5], atol=SEEN)
-
-
-def test_the_text_by_keys(opened: Opened) -> None:
-    opened.show(v="text", h="0.0")
-    opened.page.focus(".tok >> nth=0")
-    opened.press("ArrowRight", "ArrowRight", "Enter", "ArrowRight")
-    assert opened.text("#readout .pair") == "##believ attends to un" or "un attends to ##believ" in opened.text(
-        "#readout"
-    )
-    assert opened.page.get_attribute(".tok >> nth=2", "aria-pressed") == "true"
 
 
 # Compare ---------------------------------------------------------------------------------------------------------

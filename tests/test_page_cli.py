@@ -64,17 +64,6 @@ def test_the_default_name_is_of_what_is_shown(run: Run, tiny_bert: Path) -> None
     assert re.search(r"^attnscope-out/tiny-bert-the-cat-[0-9a-f]{8}\.html\n\Z", names[0], re.MULTILINE)
 
 
-def test_one_json_document(run: Run, tiny_bert: Path) -> None:
-    status, out, err = run("page", "the cat", "-m", tiny_bert, "-o", "p.html", "--json")
-    assert status == 0, err
-    found = json.loads(out)
-    assert found["schema"] == "attnscope.page/1"
-    assert found["files"] == ["p.html"]
-    assert found["texts"] == ["the cat"]
-    assert found["bytes"] == Path("p.html").stat().st_size
-    assert {"model", "sha256", "versions", "dtype", "device"} <= set(found["run"])
-
-
 def test_records_by_file_and_by_folder(run: Run, tmp_path: Path) -> None:
     first, second = simple(5), simple(6, seed=1)
     first.save(tmp_path / "one" / "heatmap.npz")
@@ -165,11 +154,6 @@ def test_it_is_refused_before_the_model_runs(tiny_bert: Path, monkeypatch: pytes
     monkeypatch.setattr("attnscope.studies.maps.page.run_model", lambda *_: pytest.fail("the model ran"))
     with pytest.raises(AttnscopeError, match="too large for a browser"):
         attnscope.page(model, "the cat")
-
-
-def test_no_text_is_no_page() -> None:
-    with pytest.raises(AttnscopeError, match="a page needs a text"):
-        page_of([])
 
 
 def test_grouped_queries_have_a_full_width_head(run: Run, tmp_path: Path) -> None:

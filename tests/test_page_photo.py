@@ -156,11 +156,6 @@ def test_means_of_heads_and_hidden_special_tokens(opened: Opened) -> None:
     assert_shaded(opened, row, largest(row))
 
 
-def test_the_scale_of_all_heads(opened: Opened) -> None:
-    opened.show(v="photo", h="0.0", q=3, scale="figure")
-    assert_shaded(opened, W[0, 0, 0], max(largest(row) for row in W.reshape(-1, W.shape[-1])))
-
-
 def test_what_is_seen_is_saved(opened: Opened) -> None:
     opened.show(v="photo", h="1.0", q=3, scale="head")
     table = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
@@ -179,19 +174,6 @@ def test_a_photo_is_embedded_once(opened: Opened) -> None:
     assert len(re.findall(jpeg, html)) == 1, "the small picture is of the same photo"
     other = replace(looking_record(seed=1), text="another question")
     assert len(re.findall(jpeg, page_of([PageText(LOOKING), PageText(other)]).html)) == 1
-
-
-def test_light_and_dark_and_narrow(opened: Opened) -> None:
-    page = opened.page
-    opened.show(v="photo", h="0.0", q=3, d="dark", scale="head")
-    assert_shaded(opened, W[0, 0, 0], largest(W[0, 0, 0]))  # a photo keeps its colours
-    page.set_viewport_size({"width": 390, "height": 844})
-    try:
-        opened.show(v="photo", h="0.0", q=3)
-        assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
-        assert painted(opened).shape == (2, 3, 3)
-    finally:
-        page.set_viewport_size({"width": 1280, "height": 860})
 
 
 def test_words_before_the_pictures_may_be_merged() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.pages import PageText, document, page_of
+from attnscope.pages import PageText, page_of
 from attnscope.pages.document import MODULES, PARTS, script, style
 from attnscope.questions.heatmap import Heatmap
 from tests.page_helpers import VIEWS
@@ -152,12 +152,6 @@ def test_data_never_become_markup() -> None:
         assert mark not in whole, mark
     assert "style=" not in whole.replace('style="image-rendering:pixelated"', ""), "the policy forbids style attributes"
     assert "url(" not in style(*PARTS)
-
-
-def test_a_name_of_two_modules_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document, "MODULES", (*MODULES, "colour"))
-    with pytest.raises(ValueError, match="two modules, which share one scope, declare"):
-        script.__wrapped__()
 
 
 def test_every_module_is_part_of_the_script() -> None:

@@ -119,15 +119,6 @@ def test_a_map_without_a_cell_to_see_offers_its_own_scale(pages: Pages) -> None:
     assert opened.page.locator(".view.matrix .scale button").count() == 0, "a head with much to see needs no offer"
 
 
-def test_legends_are_saved(pages: Pages) -> None:
-    opened = pages(FIRST)
-    for view in ("grid", "matrix", "text"):
-        opened.show(v=view, h="1.1", scale="head", d="light")
-        saved = opened.saved("svg").decode()
-        assert saved.count("<rect") >= 64, "the steps of a scale"
-        assert ("each head&#39;s largest" in saved or "each head's largest" in saved) == (view == "grid")
-
-
 # Keys alone ------------------------------------------------------------------------------------------------------
 
 
@@ -252,17 +243,6 @@ def test_back_goes_one_view_back(pages: Pages) -> None:
     assert opened.text(".title b") == "L0H0"
 
 
-def test_steps_within_a_view_are_no_steps_back(pages: Pages) -> None:
-    opened = pages(FIRST)
-    opened.show(h="0.0")
-    before = opened.page.evaluate("history.length")
-    opened.page.keyboard.press("2")
-    for _ in range(4):
-        opened.press("]")
-    opened.until("location.hash.includes('h=1.1')")
-    assert opened.page.evaluate("history.length") == before + 1
-
-
 def test_a_head_alone_is_its_map(pages: Pages) -> None:
     opened = pages(FIRST)
     opened.page.evaluate("location.hash = 'head=L1H2'")
@@ -307,16 +287,6 @@ def test_what_two_texts_do_not_share_is_told_in_full(pages: Pages) -> None:
     assert ["wide" in caption for caption in captions] == [False, True, False]
     saved = opened.saved("svg").decode()
     assert saved.count(">tired / wide</text>") == 2, "beside the rows, and above the columns"
-
-
-def test_it_is_told_in_a_long_text_too(pages: Pages) -> None:
-    records = []
-    for word in ("tired", "wide"):
-        labels = [f"w{at}" for at in range(91)] + [word] + [f"v{at}" for at in range(60)]
-        records.append(record_of(map_of(tokens_of(labels), layers=1, heads=1)))
-    opened = pages(*records)
-    opened.show(v="compare", h="0.0", b="text1")
-    assert opened.saved("svg").decode().count(">tired / wide</text>") == 2, "where there is no room for every label"
 
 
 def test_files_are_named_by_what_they_hold(pages: Pages) -> None:

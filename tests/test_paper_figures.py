@@ -21,7 +21,7 @@ from tests.conftest import Run
 from tests.findings_helpers import described_findings
 from tests.made_records import MADE
 from tests.needle_helpers import planted_findings
-from tests.record_helpers import map_of, page_of, record_of, simple, tokens_of
+from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_views import RECORDS, sound
 
 DRAWN = [name for name in MADE if name not in ("atlas.npz", "trace.npz", "cost.npz")]
@@ -210,13 +210,6 @@ def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch
         (usual,) = record.draw(tmp_path / "usual")
         assert (width, height) == tuple(2 * n for n in struct.unpack(">II", chunks(usual.read_bytes())[b"IHDR"][:8]))
     assert len(zlib.decompress(found[b"IDAT"])) == height * (1 + 3 * width)
-
-
-def test_labels_stand_at_every_map_of_a_png_that_is_no_screen(tmp_path: Path) -> None:
-    """There they are copies of the first map's only where a pixel is one of the layout."""
-    record = sentence()
-    page = page_of(record, "L00", width="page")
-    assert sum(text.get_text() == "street" and text.get_visible() for text in page.axes.texts) == 24
 
 
 # Vectors -------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Pooled records: what they keep, what they refuse, and what is seen of them in figures and in the terminal."""
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,15 +65,6 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     assert not lacking.exists(1, 2) and lacking.exists(1, 1)
 
 
-def test_json_tells_links_with_their_text() -> None:
-    document = json.loads(pooled_record().to_json(files=["a.png"]))
-    assert document["schema"] == "attnscope.pooled/2" and document["files"] == ["a.png"]
-    assert len(document["links"]) == 2 * 3 * 5 - 2
-    link = document["links"][0]
-    assert link["query_token"] == f"t{link['query']}"
-    assert f"⟦t{link['key']}⟧" in link["key_text"]
-
-
 def test_the_text_around_a_token() -> None:
     tokens = tokens_of(["[CLS]", "one", "two", "three"], [0])
     assert around(tokens, 2) == "[CLS] one ⟦two⟧ three"
@@ -111,20 +101,6 @@ def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head() -> None:
     record = pooled_record()
     assert stems(record) == ["overview", "L00", "L01"]
     assert stems(record.only([(1, 2), (0, 0)])) == ["L01H02", "L00H00"]
-
-
-@pytest.mark.parametrize("scale", ["fixed", "head", "figure"])
-def test_figures_are_drawn_in_every_format(scale: str, tmp_path: Path) -> None:
-    record = pooled_record()
-    formats = ["png", "svg", "pdf"] if scale == "fixed" else ["png"]  # scales are the layout's, which formats share
-    paths = record.draw(tmp_path, formats, scale=scale)
-    assert [path.name for path in paths[: len(formats) + 1]] == [*(f"overview.{kind}" for kind in formats), "L00.png"]
-    assert all(path.stat().st_size > 2000 for path in paths)
-    single = record.only([(1, 0)]).draw(tmp_path / "one", "png", scale=scale)
-    with Image.open(single[0]) as picture:
-        assert picture.width >= 1000
-    with Image.open(io.BytesIO(record._repr_png_())) as picture:
-        assert picture.format == "PNG"
 
 
 def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:

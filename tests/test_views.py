@@ -9,7 +9,6 @@ import pytest
 
 from attnscope.drawing.canvas import Canvas
 from attnscope.drawing.files import distinct, write_pages
-from attnscope.drawing.inks import blend
 from attnscope.drawing.lettering import lettering_for
 from attnscope.errors import UsageError
 from attnscope.questions import heatmap_figures as figures
@@ -90,13 +89,6 @@ def page(text: str) -> Canvas:
     return canvas
 
 
-def test_files_are_the_same_with_threads_and_without(tmp_path: Path) -> None:
-    pages = [("a", page("one")), ("b", page("two"))]
-    many, one = (write_pages(pages, tmp_path / name, ["png", "svg", "pdf"], n) for name, n in (("x", 2), ("y", 0)))
-    assert [path.name for path in many] == [f"{stem}.{kind}" for stem in "ab" for kind in ("png", "svg", "pdf")]
-    assert [path.read_bytes() for path in many] == [path.read_bytes() for path in one]
-
-
 def test_vectors_have_rectangles_for_cells_and_pixels_stay_as_they_were() -> None:
     canvas = page("one")
     before = canvas.pixels()
@@ -113,7 +105,3 @@ def test_an_unknown_format_is_refused_before_anything_is_drawn(tmp_path: Path) -
 
 def test_files_of_one_name_are_told_apart() -> None:
     assert distinct(["a", "b", "A", "a", "a-2"]) == ["a", "b", "A-2", "a-3", "a-2-2"]
-
-
-def test_a_blend_reaches_both_ends() -> None:
-    assert [blend(share, "#ffffff", "#08306b") for share in (0, 0.5, 1)] == ["#ffffff", "#8498b5", "#08306b"]

@@ -281,16 +281,20 @@ def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
     """Yield how much of its attention each word gives to a picture: words of a query, or those that the model wrote."""
     words, more = words_of(record, query)
     heads = record.chosen(record.maps[0])
+    columns = [
+        TextColumn("word", lambda row: row[0], style="bold"),
+        TextColumn("on the picture", lambda row: row[1], right=True),
+        TextColumn("strongest patch", lambda row: row[2]),
+    ]
     for picture in record.pictures:
-        rows = [(word.name, weights_of(record, word, heads)) for word in words]
-        columns = [
-            TextColumn("word", lambda row: row[0], style="bold"),
-            TextColumn("on the picture", lambda row, picture=picture: percent(share_of(picture, row[1])), right=True),
-            TextColumn(
-                "strongest patch", lambda row, picture=picture: _name_patch(np.nan_to_num(picture.over(row[1])))
-            ),
-        ]
-        yield from [Text(safe(picture.facts)), TextTable(columns, rows), Text()]
+        rows = []
+        for word in words:
+            weights = weights_of(record, word, heads)
+            patches = np.nan_to_num(picture.over(weights))
+            rows.append((word.name, percent(share_of(picture, weights)), _name_patch(patches)))
+        yield Text(safe(picture.facts))
+        yield TextTable(columns, rows)
+        yield Text()
     note = "the mean of all heads" if record.picked is None else "the mean of the heads that were picked"
     yield Text(f"{note} ({more})" if more else note, style="dim")
 
