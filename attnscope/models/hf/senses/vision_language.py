@@ -57,7 +57,7 @@ class VisionLanguageReader:
         self._base = model.base
         self._name = model.info.name
         self._processor = processor
-        self._images = getattr(processor, "image_processor", None if self.needs_words_processor else processor)
+        self._images: Any = getattr(processor, "image_processor", None if self.needs_words_processor else processor)
         self._writer = HuggingFaceWriter(model)
         self._compared: set[tuple[int, ...]] = set()
 
