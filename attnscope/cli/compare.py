@@ -47,9 +47,8 @@ def _over_corpus(
     if shared is not None and order.ablated is not None:
         raise UsageError("workers have no heads taken out", "leave out --workers, --executor and --threads")
     # One literal text is known as such, so that figures can name it.
-    corpus = texts.corpus()
-    if isinstance(corpus, list):
-        corpus = corpus[0]
+    listed = texts.corpus()
+    corpus = listed[0] if isinstance(listed, list) else listed
     loaded = model.loading.load(model.model)
     if order.ablated is not None:
         return compare_models(loaded, without_heads(loaded, order.ablated), corpus, order, report=report)

@@ -270,14 +270,13 @@ class Cutting(RowMeasurer[TextPart]):
             for first, chosen in rerun.plan(places, pass_tokens):  # type: ignore[arg-type]  # the model's kinds
                 outputs = rerun.again(self._without(chosen, read), first, len(chosen))
                 change = outputs.hidden.to(whole.dtype).view(len(chosen), *whole.shape) - whole
-                logs = read.log_probabilities(outputs.logits, len(chosen))
-                numbers[1 + np.array(chosen)] = _by_row(read, change, logs, whole_logs)
+                left_logs = read.log_probabilities(outputs.logits, len(chosen))
+                numbers[1 + np.array(chosen)] = _by_row(read, change, left_logs, whole_logs)
         # Padding is no hidden state, and what is computed there need not be a number.
-        logs_of_numbers = {
-            kind: {layer: fine.float().log() for layer, fine in by_layer.items()}
-            for kind, by_layer in rerun.are_numbers.items()
-        }
-        return numbers.swapaxes(0, 1), broken_rows(logs_of_numbers)
+        logs: dict[str, dict[int, Tensor]] = {}
+        for kind, by_layer in rerun.are_numbers.items():
+            logs[kind] = {layer: fine.float().log() for layer, fine in by_layer.items()}
+        return numbers.swapaxes(0, 1), broken_rows(logs)
 
     def _without(self, chosen: Sequence[int], read: ReadBatch) -> Patched:
         """Return what takes cuts out of a batch that is repeated once per cut; each repetition lacks one of them."""

@@ -164,7 +164,7 @@ def _choose_heads(model: Model, options: AblateOptions, n_heads: Mapping[Place, 
     heads: list[Head] = []
     for kind in model.info.kinds if options.kind is None else [options.kind]:
         for layer in chosen.layers:
-            n_here = n_heads.get((kind, layer), 0)  # type: ignore[call-overload]  # the model's own kinds
+            n_here = n_heads.get((kind, layer), 0)  # type: ignore[arg-type]  # the model's own kinds
             heads += [(kind, layer, head) for head in chosen.heads if head < n_here]
     if chosen.picked is not None:
         heads = [head for head in heads if head[1:] in chosen.picked]

@@ -181,4 +181,5 @@ def _join(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 
 def _starts(sizes: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
     """Return where each of some runs of these sizes begins."""
-    return np.cumsum(sizes) - np.asarray(sizes)
+    starts: NDArray[Any] = np.cumsum(sizes) - np.asarray(sizes)
+    return starts
