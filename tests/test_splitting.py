@@ -61,24 +61,7 @@ def test_heads_and_what_is_said_of_them_are_the_loops(n_queries: int, n_keys: in
         assert found.disagreement_nats[query] <= np.log(count) + 1e-12
 
 
-def test_mixing_is_each_heads_share_of_the_squares() -> None:
-    w_o = np.array([[3.0, 0.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    shares = splitting.head_shares(w_o, np.array([[0, 2], [2, 4]]))
-    np.testing.assert_allclose(shares, [[9 / 25, 0, 0.5], [16 / 25, 0, 0.5]])
-
-
 # The worked example
-
-
-def test_a_projection_mixes_heads_and_keeps_what_it_should() -> None:
-    plain = split_example(SplitOptions(drop=(1,))).of(2)
-    turned = split_example(SplitOptions(project="orthogonal", seed=5, drop=(1,)))
-    np.testing.assert_allclose(turned.of(2)["drops"]["l2"], plain["drops"]["l2"], err_msg="a rotation keeps lengths")
-    mixing = turned.of(2)["mixing"]
-    assert ((mixing > 0.01) & (mixing < 0.99)).any()
-    permuted = split_example(SplitOptions(project="permute", seed=5)).of(2)
-    assert set(permuted["mixing"].ravel().tolist()) == {0.0, 1.0}
-    np.testing.assert_allclose(np.sort(permuted["output"][0], 1), np.sort(plain["output"][0], 1))
 
 
 def test_a_count_that_does_not_fit_says_which_do() -> None:
@@ -121,7 +104,7 @@ def test_heads_that_cannot_be_cut_otherwise_are_refused(family: str, says: str) 
 
 
 def test_a_saved_split_is_the_split(tmp_path: Path) -> None:
-    record = split_example(SplitOptions(project="permute", drop=(1,)))
+    record = split_example(SplitOptions(drop=(1,)))
     require_lossless(record, tmp_path)
     with pytest.raises(AttnscopeError, match="it has 1, 2, 4"):
         record.of(3)

@@ -94,35 +94,6 @@ def cut(query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np
     )
 
 
-def random_rotation(width: int, seed: int) -> Array:
-    """Return a random rotation or reflection, uniform over all of them (Mezzadri 2007): (width, width)."""
-    q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((width, width)))
-    return q * np.sign(np.diag(r))
-
-
-def random_permutation(width: int, seed: int) -> Array:
-    """Return a random permutation of columns, as a matrix of zeros and ones: (width, width)."""
-    return np.eye(width)[np.random.default_rng(seed).permutation(width)]
-
-
-def head_shares(w_o: Array, columns: NDArray[np.int64]) -> Array:
-    """Return the share of each head in each output column, by squared weights.
-
-        share_hj = Σ over columns i of head h of W_O[j, i]² / Σ over all i of W_O[j, i]²
-
-    W_O is (output, joined), as torch.nn.Linear stores it; `columns` has the first column and one past the last of each
-    head.
-
-    Returns:
-        (head, output); each column sums to 1, but is 0 where W_O has only zeros.
-    """
-    # Σ W_O² of each output column: over all inputs, (output,), and over each head's, (head, output).
-    squares = w_o**2
-    total = squares.sum(1)
-    shares = np.stack([squares[:, a:b].sum(1) for a, b in columns])
-    return np.asarray(np.divide(shares, total, out=np.zeros_like(shares), where=total > 0))
-
-
 def _rank_of_product(query: Array, key: Array) -> int:
     """Return the rank of query @ key.T, by way of the triangles of both: they are as small as a head is narrow."""
     (_, left), (_, right) = np.linalg.qr(query), np.linalg.qr(key)

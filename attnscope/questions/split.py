@@ -10,7 +10,7 @@ import numpy as np
 
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
-from attnscope.options import numbers_from, option, options, seed_option
+from attnscope.options import numbers_from, option, options
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Special, Words
 from attnscope.report.numbers import fixed, percent
 from attnscope.report.panels import AXES, Panel, Panels
@@ -37,8 +37,6 @@ class SplitOptions:
     counts: tuple[int, ...] = option(
         "Numbers of heads to split into, such as 1,2,4.", default=(1, 2, 4), read=numbers_from, written="1,2,4"
     )
-    project: str = option("Mix the heads by a random W_O: orthogonal or permute, see --seed.", default="")
-    seed: int = seed_option("a random W_O")
     drop: tuple[int, ...] = option(
         "Set the output of these heads to zero, one by one, and measure the change, such as 0,1.",
         default=(),
@@ -47,11 +45,8 @@ class SplitOptions:
 
     def require(self) -> None:
         """Refuse numbers of heads that do not go together with what becomes of them."""
-        # The numbers of heads, then the projection, then the heads to drop.
         if not self.counts or min(self.counts) < 1:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
-        if self.project not in ("", "orthogonal", "permute"):
-            raise UsageError(f"there is no projection {self.project!r}", "choose orthogonal or permute")
         beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
         if beyond:
             last = max(self.counts) - 1
@@ -95,7 +90,7 @@ class Split(Result):
             (0, 1),
             axes=("counts", "queries", "keys"),
         ),
-        Array("output", "the heads side by side, after W_O if there is one", axes=("counts", "queries", "outputs")),
+        Array("output", "the heads side by side", axes=("counts", "queries", "outputs")),
         Array(
             "disagreement_nats",
             "Jensen-Shannon divergence of the heads' rows, 0 to ln(heads)",
@@ -103,14 +98,6 @@ class Split(Result):
             (0, None),
             axes=("counts", "queries"),
         ),
-        Array(
-            "mixing",
-            "from which head each output column comes: share of W_O's squares",
-            "share",
-            (0, 1),
-            axes=("heads", "outputs"),
-        ),
-        Array("w_o", "W_O as torch.nn.Linear stores it", axes=("outputs", "joined")),
         Array("drop_l2", "L2 norm of the change of each query's output", axes=("drops", "queries")),
     )
 
@@ -147,8 +134,7 @@ class Split(Result):
     def report(self, **shown: Any) -> Report:
         """Return what a single head has to give up, how the numbers of heads compare, and all weights."""
         queries, keys = self.tokens
-        mixed = f", W_O: {printable(self.options.get('project', ''))}" if self.options.get("project") else ""
-        size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}{mixed}"
+        size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}"
         drops = "; without: L2 norm of the output's change if the head puts out zeros"
         return Report(
             model=model_of(self.run),
@@ -217,14 +203,9 @@ def _blocks(split: Split) -> Iterator[Block]:
             yield _grid(
                 f"{name}: mean of the heads, no head's own", seen["mean_weights"][0], queries, keys, "with --all"
             )
-        # The output, (query, d_model), and from which head its columns come.
+        # The output, (query, d_model).
         outputs = [str(column) for column in range(seen["output"].shape[-1])]
         yield rest(f"{name}: output", seen["output"][0], queries, outputs)
-        if "mixing" in seen.grids:
-            names = [f"head {head}" for head in range(n)]
-            yield _grid(
-                f"{name}: from which head each output column comes", seen["mixing"], names, outputs, "with --all"
-            )
 
 
 def _grid(heading: str, values: Floats, rows: Sequence[str], columns: Sequence[str], printed: Any = "always") -> Grid:

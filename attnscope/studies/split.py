@@ -33,9 +33,8 @@ def split_example(options: SplitOptions | None = None) -> Split:
     """
     options = options or SplitOptions()
     _require_fit(options.counts, example.Q.shape[1], UsageError)
-    run = run_of_example() | {"seed": options.seed if options.project else None}
     inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, 1.0)
-    return _split(inputs, options, run, " ".join(example.TOKENS), example.TOKENS, example.TOKENS)
+    return _split(inputs, options, run_of_example(), " ".join(example.TOKENS), example.TOKENS, example.TOKENS)
 
 
 @with_plain_torch
@@ -98,7 +97,6 @@ def split(
             "choose fewer heads (--counts) or a shorter text",
         )
     run = run_of(model.info, (*reading.notes, *notes))
-    run["seed"] = options.seed if options.project else None
     return _split(inputs, options, run, prompt.text, queries, keys)
 
 
@@ -109,17 +107,15 @@ def _split(
     d_model = inputs.Q.shape[1]
     may = None if inputs.may is None else inputs.may[0]
     _require_fit(options.counts, d_model, AttnscopeError)
-    w_o = _output_projection(options, d_model)
     # Cut into each number of heads. Weights are (head, query, key), outputs (query, d_model).
     rows: dict[str, list[dict[str, Any]]] = {"heads": [], "counts": [], "drops": []}
     grids: dict[str, list[Array]] = defaultdict(list)
     for count in dict.fromkeys(options.counts):
         d_head = d_model // count
         cut = splitting.cut(inputs.Q, inputs.K, inputs.V, count, may=may)
-        output = cut.joined if w_o is None else cut.joined @ w_o.T
         rows["counts"].append({"n_heads": count, "d_head": d_head, "scale": d_head**-0.5})
         grids["mean_weights"].append(cut.weights.mean(0))
-        grids["output"].append(output)
+        grids["output"].append(cut.joined)
         grids["disagreement_nats"].append(cut.disagreement_nats)
 
         # Its heads.
@@ -128,15 +124,12 @@ def _split(
             facts |= {name: getattr(cut, name)[head] for name in ("entropy_nats", "uniform", "rank")}
             rows["heads"].append(facts)
         grids["weights"] += [*cut.weights]
-        if w_o is not None:
-            own = np.stack([np.arange(count) * d_head, np.arange(1, count + 1) * d_head], 1)
-            grids["mixing"] += [*splitting.head_shares(w_o, own)]
 
         # What changes without some of them.
-        whole = float(np.linalg.norm(output))
+        whole = float(np.linalg.norm(cut.joined))
         for head in options.drop:
             if head < count:
-                change = output - _without(cut, head, w_o)
+                change = cut.joined - _without(cut, head)
                 l2 = float(np.linalg.norm(change))
                 share = l2 / whole if whole else float("nan")
                 rows["drops"].append({"n_heads": count, "head": head, "l2": l2, "share": share})
@@ -146,15 +139,7 @@ def _split(
     for name, tokens in (("queries", queries), ("keys", keys)):
         tables[name] = Table.of_arrays(Split.TABLES[name], token=list(tokens))
     arrays = {name: np.stack(values) for name, values in grids.items()}
-    if w_o is not None:
-        arrays["w_o"] = w_o
-    about = {
-        "text": text,
-        "d_model": d_model,
-        "project": options.project,
-        "seed": run["seed"],
-    }
-    return Split(run, {}, about, tables, arrays)
+    return Split(run, {}, {"text": text, "d_model": d_model}, tables, arrays)
 
 
 def _require_fit(counts: Sequence[int], d_model: int, error: type[AttnscopeError]) -> None:
@@ -164,18 +149,8 @@ def _require_fit(counts: Sequence[int], d_model: int, error: type[AttnscopeError
         raise error(f"{d_model} columns cannot be cut into {unfit[0]} heads", f"what fits: {fits}")
 
 
-def _without(cut: splitting.Cut, head: int, w_o: Array | None) -> Array:
+def _without(cut: splitting.Cut, head: int) -> Array:
     """Return the output where a head puts out zeros, (query, output)."""
     heads_out = cut.heads_out.copy()
     heads_out[head] = 0
-    joined = heads_out.transpose(1, 0, 2).reshape(heads_out.shape[1], -1)
-    return joined if w_o is None else joined @ w_o.T
-
-
-def _output_projection(options: SplitOptions, width: int) -> Array | None:
-    """Return W_O (output, joined), random by the seed; None where heads are not mixed."""
-    if not options.project:
-        return None
-    if options.project == "orthogonal":
-        return splitting.random_rotation(width, options.seed)
-    return splitting.random_permutation(width, options.seed)
+    return heads_out.transpose(1, 0, 2).reshape(heads_out.shape[1], -1)
