@@ -387,9 +387,10 @@ def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) 
     middle = scale.share(sum(scale.baseline) / 2)
     page.write(x + width * middle, below, "▲", size_px, ha="center", color=INK)
     words = f"uniform {scale.baseline_text}"
-    if page.lettering.width_px(words, size_px) > LEFT_PX + width * max(middle, 1 - middle):
-        return
-    if middle < 0.5:
-        page.write(x + width * middle + size_px * 0.7, below, words, size_px, ha="left", color=INK)
-    else:
-        page.write(x + width * middle - size_px * 0.7, below, words, size_px, ha="right", color=INK)
+    wide = page.lettering.width_px(words, size_px) * 1.04 + size_px
+    place = x + width * middle
+    edges = x - LEFT_PX, min(x + width + LEFT_PX, page.width_px - layout.MARGIN_PX / 2)
+    if middle < 0.5 and place + wide <= edges[1]:
+        page.write(place + size_px * 0.7, below, words, size_px, ha="left", color=INK)
+    elif middle >= 0.5 and place - wide >= edges[0]:
+        page.write(place - size_px * 0.7, below, words, size_px, ha="right", color=INK)
