@@ -28,6 +28,7 @@ UNKNOWN = "#dcdcdc"
 BOLD = 1.12
 """How much wider bold letters are than plain ones."""
 
+_LEAST_BAR_PX = 160.0
 _LEGEND_ROW_PX, _LOW_ROW_PX, _MANY_ROWS = 22.0, 15.0, 18
 _HALF_DIGIT = 0.365  # of the font size: the middle of digits over the line that they stand on
 
@@ -131,7 +132,8 @@ class Page(Canvas):
         width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
         if not self.paper.caption:
             meaning = meaning.partition(":")[0]
-            width = min(width, self.width_px - 56 - inset - self.lettering.width_px(meaning, layout.CAPTION_PX * zoom))
+            room = self.width_px - 80 - inset - self.lettering.width_px(meaning, layout.CAPTION_PX * zoom)
+            width = min(width, max(room, _LEAST_BAR_PX))
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
         size = layout.CAPTION_PX * zoom
         fits = self.draw_scale(bar, cmap, limits, ticks=ticks or {}, size_px=size, meaning=meaning)
