@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification
 
 from attnscope.choice import Choice
 from attnscope.core.attention.probes import Gate
@@ -242,33 +242,38 @@ def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp
     assert given.answers.tolist() == [ids[i + 1] for i in wanted]
 
 
-def test_a_classifier_predicts_the_class_that_the_whole_model_gives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", [None, "bad"])
+@pytest.mark.parametrize("classifier", [BertForSequenceClassification, BertForTokenClassification])
+def test_a_classifier_predicts_a_class(tmp_path: Path, classifier: Any, answer: str | None) -> None:
+    """The one that the whole model gives, or the one that is asked for; of tokens at each ordinary one."""
     folder = write_tiny(tmp_path / "classes")
     torch.manual_seed(0)
-    network = BertForSequenceClassification(
-        BertConfig.from_pretrained(folder, id2label={0: "bad", 1: "fine", 2: "good"})
-    )
+    network = classifier(BertConfig.from_pretrained(folder, id2label={0: "bad", 1: "fine", 2: "good"}))
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     network.save_pretrained(folder)
     model: Any = load(str(folder), engine="hf")
     texts = ["the cat", "a dog sat on it", "the b"]
-    found = ablate(model, texts, AblateOptions(modes=("zero",), importance=True))
+    found = ablate(model, texts, AblateOptions(modes=("zero",), answer=answer, importance=True))
     gate = Gate({("encoder", 1): torch.tensor([1.0, 0.0, 1.0])})
     losses, rises, kls = [], [], []
     for text in texts:
-        batch = Batch(torch.from_numpy(model.tokenizer.encode(text).ids)[None])
+        tokens = model.tokenizer.encode(text)
+        positions = [0] if classifier is BertForSequenceClassification else np.flatnonzero(~tokens.special)
+        batch = Batch(torch.from_numpy(tokens.ids)[None])
         with torch.no_grad():
-            logs, without = (model.outputs(batch, probe).logits[0, 0].log_softmax(-1) for probe in (attend, gate))
-        right = int(logs.argmax())
-        losses.append(float(-logs[right]))
-        rises.append(float(logs[right] - without[right]))
-        kls.append(float((logs.exp() * (logs - without)).sum()))
+            whole, without = (model.outputs(batch, probe).logits[0].log_softmax(-1) for probe in (attend, gate))
+        for logs, gated in zip(whole[positions], without[positions], strict=True):
+            right = int(logs.argmax()) if answer is None else 0
+            losses.append(float(-logs[right]))
+            rises.append(float(logs[right] - gated[right]))
+            kls.append(float((logs.exp() * (logs - gated)).sum()))
     row = found.head_names.index("L1H1")
     assert found["heads"]["zero_loss"][row] == pytest.approx(np.mean(rises), abs=1e-5)
     assert found["heads"]["zero_kl"][row] == pytest.approx(np.mean(kls), abs=1e-5)
     assert loss_of(found) == pytest.approx(np.mean(losses), abs=1e-5)
     assert np.isfinite(found["heads"]["importance"]).all()
+    assert found.options["predicted"].startswith(f"the class {answer or 'that the whole model gives'}")
 
 
 # Bad input --------------------------------------------------------------------------------------------------------
@@ -277,6 +282,7 @@ def test_a_classifier_predicts_the_class_that_the_whole_model_gives(tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"answer": "good"}, "has no class 'good'"),
         ({"choice": Choice(pick=((0, 3),))}, "no head 3"),
         ({"choice": Choice(layers=(3,))}, "no layer 3"),
         ({"kind": "cross"}, "no cross attention"),

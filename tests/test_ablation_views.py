@@ -98,6 +98,8 @@ def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> No
         (("a cat", "-m", "own", "--loss", "mse"), 2, "--loss has no 'mse'"),
         (("a cat", "-m", "own", "--ablation", "one"), 2, "no ablation 'one'"),
         (("a cat", "-m", "own", "--ablation", "none"), 2, "nothing is to be done"),
+        (("a cat", "-m", "own", "--answer", "POSITIVE"), 1, "has no class 'POSITIVE'"),
+        (("a cat", "-m", "own", "--answer", "POSITIVE", "--loss", "none"), 2, "--loss none measures no likelihood"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(run: Any, arguments: tuple[str, ...], status: int, says: str) -> None:

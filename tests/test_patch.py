@@ -13,6 +13,7 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
+    BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -287,18 +288,28 @@ def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
     assert found["pairs"]["clean_difference"][0] == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_answers_of_a_classifier_are_its_classes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("classifier", [BertForSequenceClassification, BertForTokenClassification])
+def test_answers_of_a_classifier_are_its_classes(tmp_path: Path, classifier: Any) -> None:
+    """A class against all others, or those that a pair names; of tokens at the first one that differs."""
     folder = write_tiny(tmp_path / "classes")
     config = BertConfig.from_pretrained(folder, id2label={0: "bad", 1: "fine", 2: "good"})
-    strong(BertForSequenceClassification(config), 3).save_pretrained(folder)
+    strong(classifier(config), 3).save_pretrained(folder)
     model = attnscope.load(str(folder), engine="hf")
     texts = [{"clean": f"the {a} cat", "corrupt": f"the {b} cat"} for a, b in ("ab", "cd", "ef")]
-    found = attnscope.patch(model, [{**pair, "right": "good", "wrong": ["bad", "fine"]} for pair in texts])
+    found = attnscope.patch(model, texts, attnscope.PatchOptions(answer="good"))
+    named = attnscope.patch(model, [{**pair, "right": "good", "wrong": ["bad", "fine"]} for pair in texts])
+    assert np.array_equal(found["by_pair"], named["by_pair"])
     assert (found["pairs"]["right"][0], found["pairs"]["wrong"][0]) == ("good", "bad, fine")
     tokens = model.tokenizer.encode(texts[0]["clean"])
     logits = model.model(torch.from_numpy(tokens.ids)[None]).logits[0].double()
+    if classifier is BertForTokenClassification:
+        logits = logits[2]  # [CLS] the a cat [SEP]
     expected = float(logits[2] - logits[:2].logsumexp(0))
     assert found["pairs"]["clean_difference"][0] == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(AttnscopeError, match="it has no field 'right'"):
+        attnscope.patch(model, texts)
+    with pytest.raises(AttnscopeError, match="has no class 'best'"):
+        attnscope.patch(model, texts, attnscope.PatchOptions(answer="best"))
     with pytest.raises(AttnscopeError, match="has no class 'best'"):
         attnscope.patch(model, [{**texts[0], "right": "best", "wrong": "bad"}])
 

@@ -68,6 +68,11 @@ class AblateOptions:
         default="auto",
         choices=("auto", "none"),
     )
+    answer: str | None = option(
+        "The class of a classifier whose likelihood is measured, such as POSITIVE.  "
+        "[default: the one that the whole model gives]",
+        default=None,
+    )
     target: str | None = target_option()
     save: Path | None = option(
         "Write the model without the heads of --pick into this new folder.", default=None, panel="Output"
@@ -75,9 +80,11 @@ class AblateOptions:
     seed: int = seed_option("masked tokens")
 
     def require(self) -> None:
-        """Refuse an order to do nothing."""
+        """Refuse an order to do nothing, and a class whose likelihood is not measured."""
         if not (self.modes or self.importance):
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
+        if self.answer is not None and self.loss == "none":
+            raise UsageError("--loss none measures no likelihood of the class of --answer", "leave out one of them")
 
 
 class Ablation(Result):

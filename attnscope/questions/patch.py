@@ -51,6 +51,11 @@ class PatchOptions:
         default="denoise",
         choices=("denoise", "noise"),
     )
+    answer: str | None = option(
+        "A class of a classifier, such as POSITIVE: it is right in the clean texts, and all others are wrong.  "
+        "[default: the answers of the pairs]",
+        default=None,
+    )
     positions: bool = option(
         "Also patch each position alone; all pairs must have the same number of tokens.", default=False
     )

@@ -1,8 +1,8 @@
 """Read texts as padded batches of rows for a model without some heads, with the predictions asked of it.
 
 A decoder predicts each next token, a masked model a seeded share of its tokens, an encoder-decoder its target (what was
-given, else its own greedy answer), and a classifier the class that the whole model gives. Special tokens that every
-text has are never predicted.
+given, else its own greedy answer), and a classifier the class that is asked for, else the one that the whole model
+gives. Special tokens that every text has are never predicted.
 """
 
 from __future__ import annotations
@@ -119,20 +119,24 @@ class Reader:
         loss: What it is to predict; None = nothing.
         seed: Of the choice of tokens that are hidden from a masked model.
         target: What an encoder-decoder is to write; None = its own greedy answer to each text.
+        answer: The class whose likelihood is measured; None = the one that the whole model gives.
 
     Attributes:
         arguments: All but the model, by which workers make another one.
 
     Raises:
-        AttnscopeError: The model has no mask token to hide others with, or no target to write.
+        AttnscopeError: The model has no mask token to hide others with, no target to write, or no such class.
     """
 
-    def __init__(self, model: Model, loss: Loss | None, *, seed: int = 0, target: str | None = None) -> None:
-        self.arguments = {"loss": loss, "seed": seed, "target": target}
+    def __init__(
+        self, model: Model, loss: Loss | None, *, seed: int = 0, target: str | None = None, answer: str | None = None
+    ) -> None:
+        self.arguments = {"loss": loss, "seed": seed, "target": target, "answer": answer}
         self._model = model
         self._loss = loss
         self._seed = seed
         self._special = special_ids(model)
+        self._class = OWN_CLASS if answer is None else model.label_number(answer)
         self._mask_id: Any = model.tokenizer.mask_id if loss == "masked" else None
         if loss == "masked" and self._mask_id is None:
             raise AttnscopeError(
@@ -190,7 +194,7 @@ class Reader:
             tokens = replace(tokens, ids=hidden)
         elif self._loss in ("class", "token_class"):
             positions = np.zeros(1, np.int64) if self._loss == "class" else fresh
-            answers = np.full(len(positions), OWN_CLASS)
+            answers = np.full(len(positions), self._class)
         return Row(chunk.text, tokens, target, positions, answers)
 
     def _choose_hidden(self, chunk: Chunk, ordinary: Numbers) -> Numbers:

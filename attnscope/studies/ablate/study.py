@@ -76,13 +76,13 @@ def ablate(
         workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name.
 
     Raises:
-        AttnscopeError: There is no text, no such head, the model has no loss for importances, its heads cannot be taken
-            out, or no worker can begin.
+        AttnscopeError: There is no text, no such head or class, the model has no loss for importances, its heads cannot
+            be taken out, or no worker can begin.
     """
     options = options or AblateOptions()
     loss = None if options.loss == "none" else require_rerunnable(model).loss
     _require(model, options, loss)
-    reader = Reader(model, loss, seed=options.seed, target=options.target)
+    reader = Reader(model, loss, seed=options.seed, target=options.target, answer=options.answer)
     passes = Passes(model, reader, texts_of(corpus, model), workers)
     n_heads = heads_of(passes)
     if not n_heads:
@@ -268,12 +268,13 @@ def _corpus(passes: Passes, result: Run[TextPart], runs: Sequence[Run[Any]], com
 
 
 def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[str, Any]:
+    class_name = f"the class {options.answer or 'that the whole model gives'}"
     predictions: dict[Loss | None, str] = {
         "causal": "each next token",
         "masked": f"masked tokens: {MASKED:.0%} of the tokens, seed {options.seed}",
         "target": "the decoder's target",
-        "class": "the class that the whole model gives",
-        "token_class": "the class that the whole model gives, of each token",
+        "class": class_name,
+        "token_class": f"{class_name}, of each token",
     }
     return {
         "modes": list(options.modes),
@@ -281,6 +282,7 @@ def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[s
         "loss": loss,
         "predicted": predictions.get(loss),
         "target": options.target,
+        "answer": options.answer,
         "rank_agreement": _rank_agreement(heads, options.modes, "loss" if loss else "l2"),
     }
 

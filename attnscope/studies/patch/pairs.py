@@ -50,13 +50,18 @@ class ReadPair:
         return self.clean.ids.tobytes(), self.corrupt.ids.tobytes()
 
 
-def read_pairs(model: Model, pairs: Iterable[Pair]) -> tuple[list[ReadPair], list[Problem]]:
-    """Return the pairs that can be patched by a model with a head, and the problems of the others.
+def read_pairs(model: Model, pairs: Iterable[Pair], answer: str | None = None) -> tuple[list[ReadPair], list[Problem]]:
+    """Return the pairs that can be patched, and the problems of the others.
+
+    Args:
+        model: A model with a head.
+        pairs: The pairs.
+        answer: A class that is right against all others; None = the pairs name their answers.
 
     Raises:
-        AttnscopeError: The model predicts nothing that can be compared.
+        AttnscopeError: The model predicts nothing that can be compared, or has no such class.
     """
-    reader = _Reader(model)
+    reader = _Reader(model, answer)
     read: list[ReadPair] = []
     problems: list[Problem] = []
     first_with: dict[tuple[bytes, bytes], Pair] = {}
@@ -86,6 +91,8 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
         AttnscopeError: The model predicts no such thing, or there is no such target.
     """
     reader = _Reader(model)
+    if model.loss == "token_class":
+        raise AttnscopeError(f"{model.info.name} gives each token a class", "name a model with one class per text")
     if model.labels:
         is_number = target.isdecimal() and target not in model.labels and int(target) < len(model.labels)
         return 0, int(target) if is_number else model.label_number(target)
@@ -97,16 +104,16 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
 
 
 class _Reader:
-    def __init__(self, model: Model) -> None:
-        if model.loss not in ("causal", "masked", "class"):
+    def __init__(self, model: Model, answer: str | None = None) -> None:
+        if model.loss not in ("causal", "masked", "class", "token_class"):
             raise AttnscopeError(
-                f"{model.info.name} predicts neither the next token, nor a masked one, nor the class of a text: it has "
-                "no answers",
+                f"{model.info.name} predicts neither the next token, nor a masked one, nor classes: it has no answers",
                 "choose a decoder, a classifier, or an encoder with its head; attnscope ablate compares hidden states",
             )
         self._model = model
         self._tokenizer = model.tokenizer
         self._ordinary = frozenset(self._tokenizer.ordinary_ids())
+        self._answer = None if answer is None else model.label_number(answer)
 
     def read(self, pair: Pair) -> ReadPair:
         """Return a pair as the model reads it."""
@@ -119,12 +126,8 @@ class _Reader:
         if np.array_equal(clean.ids, corrupt.ids):
             raise _BadPairError("its texts have the same tokens")
         # The answers must stand at one token of both texts, and differ.
-        position = 0
-        if self._model.loss != "class":
-            position = self.predicting(clean)
-            if self.predicting(corrupt) != position:
-                raise _BadPairError("the answer is not at the same token of both texts")
-        right, wrong = (self._answers(pair, side, clean, position) for side in ("right", "wrong"))
+        position = self._position(clean, corrupt)
+        right, wrong = self._answers(pair, clean, position)
         if both := set(right) & set(wrong):
             raise _BadPairError(f"{spell_answer(self._model, both.pop())!r} is both right and wrong")
         return ReadPair(pair, clean, corrupt, position, right, wrong)
@@ -142,6 +145,17 @@ class _Reader:
     def _require_known(self, ids: Sequence[int]) -> None:
         self._model.static_embeddings(torch.tensor([list(ids)], device=self._model.info.device))
 
+    def _position(self, clean: Tokens, corrupt: Tokens) -> int:
+        """Return the token whose logits hold the answers."""
+        if self._model.loss == "class":
+            return 0
+        if self._model.loss == "token_class":
+            return int((clean.ids != corrupt.ids).argmax())
+        position = self.predicting(clean)
+        if self.predicting(corrupt) != position:
+            raise _BadPairError("the answer is not at the same token of both texts")
+        return position
+
     def predicting(self, tokens: Tokens) -> int:
         """Return the last token of a text, or its mask."""
         if self._model.loss == "causal":
@@ -151,8 +165,17 @@ class _Reader:
             raise _BadPairError(f"it has {len(masks)} mask tokens, where it needs one")
         return int(masks[0])
 
-    def _answers(self, pair: Pair, side: str, clean: Tokens, position: int) -> tuple[int, ...]:
-        """Return the numbers of the right or of the wrong answers."""
+    def _answers(self, pair: Pair, clean: Tokens, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the numbers of the right and of the wrong answers."""
+        if self._answer is None:
+            right = self._answers_of_side(pair, "right", clean, position)
+            wrong = self._answers_of_side(pair, "wrong", clean, position)
+            return right, wrong
+        # A class that is right in all pairs is right against all others.
+        others = [number for number in range(len(self._model.labels)) if number != self._answer]
+        return (self._answer,), tuple(others)
+
+    def _answers_of_side(self, pair: Pair, side: str, clean: Tokens, position: int) -> tuple[int, ...]:
         answers = getattr(pair, side)
         if not answers:
             raise _BadPairError(f"it has no field {side!r}")

@@ -55,8 +55,9 @@ def patch(
     queries are patched once for all heads that read them (the column `patched_with`).
 
     An answer is one token: the last token of the text predicts it, or the mask of a masked model. Answers of a
-    classifier are its classes. The score of several answers is the logarithm of the sum of exp over their logits, so
-    that a difference is the log odds of the right answers against the wrong ones.
+    classifier are its classes; one of tokens is asked at the first token in which the texts differ. The score of
+    several answers is the logarithm of the sum of exp over their logits, so that a difference is the log odds of the
+    right answers against the wrong ones.
 
     Pairs that cannot be patched are left out, and `corpus["problems"]` says why. An interruption (KeyboardInterrupt)
     ends the study with the pairs up to there.
@@ -68,7 +69,7 @@ def patch(
         report: Called after each batch of pairs.
 
     Raises:
-        AttnscopeError: No pair can be patched, or the model has no answers.
+        AttnscopeError: No pair can be patched, or the model has no answers, or no such class.
     """
     listed = pairs if isinstance(pairs, Pairs) else Pairs(pairs)
     return _Study(model, listed, options or PatchOptions(), report).run()
@@ -83,7 +84,7 @@ class _Study:
         self._options = options
         self._report = report
         # Read the pairs, and refuse options that do not fit them.
-        self._read, problems = read_pairs(model, pairs)
+        self._read, problems = read_pairs(model, pairs, options.answer)
         self._problems = [*pairs.problems, *problems]
         if not self._read:
             raise AttnscopeError(
@@ -357,6 +358,7 @@ class _Study:
         return {
             "by": options.by,
             "direction": options.direction,
+            "answer": options.answer,
             "exact": options.attribution or None,
             "rank_agreement": agreement,
         }
