@@ -69,20 +69,25 @@ def divergence_sums(
         Hellinger 1909, the matrix product is ours; Lin 1991, between heads and summed over tokens: Clark et al. 2019,
         section 6.
     """
-    # Rows (head, query, key), and where they are distributions, (head, query).
-    first, second = (_with_sink(rows) for rows in (a, a if b is None else b))
-    present = [rows.any(-1).double() for rows in (first, second)]
-    counts = present[0] @ present[1].T
+    # Rows, (head, query, key + sink).
+    rows_a = _with_sink(a)
+    rows_b = rows_a if b is None else _with_sink(b)
+    # 1 where a row is a distribution, else 0, (head, query).
+    is_row_a = rows_a.any(-1).double()
+    is_row_b = rows_b.any(-1).double()
+    counts = is_row_a @ is_row_b.T
     if measure == "hellinger":
-        # Masses instead of counts: rounding leaves rows a little more or less than 1.
-        masses = [rows.sum(-1) for rows in (first, second)]
-        sums = (masses[0] @ present[1].T + present[0] @ masses[1].T) / 2
-        sums -= first.sqrt().flatten(1) @ second.sqrt().flatten(1).T
+        # Sums of rows instead of counts: rounding leaves them a little more or less than 1.
+        mass_a = rows_a.sum(-1)
+        mass_b = rows_b.sum(-1)
+        sums = (mass_a @ is_row_b.T + is_row_a @ mass_b.T) / 2
+        sums -= rows_a.sqrt().flatten(1) @ rows_b.sqrt().flatten(1).T
     else:
         # (head_a, head_b, query)
-        divergences = torch.stack([_jensen_shannon(head, second) for head in first])
-        sums = (divergences * present[0][:, None] * present[1]).sum(-1)
+        divergences = torch.stack([_jensen_shannon(head_rows, rows_b) for head_rows in rows_a])
+        sums = (divergences * is_row_a[:, None] * is_row_b).sum(-1)
     sums = sums.clamp_min(0)
+    # A head is at 0 from itself, and as far from another as that is from it.
     if b is None:
         sums = (sums + sums.T) / 2
         sums.fill_diagonal_(0.0)
@@ -91,46 +96,50 @@ def divergence_sums(
 
 def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.floating]) -> Floats:
     """Return the divergence of matching rows of weights, (..., key) to (...,); NaN where one of them is all zeros."""
-    first, second = (_with_sink(torch.from_numpy(rows)) for rows in (p, q))
+    rows_p = _with_sink(torch.from_numpy(p))
+    rows_q = _with_sink(torch.from_numpy(q))
     if measure == "hellinger":
-        divergences = (first.sqrt() - second.sqrt()).square().sum(-1) / 2
+        divergences = (rows_p.sqrt() - rows_q.sqrt()).square().sum(-1) / 2
     else:
-        divergences = _jensen_shannon(first, second)
+        divergences = _jensen_shannon(rows_p, rows_q)
     return np.where(p.any(-1) & q.any(-1), divergences.numpy(), np.nan)
 
 
 def _jensen_shannon(p: Float[Tensor, "query key"], q: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query"]:
-    """Return the divergence of rows, some queries at a time."""
+    """Return the Jensen-Shannon divergence of rows in nats, some queries at a time."""
+    # As many queries at once as make _ELEMENTS_AT_ONCE numbers.
+    n_queries = p.shape[-2]
+    step = max(1, _ELEMENTS_AT_ONCE * n_queries // max(1, q.numel()))
     parts = []
-    step = max(1, _ELEMENTS_AT_ONCE * p.shape[-2] // max(1, q.numel()))
-    for rows, others in zip(p.split(step, -2), q.split(step, -2), strict=True):  # type: ignore[no-untyped-call]
-        entropies = torch.special.entr(rows).sum(-1) + torch.special.entr(others).sum(-1)
-        parts.append(torch.special.entr((rows + others) / 2).sum(-1) - entropies / 2)
-    # Rounding may leave a divergence of nothing just below 0.
+    for rows_p, rows_q in zip(p.split(step, -2), q.split(step, -2), strict=True):  # type: ignore[no-untyped-call]
+        entropies = torch.special.entr(rows_p).sum(-1) + torch.special.entr(rows_q).sum(-1)
+        parts.append(torch.special.entr((rows_p + rows_q) / 2).sum(-1) - entropies / 2)
+    # Rounding may leave the divergence of equal rows just below 0.
     return torch.cat(parts, -1).clamp_min(0)
 
 
-def _with_sink(rows: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query more"]:
+def _with_sink(rows: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query key_and_sink"]:
     """Return rows in float64 with the share of a sink as a further key: what a row lacks to 1 by more than rounding."""
     rows = in_float64(rows)
     lacking = (1 - rows.sum(-1, keepdim=True)) * rows.any(-1, keepdim=True)
     return torch.cat([rows, lacking.where(lacking > ROUNDING, 0.0)], -1)
 
 
-def as_distance(mean: Floats) -> Floats:
-    """Return the metric that a mean divergence stands for: its square root, as both are squares of metrics."""
-    return np.sqrt(np.maximum(mean, 0.0))
+def as_distance(mean_divergence: Floats) -> Floats:
+    """Return the square root of mean divergences, of any shape: unlike a divergence it is a metric."""
+    return np.sqrt(np.maximum(mean_divergence, 0.0))
 
 
 def cluster_heads(distances: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Cluster heads by average linkage (UPGMA), leaves ordered so that neighbours are as alike as can be.
+    """Cluster heads by average linkage (UPGMA), and order the leaves so that neighbours are as alike as can be.
 
     Args:
         distances: (head, head), symmetric; NaN (never compared) counts as the largest of all.
 
     Returns:
-        scipy's linkage, (heads - 1, 4): two clusters (numbers from the number of heads on are earlier merges), the
-        distance at which they merge, how many heads are in it. And the heads in the order of the leaves, (head,).
+        scipy's linkage, (heads - 1, 4), one merge a row: two clusters, the distance at which they merge, and how many
+        heads the new cluster has. Clusters 0 to heads - 1 are heads; the cluster heads + i comes from row i. Then the
+        heads in the order of the leaves, (head,).
 
     Source:
         Sokal & Michener 1958; Bar-Joseph et al. 2001 for the order; by scipy.
@@ -138,7 +147,8 @@ def cluster_heads(distances: Floats) -> tuple[Floats, NDArray[np.int64]]:
     n = len(distances)
     if n < 2:
         return np.zeros((0, 4)), np.arange(n)
-    merges = linkage(squareform(_fill(distances), checks=False), "average", optimal_ordering=True)
+    pairs = squareform(_without_nan(distances), checks=False)
+    merges = linkage(pairs, "average", optimal_ordering=True)
     return np.asarray(merges, np.float64), leaves_list(merges).astype(np.int64)
 
 
@@ -167,13 +177,16 @@ def classical_mds(distances: Floats) -> tuple[Floats, Floats]:
     if n < 2:
         return coordinates, explained
     # B: squared distances, centred in rows and columns.
-    squares = _fill(distances) ** 2
+    squares = _without_nan(distances) ** 2
     centred = -(squares - squares.mean(0) - squares.mean(1)[:, None] + squares.mean()) / 2
+    # Eigenvalues and eigenvectors, the largest first; eigh returns the smallest first.
     values, vectors = np.linalg.eigh((centred + centred.T) / 2)
     values = np.maximum(values[::-1], 0.0)
-    # The two leading axes, each with a fixed sign.
-    axes = vectors[:, :-3:-1]
-    signs = np.where(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0) >= 0, 1.0, -1.0)
+    axes = vectors[:, ::-1][:, :2]
+    # The entry of largest size of each axis, (1, 2), decides its sign.
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0)
+    signs = np.where(largest >= 0, 1.0, -1.0)
+    # Equal heads have no variance: 0 of it is explained.
     explained = values[:2] / max(float(values.sum()), 1e-300)
     return signs * axes * np.sqrt(values[:2]), explained
 
@@ -187,13 +200,16 @@ def best_matching(distances: Floats) -> NDArray[np.int64]:
     Source:
         Crouse 2016 (a modified Jonker-Volgenant algorithm), by scipy.
     """
-    filled = np.nan_to_num(distances, nan=np.nanmax(distances, initial=0.0))
-    return np.stack(linear_sum_assignment(filled), 1).astype(np.int64)
+    return np.stack(linear_sum_assignment(_nan_as_largest(distances)), 1).astype(np.int64)
 
 
-def _fill(distances: Floats) -> Floats:
-    """Return distances without NaN, symmetric to the last bit, 0 on the diagonal."""
-    filled = np.nan_to_num(distances, nan=np.nanmax(distances, initial=0.0))
+def _nan_as_largest(distances: Floats) -> Floats:
+    return np.nan_to_num(distances, nan=np.nanmax(distances, initial=0.0))
+
+
+def _without_nan(distances: Floats) -> Floats:
+    """Return distances of heads to themselves without NaN, symmetric to the last bit, 0 on the diagonal."""
+    filled = _nan_as_largest(distances)
     filled = (filled + filled.T) / 2
     np.fill_diagonal(filled, 0.0)
     return filled

@@ -1,6 +1,7 @@
 """Patch attention at the seam: heads get their z, query, key, value or pattern from elsewhere.
 
-Knows nothing of models or of where the values come from.
+It knows nothing of models or of where the values come from. `Activations` keeps values in one run, `Patched` puts them
+into another, and `Leaves` and `attribute` estimate by gradients what a patch would do.
 
 Source: causal tracing and patching: Vig et al. 2020; Meng et al. 2022; single heads: Wang et al. 2023, Interpretability
 in the Wild; practice: Zhang & Nanda 2024; by gradients: Nanda 2023, Attribution Patching.
@@ -19,14 +20,14 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_heads
 
 By = Literal["z", "query", "key", "value", "pattern"]
-"""The kinds of values that are put in: z is a head's output before the output projection, the pattern its weights."""
+"""By which values a head is patched: z is its output before the output projection, the pattern its weights."""
 
 
 class Patch(NamedTuple):
     """Values that some heads get in some texts of a batch.
 
     Attributes:
-        by: The kind of value: z, query, key, value or pattern.
+        by: Which values they are: z, query, key, value or pattern.
         heads: Which heads, from 0; for keys and values: which key/value heads.
         values: (text, head, token, width), or what broadcasts to that; patterns (text, head, query, key).
         texts: Which texts of the batch.
@@ -53,10 +54,11 @@ class Patched:
         self._patches = dict(patches)
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention with the patches; shape and dtype: see `Probe`."""
+        """Compute an attention with the patches: outputs (text, head, query, d_value)."""
         patches = self._patches.get((call.kind, call.layer), ())
 
         def put(by: By, tensor: Tensor) -> Tensor:
+            """Return a tensor (text, head, token, width) with the values of all patches of one kind."""
             chosen = [patch for patch in patches if patch.by == by]
             tensor = tensor.clone() if chosen else tensor
             for patch in chosen:
@@ -66,12 +68,14 @@ class Patched:
         # Queries, keys and values are replaced before the model computes attention.
         call = replace(call, query=put("query", call.query), key=put("key", call.key), value=put("value", call.value))
         output = attend(call)
+        # A patched pattern replaces the weights: its product with the values is the head's output.
         patterns = [patch for patch in patches if patch.by == "pattern"]
         output = output.clone() if patterns else output
-        # A patched pattern replaces the weights: its product with the values is the head's output.
         for patch in patterns:
+            # (text, head, key, d_value); values of grouped queries are repeated here, one for each query head.
             value = select_heads(call, patch.heads).value[patch.texts]
-            output[patch.texts, list(patch.heads), patch.tokens] = (patch.values @ value.to(patch.values)).to(output)
+            product = patch.values @ value.to(patch.values)
+            output[patch.texts, list(patch.heads), patch.tokens] = product.to(output)
         return put("z", output)
 
 
@@ -88,7 +92,7 @@ class Activations:
         self.outputs: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and keep it; shape and dtype: see `Probe`."""
+        """Compute an attention, and keep its call and its output."""
         output = self._compute(call)
         place = (call.kind, call.layer)
         # Copies, because a network may compute in place with its inputs and outputs.
@@ -97,15 +101,15 @@ class Activations:
         return output
 
     def values(self, by: By, place: Place, heads: Sequence[int]) -> Tensor:
-        """Return the values of one kind in some heads of a place.
+        """Return the values of one kind in some heads of a place; for keys and values, in some key/value heads.
 
         Returns:
             (text, head, token, width), in the model's units; patterns (text, head, query, key), 0 to 1.
         """
         if by == "pattern":
             return attention_weights(select_heads(self.calls[place], heads))
-        whole: Tensor = self.outputs[place] if by == "z" else getattr(self.calls[place], by)
-        return whole[:, list(heads)]
+        all_heads: Tensor = self.outputs[place] if by == "z" else getattr(self.calls[place], by)
+        return all_heads[:, list(heads)]
 
 
 class Leaves:
@@ -115,7 +119,7 @@ class Leaves:
         by: Which of them: z, query, key, value or pattern.
 
     Attributes:
-        tensors: By place, as `Activations.values` has them for all heads.
+        tensors: The leaves by place, with the shapes of `Activations.values`, for all heads.
     """
 
     def __init__(self, by: By) -> None:
@@ -123,28 +127,35 @@ class Leaves:
         self.tensors: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention with gradient; shape and dtype: see `Probe`."""
+        """Compute an attention with gradient: outputs (text, head, query, d_value)."""
         if self._by == "z":
             return self._watch(call, attend(call))
         if self._by == "pattern":
+            # The output again, from the watched weights (text, head, query, key).
             weights = self._watch(call, attention_weights(call))
             value = select_heads(call, range(call.n_heads)).value
             return (weights @ value.to(weights.dtype)).to(call.value.dtype)
+        # Queries, keys or values: the field of the call that has their name.
         watched: dict[str, Any] = {self._by: self._watch(call, getattr(call, self._by))}
         return attend(replace(call, **watched))
 
     def _watch(self, call: AttentionCall, tensor: Tensor) -> Tensor:
+        """Return the tensor with gradient, and remember it."""
         # A tensor that depends on earlier layers is part of the graph already.
         watched = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
         self.tensors[call.kind, call.layer] = watched
         return watched
 
 
-def attribute(slope: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
-    """Return slope · (source - base), the change of a score to first order, in its unit (attribution patching).
+def attribute(gradient: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
+    """Return gradient · (source - base): to first order, how much a patch would change the score, in its unit.
 
-    The slope is the score's gradient, `base` what the heads computed and `source` what they computed in the other run;
-    all are (text, head, token, width).
+    All are (text, head, token, width).
+
+    Args:
+        gradient: The gradient of the score.
+        base: What the heads computed.
+        source: What they computed in the other run.
     """
-    change: Tensor = (slope.float() * (source.float() - base.float())).sum(-1)
+    change: Tensor = (gradient.float() * (source.float() - base.float())).sum(-1)
     return change.detach()

@@ -1,7 +1,7 @@
-"""Sum rows of attention by token and by offset, and compare the sums with an even share.
+"""Sum rows of attention by token and by offset, and compare the sums with an even share; keep the rows in short.
 
-A *lift* is the attention of a head on an item (a token, or a pair of tokens), divided by an even share of it. The
-atlas decides which items and texts these are. Ours.
+A *lift* is the attention of a head on an item (a token, or a pair of tokens), divided by an even share: what the item
+would get if queries spread their attention evenly. The atlas decides which items and texts these are. Ours.
 """
 
 from typing import NamedTuple
@@ -21,24 +21,32 @@ Floats = NDArray[np.float64]
 def offset_masses(
     weights: Float[Tensor, "head query key"], furthest: int, first: int = 0
 ) -> Float[Tensor, "head {2*furthest+3}"]:
-    """Sum attention by how many tokens the key is from the query, over consecutive queries from `first` on.
+    """Sum attention over queries by its offset: how many tokens the key is behind (-) or ahead (+) of the query.
+
+    Args:
+        weights: The rows of consecutive queries.
+        furthest: The largest offset with a column of its own.
+        first: The position of the first of these queries.
 
     Returns:
-        Further back than `furthest`, -furthest to furthest, further ahead; each at least 0.
+        One column each for: all further back, -furthest to furthest, all further ahead. Each at least 0.
 
     Source:
         Ours; by position as in Clark et al. 2019, section 3.1.
     """
     n_heads, n_queries, n_keys = weights.shape
-    width = n_queries + n_keys - 1
-    # Shift each row one column further to the right than the one before, so that each column holds one offset.
-    padded = weights.new_zeros(n_heads, n_queries, n_queries + n_keys)
+    n_offsets = n_queries + n_keys - 1
+    # Shift each row one column further to the right than the one before, so that each column holds one offset. Rows
+    # padded to n_offsets + 1 columns, but read n_offsets at a time, are shifted so: (head, query, n_offsets).
+    padded = weights.new_zeros(n_heads, n_queries, n_offsets + 1)
     padded[..., :n_keys] = weights.flip(-1)
-    skewed = padded.flatten(1)[:, : n_queries * width].view(n_heads, n_queries, width).sum(1)
-    # Offsets beyond the furthest fall into the first and the last column.
-    offsets = n_keys - 1 - torch.arange(width, device=weights.device) - first
+    shifted = padded.flatten(1)[:, : n_queries * n_offsets].view(n_heads, n_queries, n_offsets)
+    by_offset = shifted.sum(1)
+    # The offset of each column; those beyond the furthest are added to the first and the last column.
+    offsets = n_keys - 1 - torch.arange(n_offsets, device=weights.device) - first
+    columns = offsets.clamp(-furthest - 1, furthest + 1) + furthest + 1
     masses = weights.new_zeros(n_heads, 2 * furthest + 3)
-    return masses.index_add_(1, offsets.clamp(-furthest - 1, furthest + 1) + furthest + 1, skewed)
+    return masses.index_add_(1, columns, by_offset)
 
 
 def even_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key"]:
@@ -47,19 +55,19 @@ def even_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key
 
 
 def members(tokens: Int[Tensor, " position"], n_tokens: int) -> Float[Tensor, "position {n_tokens}"]:
-    """Return 1 where a position has the token 0 to n_tokens - 1, else 0, float32; -1 is none of them.
+    """Return 1 where a position has a token, else 0, float32. Tokens are 0 to n_tokens - 1; -1 is none of them.
 
-    Its product with weights sums these by token, which is faster than adding them one by one.
+    The product of weights (query, position) with it sums them by token, faster than adding them one by one.
     """
     return (tokens[:, None] == torch.arange(n_tokens, device=tokens.device)).float()
 
 
 class Lifts(NamedTuple):
-    """Attention on some items beside an even share of it, (item, head) each.
+    """Attention on some items, and how it compares with an even share, (item, head) each.
 
     Attributes:
-        mass: Mean weight of a query that could see the item, as a mean over texts.
-        lift: The same over an even share, as a mean over texts; NaN if no text has the item.
+        mass: Mean weight that a query gives the item if it can see it, as a mean over texts, 0 to 1.
+        lift: Weight over an even share, as a mean over texts, at least 0; NaN if no text has the item.
         low: Lower end of the 95% interval of the lift, over texts; NaN if fewer than two have the item.
         high: Upper end.
         counts: Queries that could see it.
@@ -77,7 +85,7 @@ class Lifts(NamedTuple):
 class ItemSums:
     """The attention of heads on some items, added up over texts.
 
-    In a text t, a head's lift on an item is s_t / u_t: what it gave, over an even share. The lift is the mean of these
+    In a text t, a head's lift on an item is s_t / u_t: its weight over an even share. The lift is the mean of these
     over the T texts that have the item, so all texts weigh the same. In Σ s_t / Σ u_t one text may outweigh all others:
     one that repeats the item, or the only one in which the head does not rest on sinks. A sample that lacks such a text
     cannot show that there is one, and intervals from it fail.
@@ -99,34 +107,35 @@ class ItemSums:
         Args:
             heads: Their numbers.
             items: The items of the text, each once.
-            masses: Their attention, summed over queries, (head, item).
-            even: An even share of it, (head, item); items whose share is 0 are skipped.
+            masses: The weights that the items get, summed over queries, (head, item).
+            even: The same sums of an even share, (head, item); items whose share is 0 are skipped.
             counts: How many queries could see them, (item,).
             most: The largest lift that is possible in such a text, (item,).
         """
-        # Items that no query could see say nothing of the head.
-        seen = even > 0
-        nothing = np.zeros(masses.shape)
-        lifts = np.divide(masses, even, out=nothing.copy(), where=seen)
-        means = np.divide(masses, counts, out=nothing.copy(), where=seen)
-        parts = np.stack([lifts, lifts**2, means, counts * seen, seen])  # (5, head, item)
+        # Items that no query could see say nothing of the head: 0 is added, and no text counted.
+        is_seen = even > 0
+        lifts = np.divide(masses, even, out=np.zeros(masses.shape), where=is_seen)
+        means = np.divide(masses, counts, out=np.zeros(masses.shape), where=is_seen)
+        parts = np.stack([lifts, lifts**2, means, counts * is_seen, is_seen])  # (5, head, item)
         self._sums[:, items, heads] += parts.swapaxes(1, 2)
-        self._most[items, heads] = np.maximum(self._most[items, heads], (most * seen).T)
+        self._most[items, heads] = np.maximum(self._most[items, heads], (most * is_seen).T)
 
     def lifts(self) -> Lifts:
         """Return the means over texts, with their intervals."""
-        sums, squares, masses, counts, n = self._sums
+        sums, squares, means, counts, n_texts = self._sums
         with np.errstate(invalid="ignore", divide="ignore"):
-            # Mean lift over the n texts, its variance and Student's t, (item, head).
-            lift = sums / n
-            variance = np.maximum(squares - n * lift**2, 0.0) / (n - 1) / n
-            half = np.where(n > 1, stdtrit(np.maximum(n - 1, 1), 0.975) * np.sqrt(variance), np.nan)
-            low, high = skewed_interval(lift, half, unseen_share(n), self._most)
-            return Lifts(masses / n, lift, low, high, counts, n)
+            # Mean lift, the variance of that mean, and half of its interval by Student's t, (item, head).
+            lift = sums / n_texts
+            variance = np.maximum(squares - n_texts * lift**2, 0.0) / (n_texts - 1) / n_texts
+            quantile = stdtrit(np.maximum(n_texts - 1, 1), 0.975)
+            half = np.where(n_texts > 1, quantile * np.sqrt(variance), np.nan)
+            # Both ends allow for texts of a kind that none of these is.
+            low, high = skewed_interval(lift, half, unseen_share(n_texts), self._most)
+            return Lifts(means / n_texts, lift, low, high, counts, n_texts)
 
 
 class KeptRows(NamedTuple):
-    """The keys that hold most of some rows.
+    """The keys that hold most of some rows, those of all queries one after the other.
 
     Attributes:
         starts: Where each row's keys begin, and where the last ends, (query + 1,), int64.
@@ -145,15 +154,15 @@ def keep_rows(weights: NDArray[np.floating], totals: NDArray[np.floating], share
     Args:
         weights: (query, key), at most 256 keys.
         totals: (query,): the sum of each row over all keys, including those that are not here.
-        share: The share of it to keep.
+        share: Which share of a row's total its kept keys must hold, 0 to 1.
         most: How many keys of a row are kept at most.
     """
-    # The largest keys of each row, (query, most), and the sum of the larger ones before each.
-    order = np.argsort(-weights, axis=1, kind="stable")[:, :most]
-    largest = np.take_along_axis(weights, order, 1).astype(np.float64)
-    before = np.cumsum(largest, 1) - largest
+    # The keys of the largest weights of each row, and these weights, (query, most).
+    keys = np.argsort(-weights, axis=1, kind="stable")[:, :most]
+    largest = np.take_along_axis(weights, keys, 1).astype(np.float64)
     codes = np.rint(255 * np.clip(largest, 0, 1)).astype(np.uint8)
-    # A key is kept while those before it do not yet hold the share.
+    # A key is kept while the larger ones before it hold less than the share, by more than float32 rounds.
+    before = np.cumsum(largest, 1) - largest
     is_kept = (before < share * totals[:, None] - 1e-7) & (codes > 0)
     starts = np.concatenate([[0], np.cumsum(is_kept.sum(1))])
-    return KeptRows(starts.astype(np.int64), order[is_kept].astype(np.uint8), codes[is_kept])
+    return KeptRows(starts.astype(np.int64), keys[is_kept].astype(np.uint8), codes[is_kept])

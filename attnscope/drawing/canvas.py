@@ -31,8 +31,15 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]
 """x, y, width, height in pixels."""
 
+PixelBox = tuple[int, int, int, int]
+"""The same in whole pixels."""
+
 DPI = 100
-INK, FAINT, LINE = "#1a1a1a", "#6f6f6f", "#b8b8b8"
+INK = "#1a1a1a"
+FAINT = "#6f6f6f"
+LINE = "#b8b8b8"
+"""The colours of text, of text that matters less, and of lines."""
+
 MARK = "#ff5a00"
 """The frame of the query that a figure is about."""
 
@@ -42,23 +49,24 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"CreationDate": None, "Creator": f"attnscope {VERSION}"},
 }
 _RC: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "none"}
-# The settings of matplotlib that can change a figure.
-_SHIPPED = (
+# How the names begin of matplotlib's settings that can change a figure.
+_FIGURE_SETTINGS = (
     *("agg.", "axes.", "figure.", "font.", "image.", "lines."),
     *("patch.", "path.", "pdf.", "savefig.", "svg.", "text."),
 )
 MOST_VECTOR_CELLS = 64
-"""Rows and columns of a map up to which its cells are rectangles in vector files; larger ones are images there."""
+"""In vector files a map of at most so many rows and columns is made of rectangles; a larger one is an image."""
 
 _MOST_PIXELS = 400_000_000  # a PNG of more takes over a gigabyte to draw
+_MOST_SIDE = 2**16  # Agg draws no longer sides
 
 
 @contextmanager
 def matplotlib_defaults() -> Iterator[None]:
-    """Within it matplotlib has its own defaults: a user's style must not change figures, or ask for LaTeX."""
+    """Draw with matplotlib's own defaults: a user's style must not change figures, or ask for LaTeX."""
     import matplotlib as mpl
 
-    defaults: Any = {name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_SHIPPED)}
+    defaults: Any = {name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_FIGURE_SETTINGS)}
     with mpl.rc_context(defaults | _RC):
         yield
 
@@ -69,7 +77,8 @@ class Drawing:
     def __init__(self, figure: Figure, families: Sequence[str]) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        self.figure, self.families = figure, families
+        self.figure = figure
+        self.families = families
         self.agg: Any = FigureCanvasAgg(figure)
 
     @property
@@ -90,9 +99,9 @@ class Drawing:
         return content.getvalue() if kind != "svg" else embed_fonts(content.getvalue(), self.families)
 
     def require_drawable(self) -> None:
-        """Refuse more pixels than can be drawn."""
+        """Refuse more pixels than can be drawn, by an AttnscopeError."""
         width, height = (round(inches * self.dpi) for inches in self.figure.get_size_inches())
-        if max(width, height) >= 2**16 or width * height > _MOST_PIXELS:
+        if max(width, height) >= _MOST_SIDE or width * height > _MOST_PIXELS:
             raise AttnscopeError(
                 f"a PNG of {width:,} x {height:,} pixels is too large to draw", "lower --dpi, or draw svg or pdf"
             )
@@ -105,44 +114,55 @@ class Canvas(Drawing):
         """Open a figure; its height is 0 where `end_at` sets it later."""
         from matplotlib.figure import Figure
 
-        # One unit of the axes is one pixel, whatever the paper and its dpi.
-        self.lettering, self.paper, self.width_px = lettering, (paper := lettering.paper), width_px
-        edge = paper.crop_px
-        size = ((width_px - 2 * edge) / paper.inch_px, 1)
+        paper = lettering.paper
+        self.lettering = lettering
+        self.paper = paper
+        self.width_px = width_px
+        # One unit of the axes is one pixel, whatever the paper and its dpi. Paper of an exact width hides the outermost
+        # crop_px of the layout at the left and the right.
+        visible_px = width_px - 2 * paper.crop_px
+        size = (visible_px / paper.inch_px, 1)
         super().__init__(Figure(figsize=size, dpi=paper.dpi, facecolor="white"), lettering.families)
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
-        self.axes.set_xlim(edge, width_px - edge)
+        self.axes.set_xlim(paper.crop_px, width_px - paper.crop_px)
         self.axes.set_autoscale_on(False)
-        # Artists and boxes that later methods draw again, copy or remove.
+        # What is drawn anew in each figure, and the boxes of images among it.
         self._animated: list[Artist] = []
         self._boxes: dict[Artist, Box] = {}
-        self._copies: list[tuple[tuple[int, int, int, int], list[tuple[int, int]]]] = []
+        # Static boxes, and the corners at which they are repeated.
+        self._copies: list[tuple[PixelBox, list[tuple[int, int]]]] = []
+        # The boxes of images that show cells, which vector files may draw as rectangles.
         self._cells: dict[Any, Box] = {}
+        # The picture of the static part, once that is drawn.
         self._background: Any = None
-        self._trimmed = False
+        self._is_trimmed = False
         if height_px:
             self.end_at(height_px)
 
     def end_at(self, height_px: int) -> None:
-        """End the figure at a height; a line for each part of the study that failed comes below that."""
-        paper, last_px = self.paper, height_px - layout.MARGIN_PX
+        """End the figure at a height; lines that say which parts of the study failed make it higher."""
+        paper = self.paper
+        # The lines on failures stand below all else.
         room = self.width_px - 2 * layout.MARGIN_PX
-        failed = wrap_lines(" · ".join(paper.failed), room, self.lettering) if paper.failed else ()
-        for number, line in enumerate(failed, 1):
-            self.write(layout.MARGIN_PX, last_px + number * layout.LINE_PX, line, layout.CAPTION_PX, ha="left")
-        self.height_px, top = height_px + len(failed) * layout.LINE_PX, paper.crop_ends_px
-        self.axes.set_ylim(self.height_px - top, top)
-        size = self.figure.get_size_inches()[0], (self.height_px - 2 * top) / paper.inch_px
-        self.figure.set_size_inches(*size)
+        lines = wrap_lines(" · ".join(paper.failed), room, self.lettering) if paper.failed else ()
+        for number, line in enumerate(lines, 1):
+            y = height_px - layout.MARGIN_PX + number * layout.LINE_PX
+            self.write(layout.MARGIN_PX, y, line, layout.CAPTION_PX, ha="left")
+        self.height_px = height_px + len(lines) * layout.LINE_PX
+        # Paper of an exact width hides a strip at the top and at the bottom, too.
+        hidden = paper.crop_ends_px
+        self.axes.set_ylim(self.height_px - hidden, hidden)
+        self.figure.set_size_inches(self.figure.get_size_inches()[0], (self.height_px - 2 * hidden) / paper.inch_px)
 
     def write(
         self, x: float, y: float, text: str, size_px: float, *, animated: bool = False, color: str = INK, **options: Any
     ) -> Text:
         """Put a text at a point; `options` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
         options.setdefault("va", "center")
+        # matplotlib warns of a weight that the font does not have.
         if not self.lettering.has_bold:
-            options.pop("weight", None)  # matplotlib complains
+            options.pop("weight", None)
         artist = self.axes.text(
             x,
             y,
@@ -162,13 +182,15 @@ class Canvas(Drawing):
         return size_px * 72 / self.paper.inch_px
 
     def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
-        """Return the step between labels that have room side by side, at a pitch in pixels; 1 on a screen."""
+        """Return every how many places a label has room, if places are `pitch_px` apart; 1 on a screen."""
         if not self.paper.least_px:
             return 1
-        return max(1, math.ceil((self.lettering.width_px(longest, size_px) * 1.15 + 4) / pitch_px))
+        # A gap between labels, relative to their width, and at least some pixels.
+        needed_px = self.lettering.width_px(longest, size_px) * 1.15 + 4
+        return max(1, math.ceil(needed_px / pitch_px))
 
     def keep(self, artist: Artist, animated: bool = False) -> None:
-        """Remember whether an artist on the axes is drawn anew in each figure."""
+        """Say of an artist on the axes whether it is drawn anew in each figure (animated), or is static."""
         artist.set_animated(animated)
         if animated:
             self._animated.append(artist)
@@ -185,25 +207,28 @@ class Canvas(Drawing):
         image.set_clim(0, 1)
         self.axes.add_artist(image)
         self.keep(image, animated)
-        # Animated images note their box, so that figures can be drawn without the axes.
+        # An animated image is pasted into its box, which is faster than drawing it.
         if animated:
             self._boxes[image] = box
         return image
 
     def set_cells(self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)) -> None:
-        """Let an image show values, (row, column), with sharp edges; `limits` have the first and the last colour."""
+        """Let an image show values, (row, column), with sharp edges; NaN has no colour.
+
+        `limits` are the values of the first and of the last colour.
+        """
         image.set_data(np.ma.masked_invalid(values))
         image.set_clim(*limits)
-        left, right, below, above = image.get_extent()
-        self._cells[image] = left, above, right - left, below - above
+        left, right, bottom, top = image.get_extent()
+        self._cells[image] = left, top, right - left, bottom - top
 
-    def copy(self, box: Box, to: Sequence[tuple[float, float]]) -> None:
-        """Repeat the static part of a box in the pixels at other upper left corners, where nothing else may be.
+    def copy(self, box: Box, corners: Sequence[tuple[float, float]]) -> None:
+        """Repeat the static part of a box at other upper left corners, where nothing else may be.
 
-        Vector files have no such copies: there everything must be written.
+        Only pixels are copied. Vector files have no such copies: there everything must be written.
         """
         left, top, width, height = map(int, box)
-        self._copies.append(((left, top, width, height), [(int(x), int(y)) for x, y in to]))
+        self._copies.append(((left, top, width, height), [(int(x), int(y)) for x, y in corners]))
 
     def lines(
         self,
@@ -214,7 +239,7 @@ class Canvas(Drawing):
         animated: bool = False,
         **options: Any,
     ) -> None:
-        """Straight or broken lines, each a sequence of points."""
+        """Draw straight or broken lines, each a sequence of points."""
         from matplotlib.collections import LineCollection
 
         artist = LineCollection(segments, colors=color, linewidths=self.points(width_px), **options)
@@ -227,26 +252,28 @@ class Canvas(Drawing):
         self.lines(frames, color=color, width_px=width_px, animated=animated)
 
     def frames(self, boxes: Sequence[Box]) -> None:
-        """Thin frames just outside of boxes."""
+        """Draw thin frames just outside of boxes."""
         self.outline([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE, 1.0)
 
     def colour_bar(self, box: Box, cmap: Colormap) -> None:
-        """All colours of a colormap from left to right, framed."""
+        """Draw all colours of a colormap from left to right, in a frame."""
         self.image(box, cmap, animated=False).set_data(np.linspace(0, 1, 256)[None])
         self.frames([box])
 
     def prepare(self) -> None:
         """Draw the static part, unless that is done."""
-        if self._background is None:
-            self.trim()
-            self.require_drawable()
-            self.agg.draw()
-            pixels = np.asarray(self.agg.buffer_rgba())
-            for (x, y, width, height), corners in self._copies:
-                for to_x, to_y in corners:
-                    target = pixels[to_y : to_y + height, to_x : to_x + width]
-                    target[:] = pixels[y : y + target.shape[0], x : x + target.shape[1]]  # a page may end before
-            self._background = self.agg.copy_from_bbox(self.figure.bbox)
+        if self._background is not None:
+            return
+        self.trim()
+        self.require_drawable()
+        self.agg.draw()
+        # Copy boxes within the picture; where the page ends before a box does, the copy is smaller.
+        pixels = np.asarray(self.agg.buffer_rgba())
+        for (x, y, width, height), corners in self._copies:
+            for corner_x, corner_y in corners:
+                target = pixels[corner_y : corner_y + height, corner_x : corner_x + width]
+                target[:] = pixels[y : y + target.shape[0], x : x + target.shape[1]]
+        self._background = self.agg.copy_from_bbox(self.figure.bbox)
 
     def pixels(self) -> NDArray[np.uint8]:
         """Return the figure as it stands now, (height, width, 3)."""
@@ -261,18 +288,23 @@ class Canvas(Drawing):
         """Put an image whose cells are whole pixels straight onto the picture; False if it must be drawn."""
         if not self.paper.is_screen:
             return False
+        # (row, column, 4), one colour per cell.
         colours = image.to_rgba(image.get_array(), bytes=True)
-        (x, y, width, height), (rows, columns) = map(int, box), colours.shape[:2]
-        if box != (x, y, width, height) or height % rows or width % columns or (colours[:, :, 3] != 255).any():
+        rows, columns = colours.shape[:2]
+        x, y, width, height = map(int, box)
+        is_whole = box == (x, y, width, height) and height % rows == 0 and width % columns == 0
+        is_opaque = (colours[:, :, 3] == 255).all()
+        if not (is_whole and is_opaque):
             return False
-        cells = colours.repeat(height // rows, 0).repeat(width // columns, 1)
-        np.asarray(self.agg.buffer_rgba())[y : y + height, x : x + width] = cells
+        # (height, width, 4)
+        pixels = colours.repeat(height // rows, 0).repeat(width // columns, 1)
+        np.asarray(self.agg.buffer_rgba())[y : y + height, x : x + width] = pixels
         return True
 
     def vector(self, kind: str) -> bytes:
         """Return the figure as it stands now as SVG or PDF, with cells as rectangles where they are few."""
-        # Images whose cells are few enough to become rectangles.
         self.trim()
+        # Images whose cells are few enough to become rectangles.
         colours: dict[Any, NDArray[np.uint8]] = {
             image: image.to_rgba(image.get_array(), bytes=True) for image in self._cells
         }
@@ -297,24 +329,27 @@ class Canvas(Drawing):
                 artist.remove()
 
     def trim(self) -> None:
-        """Let a figure without a caption begin where what it shows begins."""
-        if self.paper.caption or self._trimmed:
-            return
+        """Cut off the empty top of a figure without a caption; its margin stays."""
         # A figure is trimmed once, after all is drawn.
-        self._trimmed = True
-        # The top of letters, images and shapes in pixels of the page.
-        data, below = self.axes.transData, self.axes.get_ylim()[0]
+        if self.paper.caption or self._is_trimmed:
+            return
+        self._is_trimmed = True
+        # The upper end of letters, images and shapes. Renderers count pixels upwards, the axes downwards.
+        renderer = self.agg.get_renderer()
         artists = (*self.axes.texts, *self.axes.images, *self.axes.patches)
-        extents = [artist.get_window_extent(self.agg.get_renderer()) for artist in artists if artist.get_visible()]
+        extents = [artist.get_window_extent(renderer) for artist in artists if artist.get_visible()]
         highest = max((extent.y1 for extent in extents if extent.width and extent.height), default=0.0)
-        tops = [float(data.inverted().transform((0, highest))[1])]
+        to_pixels = self.axes.transData
+        tops = [float(to_pixels.inverted().transform((0, highest))[1])]
         # Collections, such as filled cells, know their place without a renderer.
-        tops += [y for artist in self.axes.collections if math.isfinite(y := artist.get_datalim(data).y0)]
-        # The margin stays, and the figure keeps at least a pixel.
+        ends = [artist.get_datalim(to_pixels).y0 for artist in self.axes.collections]
+        tops += [y for y in ends if math.isfinite(y)]
+        # The figure begins a margin above, at most where it began before, and keeps at least a pixel.
+        bottom, former_top = self.axes.get_ylim()
         top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
-        top = min(max(top, self.axes.get_ylim()[1]), below - 1)
-        self.axes.set_ylim(below, top)
-        self.figure.set_size_inches(self.figure.get_size_inches()[0], (below - top) / self.paper.inch_px)
+        top = min(max(top, former_top), bottom - 1)
+        self.axes.set_ylim(bottom, top)
+        self.figure.set_size_inches(self.figure.get_size_inches()[0], (bottom - top) / self.paper.inch_px)
 
 
 def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:

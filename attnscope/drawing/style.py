@@ -20,8 +20,14 @@ WIDTHS = {"column": 3.3, "page": 6.9}
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
 """Inches in each unit of length."""
 
-PRINT_DPI, PRINT_PT = 300, 6.5
-_INCHES, _DPI, _POINTS = (1.0, 40.0), (30, 2400), (3.0, 40.0)
+PRINT_DPI = 300
+PRINT_PT = 6.5
+"""Resolution and smallest letters of a figure whose width is given."""
+
+# The least and the largest value that each option may have.
+_INCHES_RANGE = (1.0, 40.0)
+_DPI_RANGE = (30, 2400)
+_POINTS_RANGE = (3.0, 40.0)
 
 
 @dataclass(frozen=True)
@@ -29,20 +35,20 @@ class Style:
     """The look of figures: colours, scale, paper and font.
 
     Attributes:
-        scale: Of maps: what the darkest colour means: weight 1 ("fixed"), each head's largest weight ("head"), or
+        scale: What the darkest colour of a map means: weight 1 ("fixed"), each head's largest weight ("head"), or
             the figure's ("figure"). Usually "fixed"; "figure" for rollout, "head" for pictures and sound.
-        cmap: Of maps: the name of a matplotlib colormap.
-        colours: Of maps: "linear", or "log" over four powers of ten.
-        smooth: Over a photo: whether weights are interpolated between patches; else a patch is a square.
-        layout: Of maps that were picked: rows and columns of panels, such as "2x1"; they share their labels. None = as
+        cmap: The matplotlib colormap of maps.
+        colours: How weights become colours of maps: "linear", or "log" over four powers of ten.
+        smooth: Whether weights over a photo are interpolated between patches; else a patch is a square.
+        layout: Rows and columns of panels, such as "2x1", for maps that were picked; they share their labels. None = as
             many side by side as make the figure near 4:3, each with its labels.
-        width: Width of each figure in inches, exactly, or such as "85mm", or "column" (3.3) or "page" (6.9); None = as
-            wide as it needs to be.
-        dpi: Pixels an inch of a PNG; None = 100, with a width 300.
-        font_size: Size in points of the smallest letters; None = fitted to the figure, with a width 6.5.
+        width: Exact width of each figure: inches, a length such as "85mm", "column" (3.3 in) or "page" (6.9 in). None =
+            as wide as it needs to be.
+        dpi: Pixels per inch of a PNG; None = 300 if a width is given, else 100.
+        font_size: Size in points of the smallest letters; None = 6.5 if a width is given, else fitted to the figure.
         caption: Whether a figure says above itself what it shows, and below itself how to read it.
-        font: A font to take first: the name of an installed family, or a file.
-        failed: A sentence for each part of the study that failed, at every figure's foot.
+        font: The font to try first: the name of an installed family, or a file.
+        failed: A sentence for each part of the study that failed; they stand at every figure's foot.
     """
 
     scale: Scale = "fixed"
@@ -65,16 +71,17 @@ class Style:
             raise UsageError(f"there are no colours {self.colours!r}", "choose linear or log")
         if self.layout is not None and not re.fullmatch(r"[1-9]\d?x[1-9]\d?", self.layout):
             raise UsageError(f"{self.layout!r} is no layout", "give rows and columns of panels, such as 2x1")
-        if self.cmap != DEFAULT_CMAP:  # which needs no drawing library to be known
+        # The default needs no check, so that a command which draws nothing does not load matplotlib.
+        if self.cmap != DEFAULT_CMAP:
             import matplotlib as mpl
 
             if self.cmap not in mpl.colormaps:
                 raise UsageError(f"matplotlib has no colormap {self.cmap!r}", "such as Blues, viridis, magma, Greys")
-        # Sizes.
+        # Sizes. From here on the width is in inches.
         if self.width is not None:
             object.__setattr__(self, "width", _inches(self.width))
-        _require("dpi", self.dpi, _DPI)
-        _require("font-size", self.font_size, _POINTS)
+        _require_within("dpi", self.dpi, _DPI_RANGE)
+        _require_within("font-size", self.font_size, _POINTS_RANGE)
         if self.font is not None:
             find_font(self.font)
 
@@ -83,48 +90,63 @@ class Style:
         """Return how many panels stand side by side; 0 = as many as look well."""
         return 0 if self.layout is None else int(self.layout.partition("x")[2])
 
-    def limits(self, tops: Sequence[float]) -> list[float]:
-        """Return the value of the darkest colour of each map of a figure, from the largest value of each."""
+    def limits(self, largest: Sequence[float]) -> list[float]:
+        """Return the value of the darkest colour of each map of a figure, from the largest value of each map."""
         if self.scale == "fixed":
-            return [1.0] * len(tops)
-        return [(top if self.scale == "head" else max(tops)) or 1.0 for top in tops]
+            return [1.0] * len(largest)
+        if self.scale == "figure":
+            largest = [max(largest, default=0.0)] * len(largest)
+        # A map of zeros has no largest weight to be scaled by.
+        return [value or 1.0 for value in largest]
 
     @property
     def paper(self) -> Paper:
         """Return the paper that a figure is laid out on."""
-        if self.width is None:
-            inch_px = 100.0 if self.font_size is None else 72 * CAPTION_PX / self.font_size
-            least = 0.0 if self.font_size is None else CAPTION_PX
-            paper = Paper(MIN_WIDTH_PX, False, least, inch_px, self.dpi or 100, self.caption, font=self.font)
-        else:
+        if self.width is not None:
             points = PRINT_PT if self.font_size is None else self.font_size
-            paper = Paper.of_width(_inches(self.width), points, self.dpi or PRINT_DPI, self.caption, self.font)
+            paper = Paper.of_width(float(self.width), points, self.dpi or PRINT_DPI, self.caption, self.font)
+        else:
+            paper = Paper(MIN_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
+            # Captions are the smallest letters: the page is scaled until they have the size in points.
+            if self.font_size is not None:
+                paper = replace(paper, least_px=CAPTION_PX, inch_px=72 * CAPTION_PX / self.font_size)
         return replace(paper, failed=self.failed)
 
 
 def _inches(width: float | str) -> float:
-    """Return a width in inches, by its name, or with a unit."""
+    """Return a width in inches, from inches, a length with a unit, or the name of a width."""
+    if isinstance(width, str) and width in WIDTHS:
+        return WIDTHS[width]
+    number = width
+    unit = "in"
+    if isinstance(width, str) and width[-2:] in UNITS:
+        unit = width[-2:]
+        number = width.removesuffix(unit)
     try:
-        if isinstance(width, str) and width in WIDTHS:
-            return WIDTHS[width]
-        unit = width[-2:] if isinstance(width, str) and width[-2:] in UNITS else "in"
-        inches = float(width.removesuffix(unit) if isinstance(width, str) else width) * UNITS[unit]
+        inches = float(number) * UNITS[unit]
     except (TypeError, ValueError):
         hint = f"give inches, a length such as 85mm or 8.5cm, or one of {', '.join(WIDTHS)}"
         raise UsageError(f"{width!r} is no width", hint) from None
-    _require("width", inches, _INCHES)
+    _require_within("width", inches, _INCHES_RANGE)
     return inches
 
 
-def _require(name: str, value: float | None, bounds: tuple[float, float]) -> None:
+def _require_within(name: str, value: float | None, bounds: tuple[float, float]) -> None:
+    """Refuse a value outside its bounds by a UsageError; None is no value, and goes."""
     low, high = bounds
     if value is not None and not (isinstance(value, int | float) and low <= value <= high):
         raise UsageError(f"there is no {name} {value!r}", f"it is a number from {low:g} to {high:g}")
 
 
-def meanings(what: str, own: str) -> dict[Scale, str]:
-    """Return the meaning of colours by their scale: `what` a value is, and `own`, its share of each map's largest."""
-    return {"fixed": what, "figure": f"{what} (scale: largest of this figure)", "head": own}
+def meanings(value: str, share: str) -> dict[Scale, str]:
+    """Return what colours mean under each scale, for the colour bar.
+
+    Args:
+        value: What a value of a map is, such as "attention weight".
+        share: What a value is when it is divided by the largest of its map.
+    """
+    return {"fixed": value, "figure": f"{value} (scale: largest of this figure)", "head": share}
 
 
 USUAL = Style()
+"""The style of a figure for which no options are given."""
