@@ -27,7 +27,7 @@ class Choice:
         "Heads of those layers, such as 1,8-10.  [default: all]", "-H", "--heads", default=None, read=numbers_from
     )
     pick: tuple[tuple[int, int], ...] | None = option(
-        "Single heads, such as L3H1,L5H11, in one figure.", default=None, read=heads_from
+        "Single heads, such as L3H1,L5H11; a heatmap draws them in one figure.", default=None, read=heads_from
     )
 
     def require(self) -> None:

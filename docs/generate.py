@@ -96,6 +96,7 @@ the head. So a head that spreads this weight evenly has exactly that value.
 """
 
 _ABOUT_ROLES = """
+A head gets a role if its measure, or its `_active` measure, is above a limit. The `_active` measure counts only if
 its queries give at least {least_active:.0%} of their attention to keys other than special tokens and the first. So
 an induction head may rest nearly always, but not where there is something to repeat.
 

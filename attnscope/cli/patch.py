@@ -11,7 +11,7 @@ class PairFiles:
     """The option for the file of pairs."""
 
     pairs: tuple[str, ...] = option(
-        'JSONL files or patterns, a {"clean", "corrupt", "right", "wrong"} per line; - is stdin.', argument=True
+        'JSONL files or patterns, one {"clean", "corrupt", "right", "wrong"} per line; - is stdin.', argument=True
     )
 
 

@@ -53,12 +53,12 @@ class Files(Printing):
     """The options for results: files and printed output."""
 
     out: Path | None = option(
-        "The folder to write to; of what is one file its name, such as page.html.", "-o", "--out", default=None
+        "The folder to write to; for a single file its name, such as page.html.", "-o", "--out", default=None
     )
     formats: str | None = option(
         "What to write: several of npz, csv, json, png, svg, pdf.", "-f", "--format", default=None
     )
-    every: bool = option("Print all that was found, and what few need to know.", "--all", default=False)
+    every: bool = option("Print everything that was found, also what few need to know.", "--all", default=False)
 
     def plan(self, kind: str, **how: Any) -> Output:
         """Return what is to become of a record of a kind, checked before it is made: by `output.plan`."""

@@ -106,7 +106,7 @@ def _complete(name: str, source: str, facts: Config) -> Sizes:
 def _divide(d_model: int, n_heads: int) -> int:
     """Return the width of a head where heads share the model's width."""
     if d_model % n_heads:
-        raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --d-head")
+        raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --sizes d_head=N")
     return d_model // n_heads
 
 

@@ -59,12 +59,12 @@ class AblateOptions:
         written="zero,mean",
     )
     importance: bool = option(
-        "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel et al. 2019).", default=False
+        "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel 2019).", default=False
     )
     choice: Choice = group(Choice)
     kind: str | None = kind_option()
     loss: str = option(
-        "auto: also the loss, of what the model's head predicts; none: hidden states alone.",
+        "auto (also the loss of what the model's head predicts) or none (hidden states alone).",
         default="auto",
         choices=("auto", "none"),
     )

@@ -47,7 +47,7 @@ class PatchOptions:
         choices=BY,
     )
     direction: Direction = option(
-        "denoise: the corrupt run gets values of the clean one; noise: the clean run gets values of the corrupt one.",
+        "denoise (the corrupt run gets values of the clean one) or noise (the other way round).",
         default="denoise",
         choices=("denoise", "noise"),
     )

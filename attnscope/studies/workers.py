@@ -75,7 +75,7 @@ class Workers:
         if self.executor not in get_args(Where):
             raise UsageError(f"there is no executor {self.executor!r}", f"choose one of {', '.join(get_args(Where))}")
         if self.address is not None and self.executor != "ray":
-            raise UsageError("--ray-address is an address of Ray", "add --executor ray")
+            raise UsageError("address is that of a Ray cluster", 'pass executor="ray" too')
         if self.executor == "local" and self.n is None:
             raise UsageError("how many processes are to work is not said", "give --workers")
         for name, number in (("workers", self.n), ("threads", self.threads)):

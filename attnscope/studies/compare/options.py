@@ -19,7 +19,7 @@ class CompareOptions:
     """Hold the options for comparing heads."""
 
     measure: str = option(
-        "The distance: hellinger (fast) or jensen-shannon (Clark et al. 2019).",
+        "The distance: hellinger (fast) or jensen-shannon (as in Clark 2019).",
         "--measures",
         default=MEASURES[0],
         read=lambda name: name.replace("-", "_"),

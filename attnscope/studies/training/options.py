@@ -39,7 +39,7 @@ class TrainingOptions:
         read=_measures,
     )
     loss: str = option(
-        "auto: also the loss of each checkpoint on the texts, by what the model's head predicts; none: leave it out.",
+        "auto (also the loss of each checkpoint on the texts, by what the model's head predicts) or none.",
         default="auto",
         choices=("auto", "none"),
     )
