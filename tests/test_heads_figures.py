@@ -151,6 +151,17 @@ class TestLargeMaps:
         assert len(page_of(fake_findings(1, 32), "measure-local").written_numbers) >= 32
         assert not page_of(fake_findings(1, 64), "measure-local").written_numbers
 
+    def test_of_many_cells_the_ten_largest_have_numbers(self) -> None:
+        values = np.random.default_rng(0).permutation(101) - 50.3
+        values[:2] = np.nan
+        heads = [Head("encoder", n // 10, n % 10, (), NAN, {"x": Estimate(v)}) for n, v in enumerate(values.tolist())]
+        page = page_of(of(*heads), "measure-x")
+        largest = sorted(values[2:], key=abs)[-10:]
+        assert sorted(one.text for one in page.written_numbers) == sorted(f"{v:.1f}".replace("-", "−") for v in largest)
+        assert any("numbers: the 10 largest by absolute value" in text for text in written(page))
+        assert any(text.endswith("grey: undefined") for text in written(page))
+        assert len(page_of(of(*heads[:100]), "measure-x").written_numbers) == 100
+
     def test_baseline_and_meaning_are_said(self) -> None:
         texts = written(page_of(fake_findings(2, 4), "measure-distance_tokens"))
         assert "minilm · distance tokens" in texts

@@ -54,6 +54,9 @@ _PALE = 0.35
 _INTERVAL_SHARE, _LEAST_INTERVAL_PX = 0.7, 9.0
 """Letters of an interval: how large at most, relative to those of its number; smaller ones are left out."""
 
+_MOST_NUMBERS, _N_LARGEST = 100, 10
+"""Cells of a large map that all have their numbers; of more cells, so many with the largest numbers have theirs."""
+
 _BASELINE = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
 
@@ -186,7 +189,7 @@ class _Plan:
 
 
 def draw_head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Iterator[Page]:
-    """Draw maps of heads: a single one large, with its numbers; several small, on as many pages as they need."""
+    """Draw maps of heads: a single one large, with numbers; several small, on as many pages as they need."""
     if len(blocks) == 1:
         yield _large_page(report, blocks[0], lettering)
         return
@@ -198,7 +201,7 @@ def draw_head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Letteri
 
 
 def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
-    """Draw a large map of a column, with numbers and intervals where cells have room for them."""
+    """Draw a large map of a column; see `_write_numbers` for the numbers in it."""
     table, name = block.heads, block.column
     column = table.columns[name]
     scale = scale_of(table, name)
@@ -220,24 +223,32 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     cells, bottom = place_kinds(grids, (cell_width, cell_height))
     name_kinds(page, cells)
     _draw_cells(page, table, name, cells, scale)
-    has_numbers, has_intervals = _write_numbers(page, table, name, cells, scale)
+    notes = _write_numbers(page, table, name, cells, scale)
 
     # The colour bar and the notes.
     bar = (layout.MARGIN_PX + LEFT_PX, bottom + 30, min(420, room - 20), 14)
     _draw_bar(page, bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
-    notes = [_BASELINE] if scale.has_baseline else []
-    if has_intervals:
-        notes.append("small numbers: the 95% interval")
+    if scale.has_baseline:
+        notes.insert(0, _BASELINE)
     if not np.isfinite(table[name]).all():
-        notes.append(f"grey: undefined ({UNDEFINED})" if has_numbers else "grey: undefined")
+        has_dashes = UNDEFINED in {number.text for number in page.written_numbers}
+        notes.append(f"grey: undefined ({UNDEFINED})" if has_dashes else "grey: undefined")
     page.finish(bottom + 102, [*notes, *block.notes, *report.problems])
     return page
 
 
-def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale) -> tuple[bool, bool]:
-    """Write the number of each head, and its interval, where cells have room for them; return whether they have."""
+def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale) -> list[str]:
+    """Write the numbers of heads, and their intervals, where cells have room for them; return notes on them.
+
+    In a map of many cells numbers would hide the colours: the heads with the largest absolute values alone have them.
+    """
     paper, lettering = page.paper, page.lettering
     cell_width, cell_height = cells.size
+    notes = []
+    if len(table) > _MOST_NUMBERS:
+        sizes = np.nan_to_num(np.abs(table[name]), nan=-1.0)
+        table = table.select(np.argsort(-sizes, kind="stable")[:_N_LARGEST])
+        notes.append(f"numbers: the {_N_LARGEST} largest by absolute value")
 
     # Numbers, and the letters of intervals: as large as the widest one allows.
     size = paper.letters(min(18.0, cell_width * 0.26))
@@ -245,7 +256,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     widest = max(lettering.width_px(text, size) for text in texts)
     has_numbers = cell_width > widest * 1.05 if paper.fixed else cell_width >= 40
     if not has_numbers:
-        return False, False
+        return []
     intervals = [short_interval(low, high) for _, low, high in table.interval(name).tolist()]
     widest = max(lettering.width_px(text, 1.0) for text in intervals)
     small = min(size * _INTERVAL_SHARE, cell_width * 0.94 / widest) if widest else 0.0
@@ -265,7 +276,9 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
         if has_intervals and interval:
             numbers.append(Number(x, y + cell_height * 0.22, interval, small, ink))
     page.numbers(numbers)
-    return True, has_intervals
+    if has_intervals:
+        notes.append("small numbers: the 95% interval")
+    return notes
 
 
 def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
