@@ -84,7 +84,9 @@ def _save(picture: Image.Image, name: str) -> None:
     if name.endswith(".jpg"):
         picture.save(IMAGES / name, quality=85, optimize=True)
     else:
-        picture.quantize(256, dither=Image.Dither.NONE).save(IMAGES / name, optimize=True)
+        # Colours that few pixels have, such as those of colour bars, stay apart.
+        drawn = picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
+        drawn.save(IMAGES / name, optimize=True)
     print(name)
 
 

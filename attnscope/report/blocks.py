@@ -43,7 +43,8 @@ class Block:
 class HeadMap(Block):
     """A column of a table of heads as a map: layers down, heads across, one map per kind of attention.
 
-    In a figure of its own it is large, with numbers and intervals. Several in one figure are small, side by side.
+    In a figure of its own it is large, with numbers and intervals: of more than 100 heads those of the ten largest.
+    Several in one figure are small, side by side.
 
     Attributes:
         heads: The table of heads.
