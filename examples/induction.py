@@ -120,12 +120,11 @@ def main() -> None:
     ids = held_out()
     print(f"counting words: {unigram_loss(ids):.3f} nats; bigrams, the least possible: {bigram_loss(ids):.3f} nats")
     for run in runs:
-        # Through its keys a head of layer 1 reads which word stood before; a single layer has nobody to read.
         options = attnscope.TrainingOptions(("previous_token", "induction"))
         found = attnscope.training(f"{run.folder}/checkpoint-*", texts_of(ids), options)
         found.save(run.folder / "training.npz")
-        print(f"{run.folder.name}: {found.checkpoints[-1].loss:.3f} nats at the last step")
-        for role in found.roles:
+        print(f"{run.folder.name}: {found.table('checkpoints')['loss'][-1]:.3f} nats at the last step")
+        for role in found.table("roles")["name"].tolist():
             print(f"  {role}: {found.since(role)}")
         print(*found.draw(run.folder, ["png"]))
 
