@@ -1,7 +1,7 @@
-"""Commands for typer, made of dataclasses: each field of the dataclasses that a command takes is an option of it.
+"""Make commands for typer from dataclasses: each field of the dataclasses that a command takes is an option of it.
 
-Fields say what they are by `attnscope.options`. Options that few need are left to `--help-all`. This file knows
-neither commands nor what their options mean.
+`attnscope.options.Option` declares what a field is on the command line. This file turns it into what typer takes, and
+knows neither the commands nor what their options mean. `--help-all` also shows options that few need.
 """
 
 import dataclasses
@@ -9,7 +9,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from operator import not_
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -28,14 +27,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return what typer takes for a command: a function with one parameter for each field of its dataclasses.
 
     Args:
-        function: Each of its parameters is annotated with a dataclass of options. It is called with instances of them.
+        function: The command. Each of its parameters is a dataclass of options (a group).
     """
+    signature = inspect.signature(function, eval_str=True)
+    groups: dict[str, Any] = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     # The fields of all groups become parameters in one list.
-    groups: dict[str, Any] = {
-        parameter.name: parameter.annotation
-        for parameter in inspect.signature(function, eval_str=True).parameters.values()
-    }
-    parameters = [_parameter(owner, field) for group in groups.values() for owner, field in _fields(group)]
+    parameters: list[inspect.Parameter] = []
+    for group in groups.values():
+        parameters += [_parameter(owner, field) for owner, field in _fields(group)]
 
     # Typer's values go back into their dataclasses.
     @functools.wraps(function)
@@ -48,24 +47,29 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _fields(group: Any) -> "Iterator[tuple[Any, dataclasses.Field[Any]]]":
-    """Yield the fields that are options, those of groups in the group too, each with the class that declares it."""
+    """Yield the fields of a group that are options, each with the class that declares it.
+
+    A field that is a group itself stands for its fields.
+    """
     for field in dataclasses.fields(group):
         inner = field.metadata.get("group")
         if inner is not None:
             yield from _fields(inner)
-        elif not _known(field).python_only:
-            yield next(owner for owner in group.__mro__ if field.name in vars(owner).get("__annotations__", ())), field
+        elif not _option_of(field).python_only:
+            # The class itself, or the nearest that it inherits the field from.
+            owners = (owner for owner in group.__mro__ if field.name in vars(owner).get("__annotations__", ()))
+            yield next(owners), field
 
 
-def _known(field: "dataclasses.Field[Any]") -> Option:
-    """Return what a field says of its option; a field that says nothing is for Python alone."""
-    known: Option = field.metadata.get("option") or Option("", python_only=True)
-    return known
+def _option_of(field: "dataclasses.Field[Any]") -> Option:
+    """Return the declaration of a field's option; a field without one is for Python alone."""
+    declared: Option = field.metadata.get("option") or Option("", python_only=True)
+    return declared
 
 
 def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter:
     """Return a field as typer takes it: its type, default, names, help, range, and where the help shows it."""
-    known = _known(field)
+    known = _option_of(field)
     kind, default = _type_of(owner, field)
     # An argument has a place, an option has flags.
     about: Any
@@ -78,8 +82,10 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
         about = typer.Option(
             *flags, help=known.help, min=known.least, max=known.most, autocompletion=_completion(known)
         )
-        about.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>" if "list[" in str(kind) else None
-        # Where the help shows it.
+        # Of a flag that may be repeated the help names the type of one value.
+        if "list[" in str(kind):
+            about.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>"
+        # The heading of the help under which it stands.
         about.rich_help_panel = known.panel or getattr(owner, "PANEL", None)
     about.hidden = known.rare
     # Typer reads an empty default as required.
@@ -91,19 +97,20 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
 
 
 def _completion(known: Option) -> Callable[[str], list[str]] | None:
-    """Return what the shell completes a value by."""
-    return getattr(sys.modules[__name__], f"complete_{known.complete}") if known.complete else None
+    """Return the function that completes a value in a shell; None if the option names none."""
+    completions = {"models": complete_models}
+    return completions[known.complete] if known.complete else None
 
 
 def _type_of(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
-    """Return the type that typer reads a field as, and its default. `Option.read` turns it into the field's own."""
-    known = _known(field)
+    """Return the type that typer reads a field as, and its default. `_read` makes the field's own value of it."""
+    known = _option_of(field)
+    list_of: Any = list  # type checkers know no list of a type that is found when it runs
     # The field's own parser reads it later, so typer passes text.
-    several: Any = list
     if known.several:
-        return several[str] | None, None
+        return list_of[str] | None, None
     if known.read is not None:
-        return (str, known.written) if known.written is not None else (str | None, None)
+        return (str | None, None) if known.written is None else (str, known.written)
     # Annotations are strings: resolve this one alone, in the module of its class.
     scope = vars(sys.modules[owner.__module__])
     named = SimpleNamespace(__annotations__={field.name: owner.__annotations__[field.name]})
@@ -111,44 +118,50 @@ def _type_of(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     # A tuple is a flag that may be repeated.
     if get_origin(kind) is tuple:
         is_required = known.needed or field.default is dataclasses.MISSING
-        one = several[get_args(kind)[0]]
-        return (one, field.default) if is_required else (one | None, None)
-    if field.default is True:  # its flag switches it off
+        repeated = list_of[get_args(kind)[0]]
+        return (repeated, field.default) if is_required else (repeated | None, None)
+    # The flag of what is True by default switches it off, so typer reads whether it was given.
+    if field.default is True:
         return kind, False
-    if known.choices:  # others are refused by the dataclass
+    # The dataclass refuses what is none of the choices.
+    if known.choices:
         return (str | None, None) if field.default is None else (str, field.default)
     return kind, field.default
 
 
 def _build(group: Any, values: dict[str, Any]) -> Any:
-    """Return a group of options, and the groups in it, from what was given on the command line."""
+    """Return a group of options, and the groups in it, from typer's values; None = the dataclass has the default."""
     fields = {}
     for field in dataclasses.fields(group):
         inner = field.metadata.get("group")
         if inner is not None:
             fields[field.name] = _build(inner, values)
-        elif field.name in values and not _known(field).python_only and values[field.name] is not None:
+        elif field.name in values and not _option_of(field).python_only and values[field.name] is not None:
             fields[field.name] = _read(field, values[field.name])
     return group(**fields)
 
 
 def _read(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """Return a value as its field has it."""
-    known = _known(field)
+    """Return the field's value from typer's; see `_type_of`."""
+    known = _option_of(field)
     if known.read is not None:
         return known.read(value)
     if isinstance(value, list):
         return tuple(value)
-    return not_(value) if field.default is True else value
+    # A flag that was given switches off what is True by default.
+    if field.default is True:
+        return not value
+    return value
 
 
 # What typer builds ----------------------------------------------------------------------------------------------
 
 
 class _PlainFlags:
-    """Flags take no value, so help names no type of one."""
+    """Leave out of the help the type of a flag's value: flags take none."""
 
     def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of a command, flags without a metavar."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of a command
         for parameter in parameters:
             if getattr(parameter, "is_flag", False):
@@ -161,18 +174,20 @@ class Command(_PlainFlags, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line. An empty `--out` is refused: it is that of a variable that is not set."""
-        # Flags after -- are texts.
+        # What follows -- is text, also if it looks like a flag.
         words = args[: args.index("--")] if "--" in args else args
-        # All options, the short help, or a run.
+        # The help with all options, the short help, or a run.
         if HELP_ALL in words:
             for parameter in self.params:
                 parameter.hidden = False  # type: ignore[attr-defined]  # options and typer's arguments have it
             args = ["--help"]
-        elif {"-h", "--help"} & {*words}:
+        elif "-h" in words or "--help" in words:
             typer.echo(write_help(self, ctx.command_path, f"{ctx.command_path} {HELP_ALL}"))
             ctx.exit()
-        elif not ctx.resilient_parsing and self.make_parser(ctx).parse_args(args=[*args])[0].get("out") == "":
-            raise UsageError("--out is empty", "name a file or folder; . is the folder that you are in")
+        elif not ctx.resilient_parsing:  # as it is where a shell completes a line that is not finished
+            values, *_ = self.make_parser(ctx).parse_args(args=[*args])
+            if values.get("out") == "":
+                raise UsageError("--out is empty", "name a file or folder; . is the folder that you are in")
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 

@@ -14,13 +14,19 @@ from attnscope.errors import AttnscopeError
 from attnscope.text import MOST_BYTES, other_format, too_long
 
 _IN_MEMORY = 1 << 24
-"""So much of a stream that is to be read again is kept in memory; from there on it takes room on disk."""
+"""Bytes of a stream that `Replay` keeps in memory; those of a longer one go to a temporary file."""
 
 _GZIP = b"\x1f\x8b"
+"""The first bytes of gzipped data."""
 
 
 class UnreadableError(Exception):
-    """A source cannot be read any further."""
+    """A source cannot be read any further.
+
+    Attributes:
+        reason: Why, for a message.
+        line: The line at which reading stopped, from 1; None = the whole source cannot be read.
+    """
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
@@ -35,11 +41,12 @@ class Replay(io.RawIOBase):
         self._stream = stream
         self._name = "stdin" if name == "-" else name
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
-        ours = [self._file] if name == "-" else [self._file, stream]
-        weakref.finalize(self, _close, ours)
+        # When nobody reads it any more, its files are closed; stdin belongs to the process and stays open.
+        files = [self._file] if name == "-" else [self._file, stream]
+        weakref.finalize(self, _close, files)
 
     def again(self) -> io.BufferedReader:
-        """Return the same stream at its start."""
+        """Return a reader that begins at the start of the stream."""
         self._file.seek(0)
         return io.BufferedReader(self)
 
@@ -48,11 +55,12 @@ class Replay(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read as many bytes as are there, at most as many as the buffer holds; none at the end.
+        """Fill a buffer with the next bytes, as far as there are any, and return how many they are; 0 at the end.
 
         Raises:
-            AttnscopeError: They cannot be kept. This is no fault of the stream's, and part of it is not the whole.
+            AttnscopeError: There is no room to keep them. Without them a second reading would miss a part.
         """
+        # What was read before comes from the copy. After it the stream goes on, and the copy with it.
         data: bytes = self._file.read(len(buffer))
         if not data:
             data = self._stream.read(len(buffer)) or b""
@@ -68,11 +76,11 @@ class Replay(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Leave it open: a reader of it has come to its end, and another may follow."""
+        """Do nothing: a reader closes it at its end, but another may follow."""
 
 
 def _close(files: Sequence[IO[bytes]]) -> None:
-    """Close files whose last bytes may find no room: nobody wants them any more."""
+    """Close files that nobody reads any more, also if the disk has no room for their last bytes."""
     for file in files:
         with contextlib.suppress(OSError):
             file.close()
@@ -83,22 +91,25 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
 
     Raises:
         UnreadableError: The file cannot be read, bytes are no text, or a line is longer than MOST_BYTES. All whole
-            lines before that point were given; of damaged compressed data, those before the damaged piece.
+            lines before that point came out first; of damaged compressed data, those before the damaged piece.
     """
     # gzip is recognised by its first bytes, under any name.
-    begin = file.peek(2)[:2] if isinstance(file, io.BufferedReader) else b""
-    reader: Any = gzip.GzipFile(fileobj=file) if begin == _GZIP else file
-    if begin not in (b"", _GZIP) and Path(name).suffix.lower() == ".gz":
+    start = file.peek(2)[:2] if isinstance(file, io.BufferedReader) else b""
+    is_gzip = start == _GZIP
+    if start and not is_gzip and Path(name).suffix.lower() == ".gz":
         raise UnreadableError("not gzip, in spite of its name")
+    reader: Any = gzip.GzipFile(fileobj=file) if is_gzip else file
     n_lines = 0
     while raw := _read_line(reader, n_lines):
-        other = None if n_lines else other_format(raw)
-        if other is not None:
-            raise UnreadableError("; ".join(other))
+        # The first line shows whether the file has another format; it may begin with a byte order mark.
+        if n_lines == 0 and (format_and_hint := other_format(raw)) is not None:
+            raise UnreadableError("; ".join(format_and_hint))
+        encoding = "utf-8" if n_lines else "utf-8-sig"
         if len(raw) > MOST_BYTES:
-            raise UnreadableError(too_long("the line")[0], n_lines + 1)
+            message, _ = too_long("the line")
+            raise UnreadableError(message, n_lines + 1)
         try:
-            text = raw.decode("utf-8" if n_lines else "utf-8-sig")
+            text = raw.decode(encoding)
         except UnicodeDecodeError as error:
             raise UnreadableError(f"not UTF-8: byte 0x{raw[error.start]:02X}", n_lines + 1) from None
         if "\0" in text:
@@ -110,7 +121,8 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def _read_line(reader: Any, n_lines: int) -> bytes:
-    """Read a line with its end; empty at the end of the file."""
+    """Return the line after `n_lines` with its end, at most MOST_BYTES + 1 of it; empty at the end of the file."""
+    # Without a first line nothing of the file can be read.
     line = n_lines + 1 if n_lines else None
     try:
         raw: bytes = reader.readline(MOST_BYTES + 1)

@@ -1,7 +1,8 @@
 """A page of maps side by side: coloured cells, what stands around them, a colour bar, notes.
 
 Cells are pairs of tokens with labels, patches laid over a picture, or moments and stretches of text with an axis of
-numbers. The static part is drawn once: `MapsPage.show` puts other values on the same page. It knows nothing of models.
+numbers. `MapsFigure` declares what a page shows, and `layout` places it. The static part is drawn once: `MapsPage.show`
+puts other values on the same page. It knows nothing of models.
 """
 
 from __future__ import annotations
@@ -32,39 +33,49 @@ LABEL_ROOM_EM = 11
 _MANY_ROWS = 15  # an overview of more rows is too tall for a screen, and is seen shrunk
 _REACH_PX = 8  # labels may reach so far beyond their room: the gap between maps has no more
 _LARGEST_LABELLED_PX = 1000  # a map of many tokens grows up to this, then its labels are thinned
-_LARGEST_SMALL_PX = 300
+_LARGEST_SMALL_PX = 300  # a map of an overview
 _TALLEST_FEW_PX = 1116  # of one or two maps on a screen
-_NAMES_PX = 52
+_NAMES_PX = 52  # least room for the names of an overview's rows
 _TICKS_PX = 62  # room for an axis of numbers
-_LANES, _LANE_PX = 2, 20  # rows of names above a map
-_STRIP_PX = 30  # numbers along the upper side
-_LEAST_NUMBER = 0.005
-_STRIP, _SPAN = "#7b8794", "#fde8d7"
+_N_LANES = 2  # names above a map stand in so many lanes
+_LANE_PX = 20
+_STRIP_PX = 30  # room for numbers along the upper side
+_LEAST_NUMBER = 0.005  # a smaller value is not written into its cell
+_N_TICKS = 11  # numbers below the colour bar, at most
+_STRIP_COLOUR = "#7b8794"
+_SPAN_COLOUR = "#fde8d7"
 
 
 class MapsPage(Page):
     """A page of maps without their values, which `show` puts on it."""
 
     def __init__(self, figure: MapsFigure, paper: layout.Paper) -> None:
-        labels = [label for pair in figure.axes for axis in pair for label in axis.labels]
-        lettering = lettering_for(
-            [figure.subtitle, *figure.lettered, *(text for *_, text in figure.spans), *labels], paper
-        )
+        row_axes, column_axes = zip(*figure.axes, strict=True)
+        labels = [label for axis in (*row_axes, *column_axes) for label in axis.labels]
+        names = [text for _, _, text in figure.spans]
+        lettering = lettering_for([figure.subtitle, *figure.lettered, *names, *labels], paper)
         self.content = figure
-        rows, columns = zip(*figure.axes, strict=True)
-        self._widest = (_widest(lettering, rows), _widest(lettering, columns))
-        self._strip_px = _STRIP_PX if figure.above else _LANES * _LANE_PX + 6 if figure.spans else 0
+        # Room for labels by their font size, beside and below maps; room above them.
+        self._row_label_px = _label_width(lettering, row_axes)
+        self._column_label_px = _label_width(lettering, column_axes)
+        self._strip_px = 0
+        if figure.above:
+            self._strip_px = _STRIP_PX
+        elif figure.spans:
+            self._strip_px = _N_LANES * _LANE_PX + 6
+        # A cell stands for `pool` x `pool` tokens; `shape` is the rows and columns of cells.
         self.pool, self.shape, places = self._arrange(lettering)
         super().__init__(places.width_px, lettering)
         self.places = places
         self.zoom = places.zoom
+        # The upper left corner of each map. An overview has a place for each pair of names, and may have fewer maps.
         self.corners = list(places.corners)
         if figure.names:
-            across = figure.column_names
-            down = figure.row_names
-            self.corners = [
-                places.corners[down.index(row) * len(across) + across.index(column)] for row, column in figure.names
-            ]
+            n_across = len(figure.column_names)
+            self.corners = []
+            for row, column in figure.names:
+                place = figure.row_names.index(row) * n_across + figure.column_names.index(column)
+                self.corners.append(places.corners[place])
         # What stays the same on all figures of this page.
         self._title = self.head("", figure.subtitle, zoom=self.zoom, animated=True)
         self._picture_box: Box | None = None
@@ -73,7 +84,8 @@ class MapsPage(Page):
         self._cmap = colormap(figure.cmap)
         self.maps = [self.image(box, self._cmap) for box in self.boxes]
         self.frames(self.boxes)
-        self._others: list[Text] | None = None
+        # Labels of all maps but the first, once they are written.
+        self._other_labels: list[Text] | None = None
         if figure.names:
             self._name_maps()
         else:
@@ -93,16 +105,17 @@ class MapsPage(Page):
         Cells with labels are pooled where the page would be too large to draw.
         """
         figure = self.content
-        # The largest number of queries and of keys: maps share one layout.
-        tokens = [max(len(pair[side]) for pair in figure.axes) for side in (0, 1)]
-        # Labels of a few letters need some pixels each, so long texts start pooled.
+        # The largest number of rows and of columns: maps share one layout.
+        n_rows = max(len(rows) for rows, _ in figure.axes)
+        n_columns = max(len(columns) for _, columns in figure.axes)
+        # Maps of an overview are small, so those of long texts start pooled.
         pool = 1
         if figure.names and figure.is_labelled:
-            room = max(96, 2 * layout.MIN_WIDTH_PX // len(figure.column_names))
-            pool = max(1, math.ceil(max(tokens) / room))
+            most_cells = max(96, 2 * layout.MIN_WIDTH_PX // len(figure.column_names))
+            pool = max(1, math.ceil(max(n_rows, n_columns) / most_cells))
         # Pool more until the page is small enough.
         while True:
-            shape = (-(-tokens[0] // pool), -(-tokens[1] // pool))
+            shape = (math.ceil(n_rows / pool), math.ceil(n_columns / pool))
             places = layout.arrange(self._wanted(shape, lettering), lettering.paper)
             fits = places.width_px * (places.bottom + 200) <= layout.MOST_PX
             if fits or max(shape) == 1 or not figure.is_labelled:
@@ -110,60 +123,82 @@ class MapsPage(Page):
             pool += 1
 
     def _wanted(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
+        """Return what `layout` needs to know of maps of this many rows and columns of cells."""
+        if self.content.names:
+            return self._wanted_small(shape, lettering)
+        return self._wanted_large(shape, lettering.paper)
+
+    def _wanted_small(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
+        """Return the same for the maps of an overview, which have no labels, but names of rows and columns."""
         figure = self.content
         paper = lettering.paper
-        least_width = layout.LEAST_PX if figure.is_labelled else layout.NARROWEST_PX
-        if figure.names:
-            size = layout.PANEL_TITLE_PX * self._name_zoom(paper) * 1.1
-            names = max(lettering.width_px(name, size) for name in figure.row_names)
-            return layout.Wanted(
-                n=len(figure.row_names) * len(figure.column_names),
-                shape=shape,
-                columns=len(figure.column_names),
-                around=lambda cell: layout.Around(below=8 if not paper.is_narrow else 4),
-                names_px=max(_NAMES_PX, math.ceil(names) + 20),
-                gap_px=8 if not paper.is_narrow else 4,
-                top_px=layout.HEADER_PX + 30 + self._strip_px,
-                row_px=figure.row_px,
-                largest_px=_LARGEST_SMALL_PX,
-                largest_cell_px=_LARGEST_SMALL_PX,
-                least_cell_px=1 if figure.is_labelled else 24 / max(shape),
-                least_width_px=layout.NARROWEST_PX,
-            )
-        # Larger maps: with a picture as the first panel, if there is one.
-        n = figure.n + (figure.picture is not None)
-        least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
-        names_px, foot_px = self._shared_room(paper) if figure.is_shared else (0.0, 0.0)
+        size = layout.PANEL_TITLE_PX * self._name_zoom(paper) * 1.1
+        widest_name = max(lettering.width_px(name, size) for name in figure.row_names)
+        gap_px = 4 if paper.is_narrow else 8
         return layout.Wanted(
-            n=n,
+            n=len(figure.row_names) * len(figure.column_names),
+            shape=shape,
+            columns=len(figure.column_names),
+            around=lambda cell_px: layout.Around(below=gap_px),
+            names_px=max(_NAMES_PX, math.ceil(widest_name) + 20),
+            gap_px=gap_px,
+            top_px=layout.HEADER_PX + 30 + self._strip_px,
+            row_px=figure.row_px,
+            largest_px=_LARGEST_SMALL_PX,
+            largest_cell_px=_LARGEST_SMALL_PX,
+            least_cell_px=1 if figure.is_labelled else 24 / max(shape),
+            least_width_px=layout.NARROWEST_PX,
+        )
+
+    def _wanted_large(self, shape: tuple[int, int], paper: layout.Paper) -> layout.Wanted:
+        """Return the same for maps with labels or numbers around them; a picture is the first panel."""
+        figure = self.content
+        n_panels = figure.n + (figure.picture is not None)
+        names_px = 0.0
+        foot_px = 0.0
+        if figure.is_shared:
+            # Room for the labels that maps share: at the left of all, and below all.
+            font = paper.least_px or layout.MAX_LABEL_PX
+            names_px = min(math.ceil(self._row_label_px(font)) + 8, 0.3 * paper.room_px)
+            foot_px = math.ceil(self._column_label_px(font)) + 14
+        # Cells of tokens leave room for labels; others may be as small as a picture of 200 pixels makes them.
+        if figure.is_labelled:
+            least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
+        else:
+            least_cell = 200 / max(shape)
+        return layout.Wanted(
+            n=n_panels,
             shape=shape,
             columns=0 if paper.is_narrow and not figure.is_shared else figure.columns,
-            around=lambda cell: self._room_around(cell, paper),
+            around=lambda cell_px: self._room_around(cell_px, paper),
             names_px=names_px,
             foot_px=foot_px,
             row_px=figure.row_px,
             largest_px=figure.largest_px,
             largest_cell_px=96 if figure.is_labelled else 1000,
-            least_cell_px=least_cell if figure.is_labelled else 200 / max(shape),
-            most_px=_TALLEST_FEW_PX if n <= 2 and figure.is_labelled else math.inf,
-            least_width_px=least_width,
+            least_cell_px=least_cell,
+            most_px=_TALLEST_FEW_PX if n_panels <= 2 and figure.is_labelled else math.inf,
+            least_width_px=layout.LEAST_PX if figure.is_labelled else layout.NARROWEST_PX,
         )
 
-    def _shared_room(self, paper: layout.Paper) -> tuple[float, float]:
-        """Return the room at the left of all maps and below them for the labels that they share."""
-        font = paper.least_px or layout.MAX_LABEL_PX
-        left = min(math.ceil(self._widest[0](font)) + 8, 0.3 * paper.room_px)
-        return left, math.ceil(self._widest[1](font)) + 14
-
-    def _room_around(self, cell: float, paper: layout.Paper) -> layout.Around:
+    def _room_around(self, cell_px: float, paper: layout.Paper) -> layout.Around:
         """Return the room around a map for labels or numbers, its title, strips, and names above it."""
         figure = self.content
         if figure.is_shared:
             return layout.Around(above=layout.PANEL_HEADER_PX, below=4)
         rows, columns = figure.axes[0]
-        font = self._label_font(figure.row_px or cell, paper)[1]
-        left = math.ceil(self._widest[0](font)) + 8 if rows.labels else _TICKS_PX if rows.ticks else 0
-        below = math.ceil(self._widest[1](font)) + 24 if columns.labels else 34 if columns.ticks else 10
+        _, font = self._label_font(figure.row_px or cell_px, paper)
+        # Labels, else numbers, else nothing.
+        left = 0
+        if rows.labels:
+            left = math.ceil(self._row_label_px(font)) + 8
+        elif rows.ticks:
+            left = _TICKS_PX
+        below = 10
+        if columns.labels:
+            below = math.ceil(self._column_label_px(font)) + 24
+        elif columns.ticks:
+            below = 34
         return layout.Around(left=left, above=layout.PANEL_HEADER_PX + self._strip_px, below=below)
 
     def _axes(self, number: int) -> tuple[Axis, Axis]:
@@ -175,16 +210,17 @@ class MapsPage(Page):
         """Return the box of a map; one that has fewer tokens than others is smaller."""
         if not self.content.is_labelled:
             return (*self.corners[number], *self.places.panel)
-        n_rows, n_columns = (-(-len(axis) // self.pool) for axis in self._axes(number))
-        cell = self.places.cell[0]
-        return (*self.corners[number], n_columns * cell, n_rows * cell)
+        n_rows, n_columns = (math.ceil(len(axis) / self.pool) for axis in self._axes(number))
+        cell_px = self.places.cell[0]
+        return (*self.corners[number], n_columns * cell_px, n_rows * cell_px)
 
     @staticmethod
-    def _label_font(cell: float, paper: layout.Paper) -> tuple[int, float]:
+    def _label_font(cell_px: float, paper: layout.Paper) -> tuple[int, float]:
         """Return how many cells share a label, and the font size of labels."""
-        apart = paper.least_px / layout.LABEL_SHARE or layout.LEGIBLE_PX
-        step = max(1, math.ceil(apart / cell))
-        return step, paper.least_px or min(layout.MAX_LABEL_PX, cell * step * layout.LABEL_SHARE)
+        # Paper decides the font size; on a screen it grows with the distance between labels.
+        least_distance = paper.least_px / layout.LABEL_SHARE or layout.LEGIBLE_PX
+        step = max(1, math.ceil(least_distance / cell_px))
+        return step, paper.least_px or min(layout.MAX_LABEL_PX, cell_px * step * layout.LABEL_SHARE)
 
     @property
     def _has_copies(self) -> bool:
@@ -200,10 +236,10 @@ class MapsPage(Page):
     @property
     def number_px(self) -> float:
         """Return the font size of the values in cells; 0 = they have no room, or are not wanted."""
-        cell = self.places.cell[0]
-        if not self.content.has_numbers or cell < max(26, 2.5 * self.paper.least_px):
+        cell_px = self.places.cell[0]
+        if not self.content.has_numbers or cell_px < max(26, 2.5 * self.paper.least_px):
             return 0.0
-        return self.paper.letters(min(14.0, cell * 0.36))
+        return self.paper.letters(min(14.0, cell_px * 0.36))
 
     # What stays the same --------------------------------------------------------------------------------------------
 
@@ -213,6 +249,7 @@ class MapsPage(Page):
         return 1.0 if paper.fixed else min(2.0, max(1.0, n_rows / _MANY_ROWS))
 
     def _name_maps(self) -> None:
+        """Write the names of an overview's rows and columns."""
         size = layout.PANEL_TITLE_PX * max(min(self.zoom, 1.4), self._name_zoom(self.paper))
         figure = self.content
         names = [(row, column) for row in figure.row_names for column in figure.column_names]
@@ -250,6 +287,7 @@ class MapsPage(Page):
             if self.lettering.width_px(title, size * BOLD) > width:
                 title = title.partition(":")[0]  # the title of the page says the rest
             self.entitle(x, y - above, self.lettering.fit(title, size * BOLD, max(width, 60)), size)
+            # A caption stands at the right of the title, if it leaves room.
             if self.content.captions:
                 room = width - self.lettering.width_px(title, size * 1.2) - 10
                 self._write_caption(x + width, y - above, self.content.captions[number], room)
@@ -258,14 +296,16 @@ class MapsPage(Page):
         if not self._has_copies:
             self.label_all()
             return
-        # Boxes of pixels, beside and below the first map, that hold its labels.
-        font = self._label_font(self.places.cell[0], self.paper)[1]
-        left, below = (math.ceil(widest(font)) + 2 * _REACH_PX for widest in self._widest)
-        beside = (-left, -_REACH_PX, left - 2, height + 2 * _REACH_PX)
-        under = (-_REACH_PX, height + 2, width + 2 * _REACH_PX, below)
-        x, y = self.corners[0]
-        for dx, dy, wide, tall in (beside, under):
-            self.copy((x + dx, y + dy, wide, tall), [(x + dx, y + dy) for x, y in self.corners[1:]])
+        # The boxes that hold the labels of a map, beside and below it, from the map's corner.
+        _, font = self._label_font(self.places.cell[0], self.paper)
+        beside_px = math.ceil(self._row_label_px(font)) + 2 * _REACH_PX
+        below_px = math.ceil(self._column_label_px(font)) + 2 * _REACH_PX
+        beside = (-beside_px, -_REACH_PX, beside_px - 2, height + 2 * _REACH_PX)
+        below = (-_REACH_PX, height + 2, width + 2 * _REACH_PX, below_px)
+        first, *others = self.corners
+        for dx, dy, box_width, box_height in (beside, below):
+            box = (first[0] + dx, first[1] + dy, box_width, box_height)
+            self.copy(box, [(x + dx, y + dy) for x, y in others])
 
     def _write_caption(self, right: float, y: float, caption: str, room: float) -> None:
         """Write as many of the facts of a caption as have room, flush right."""
@@ -278,73 +318,88 @@ class MapsPage(Page):
         """Write what stands at the left of a map and below it: labels, or numbers."""
         x, y, width, height = self.boxes[number]
         rows, columns = self._axes(number)
-        wide, tall = self.places.cell
-        font = self._label_font(tall, self.paper)[1]
-        texts = []
+        cell_width, cell_height = self.places.cell
+        _, font = self._label_font(cell_height, self.paper)
         room = max(self.places.around.left - 8, 1.0) + 0.5
+        # Shared labels stand at the left of the first map of a row, and below the last map of a column.
         if self.content.is_shared:
             room = x - layout.MARGIN_PX - 5
             rows = rows if number % self.places.columns == 0 else Axis()
             columns = columns if number + self.places.columns >= self.content.n else Axis()
-        for place in _labelled(rows, self.tokens_per_label):
-            label = self.lettering.fit(rows.labels[place], font, room)
-            middle = y + (place // self.pool + 0.5) * tall
-            color = rows.color(place)
+        # Labels of rows at the left, labels of columns below.
+        texts = []
+        for token in _labelled(rows, self.tokens_per_label):
+            label = self.lettering.fit(rows.labels[token], font, room)
+            middle = y + (token // self.pool + 0.5) * cell_height
+            color = rows.color(token)
             texts.append(self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color))
         below = y + height + 5
-        for place in _labelled(columns, self.tokens_per_label):
-            label = self.lettering.fit(columns.labels[place], font, LABEL_ROOM_EM * font + 0.5)
-            middle = x + (place // self.pool + 0.5) * wide
-            color = columns.color(place)
+        for token in _labelled(columns, self.tokens_per_label):
+            label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
+            middle = x + (token // self.pool + 0.5) * cell_width
+            color = columns.color(token)
             texts.append(self.write(middle, below, label, font, ha="center", va="top", rotation=90, color=color))
-        # Numbers along sides without labels.
+        # Numbers along sides without labels, each with a short line.
         size = layout.CAPTION_PX
         for share, text in rows.ticks:
-            self.lines([[(x - 5, y + share * height), (x - 1, y + share * height)]])
-            texts.append(self.write(x - 8, y + share * height, text, size, ha="right", color=FAINT))
+            tick_y = y + share * height
+            self.lines([[(x - 5, tick_y), (x - 1, tick_y)]])
+            texts.append(self.write(x - 8, tick_y, text, size, ha="right", color=FAINT))
         longest = max((text for _, text in columns.ticks), key=len, default="")
-        for share, text in columns.ticks[:: self.label_step(longest, size, width / max(1, len(columns.ticks)))]:
-            self.lines([[(x + share * width, below - 4), (x + share * width, below)]])
-            texts.append(self.write(x + share * width, below + 9, text, size, ha="center", color=FAINT))
+        step = self.label_step(longest, size, width / max(1, len(columns.ticks)))
+        for share, text in columns.ticks[::step]:
+            tick_x = x + share * width
+            self.lines([[(tick_x, below - 4), (tick_x, below)]])
+            texts.append(self.write(tick_x, below + 9, text, size, ha="center", color=FAINT))
         return texts
 
     def label_all(self) -> None:
-        """Show the labels of all maps, which in pixels are copies of the first one's."""
-        if self._others is None:
-            others = [] if self.content.names else range(1, self.content.n)
-            self._others = [text for number in others for text in self._label(number)]
-        for text in self._others:
+        """Write the labels of all maps, which in pixels are copies of the first one's."""
+        if self._other_labels is None:
+            numbers = [] if self.content.names else range(1, self.content.n)
+            self._other_labels = [text for number in numbers for text in self._label(number)]
+        for text in self._other_labels:
             text.set_visible(True)
 
     def _draw_strip(self) -> None:
-        """Draw numbers along the upper side of the uppermost maps as a strip."""
-        strips: list[Box] = []
-        reach = self._strip_px - 4
-        for x, y, width, _ in self.boxes:
-            if self.content.above and y == self.boxes[0][1]:
-                numbers = fit(np.array([self.content.above]), (width, 1))[0]
-                wide = width / len(numbers)
-                strips += [(x + n * wide, y - 4 - size * reach, wide, size * reach) for n, size in enumerate(numbers)]
-        self.fill(strips, [_STRIP])
+        """Draw the numbers along the upper side of the uppermost maps, 0 to 1, as a strip of bars."""
+        bars: list[Box] = []
+        uppermost = [box for box in self.boxes if box[1] == self.boxes[0][1]]
+        for x, y, width, _ in uppermost if self.content.above else []:
+            numbers = fit(np.array([self.content.above]), (width, 1))[0]
+            bar_width = width / len(numbers)
+            for index, number in enumerate(numbers):
+                bar_height = number * (self._strip_px - 4)
+                bars.append((x + index * bar_width, y - 4 - bar_height, bar_width, bar_height))
+        self.fill(bars, [_STRIP_COLOUR])
 
     def _draw_marks(self) -> None:
         """Draw lines where another text begins, frames, and what is written over maps."""
-        wide, tall = self._per_token()
+        token_width, token_height = self._per_token()
+        # Lines where another text begins, from side to side of each map.
         lines: list[list[tuple[float, float]]] = []
-        framed: list[Box] = []
         for number, (x, y, width, height) in enumerate(self.boxes):
             rows, columns = self._axes(number)
-            lines += [[(x, y + at * tall), (x + width, y + at * tall)] for at in rows.seams]
-            lines += [[(x + at * wide, y), (x + at * wide, y + height)] for at in columns.seams]
-            self._draw_spans(x, y, wide)
-        # Frames stand on the picture, too.
-        for x, y, *_ in [*self.boxes, *([] if self._picture_box is None else [self._picture_box])]:
-            for left, top, right, bottom in self.content.boxes:
-                framed.append((x + left * wide, y + top * tall, (right - left) * wide, (bottom - top) * tall))
+            for token in rows.seams:
+                line_y = y + token * token_height
+                lines.append([(x, line_y), (x + width, line_y)])
+            for token in columns.seams:
+                line_x = x + token * token_width
+                lines.append([(line_x, y), (line_x, y + height)])
+            self._draw_spans(x, y, token_width)
         if lines:
             self.lines(lines, color=SEAM, animated=True)
-        if framed:
-            self.outline(framed, MARK, (1.0 if self.content.row_px else 2.0) * self.zoom, animated=True)
+        # Frames stand on all maps, and on the picture too.
+        framed = [*self.boxes]
+        if self._picture_box is not None:
+            framed.append(self._picture_box)
+        frames: list[Box] = []
+        for x, y, _, _ in framed:
+            for left, top, right, bottom in self.content.boxes:
+                size = ((right - left) * token_width, (bottom - top) * token_height)
+                frames.append((x + left * token_width, y + top * token_height, *size))
+        if frames:
+            self.outline(frames, MARK, (1.0 if self.content.row_px else 2.0) * self.zoom, animated=True)
 
     def _per_token(self) -> tuple[float, float]:
         """Return the width and height that a token has on the maps."""
@@ -353,56 +408,64 @@ class MapsPage(Page):
         rows, columns = self.content.axes[0]
         return self.places.panel[0] / len(columns), self.places.panel[1] / len(rows)
 
-    def _draw_spans(self, x: float, y: float, wide: float) -> None:
+    def _draw_spans(self, x: float, y: float, token_width: float) -> None:
         """Draw names above a map, each over its columns, in the first lane that is free; else without letters."""
-        lanes = [0.0] * _LANES
+        lane_ends = [0.0] * _N_LANES
         bands: list[Box] = []
         for first, last, text in self.content.spans:
             # A name begins at its columns, unless the page ends.
-            left = x + first * wide
+            left = x + first * token_width
             needed = self.lettering.width_px(text, layout.CAPTION_PX) + 12
             text_left = min(left, self.width_px - needed - 4)
-            # The first lane with room.
-            lane = next((lane for lane, end in enumerate(lanes) if end <= text_left), None)
-            top = y - 4 - ((lane or 0) + 1) * _LANE_PX
-            bands.append((left, top, max(1.0, (last - first) * wide), _LANE_PX - 3))
-            if lane is not None:
-                lanes[lane] = max(text_left + needed, x + last * wide)
+            # The first lane with room; without room, the lowest lane has a band alone.
+            free = [lane for lane, end in enumerate(lane_ends) if end <= text_left]
+            lane = free[0] if free else 0
+            top = y - 4 - (lane + 1) * _LANE_PX
+            bands.append((left, top, max(1.0, (last - first) * token_width), _LANE_PX - 3))
+            if free:
+                lane_ends[lane] = max(text_left + needed, x + last * token_width)
                 self.write(text_left + 4, top + _LANE_PX / 2 - 1, text, layout.CAPTION_PX, ha="left")
-        self.fill(bands, [_SPAN])
+        self.fill(bands, [_SPAN_COLOUR])
 
     def _draw_foot(self) -> None:
         """Draw the colour bar, write the notes, and end the page."""
         figure = self.content
-        # Notes on what is not shown as it is.
+        # Notes on what is thinned, pooled or left out.
         notes = [*figure.notes, *self.lettering.notes]
         if figure.is_labelled and self.tokens_per_label > 1 and not figure.names:
             notes.append(f"one label for {self.tokens_per_label} tokens")
         if self.pool > 1:
             notes.append(f"a cell shows the largest weight of {self.pool} × {self.pool} tokens")
-        shared = max(math.ceil(n / size) for n, size in zip(self.shape[::-1], self.places.panel, strict=True))
-        if shared > 1:
-            notes.append(f"a pixel shows the largest of up to {shared} × {shared} cells")
+        n_rows, n_columns = self.shape
+        width, height = self.places.panel
+        cells_per_pixel = max(math.ceil(n_columns / width), math.ceil(n_rows / height))
+        if cells_per_pixel > 1:
+            notes.append(f"a pixel shows the largest of up to {cells_per_pixel} × {cells_per_pixel} cells")
         if self.number_px:
-            notes.append("cells without a number: less than 0.005")
+            notes.append(f"cells without a number: less than {_LEAST_NUMBER}")
         cmap = None if self._photo is not None else self._cmap
         self.bar = self.end_with_bar(self.places.bottom, cmap, figure.meaning, notes, self.zoom)
-        if self._photo is not None:  # its colours as they are over bright and over dark parts
+        if self._photo is not None:
+            # The bar shows the colours over a bright part of the photo, and below over a dark part, (2, 256, 3).
             ramp = self._cmap(np.linspace(0, 1, 256))[None, :, :3].repeat(2, 0)
-            self.image(self.bar).set_data(tint(ramp, np.array([[1.0], [0.0]]).repeat(256, 1)))
+            brightness = np.array([[1.0], [0.0]]).repeat(256, 1)
+            self.image(self.bar).set_data(tint(ramp, brightness))
             self.frames([self.bar])
-        x, y, _, height = self.bar
-        below = y + height + 12 * self.zoom
+        # Texts for the numbers below the bar, which `show` moves and fills.
+        x, y, _, bar_height = self.bar
+        below = y + bar_height + 12 * self.zoom
         size = layout.CAPTION_PX * self.zoom
-        self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(11)]
+        self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(_N_TICKS)]
 
     def _open_numbers(self) -> list[Text]:
+        """Return an empty text for each cell of the first map, row by row, which `show` fills."""
         x, y = self.corners[0]
-        cell = self.places.cell[0]
-        return [
-            self.write(x + (k + 0.5) * cell, y + (q + 0.5) * cell, "", self.number_px, ha="center", animated=True)
-            for q, k in np.ndindex(*self.shape)
-        ]
+        cell_px = self.places.cell[0]
+        texts = []
+        for row, column in np.ndindex(*self.shape):
+            middle = (x + (column + 0.5) * cell_px, y + (row + 0.5) * cell_px)
+            texts.append(self.write(*middle, "", self.number_px, ha="center", animated=True))
+        return texts
 
     # What changes ---------------------------------------------------------------------------------------------------
 
@@ -411,7 +474,7 @@ class MapsPage(Page):
         title: str,
         values: Sequence[Values],
         limits: Sequence[tuple[float, float]],
-        bar: tuple[float, float],
+        bar_ends: tuple[float, float],
         ticks: dict[float, str],
         numbers: Values | None = None,
     ) -> None:
@@ -419,38 +482,45 @@ class MapsPage(Page):
 
         Args:
             title: The title of the page.
-            values: Cells of each map, (row, column), pooled if they are signed; NaN has no colour.
+            values: Cells of each map, (row, column); signed ones come pooled. NaN has no colour.
             limits: The values of the first and last colour of each map.
-            bar: The ends of the colour bar.
-            ticks: Its numbers, and how they are written.
-            numbers: What is written in the cells of the first map; None = its values.
+            bar_ends: The values at the left and right end of the colour bar.
+            ticks: The numbers below the colour bar, and how they are written.
+            numbers: Weights to be written in the cells of the first map, (row, column); None = its values.
         """
         room = self.width_px - 2 * layout.MARGIN_PX
         self._title.set_text(self.lettering.fit(title, self.title_px(self.zoom) * 1.1, room))
-        shown = [self._fit(cells, number) for number, cells in enumerate(values)]
-        for image, cells, ends in zip(self.maps, shown, limits, strict=True):
+        # The colours of cells.
+        cells_of_maps = [self._fit(cells, number) for number, cells in enumerate(values)]
+        for image, cells, ends in zip(self.maps, cells_of_maps, limits, strict=True):
             if self._photo is not None:
                 image.set_data(overlay(self._photo, cells, self._cmap, ends[1], is_smooth=self.content.is_smooth))
             else:
                 self.set_cells(image, cells, ends)
-        # The numbers below the colour bar; the first one stays on the page.
+        # The numbers below the colour bar; texts without a number are empty.
         x, _, width, _ = self.bar
-        placed = list(ticks.items())
-        for number, text in enumerate(self._ticks):
-            tick, written = placed[number] if number < len(placed) else (bar[0], "")
-            text.set_text(written)
-            half = self.lettering.width_px(written, layout.CAPTION_PX * self.zoom) / 2
-            text.set_x(max(half + self.paper.crop_px, x + width * (tick - bar[0]) / ((bar[1] - bar[0]) or 1.0)))
-        # The numbers in cells.
-        weights = shown[0] if numbers is None else self._fit(numbers, 0)
+        low, high = bar_ends
+        written = [*ticks.items(), *[(low, "")] * (len(self._ticks) - len(ticks))]
+        for text, (tick, number_text) in zip(self._ticks, written, strict=False):
+            text.set_text(number_text)
+            middle = x + width * (tick - low) / ((high - low) or 1.0)
+            # The first one must not reach beyond the page.
+            half = self.lettering.width_px(number_text, layout.CAPTION_PX * self.zoom) / 2
+            text.set_x(max(half + self.paper.crop_px, middle))
+        # The numbers in cells, white on dark colours.
+        colours = cells_of_maps[0]
+        weights = colours if numbers is None else self._fit(numbers, 0)
         low, high = limits[0]
-        for text, weight, value in zip(self._numbers, weights.ravel(), shown[0].ravel(), strict=False):
+        for text, weight, value in zip(self._numbers, weights.ravel(), colours.ravel(), strict=False):
             share = min(1.0, max(0.0, (float(value) - low) / ((high - low) or 1.0)))
             text.set_text(f"{weight:.2f}" if weight >= _LEAST_NUMBER else "")
             text.set_color("white" if self._dark[round(share * 255)] else INK)
 
     def _fit(self, values: Values, number: int) -> Values:
-        """Return the cells of a map as there is room for them, each the largest of those that share one."""
+        """Return the cells of a map that there is room for; each shows the largest of the values that share it.
+
+        Values that have fewer rows or columns than the map has tokens are pooled already.
+        """
         rows, columns = self._axes(number)
         if not self.content.is_labelled:
             return fit(values, self.places.panel)
@@ -461,22 +531,22 @@ class MapsPage(Page):
         self.label_all()
         content = super().vector(kind)
         if self._has_copies:
-            for text in self._others or ():
+            for text in self._other_labels or ():
                 text.set_visible(False)
         return content
 
 
 def _labelled(axis: Axis, step: int) -> list[int]:
-    """Return the places with a label: the marked ones, the first the most important, and every `step`-th with room."""
+    """Return the tokens that get a label, at least `step` apart: marked ones first, then every `step`-th."""
     chosen: list[int] = []
-    for place in (*axis.marked, *range(0, len(axis.labels), step)):
-        if all(abs(place - other) >= step for other in chosen):
-            chosen.append(place)
+    for token in (*axis.marked, *range(0, len(axis.labels), step)):
+        if all(abs(token - other) >= step for other in chosen):
+            chosen.append(token)
     return sorted(chosen)
 
 
-def _widest(lettering: Lettering, axes: Sequence[Axis]) -> Callable[[float], float]:
-    """Return the width of the widest label by font size; it is bounded, as labels are cut."""
+def _label_width(lettering: Lettering, axes: Sequence[Axis]) -> Callable[[float], float]:
+    """Return a function that gives the width of the widest label by font size; labels are cut at LABEL_ROOM_EM."""
     labels = {label for axis in axes for label in axis.labels}
     at_100 = max((lettering.width_px(lettering.spell(label), 100.0) for label in labels), default=0.0)
     return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size

@@ -22,10 +22,10 @@ from attnscope.models.files import (
     MAIN,
     cached_folder,
     cached_ids,
+    choose_weights,
     file_sha256,
     find_snapshot,
     holds_gguf,
-    name_weights,
     require_model,
     weights_sha256,
 )
@@ -348,7 +348,7 @@ def _download(repo_id: str, revision: str, allow_pickle: bool = False, trust_rem
         if "config.json" not in names:
             message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
             raise AttnscopeError(message, "name another model")
-        weights = name_weights(repo_id, names, allow_pickle)
+        weights = choose_weights(repo_id, names, allow_pickle)
         endings = (".json", ".txt", ".model", ".jinja", ".tiktoken", *([".py"] if trust_remote_code else []))
         if not sys.stderr.isatty():
             disable_progress_bars()

@@ -1,4 +1,7 @@
-"""Which files of a folder, of the Hub or of its cache hold a model's weights, and what files hash to."""
+"""Find the files that hold a model's weights, in a folder, on the Hub or in its cache, and hash them.
+
+Loading and downloading them is left to others.
+"""
 
 import contextlib
 import hashlib
@@ -9,41 +12,64 @@ from pathlib import Path
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
 
+MAIN = "main"
+"""The branch of a Hub repository that is meant where no revision is named."""
+
+HUB = "Hugging Face Hub, "
+"""How records say that a model came from the Hub; its id and commit follow."""
+
+_hash_lock = threading.Lock()
+_hashed: dict[tuple[Path, int, int], str] = {}
+"""The hashes of files that were hashed already, by path, size and time of change."""
+
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
     """Return the files that hold the model's weights, sorted by name: safetensors, whole or in shards."""
-    present = {path.name for path in folder.iterdir()}
-    stem, is_sharded = _find_stem(str(folder), present, allow_pickle)
-    return _shards(folder, f"{stem}.index.json", present) if is_sharded else [folder / stem]
+    names = {path.name for path in folder.iterdir()}
+    whole, is_sharded = _find_weights(str(folder), names, allow_pickle)
+    if is_sharded:
+        return _shards(folder, f"{whole}.index.json", names)
+    return [folder / whole]
 
 
-def _find_stem(where: str, names: Collection[str], allow_pickle: bool) -> tuple[str, bool]:
-    """Return the name of the files of weights, and whether they are shards with an index.
+def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tuple[str, bool]:
+    """Return the name that the weights have as one file, and whether they are shards with an index instead.
 
-    Refused where there are none.
+    Args:
+        where: What a message calls the folder or the repository.
+        names: The names of all its files.
+        allow_pickle: Whether the weights may be a pickle.
+
+    Raises:
+        AttnscopeError: None of the files holds weights.
     """
-    for stem in ("model.safetensors", *(["pytorch_model.bin"] if allow_pickle else [])):
-        if stem in names or f"{stem}.index.json" in names:
-            return stem, stem not in names
+    accepted = ["model.safetensors"]
+    if allow_pickle:
+        accepted.append("pytorch_model.bin")
+    for whole in accepted:
+        if whole in names:
+            return whole, False
+        if f"{whole}.index.json" in names:
+            return whole, True
     raise _no_weights(where, names)
 
 
 def weights_sha256(folder: Path) -> str:
     """Return the hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
 
-    Remembers what it hashed (until a file changes), and a second thread that asks waits for the first, so that a
-    thread can hash while torch loads. Hashing frees the interpreter lock.
+    Each file is hashed once, until it changes. A second thread that asks waits for the first, so that a thread can
+    hash while torch loads: hashing frees the interpreter lock.
     """
+    hashes = {path.name: file_sha256(path) for path in weight_files(folder, allow_pickle=True)}
     # One file's hash is the one that the Hub shows for it.
-    files = weight_files(folder, allow_pickle=True)
-    hashes = {path.name: file_sha256(path) for path in files}
     if len(hashes) == 1:
         return next(iter(hashes.values()))
-    lines = "".join(f"{name}:{value}\n" for name, value in sorted(hashes.items()))
+    lines = "".join(f"{name}:{sha256}\n" for name, sha256 in sorted(hashes.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
+    """Return the shards that an index lists, all of which must be present, by an AttnscopeError."""
     try:
         # The index maps each tensor to its shard.
         names = sorted(set(parse_json((folder / index).read_text("utf-8"))["weight_map"].values()))
@@ -51,15 +77,16 @@ def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
         raise AttnscopeError(f"{folder / index} lists no weights: {first_line(error)}", "get the file again") from error
     missing = [name for name in names if name not in present]
     if missing or not names:
+        lacking = missing[0] if missing else "weights"
         raise AttnscopeError(
-            f"{folder} lacks {missing[0] if missing else 'weights'}: {len(missing)} of {len(names)} shards are missing",
+            f"{folder} lacks {lacking}: {len(missing)} of {len(names)} shards are missing",
             "get the missing files, or delete the folder to download it again",
         )
     return [folder / name for name in names]
 
 
 def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
-    # Say what is there instead: pickles need a decision, other formats a conversion.
+    """Return the error that says what is there instead: pickles need a decision, other formats a conversion."""
     pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
     if pickles:
         return AttnscopeError(
@@ -70,7 +97,7 @@ def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
 
 
 def holds_gguf(folder: Path) -> bool:
-    """Return whether a folder's weights, configuration and tokenizer are a GGUF file, which transformers unpacks."""
+    """Return whether a folder's weights are a GGUF file, which has configuration and tokenizer in it."""
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
@@ -85,22 +112,19 @@ def require_model(folder: Path, allow_pickle: bool) -> None:
     weight_files(folder, allow_pickle=allow_pickle)
 
 
-def name_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
+def choose_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
     """Return which of the files of a Hub repository hold its weights; an AttnscopeError where none do."""
-    stem, is_sharded = _find_stem(f"{repo_id} on the Hub", names, allow_pickle)
-    prefix, _, suffix = stem.partition(".")
-    shard = re.compile(rf"{prefix}-\d+-of-\d+\.{suffix}")
-    return {name for name in names if shard.fullmatch(name)} if is_sharded else {stem}
-
-
-MAIN = "main"
-"""The branch of a Hub repository that is meant where no revision is named."""
-
-HUB = "Hugging Face Hub, "
-"""The start of the origin of every Hub model; its id and commit follow."""
+    whole, is_sharded = _find_weights(f"{repo_id} on the Hub", names, allow_pickle)
+    if not is_sharded:
+        return {whole}
+    # Shards have numbers, such as model-00001-of-00002.safetensors.
+    stem, _, suffix = whole.partition(".")
+    shard = re.compile(rf"{stem}-\d+-of-\d+\.{suffix}")
+    return {name for name in names if shard.fullmatch(name)}
 
 
 def _cache() -> Path:
+    """Return the folder of the Hub's cache."""
     from huggingface_hub import constants  # this module of it loads in milliseconds, its API does not
 
     return Path(constants.HF_HUB_CACHE)
@@ -115,9 +139,9 @@ def cached_ids() -> list[str]:
 
 
 def cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN) -> Path | None:
-    """Return the snapshot of a Hub model in the cache, if it is complete.
+    """Return the folder of a Hub model in the cache, if it is complete; else None.
 
-    Reads the documented layout: the API takes 0.6 s.
+    It reads the cache's documented layout: the Hub's own client takes 0.6 s to load.
     """
     with contextlib.suppress(OSError, ValueError, AttnscopeError):
         folder = find_snapshot(repo_id, revision)
@@ -126,20 +150,13 @@ def cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN
     return None
 
 
-def _home(repo_id: str) -> Path:
-    return _cache() / f"models--{repo_id.replace('/', '--')}"
-
-
 def find_snapshot(repo_id: str, revision: str) -> Path:
     """Return the folder of a revision's snapshot, whether it exists or not."""
-    home = _home(repo_id)
+    home = _cache() / f"models--{repo_id.replace('/', '--')}"
     # Branches and tags are files that hold a commit; a commit is its own name.
-    named = home / "refs" / revision
-    return home / "snapshots" / (named.read_text("ascii").strip() if named.is_file() else revision)
-
-
-_hash_lock = threading.Lock()
-_hashed: dict[tuple[Path, int, int], str] = {}
+    reference = home / "refs" / revision
+    commit = reference.read_text("ascii").strip() if reference.is_file() else revision
+    return home / "snapshots" / commit
 
 
 def hashes() -> dict[tuple[Path, int, int], str]:

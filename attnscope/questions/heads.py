@@ -23,7 +23,7 @@ from attnscope.questions.head_roles import (
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words
 from attnscope.report.head_maps import title_of
 from attnscope.report.numbers import UNDEFINED, number
-from attnscope.report.wording import corpus_line, corpus_notes, label, model_of, of_senses, printable
+from attnscope.report.wording import corpus_line, corpus_notes, is_of_senses, label, model_of, printable
 from attnscope.results.result import Result
 from attnscope.results.storage import csv_text
 from attnscope.results.table import HEADS, PARTS, Column, Floats, Table, count, flag, share, text
@@ -231,7 +231,7 @@ class Heads(Result):
         listed = parse_measures(measures, self.measure_names)
         blocks: list[Block] = []
         # Heads by what they do: measures of senses, or roles and descriptions.
-        if of_senses(self):
+        if is_of_senses(self):
             blocks += _senses_blocks(self)
         elif len(self.table("roles")) or self.is_described:
             blocks += line_blocks(self, sort, is_chosen=is_chosen)
@@ -287,7 +287,7 @@ def _answer(result: Heads) -> list[str]:
     all_heads = amount(len(heads), "head")
     model = model_of(result.run)
     # Measures of pictures and sounds have no roles.
-    if of_senses(result):
+    if is_of_senses(result):
         return [f"{model}: what its {all_heads} measure on {corpus_line(result)}"]
     # Each head counts once, by its first role; families put roles with one purpose together.
     first_roles = [role.partition("+")[0] for role in heads["role"].tolist()]
@@ -316,7 +316,7 @@ def _answer(result: Heads) -> list[str]:
 
 def _guide(result: Heads) -> list[str]:
     """Say how to read it."""
-    if of_senses(result):
+    if is_of_senses(result):
         return ["uniform: the value of a head that attends to all keys alike"]
     guide = []
     if len(result.table("roles")):

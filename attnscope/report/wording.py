@@ -15,29 +15,32 @@ if TYPE_CHECKING:
 PICTURES = "pictures"
 RECORDINGS = "recordings"
 NEEDLES = "needles"
-"""What `corpus["of"]` says of texts that are pictures, whose tokens are patches or words about them; recordings; or
-needles in haystacks."""
+"""The values of `corpus["of"]` where texts are pictures (tokens are patches, or words about them), recordings, or
+needles in haystacks. Plain texts have none."""
 
 GIVEN = "texts"
-"""What the source of texts is called that were given as they are, from no file."""
+"""The source of texts that came from no file."""
 
-_TEXTS = (("text",), ("token",))
-_COUNTED = {
+# How texts and tokens are called, by `corpus["of"]`: as `amount` takes nouns, with a plural if it is not regular.
+_TEXT_NOUNS = (("text",), ("token",))
+_NOUNS = {
     PICTURES: (("picture",), ("patch", "patches")),
     RECORDINGS: (("recording",), ("token",)),
     NEEDLES: (("needle",), ("token",)),
     "pairs": (("pair",), ("token",)),
 }
+_MOST_SOURCES = 3
 
 
 def printable(text: object, most: int = 200) -> str:
     """Return a text from a record on one line, without control characters, of at most `most` characters."""
-    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(text).split()))
+    words = " ".join(str(text).split())
+    line = "".join(character if character.isprintable() else "\ufffd" for character in words)
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def label(name: str) -> str:
-    """Return a role's name as people read it."""
+    """Return the name of a role or a measure as people read it: previous token, not previous_token."""
     return printable(name.replace("_", " "))
 
 
@@ -47,67 +50,78 @@ def model_of(run: Mapping[str, Any]) -> str:
 
 
 def run_notes(run: Mapping[str, Any]) -> list[str]:
-    """Return what a run says of itself, each note on one line."""
+    """Return the notes of a run, such as that a model was cut, each on one line."""
     return [" ".join(str(note).split()) for note in run.get("notes", ())]
 
 
-def of_senses(record: Any) -> bool:
-    """Return whether it was made on pictures or recordings: heads then have measures, and no roles."""
+def is_of_senses(record: Any) -> bool:
+    """Return whether a record was made on pictures or recordings: its heads have measures, and no roles."""
     return record.corpus.get("of") in (PICTURES, RECORDINGS)
 
 
 def corpus_line(record: Any, *, predictions: bool = False) -> str:
     """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions on request."""
     corpus = record.corpus
-    # Nouns for what was counted: texts, pictures or recordings.
-    nouns = dict(zip(("n_texts", "n_tokens"), _COUNTED.get(str(corpus.get("of")), _TEXTS), strict=True))
+    # What was counted: texts, pictures or recordings, and their tokens.
+    text_noun, token_noun = _NOUNS.get(str(corpus.get("of")), _TEXT_NOUNS)
     if corpus.get("split") == "paragraph" and not corpus.get("of"):
-        nouns["n_texts"] = ("paragraph",)
+        text_noun = ("paragraph",)
+    nouns = {"n_texts": text_noun, "n_tokens": token_noun}
     if predictions and corpus.get("n_predictions"):
         nouns["n_predictions"] = ("prediction",)
-    counts = [amount(corpus[name], *words) for name, words in nouns.items() if isinstance(corpus.get(name), int)]
-    # Up to three sources; texts of the command line have no name.
-    listed = corpus.get("sources")
-    sources = [source for source in listed if source != GIVEN] if isinstance(listed, list | tuple) else []
-    names = [printable(source, 60) for source in sources[:3]]
-    names += [f"and {len(sources) - 3} more"] if len(sources) > 3 else []
+    counts = [amount(corpus[name], *noun) for name, noun in nouns.items() if isinstance(corpus.get(name), int)]
+    # Where the texts came from; those of the command line have no name.
+    sources = corpus.get("sources")
+    if not isinstance(sources, list | tuple):
+        sources = ()
+    files = [source for source in sources if source != GIVEN]
+    names = [printable(file, 60) for file in files[:_MOST_SOURCES]]
+    if len(files) > _MOST_SOURCES:
+        names.append(f"and {len(files) - _MOST_SOURCES} more")
     return ": ".join(part for part in (", ".join(counts), ", ".join(names)) if part)
 
 
 def corpus_notes(findings: Any) -> list[str]:
-    """Return what is amiss with the texts: one sentence each."""
+    """Return one sentence each on what is amiss with the texts: a run that was stopped, copies, texts left out."""
     corpus = findings.corpus
-    # What ended early, then what was left out, then what went wrong.
-    of = corpus.get("of") if corpus.get("of") in _COUNTED else None
+    plural = corpus.get("of") if corpus.get("of") in _NOUNS else None
     notes = []
     if is_interrupted(corpus):
-        notes.append(f"it was stopped early: these are the {of or 'texts'} up to there")
-    if n := corpus.get("n_copies"):
+        notes.append(f"it was stopped early: these are the {plural or 'texts'} up to there")
+    if n_copies := corpus.get("n_copies"):
         notes.append(
-            f"{amount(n, 'text is', 'texts are')} left out: copies of a text count once, "
+            f"{amount(n_copies, 'text is', 'texts are')} left out: copies of a text count once, "
             "and texts of one template twice"
         )
     problems = corpus.get("problems")
     if isinstance(problems, list | tuple) and problems:
-        notes.append(_problems_line(problems, of or "parts of the texts"))
-    return [note for note in notes if note]
+        notes.append(_problems_line(problems, plural or "parts of the texts"))
+    return notes
 
 
-def _problems_line(problems: Sequence[Any], what: str) -> str:
-    """Return what could not be read or studied: a source, a line of it, or all from there on."""
+def _problems_line(problems: Sequence[Any], plural: str) -> str:
+    """Return how many texts could not be read or studied, and why the first could not."""
+    # A record from a file may hold anything in place of a problem.
     first = problems[0] if isinstance(problems[0], Mapping) else {}
-    where = printable(first.get("source", "")) + ("" if first.get("line") is None else f", line {first['line']}")
+    where = printable(first.get("source", ""))
+    if first.get("line") is not None:
+        where += f", line {first['line']}"
     reason = f"{where}: {printable(first.get('reason', ''))}"
-    return f"left out: {reason}" if len(problems) == 1 else f"left out: {len(problems)} {what}; first {reason}"
+    return f"left out: {reason}" if len(problems) == 1 else f"left out: {len(problems)} {plural}; first {reason}"
 
 
 def hidden_tokens(kind: str) -> str:
-    """Return what `--hide-special` leaves out of a kind of attention; see `Tokens.sinks`."""
+    """Return the words for the tokens that `--hide-special` leaves out of encoder, decoder or cross attention."""
     return "special tokens and the first token" if kind == "decoder" else "special tokens"
 
 
 def change_notes(record: Heatmap, kind: str) -> list[str]:
-    """Return a note for each change of a record, as the maps of one kind of attention show it."""
+    """Return a note for each way in which the maps of a record differ from the model's weights.
+
+    Args:
+        record: The record; `changes` names the ways.
+        kind: The kind of attention of the maps: encoder, decoder or cross.
+    """
     notes = {
         "hide_special": f"{hidden_tokens(kind)} are hidden; each row is divided by what is left of it "
         "(a row with less than 1% left is empty)",
