@@ -39,9 +39,9 @@ class Pair:
 
 
 class Pairs:
-    """Read pairs with right and wrong answers: `{"clean": …, "corrupt": …, "right": …, "wrong": …}`, one a line.
+    """Read pairs with right and wrong answers: `{"clean": …, "corrupt": …, "right": …, "wrong": …}`, one per line.
 
-    An answer is a string, the number of a token, or a list of these. A study that is told a class needs none. A
+    An answer is a string, the number of a token, or a list of these. If you ask a study for one class, pairs need none. A
     malformed pair is listed in `problems`, and the others are read. So is a pair that was given before: it would count
     twice.
 

@@ -57,7 +57,7 @@ def weights(
     Args:
         model: A loaded model, see `attnscope.load`: an encoder or a decoder of text.
         options: Seed and further choices; None = the defaults.
-        report: Is told how many layers are done, and of how many.
+        report: Called after each layer with the number done, and the number of all.
 
     Raises:
         AttnscopeError: Where the model keeps its weights is not known; says which and why.

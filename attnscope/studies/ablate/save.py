@@ -57,7 +57,7 @@ def prune(
         texts: Texts to measure the change on: strings or a `Corpus`.
         options: Which heads (`choice.pick`), the new folder (`save`), and how the change is measured.
         loading: How the model is loaded; always on transformers.
-        report: Is told how far the texts are, on which the change is measured.
+        report: Called after each batch of the texts on which the change is measured.
 
     Raises:
         AttnscopeError: There are no such heads or they have no weights of their own, the files are none that can be

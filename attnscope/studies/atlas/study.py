@@ -57,7 +57,7 @@ def atlas(
         workers: Who studies the blocks of the first pass; None = this process. They load the model by its name.
 
     Raises:
-        AttnscopeError: As of `heads`.
+        AttnscopeError: As in `heads`.
     """
     options = options or AtlasOptions()
     read = texts_of(corpus, model)

@@ -87,7 +87,7 @@ def batch(
         texts: The texts; those of stdin are drawn as they come.
         out: The folder. No other run may write into it at the same time.
         options: How they are drawn.
-        report: Is told how far it is, after each text that was drawn.
+        report: Called after each text that was drawn.
 
     Returns:
         What became of each text. A text that fails does not end the run, nor does Ctrl-C lose what is done:

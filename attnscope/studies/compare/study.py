@@ -113,8 +113,8 @@ def compare_models(
         other: The model to compare it with.
         corpus: What to run both on.
         options: How.
-        report: As of `compare`.
-        workers: As of `compare`: how workers load the one model, and the other.
+        report: As in `compare`.
+        workers: As in `compare`, for the first model and for the second.
 
     Raises:
         AttnscopeError: The models cut a text into different tokens; else as `compare`.

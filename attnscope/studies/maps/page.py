@@ -85,7 +85,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         spec: The model.
         order: What the page is made of.
         loading: How the model is loaded.
-        report: Is told how far it is after each text that the model has read.
+        report: Called after each text that the model has read.
     """
     if order.out is None or not is_stream(order.out):
         require_writable(HOME if order.out is None else order.out.parent)
