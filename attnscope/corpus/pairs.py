@@ -41,9 +41,8 @@ class Pair:
 class Pairs:
     """Read pairs with right and wrong answers: `{"clean": …, "corrupt": …, "right": …, "wrong": …}`, one per line.
 
-    An answer is a string, the number of a token, or a list of these. If you ask a study for one class, pairs need none. A
-    malformed pair is listed in `problems`, and the others are read. So is a pair that was given before: it would count
-    twice.
+    An answer is a string, the number of a token, or a list of these. If you ask a study for one class, pairs need none.
+    `problems` lists malformed pairs, and pairs that were given before, which would count twice. The others are read.
 
     Args:
         pairs: Names of JSONL files, also compressed, patterns, "-" for stdin; or mappings with these four fields.

@@ -1,8 +1,8 @@
 """The glass box: attnscope's own transformer with weights made by hand, so that what every head does is known.
 
 Two layers of `core.attention.multihead.MultiHeadAttention` on a residual stream, without norms or feed-forward layers;
-any text runs. `own` is an encoder whose layer 0 looks both ways and whose layer 1 looks back only; in `own-causal`, a decoder,
-both look back. What follows holds for both.
+any text runs. `own` is an encoder whose layer 0 looks both ways and whose layer 1 looks back only. In `own-causal`, a
+decoder, both look back. What follows holds for both.
 
 **Residual stream.** Disjoint slots: place (98 numbers), token (64), five flags (one, rest, punctuation, bos, eos), and
 64 for each head that it alone writes. A head finds slots by its query and key projections, takes the token codes of the

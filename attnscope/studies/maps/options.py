@@ -40,7 +40,7 @@ class MapOptions(Tokens):
         python_only=True,
     )
     words_from: Path | None = option(
-        "A file of words, one per line or between spaces, whose tokens are merged as by --words: Chinese, for instance.",
+        "A file of words, one per line or between spaces, whose tokens are merged as by --words, such as Chinese.",
         default=None,
         rare=True,
     )
