@@ -150,6 +150,7 @@ DIFFER = {
     ("page", "--image"): "a page is looked into, nothing is drawn",
     ("heads", "--audio"): "many recordings",
     ("ablate", "--target"): "an answer to each of many texts",
+    ("patch", "--answer"): "it is right in the clean texts, not measured alone",
     ("learn trace", "--heads"): "of one layer",
     **{(name, "--layers"): "one layer" for name in ("learn trace", "learn split")},
     **{(name, "--pick"): _SHOWS for name in ("heads", "atlas", "weights", "why")},
@@ -170,7 +171,6 @@ DIFFER = {
     ("training", "--measures"): "what is followed over the steps, not printed beside",
     ("training", "--loss"): "of checkpoints",
     ("learn trace", "--kind"): "one attention alone is traced",
-    ("learn split", "--seed"): "of something else",
     ("weights", "--seed"): "of something else",
     ("learn cost", "MODEL"): "presets too",
 }
