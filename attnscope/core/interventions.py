@@ -54,7 +54,7 @@ class Patched:
         self._patches = dict(patches)
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention with the patches: outputs (text, head, query, d_value)."""
+        """Compute an attention with the patches, (text, head, query, d_value); dtype: see `Probe`."""
         patches = self._patches.get((call.kind, call.layer), ())
 
         def put(by: By, tensor: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Activations:
         self.outputs: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and keep its call and its output."""
+        """Compute an attention, and keep its call and its output; shape and dtype: see `Probe`."""
         output = self._compute(call)
         place = (call.kind, call.layer)
         # Copies, because a network may compute in place with its inputs and outputs.
@@ -127,7 +127,7 @@ class Leaves:
         self.tensors: dict[Place, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention with gradient: outputs (text, head, query, d_value)."""
+        """Compute an attention with gradient, (text, head, query, d_value); dtype: see `Probe`."""
         if self._by == "z":
             return self._watch(call, attend(call))
         if self._by == "pattern":
@@ -150,12 +150,10 @@ class Leaves:
 def attribute(gradient: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
     """Return gradient · (source - base): to first order, how much a patch would change the score, in its unit.
 
-    All are (text, head, token, width).
-
     Args:
-        gradient: The gradient of the score.
-        base: What the heads computed.
-        source: What they computed in the other run.
+        gradient: The gradient of the score, (text, head, token, width).
+        base: What the heads computed, (text, head, token, width).
+        source: What they computed in the other run, (text, head, token, width).
     """
     change: Tensor = (gradient.float() * (source.float() - base.float())).sum(-1)
     return change.detach()

@@ -36,6 +36,14 @@ class Axis:
         """Return the colour of a label."""
         return self.colors[place] if self.colors else INK
 
+    def labelled(self, step: int) -> list[int]:
+        """Return the cells that get a label, at least `step` apart: marked ones first, then every `step`-th."""
+        chosen: list[int] = []
+        for cell in (*self.marked, *range(0, len(self.labels), step)):
+            if all(abs(cell - other) >= step for other in chosen):
+                chosen.append(cell)
+        return sorted(chosen)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MapsFigure:

@@ -328,13 +328,13 @@ class MapsPage(Page):
             columns = columns if number + self.places.columns >= self.content.n else Axis()
         # Labels of rows at the left, labels of columns below.
         texts = []
-        for token in _labelled(rows, self.tokens_per_label):
+        for token in rows.labelled(self.tokens_per_label):
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (token // self.pool + 0.5) * cell_height
             color = rows.color(token)
             texts.append(self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color))
         below = y + height + 5
-        for token in _labelled(columns, self.tokens_per_label):
+        for token in columns.labelled(self.tokens_per_label):
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (token // self.pool + 0.5) * cell_width
             color = columns.color(token)
@@ -534,15 +534,6 @@ class MapsPage(Page):
             for text in self._other_labels or ():
                 text.set_visible(False)
         return content
-
-
-def _labelled(axis: Axis, step: int) -> list[int]:
-    """Return the tokens that get a label, at least `step` apart: marked ones first, then every `step`-th."""
-    chosen: list[int] = []
-    for token in (*axis.marked, *range(0, len(axis.labels), step)):
-        if all(abs(token - other) >= step for other in chosen):
-            chosen.append(token)
-    return sorted(chosen)
 
 
 def _label_width(lettering: Lettering, axes: Sequence[Axis]) -> Callable[[float], float]:
