@@ -192,6 +192,8 @@ def require_memory(needed: int, said: str, hint: str) -> None:
 
 
 def refuse_pipe(path: Path, what: str) -> None:
-    """Refuse a pipe where a file must be read from any place; `what` names what is read."""
+    """Refuse a pipe or an endless device where a file must be read from any place; `what` names what is read."""
     if path.is_fifo():
         raise AttnscopeError(f"{path} is a pipe, and {what} is read from a file", "write it into a file first")
+    if path.is_char_device():
+        raise AttnscopeError(f"{path} is a device, and {what} is read from a file", "give the name of a file")

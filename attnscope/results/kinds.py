@@ -167,6 +167,7 @@ _ALL = (
         "rollout",
         "record of rollout",
         "questions.heatmap:Rollout",
+        command="heatmap --rollout",
         draw="questions.heatmap_figures:pages",
         show="questions.heatmap_terminal:show_rollout",
         usual=("npz", "png"),
