@@ -141,3 +141,8 @@ def test_copies_change_nothing_but_their_count(own: Any) -> None:
     assert many.as_json()["heads"] == once.as_json()["heads"]
     assert "48 texts are left out: copies of a text count once, and texts of one template twice" in corpus_notes(many)
     assert not corpus_notes(once)
+
+
+def test_lines_of_a_log_are_one_template() -> None:
+    lines = [f"at {i}:{i + 10} host {i} sent {7 * i} bytes to client {90 + i} in {i + 3} ms" for i in range(10, 22)]
+    assert len(kept(*lines)) == 2

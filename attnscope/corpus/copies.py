@@ -33,6 +33,8 @@ _KEPT_PAIRS = 8
 # A bullet, a quotation mark or a label before a text: "- ", "12. ", "User: ", "[3] ", "Example 7: ".
 _LABEL = re.compile(r"(?:[^\w\s]+|\(?(?:\d{1,4}|\w)[.)]|\[?\w+(?: \w+)?[]:>|])\s+")
 
+_NUMBER = re.compile(r"(?<!\w)\d+(?!\w)")
+
 V = TypeVar("V")
 
 
@@ -64,6 +66,9 @@ class Copies:
         key = essence(text)
         digest = hashlib.blake2b(key, digest_size=16).digest()
         words = [] if text.ids is not None else key.decode("utf-8", "surrogatepass").split()
+        # Lines of a log differ in many numbers, and are one template: all numbers are alike.
+        if sum(any(map(str.isalpha, word)) for word in words) >= SHORTEST_FRAME:
+            words = [_NUMBER.sub("0", word) for word in words]
         is_copy = self._seen.get(digest) is not None
         if not is_copy and len(words) >= FEWEST_WORDS:
             is_copy = self._is_near(words)
