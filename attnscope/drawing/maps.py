@@ -163,7 +163,7 @@ class MapsPage(Page):
             foot_px = math.ceil(self._column_label_px(font)) + 14
         # Cells of tokens leave room for labels; others may be as small as a picture of 200 pixels makes them.
         if figure.is_labelled:
-            least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
+            least_cell: float = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
         else:
             least_cell = 200 / max(shape)
         return layout.Wanted(
