@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
+from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import check
@@ -18,7 +19,7 @@ from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.examples import LENGTHS, reaches
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch
-from tests.hf_tally import build
+from tests.hf_tally import boost, build
 
 
 def text(n: int, seed: int = 3) -> Tensor:
@@ -33,6 +34,16 @@ def state(model: PreTrainedModel) -> list[Any]:
         hooks = {k: list(v) for k, v in vars(module).items() if "hooks" in k}
         found.append((name, id(module), plain, hooks, [id(buffer) for buffer in module.buffers(recurse=False)]))
     return found
+
+
+def big_bird(**more: Any) -> PreTrainedModel:
+    """Build one that attends in full up to 28 tokens, block-sparsely beyond."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes |= {"vocab_size": 60, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 96}
+    torch.manual_seed(0)
+    model = AutoModel.from_config(transformers.BigBirdConfig(**sizes, **more))
+    boost(model)
+    return model.eval()
 
 
 def llama(**more: Any) -> PreTrainedModel:
@@ -140,3 +151,33 @@ def test_hooks_buffers_lists_and_settings_are_put_back() -> None:
         model.extra = 1
         raise KeyError
     assert (vars(model), state(model)) == before
+
+
+def test_a_model_that_changes_itself_as_it_runs_is_left_as_it_is() -> None:
+    model = big_bird()
+    with torch.no_grad():
+        before = state(model)
+        expected = big_bird()(text(45)).last_hidden_state
+    wrap(model).run(Batch(text(9)), Weights())
+    assert state(model) == before
+    assert model.attention_type == "block_sparse"
+    with torch.no_grad():
+        assert torch.equal(model(text(45)).last_hidden_state, expected)
+
+
+def test_short_texts_are_attended_to_in_full_and_sparse_maps_are_refused_whatever_came_before() -> None:
+    shown = wrap(big_bird())
+    full = big_bird(attention_type="original_full")
+    full.load_state_dict(big_bird().state_dict())
+    for n in (9, 28):
+        probe = Weights()
+        hidden = shown.run(Batch(text(n)), probe)
+        with torch.no_grad():
+            twin = full(text(n), output_attentions=True)
+        torch.testing.assert_close(hidden, twin.last_hidden_state, rtol=1e-4, atol=1e-5)
+        for own, other in zip(probe.maps["encoder"].values(), twin.attentions, strict=True):
+            torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
+        # At inference every random block is block 0: attended to twice, with one of its weights given out.
+        for length in (29, 45, 48):
+            with pytest.raises(AttnscopeError, match=r"text of \d+ tokens .* no softmax weights"):
+                shown.run(Batch(text(length)), Weights())

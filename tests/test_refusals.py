@@ -250,7 +250,10 @@ def test_tokens_that_a_model_adds_are_not_called_windows() -> None:
     assert "it adds or merges tokens" in caught.value.message
 
 
-@pytest.mark.parametrize("model_type", ["siglip2_vision_model", "parakeet_encoder"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["siglip2_vision_model", "parakeet_encoder", "speech_to_text", "vivit", "patchtst", "decision_transformer"],
+)
 def test_what_reads_neither_text_nor_one_picture_passes_the_seam(model_type: str) -> None:
     assert wrap(tiny(model_type)).info.path == "seam"
 

@@ -250,7 +250,7 @@ def compare_on(model: PreTrainedModel, survey: Survey, example: Example) -> None
 
 # What a model gives out -------------------------------------------------------------------------------------------
 
-_ATTENTION_IN_NAME_ONLY = {"RwkvSelfAttention"}
+_ATTENTION_IN_NAME_ONLY = {"RwkvSelfAttention", "PatchTSMixerGatedAttention"}
 
 
 def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason: str, n_seen: int) -> Survey:

@@ -36,6 +36,9 @@ OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels
 _MANY_POSITIONS = 512
 _GRID = (2, 3)
 
+_STEPS = 24
+"""Steps of what a decision transformer did."""
+
 _FRAMES = 96
 """Hundredths of a second in a spectrogram: more than eight, which encoders of speech make one token of."""
 
@@ -137,28 +140,48 @@ def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
     if accepts(model, "spatial_shapes"):  # SigLIP 2, whose patches come cut already
         shape = torch.tensor([_GRID], device=values.device).expand(len(values), -1)
         return {"pixel_attention_mask": whole, "spatial_shapes": shape}
+    if accepts(model, "returns_to_go"):  # Decision Transformer: what it did, what that brought, and when
+        return {
+            "actions": values[..., :1].expand(-1, -1, model.config.act_dim),
+            "rewards": values[..., :1],
+            "returns_to_go": values[..., 1:2],
+            "timesteps": torch.arange(values.shape[1], device=values.device).expand(len(values), -1),
+            "attention_mask": whole,
+        }
+    if accepts(model, "past_values_padding"):  # TimesFM: no padding, and a frequency of days or finer
+        padding = torch.zeros_like(whole)
+        return {"past_values_padding": padding} | ({"freq": padding[:, :1]} if accepts(model, "freq") else {})
     return {"input_features_mask": whole} if accepts(model, "input_features_mask") else {}
 
 
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of one picture or recording, without the batch."""
+    """Return the shape of one picture, video, recording or series, without the batch."""
     # Sizes may stand in the configuration of the part that hears.
     inner: Any = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
     bands: Any = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
     match name:
         case "pixel_values" if hasattr(config, "num_patches"):
             return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
-        case "pixel_values":
+        case "pixel_values" | "pixel_values_videos":
             inner = config if hasattr(config, "image_size") else getattr(config, "vision_config", config)
             size = getattr(inner, "image_size", None) or 32
             height, width = size if isinstance(size, (tuple, list)) else (size, size)
-            return getattr(inner, "num_channels", 3), height, width
+            picture = (getattr(inner, "num_channels", 3), height, width)
+            frames = getattr(inner, "num_frames", None)  # of a video
+            return picture if frames is None else (frames, *picture)
+        case "past_values":
+            channels = (config.num_input_channels,) if hasattr(config, "num_input_channels") else ()
+            return min(config.context_length, _MANY_POSITIONS), *channels
+        case "states":
+            return _STEPS, config.state_dim
         case "input_values":  # of AST a whole spectrogram
             return (config.max_length, config.num_mel_bins) if hasattr(config, "frequency_stride") else (4000,)
-        case "input_features" if bands and hasattr(config, "max_source_positions"):
+        case "input_features" if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
             return bands, 2 * config.max_source_positions
         case "input_features" if hasattr(config, "feature_projection_input_dim"):
             return 12, config.feature_projection_input_dim  # w2v-BERT: frames of a spectrogram, two by two
+        case "input_features" if bands and inner.model_type in ("glmasr_encoder", "voxtral_realtime_encoder"):
+            return bands, 2 * inner.max_position_embeddings
         case "input_features" if bands:
             return _FRAMES, bands * getattr(inner, "input_channels", 1)
     raise AttnscopeError(

@@ -161,7 +161,9 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
 def _require_whole_pictures(example: Example, weights: Sequence[Tensor]) -> None:
     """Raise Unclear where layers do not each attend among all patches of a picture (Swin, SegFormer)."""
     pixels = example.inputs.get("pixel_values")
-    for maps in weights if pixels is not None and pixels.ndim == 4 else ():
+    if pixels is None or pixels.ndim != 4:
+        return
+    for maps in weights:
         n_maps, _, queries, keys = maps.shape
         if n_maps != len(pixels) or queries != keys or queries != weights[0].shape[2]:
             raise Unclear(
