@@ -75,7 +75,7 @@ BASES: dict[str, tuple[str, ...]] = {
         "--file INPUTS/texts.jsonl -m own",
         "--file INPUTS/texts.csv -m own",
         "--file INPUTS/texts.txt.gz -m INPUTS/tiny --json",
-        "--probe needle --lengths 48 --needles 4 -m INPUTS/decoder -f npz,csv -o OUT",
+        "--probe needle --lengths 48 --needles 5 -m INPUTS/decoder -f npz,csv -o OUT",
     ),
     "atlas": (
         "--file INPUTS/cat.txt -m own -f npz,csv,html -o OUT",

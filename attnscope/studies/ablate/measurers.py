@@ -30,7 +30,7 @@ from attnscope.studies.ablate.reading import BLOCK, Passes, ReadBatch, Reader, R
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import Report
-from attnscope.studies.run import Measurer, P, Part, Run
+from attnscope.studies.run import Measurer, P, Part, Room, Run
 
 Head = tuple[str, int, int]
 """Kind, layer, head."""
@@ -163,16 +163,22 @@ class MeanOutputs(RowMeasurer[MeanPart]):
 
 def outputs_of(passes: Passes) -> Iterator[tuple[int, Mapping[Place, Tensor]]]:
     """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by place."""
+
+    def read_outputs(rows: Sequence[Row]) -> dict[Place, Tensor]:
+        activations = Activations()
+        with torch.no_grad():
+            passes.model.outputs(passes.reader.read(rows).batch, activations, logits=False)
+        return activations.outputs
+
     for block in blocks(distinct(passes.texts, Copies()), BLOCK):
         first_rows: dict[int, Row] = {}
         for batch in passes.reader.batches(block):
             for row in batch:
                 first_rows.setdefault(row.text, row)
         for text, row in sorted(first_rows.items()):
-            activations = Activations()
-            with torch.no_grad():
-                passes.model.outputs(passes.reader.read([row]).batch, activations, logits=False)
-            yield text, {place: output[0] for place, output in activations.outputs.items()}
+            # One text cannot be halved: where it does not fit, `each` says so.
+            ((_, outputs),) = Room().each([row], read_outputs)
+            yield text, {place: output[0] for place, output in outputs.items()}
 
 
 def heads_of(passes: Passes) -> dict[Place, int]:
