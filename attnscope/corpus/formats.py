@@ -267,9 +267,12 @@ def _plain_message(message: Any) -> dict[str, Any]:
     if content is None or isinstance(content, str):
         return message
     parts = content if isinstance(content, list) and content else [content]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
+    texts: list[str] = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
+        texts.append(text)
     return {**message, "content": "".join(texts)}
 
 

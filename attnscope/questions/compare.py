@@ -101,11 +101,6 @@ class Comparison(Result):
         return value, low, high
 
     @property
-    def hides_special(self) -> bool:
-        """Return whether special tokens are left out of the first distance."""
-        return self.distance_names[0].endswith(WITHOUT_SPECIAL)
-
-    @property
     def other_head_names(self) -> list[str]:
         """Return what the heads are called that the columns of distances are of."""
         return self.table("other_heads").head_names() if self.compared == "models" else self.head_names

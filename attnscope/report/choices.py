@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attnscope.results.table import Floats
 
@@ -23,7 +24,7 @@ def find_moving(values: Floats, most: int) -> list[int]:
 
     Of a single step they are those with the largest values.
     """
-    is_known = np.isfinite(values)
+    is_known: NDArray[np.bool_] = np.isfinite(values)
     highest = np.where(is_known, values, -np.inf).max(0)
     lowest = np.where(is_known, values, np.inf).min(0)
     # Columns without any number come last, (column,).

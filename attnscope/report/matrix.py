@@ -61,9 +61,10 @@ def matrix(
             text.append(" " * _INDENT if names else " " * margin)
             if names:
                 text.append(label + " " * (margin - _INDENT - cell_len(label)), style="dim")
-            for column in block if row is not None else ():
-                shown = mark if column is None else texts[row][column]
-                text.append(_flush_right(shown, cell), style="bold" if largest[row] == column else "")
+            if row is not None:
+                for column in block:
+                    shown = mark if column is None else texts[row][column]
+                    text.append(_flush_right(shown, cell), style="bold" if largest[row] == column else "")
             text.append("\n")
     text.rstrip()
     return text

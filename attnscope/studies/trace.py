@@ -78,7 +78,7 @@ def trace_example(query: str | int | None = None, heads: Sequence[int] | None = 
     inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, scale)
     # Each as (1, head, token, column), for the kernel.
     tensors = [torch.tensor(x, dtype=torch.float32) for x in (example.Q, example.K, example.V)]
-    query_, key, value = (x.unflatten(1, (example.N_HEADS, -1)).transpose(0, 1)[None] for x in tensors)
+    query_, key, value = (x.view(len(x), example.N_HEADS, -1).transpose(0, 1)[None] for x in tensors)
     call = AttentionCall(0, "encoder", query_, key, value, scale)
     output = attend(call)
     run = run_of_example(

@@ -212,12 +212,16 @@ def _rarity(facts: TextFacts) -> Numbers:
 
 def _same(numbers: Callable[[TextFacts], Numbers]) -> Of:
     """Find keys that have the query's number."""
-    return lambda facts, queries: numbers(facts)[queries][:, None] == numbers(facts)
+
+    def of(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
+        return np.equal(numbers(facts)[queries][:, None], numbers(facts))
+
+    return of
 
 
 def _same_elsewhere(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     ids = facts.tokens.ids
-    return (ids[queries][:, None] == ids) & (np.arange(facts.n) != queries[:, None])
+    return np.equal(ids[queries][:, None], ids) & (np.arange(facts.n) != queries[:, None])
 
 
 def _start_of(numbers: Callable[[TextFacts], Numbers]) -> Of:
@@ -225,7 +229,7 @@ def _start_of(numbers: Callable[[TextFacts], Numbers]) -> Of:
 
     def of(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
         groups = numbers(facts)
-        return (groups[queries][:, None] == groups) & np.append(True, groups[1:] != groups[:-1])
+        return np.equal(groups[queries][:, None], groups) & np.append(True, groups[1:] != groups[:-1])
 
     return of
 
@@ -234,7 +238,7 @@ def _last_mark(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     # The place of the last mark before each query; -1 = there is none.
     marks = np.append(-1, np.flatnonzero(facts.classes["punctuation"]))
     last = marks[np.searchsorted(marks, queries) - 1]
-    return last[:, None] == np.arange(facts.n)
+    return np.equal(last[:, None], np.arange(facts.n))
 
 
 def _induction(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
@@ -242,12 +246,12 @@ def _induction(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     ids = facts.tokens.ids
     before = np.append(-1, ids[:-1])
     keys = np.arange(facts.n)
-    return (before == ids[queries][:, None]) & (keys < queries[:, None])
+    return np.equal(before, ids[queries][:, None]) & (keys < queries[:, None])
 
 
 def _opener(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     """Find the innermost bracket that is open at the query."""
-    return facts.opener[queries][:, None] == np.arange(facts.n)
+    return np.equal(facts.opener[queries][:, None], np.arange(facts.n))
 
 
 def _likeness(facts: TextFacts, queries: Numbers) -> Numbers:

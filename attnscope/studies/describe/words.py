@@ -246,7 +246,7 @@ class Names:
         quoted = [label if any(map(str.isalnum, label)) else f"“{label}”" for label in labels]
         return ", ".join(quoted)
 
-    def labels(self, weights: Floats, most: int) -> list[str]:
+    def labels(self, weights: NDArray[np.number[Any]], most: int) -> list[str]:
         """Return the labels of types, (type,), the largest weight first; none of them twice."""
         labels = []
         for number in np.argsort(-weights, kind="stable")[: 2 * most]:

@@ -119,7 +119,7 @@ def retrieval_heads(
         "sources": ["random tokens"] if texts is None else sources_of(texts),
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
-        "sha256": hashlib.sha256(b"".join(needle.ids.astype("<i8") for needle in done.needles)).hexdigest(),
+        "sha256": hashlib.sha256(b"".join(needle.ids.astype("<i8").tobytes() for needle in done.needles)).hexdigest(),
         "problems": [*([] if texts is None else problems_of(texts)), *going.problems(model.info)],
     }
     about = run_of(model.info, [*_notes(options, tables["written"]), *going.notes])

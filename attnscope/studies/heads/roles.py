@@ -359,13 +359,13 @@ class _Judged:
             # The whole measure says more than its active part; of two alike, the larger one.
             best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[head][self.tests[i].column]))
             test = self.tests[best]
-            values = (part[head][test.column] for part in (self.values, self.low, self.high))
+            value, low, high = (part[head][test.column] for part in (self.values, self.low, self.high))
             effective = self.effective[head][best]
             roles.append(
                 {
                     "role": name,
                     "measure": test.measure,
-                    "value": Estimate(*values, self.baselines[head][best]),
+                    "value": Estimate(value, low, high, self.baselines[head][best]),
                     "threshold": self.limits[head][best] if test.rule.any_length else self.thresholds[name],
                     "p": self.role_p[head][number],
                     "q": q[head][number],
