@@ -18,7 +18,6 @@ from attnscope.drawing.vectors import vertices_of
 from attnscope.report.numbers import digits
 
 if TYPE_CHECKING:
-    from matplotlib.collections import PolyCollection
     from matplotlib.colors import Colormap
     from matplotlib.text import Text
 
@@ -116,18 +115,14 @@ class Page(Canvas):
         meaning: str,
         notes: Sequence[str],
         zoom: float = 1.0,
-        *,
-        limits: tuple[float, float] = (0.0, 1.0),
-        ticks: Mapping[float, str] | None = None,
     ) -> Box:
         """Draw a colour bar below what is on the page, what its colours mean, and the notes; return the bar.
 
-        Without `cmap` the bar is left to be drawn. The numbers below it are `ticks`, none by default.
+        Without `cmap` the bar is left to be drawn. No numbers are below it.
         """
         inset = 0.0
         if self.paper.crop_px:  # the margin is cut off, and half of the first number would be
-            first = (ticks or {}).get(limits[0], "0")
-            inset = max(8.0, self.lettering.width_px(first, layout.CAPTION_PX) / 2 - 2)
+            inset = max(8.0, self.lettering.width_px("0", layout.CAPTION_PX) / 2 - 2)
         # The bar with its numbers, and its meaning beside it: without a caption there is no other place for it.
         width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
         if not self.paper.caption:
@@ -136,7 +131,7 @@ class Page(Canvas):
             width = min(width, max(room, _LEAST_BAR_PX))
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
         size = layout.CAPTION_PX * zoom
-        fits = self.draw_scale(bar, cmap, limits, ticks=ticks or {}, size_px=size, meaning=meaning)
+        fits = self.draw_scale(bar, cmap, (0.0, 1.0), ticks={}, size_px=size, meaning=meaning)
         # A meaning without room opens the notes.
         if meaning and not fits:
             notes = [meaning, *notes]
@@ -210,25 +205,20 @@ class Page(Canvas):
             self.write(left + 28, middle, name, layout.CAPTION_PX, ha="left")
         return y + rows * pitch
 
-    def fill(self, boxes: Sequence[Box], colors: Sequence[Any], edge: str = "none") -> None:
+    def fill(self, boxes: Sequence[Box], colors: Sequence[Any]) -> None:
         """Draw filled rectangles."""
-        if boxes:
-            self.polygons(list(vertices_of(np.array(boxes, np.float64))), facecolors=colors, edgecolors=edge)
-
-    def polygons(self, outlines: Sequence[Any], *, animated: bool = False, **options: Any) -> PolyCollection:
-        """Fill outlines, each a sequence of points; `options` is what matplotlib's PolyCollection takes."""
         from matplotlib.collections import PolyCollection
 
-        artist = PolyCollection(outlines, linewidths=self.points(1), **options)
+        if not boxes:
+            return
+        outlines = list(vertices_of(np.array(boxes, np.float64)))
+        artist = PolyCollection(outlines, linewidths=self.points(1), facecolors=colors, edgecolors="none")
         self.axes.add_collection(artist, autolim=False)
-        self.keep(artist, animated)
-        return artist
+        self.keep(artist)
 
-    def matrix(
-        self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float], ground: str = UNKNOWN
-    ) -> None:
+    def matrix(self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float]) -> None:
         """Draw values as coloured cells; the ground shows where a value is unknown."""
-        self.fill([box], [ground])
+        self.fill([box], [UNKNOWN])
         image = self.image(box, colormap(cmap) if isinstance(cmap, str) else cmap, animated=False)
         image.set_zorder(1.5)  # over the ground, under lines
         self.set_cells(image, values.astype(np.float32), limits)

@@ -75,13 +75,13 @@ class Sheet:
             self.write(figure, 0.02, 0.58 * self.size, subtitle, 11, color=FAINT)
         return figure
 
-    def add_legend(self, axes: Any, corner: tuple[float, float] = (1.0, 1.04)) -> None:
-        """Add a legend of the lines; `corner` is its upper left one, in shares of the plot."""
+    def add_legend(self, axes: Any) -> None:
+        """Add a legend of the lines, at the right of the plot."""
         legend = axes.legend(
             fontsize=9 * self.size,
             frameon=False,
             loc="upper left",
-            bbox_to_anchor=corner,
+            bbox_to_anchor=(1.0, 1.04),
             handlelength=1.2,
             borderaxespad=0.3,
         )
@@ -118,14 +118,11 @@ def draw_line(
     color: str,
     sheet: Sheet,
     name: str = "",
-    *,
-    band: bool = True,
-    **line: Any,
 ) -> None:
-    """Draw a value over the steps, and the band of its intervals; `line` is what matplotlib's plot takes."""
-    look = {"linewidth": 1.8 * sheet.size, "zorder": 3, "marker": "o" if len(steps) < 2 else None} | line
-    axes.plot(steps, parts[:, 0], color=color, label=name, **look)
-    if band and np.isfinite(parts[:, 1:]).all(1).any():
+    """Draw a value over the steps, and the band of its intervals."""
+    marker = "o" if len(steps) < 2 else None
+    axes.plot(steps, parts[:, 0], color=color, label=name, linewidth=1.8 * sheet.size, zorder=3, marker=marker)
+    if np.isfinite(parts[:, 1:]).all(1).any():
         axes.fill_between(steps, parts[:, 1], parts[:, 2], color=color, alpha=0.18, linewidth=0, zorder=2)
 
 
@@ -137,10 +134,10 @@ def finish_axes(axes: Any, sheet: Sheet) -> None:
         axes.spines[side].set_visible(False)
 
 
-def letter_axes(axes: Any, title: str, sheet: Sheet, across: str = "step") -> None:
+def letter_axes(axes: Any, title: str, sheet: Sheet) -> None:
     """Write a plot's title, its numbers and what its axis is, in the sheet's letters."""
     axes.set_title(title, fontsize=11 * sheet.size, loc="left", color=INK)
-    axes.set_xlabel(across, fontsize=9.5 * sheet.size, color=FAINT)
+    axes.set_xlabel("step", fontsize=9.5 * sheet.size, color=FAINT)
     for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         text.set_fontsize(9 * sheet.size)
     for text in (axes.title, axes.xaxis.label, *axes.get_xticklabels(), *axes.get_yticklabels()):

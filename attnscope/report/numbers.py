@@ -51,9 +51,9 @@ def small_number(value: float) -> str:
     return text.replace("-", "−")
 
 
-def fixed(value: float, decimals: int, *, signed: bool = False) -> str:
-    """Return a number with a number of decimals; `signed` puts a + before positive ones; `–` = undefined."""
-    return f"{value:{'+' * signed}.{decimals}f}".replace("-", "−") if math.isfinite(value) else UNDEFINED
+def fixed(value: float, decimals: int) -> str:
+    """Return a number with a number of decimals; `–` = undefined."""
+    return f"{value:.{decimals}f}".replace("-", "−") if math.isfinite(value) else UNDEFINED
 
 
 def digits(value: float, most: int = 3) -> str:

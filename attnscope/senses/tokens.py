@@ -25,15 +25,15 @@ def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tok
     return _tokens(", ".join(sources), names, special, words=np.full(n, -1, np.int32))
 
 
-def query_tokens(n: int, words: Sequence[str] = (), objects: Mapping[int, str] | None = None) -> Tokens:
-    """Return queries that a model learned, "Q0", "Q1" …, which stand for no word; then words that are read beside them.
+def query_tokens(n: int, objects: Mapping[int, str] | None = None) -> Tokens:
+    """Return queries that a model learned, "Q0", "Q1" …, which stand for no word.
 
     Where some find objects ("Q3 cat"), the others are special tokens.
     """
     objects = objects or {}
     names = [f"Q{number} {objects.get(number, '')}".strip() for number in range(n)]
-    special = np.array([bool(objects) and number not in objects for number in range(n + len(words))])
-    return _tokens("", (*names, *words), special, words=np.full(n + len(words), -1, np.int32))
+    special = np.array([bool(objects) and number not in objects for number in range(n)])
+    return _tokens("", names, special, words=np.full(n, -1, np.int32))
 
 
 def frame_tokens(n: int, seconds_per_frame: float, source: str) -> Tokens:

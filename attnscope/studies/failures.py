@@ -90,10 +90,10 @@ class LeftOut:
             raise AttnscopeError(f"no text is left: on all {self.n:,}, {info.name}'s {where}", hint(info))
 
 
-def require_finite(numbers: Mapping[str, Mapping[int, Any]], info: ModelInfo, what: str = "this text") -> None:
+def require_finite(numbers: Mapping[str, Mapping[int, Any]], info: ModelInfo) -> None:
     """Refuse numbers, as `broken_rows` takes them, with NaN or infinity on one text: no picture of that is true."""
     for place in broken_rows(numbers).values():
-        raise refusal(info, place, what)
+        raise refusal(info, place)
 
 
 def refusal(info: ModelInfo, place: Place, what: str = "this text") -> AttnscopeError:

@@ -24,14 +24,14 @@ from attnscope.core.attention.seam import (
 )
 
 
-def keep_calls(layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> OfChosen[AttentionCall]:
+def keep_calls(layers: Sequence[int] | None = None) -> OfChosen[AttentionCall]:
     """Return a probe that keeps the calls without their values, detached, in memory linear in queries and keys."""
 
     def keep(chosen: AttentionCall) -> AttentionCall:
         query, key = chosen.query.detach(), chosen.key.detach()
         return replace(chosen, query=query, key=key, value=key[..., :0], dropout_p=0.0)
 
-    return OfChosen(keep, layers, heads, attend=attend)
+    return OfChosen(keep, layers, attend=attend)
 
 
 def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
