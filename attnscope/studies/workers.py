@@ -210,8 +210,8 @@ class Executor(ABC):
                     n_loading = len(running) - n_busy
                     while queue and idle:
                         worker = idle.pop()
-                        task = queue.pop(0)
-                        running[worker.run(task.block)] = worker, task
+                        first = queue.pop(0)
+                        running[worker.run(first.block)] = worker, first
                     for _ in range(len(queue) - n_loading):
                         workers.append(start())
                         running[workers[-1].run(None)] = workers[-1], None

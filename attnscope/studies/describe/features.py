@@ -221,7 +221,9 @@ def _same(numbers: Callable[[TextFacts], Numbers]) -> Of:
 
 def _same_elsewhere(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     ids = facts.tokens.ids
-    return np.equal(ids[queries][:, None], ids) & (np.arange(facts.n) != queries[:, None])
+    is_same: NDArray[np.bool_] = np.equal(ids[queries][:, None], ids)
+    is_elsewhere: NDArray[np.bool_] = np.not_equal(np.arange(facts.n), queries[:, None])
+    return is_same & is_elsewhere
 
 
 def _start_of(numbers: Callable[[TextFacts], Numbers]) -> Of:
@@ -229,7 +231,9 @@ def _start_of(numbers: Callable[[TextFacts], Numbers]) -> Of:
 
     def of(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
         groups = numbers(facts)
-        return np.equal(groups[queries][:, None], groups) & np.append(True, groups[1:] != groups[:-1])
+        is_in_group: NDArray[np.bool_] = np.equal(groups[queries][:, None], groups)
+        is_first: NDArray[np.bool_] = np.append(True, groups[1:] != groups[:-1])
+        return is_in_group & is_first
 
     return of
 
@@ -238,7 +242,8 @@ def _last_mark(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     # The place of the last mark before each query; -1 = there is none.
     marks = np.append(-1, np.flatnonzero(facts.classes["punctuation"]))
     last = marks[np.searchsorted(marks, queries) - 1]
-    return np.equal(last[:, None], np.arange(facts.n))
+    is_last: NDArray[np.bool_] = np.equal(last[:, None], np.arange(facts.n))
+    return is_last
 
 
 def _induction(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
@@ -246,7 +251,8 @@ def _induction(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     ids = facts.tokens.ids
     before = np.append(-1, ids[:-1])
     keys = np.arange(facts.n)
-    return np.equal(before, ids[queries][:, None]) & (keys < queries[:, None])
+    follows: NDArray[np.bool_] = np.equal(before, ids[queries][:, None])
+    return follows & (keys < queries[:, None])
 
 
 def _opener(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:

@@ -111,7 +111,11 @@ def sound_heads(
     """
     # One transcript for each recording, or none.
     inputs = _list_inputs(audio, "recording")
-    texts: list[str | None] = [text] if isinstance(text, str) else [*(text or [None] * len(inputs))]
+    texts: list[str | None] = [None] * len(inputs)
+    if isinstance(text, str):
+        texts = [text]
+    elif text:
+        texts = [*text]
     if len(texts) != len(inputs):
         raise AttnscopeError(
             f"{amount(len(inputs), 'recording')} and {amount(len(texts), 'transcript')}",
