@@ -239,7 +239,10 @@ class _Judged:
         tested = tally.measures.take(np.broadcast_to(columns, (*self.values.shape[:2], len(columns))))
         self.effective = tested.effective_texts()
         kinds = kinds_of([test.measure for test in self.tests])
-        of_shares = tested.share_p_above(self.limits, hits=kinds.are_hits, unseen=~kinds.are_means, units=units)
+        # The test that the interval is the inversion of: with the same arguments as in `measure_intervals`.
+        of_shares = tested.share_p_above(
+            self.limits, hits=kinds.are_hits, unseen=~kinds.are_means, dependence=kinds.dependence, units=units
+        )
         # Texts of an unseen kind may keep a measure that is no share below its limit: see `measure_intervals`.
         least = np.where(self.low[..., columns] > self.limits, 0.0, 0.5)
         p = np.where(kinds.are_shares, of_shares, np.maximum(tested.p_above(self.limits), least))
