@@ -232,6 +232,18 @@ def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str
     assert files(out) == expected
 
 
+def test_ctrl_c_before_the_first_text_leaves_an_earlier_list(
+    corpus: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lost=interrupted))
+    earlier = files(copied)
+    assert not batch("own", Corpus([corpus]), copied, replace(HOW, style=Style(dpi=50))).complete
+    assert files(copied) == earlier
+
+
 def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
     corpus: Path, tmp_path: Path, expected: dict[str, bytes], worker_here: None
 ) -> None:

@@ -29,7 +29,7 @@ def find_moving(values: Floats, most: int) -> list[int]:
     lowest = np.where(is_known, values, np.inf).min(0)
     # Columns without any number come last, (column,).
     spread = np.full(values.shape[1], -np.inf)
-    some: NDArray[np.bool_] = np.any(is_known, axis=0)
+    some: NDArray[np.bool_] = np.any(is_known, 0)
     spread[some] = highest[some] - (lowest[some] if len(values) > 1 else 0)
     ranked = np.argsort(-spread, kind="stable")[:most]
     return sorted(column for column in ranked.tolist() if some[column])

@@ -115,7 +115,7 @@ class Tokens:
         """Return what to raise where `find` finds nothing, here and in other tokens: says which tokens there are."""
         labels = "; ".join(dict.fromkeys(tokens.list_labels() for tokens in (self, *others)))
         # Of a list, those that are nowhere.
-        parts = [part.strip() for part in wanted.split(",")]
+        parts = map(str.strip, wanted.split(","))
         missing = [part for part in parts if not any(tokens.find_one(part) for tokens in (self, *others))]
         return AttnscopeError(f"no token is {','.join(missing) or wanted!r}", f"the tokens are: {labels}")
 

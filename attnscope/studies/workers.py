@@ -218,7 +218,6 @@ class Executor(ABC):
                     if not queue and all(task is None for _, task in running.values()):
                         return
                     # Take what is done. The block of a dead worker comes first again, on another one.
-                    done: Outcome[B] | None
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         worker, done = running.pop(future)
                         result, death = _take(worker, future)

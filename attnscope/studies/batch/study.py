@@ -144,14 +144,14 @@ def batch(
         error = raised
         complete = False
 
-    # List what there is.
+    # List what there is. Where nothing was drawn before Ctrl-C, an earlier list stays.
     _sweep(out)  # a worker that was stopped leaves half a text
     drawn = [result for result in became.values() if isinstance(result, DrawnText)]
     failed = [result for result in became.values() if isinstance(result, FailedText)]
     if isinstance(texts, Corpus):
         failed += [FailedText(problem.source, problem.line, problem.reason) for problem in texts.problems]
     finished = Batch(source.name, len(became), drawn, failed, n_fresh, complete)
-    if drawn or error is None:
+    if drawn or complete:
         with replace_together(out) as staged:
             write_whole(staged / INDEX, page(finished).encode("utf-8", "backslashreplace"))
             # File names that are no text hold lone surrogates; this writes them as JSON's own \udc80.
