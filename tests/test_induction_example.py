@@ -106,6 +106,7 @@ def test_without_either_head_the_loss_is_back_up(trained: list[Trained]) -> None
         previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
         found = attnscope.ablate(one.two, texts, attnscope.AblateOptions(modes=("zero",)))
         low = dict(zip(found.head_names, found["heads"]["zero_loss_low"].tolist(), strict=True))
+        print(dict(zip(found.head_names, found["heads"]["zero_loss"].tolist(), strict=True)), previous, looking)
         assert low[f"L0H{previous}"] > 0.2
         assert low[f"L1H{looking}"] > 0.1
 

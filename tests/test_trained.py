@@ -139,7 +139,7 @@ def test_three_heads_of_layer_8_find_the_cats_eyes_or_nose(dinov2: str) -> None:
 def test_heads_of_dinov2_look_further_with_depth(dinov2: str) -> None:
     """Dosovitskiy et al. 2021 and Raghu et al. 2021: early layers mix near and far heads, late ones look far."""
     found = attnscope.picture_heads(attnscope.load(dinov2), SAMPLES / "cat.jpg")
-    distance = found.grid("encoder", "distance_patches")
+    distance = found["heads"].grid("distance_patches", "encoder")
 
     assert distance[6:].mean() > distance[:6].mean() + 0.5
     assert np.ptp(distance[:6], axis=1).mean() > np.ptp(distance[6:], axis=1).mean() + 1
