@@ -168,6 +168,12 @@ def write_tiny(
     return folder
 
 
+def write_tiny_t5(folder: Path) -> Path:
+    """Writes a random T5 of 2 layers with 3 heads of 5, as `write_tiny` does."""
+    sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
+    return write_tiny(folder, "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+
+
 @pytest.fixture(scope="session")
 def minilm() -> Any:
     """The pinned all-MiniLM-L6-v2, loaded; nobody changes it."""

@@ -1,5 +1,6 @@
 """Banded attention (Longformer, LED) in full rows: what the model's own weights say, worked out densely."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,11 @@ IDS = [0, 5, 9, 3, 7, 11, 12, 4, 8, 30, 21, 2, 6, 13, 17]
 SIZES = {"vocab_size": 40, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
 
-def longformer() -> Any:
+Banded = tuple[Any, list[Any], dict[str, str], dict[str, torch.Tensor]]
+"""A model, its attentions, what `heatmap` needs besides a text, and what the model needs besides its tokens."""
+
+
+def longformer() -> Banded:
     config = transformers.LongformerConfig(
         **SIZES,
         hidden_size=24,
@@ -23,10 +28,11 @@ def longformer() -> Any:
         max_position_embeddings=64,
         attention_window=4,
     )
-    return transformers.LongformerModel(config)
+    network = transformers.LongformerModel(config).eval()
+    return network, [layer.attention.self for layer in network.encoder.layer], {}, {}
 
 
-def led() -> Any:
+def led() -> Banded:
     config = transformers.LEDConfig(
         **SIZES,
         d_model=24,
@@ -41,30 +47,27 @@ def led() -> Any:
         attention_window=4,
         decoder_start_token_id=2,
     )
-    return transformers.LEDModel(config)
+    network = transformers.LEDModel(config).eval()
+    attentions = [layer.self_attn.longformer_self_attn for layer in network.get_encoder().layers]
+    return network, attentions, {"target": "5 9"}, {"decoder_input_ids": torch.tensor([[2, 5]])}
 
 
 @pytest.mark.parametrize("make", [longformer, led])
-def test_bands_are_full_rows_of_a_dense_softmax(make: Any) -> None:
+def test_bands_are_full_rows_of_a_dense_softmax(make: Callable[[], Banded]) -> None:
     torch.manual_seed(0)
-    network = make().eval()
+    network, attentions, target, inputs = make()
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.4)
     kept: dict[str, torch.Tensor] = {}
-    parts = network.get_encoder().layers if make is led else network.encoder.layer
-    for number, layer in enumerate(parts):
-        attention = layer.self_attn.longformer_self_attn if make is led else layer.attention.self
+    for number, attention in enumerate(attentions):
         for name in ("query", "key"):
             getattr(attention, name).register_forward_hook(
                 lambda _module, _inputs, output, key=f"{name}{number}": kept.update({key: output.clone()})
             )
-    model = attnscope.load(network)
-    text = " ".join(map(str, IDS))
-    shown = attnscope.heatmap(model, text, **({"target": "5 9"} if make is led else {})).maps[0]
+    shown = attnscope.heatmap(attnscope.load(network), " ".join(map(str, IDS)), **target).maps[0]
     assert shown.kind == "encoder" and shown.weights.shape == (2, 4, len(IDS), len(IDS))
-    inputs = {"decoder_input_ids": torch.tensor([[2, 5]])} if make is led else {}
     with torch.no_grad():
         network(input_ids=torch.tensor([IDS]), **inputs)
     for number in range(2):

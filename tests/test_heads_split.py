@@ -13,7 +13,7 @@ from attnscope.corpus import chunks
 from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.heads.study import heads
 from tests import rounding
-from tests.conftest import SENTENCES, write_tiny
+from tests.conftest import SENTENCES, write_tiny_t5
 from tests.heads_helpers import fix_counts, heads_in, names_of, small_blocks, study_tallies
 
 __all__ = ["small_blocks"]
@@ -137,17 +137,7 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path
     from attnscope.core.measures import measures_of_weights
     from attnscope.models.model import Batch
 
-    write_tiny(
-        tmp_path / "t5",
-        "t5",
-        d_model=15,
-        d_kv=5,
-        num_heads=3,
-        num_layers=2,
-        d_ff=11,
-        pad_token_id=0,
-        decoder_start_token_id=0,
-    )
+    write_tiny_t5(tmp_path / "t5")
     model = attnscope.load(str(tmp_path / "t5"))
     texts = ["the cat", "a b c d e", "the the cat."]
     expected: dict[str, list[Any]] = {"encoder": [], "decoder": [], "cross": []}

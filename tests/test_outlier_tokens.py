@@ -14,7 +14,7 @@ from attnscope.core.facts import TextFacts, outlying
 from attnscope.models.inside.projections import HiddenNorms, hooks
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
-from tests.conftest import write_tiny
+from tests.conftest import write_tiny, write_tiny_t5
 from tests.heads_helpers import heads_in
 
 LOUD = 7
@@ -104,21 +104,7 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine: str, tmp_pa
 
 
 def test_blocks_of_an_encoder_decoder_are_those_of_their_kind(tmp_path: Path) -> None:
-    model: Any = attnscope.load(
-        str(
-            write_tiny(
-                tmp_path / "t5",
-                "t5",
-                d_model=15,
-                d_kv=5,
-                num_heads=3,
-                num_layers=2,
-                d_ff=11,
-                pad_token_id=0,
-                decoder_start_token_id=0,
-            )
-        )
-    )
+    model: Any = attnscope.load(str(write_tiny_t5(tmp_path / "t5")))
     network = model.modules()[0]
     assert model.blocks() == {
         (kind, layer): getattr(network, kind).block[layer] for kind in ("encoder", "decoder") for layer in range(2)

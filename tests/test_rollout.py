@@ -11,7 +11,7 @@ from attnscope import heatmap, load, rollout
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import Rollout
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
-from tests.conftest import Run, write_tiny
+from tests.conftest import Run, write_tiny_t5
 from tests.record_helpers import RUN, map_of, page_of, record_of, require_lossless, shares, stems, tokens_of
 
 __all__ = ["elsewhere", "loaded_once"]
@@ -46,17 +46,7 @@ def test_a_decoder_sees_nothing_of_what_comes_later() -> None:
 
 
 def test_of_an_encoder_decoder_it_is_the_encoder(tmp_path: Path) -> None:
-    write_tiny(
-        tmp_path / "t5",
-        "t5",
-        d_model=15,
-        d_kv=5,
-        num_heads=3,
-        num_layers=2,
-        d_ff=11,
-        pad_token_id=0,
-        decoder_start_token_id=0,
-    )
+    write_tiny_t5(tmp_path / "t5")
     model = load(str(tmp_path / "t5"))
     found = rollout(model, "the cat")
     assert found.tokens == ("[CLS]", "the", "cat", "[SEP]")
