@@ -11,7 +11,7 @@ import attnscope
 
 ROOT = Path(attnscope.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-MOST_LINES, MOST_LINES_OF_TESTS = 550, 600
+MOST_LINES, MOST_LINES_OF_TESTS = 545, 600
 MOST_PARAMETERS = 8
 MOST_FILES = 24
 MANY_PARAMETERS = {
@@ -86,7 +86,7 @@ def test_no_file_tries_to_be_everything() -> None:
 
 
 NO_NAMES = frozenset({"found", "given", "held", "made", "merged", "placed", "kept", "told", "asked"})
-MOST_OF_NO_NAMES = 62
+MOST_OF_NO_NAMES = 51
 """How many values are still called so. The number may only fall."""
 
 
