@@ -38,7 +38,8 @@ WORDS = (
 
 def written(labels: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Labels as the text that they could be of, and where each stands in it: capitals and commas that labels lack."""
-    text, offsets = "", []
+    text = ""
+    offsets = []
     for label in labels:
         if label not in ("[CLS]", "[SEP]"):
             text += (", " if len(offsets) % 7 == 5 else " ") if text else ""
@@ -53,7 +54,9 @@ def made_example(chance: np.random.Generator, wanted: Wanted, n_tokens: int) -> 
     """An example of random words with random attention."""
     labels = ("[CLS]", *map(str, chance.choice(WORDS, n_tokens - 2)), "[SEP]")
     weights = chance.dirichlet(np.full(n_tokens, 0.1), n_tokens)
-    ends, keys, codes = [0], [], []
+    ends = [0]
+    keys = []
+    codes = []
     for row in weights:
         order = np.argsort(-row, kind="stable")[:MOST_KEYS]
         order = order[: int(np.searchsorted(np.cumsum(row[order]), KEPT_MASS)) + 1]
@@ -62,7 +65,8 @@ def made_example(chance: np.random.Generator, wanted: Wanted, n_tokens: int) -> 
         ends.append(ends[-1] + len(order))
     excerpt, offsets = written(labels)
     kept = np.concatenate(keys).astype(np.uint8), np.concatenate(codes).astype(np.uint8)
-    places, special = np.arange(n_tokens), np.isin(labels, ["[CLS]", "[SEP]"])
+    places = np.arange(n_tokens)
+    special = np.isin(labels, ["[CLS]", "[SEP]"])
     about = (int(chance.integers(999)), "made.txt:1", n_tokens, places, labels, special, 3, excerpt, offsets)
     return Example(wanted, *about, np.array(ends), *kept)
 
@@ -201,7 +205,8 @@ def weights_of(example: Example) -> np.ndarray:
 
 def pieces_of(example: Example) -> list[tuple[str, str]]:
     """What stands before each token of an example, and its characters."""
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for label, (start, stop) in zip(example.labels, example.offsets, strict=True):
         pieces.append((example.excerpt[end:start], example.excerpt[max(start, end) : stop] or label))
         end = max(end, stop)

@@ -57,7 +57,8 @@ def make_call(
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(requires_grad)
 
     query = normal(batch, n_kv_heads * group, n_queries, d_head)
-    key, value = normal(batch, n_kv_heads, n_keys, d_head), normal(batch, n_kv_heads, n_keys, d_value)
+    key = normal(batch, n_kv_heads, n_keys, d_head)
+    value = normal(batch, n_kv_heads, n_keys, d_value)
     fields.setdefault("scale", 1 / math.sqrt(d_head) if d_head else 1.0)
     if mask_shape is not None:
         fields["mask"] = torch.rand(mask_shape, generator=generator) > 0.4
@@ -81,7 +82,9 @@ def gpu_test(function: Any) -> Any:
 def calls(draw: st.DrawFn) -> attention.AttentionCall:
     """Any call that the seam can see, small."""
     n_queries, n_keys, d_head, d_value = draw(st.permutations(SIZES))[:4]
-    batch, n_kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    batch = draw(st.integers(1, 2))
+    n_kv_heads = draw(st.integers(1, 3))
+    group = draw(st.integers(1, 3))
     n_heads = n_kv_heads * group
     shapes = [
         (n_queries, n_keys),

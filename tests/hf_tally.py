@@ -269,7 +269,8 @@ def eager_twin(model: PreTrainedModel) -> PreTrainedModel:
     with contextlib.suppress(ValueError):
         twin.set_experts_implementation("eager")
     lacking = twin.load_state_dict(model.state_dict(), strict=False)
-    assert not lacking.unexpected_keys and all("pooler" in key for key in lacking.missing_keys)
+    assert not lacking.unexpected_keys
+    assert all("pooler" in key for key in lacking.missing_keys)
     return twin.eval()
 
 
@@ -325,9 +326,11 @@ def difference_from_eager(
             if hidden_states(output) is None:
                 output = twin(**inputs, output_hidden_states=True)
         queries = batch.mask if not seq2seq else batch.target_mask
-        own, other = hidden, hidden_states(output)
+        own = hidden
+        other = hidden_states(output)
         if queries is not None:
-            own, other = own[queries], other[queries]
+            own = own[queries]
+            other = other[queries]
         worst = max(worst, float((own - other).abs().max() / other.abs().max()))
         names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
         if not seq2seq:
@@ -428,7 +431,8 @@ def _comparisons(shown: HuggingFaceModel, what: str) -> list[tuple[str, Callable
 
 def _difference_on(shown: HuggingFaceModel, base: PreTrainedModel, inputs: dict[str, Any]) -> float:
     """The largest difference from eager attention on what is no text."""
-    probe, twin = Weights(), eager_twin(base)
+    probe = Weights()
+    twin = eager_twin(base)
     tensors = {name: x for name, x in inputs.items() if torch.is_tensor(x)}
     with torch.no_grad():
         hidden = shown.run_inputs(tensors, probe)

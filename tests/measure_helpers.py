@@ -43,9 +43,11 @@ def make_facts(
     length = torch.tensor(lengths)[:, None]
     start = n - length if left else torch.zeros_like(length)
     real = (place >= start) & (place < start + length)
-    cls, sep = real & (place == start), real & (place == start + length - 1) & (length > 1)
+    cls = real & (place == start)
+    sep = real & (place == start + length - 1) & (length > 1)
     if not special_ends:
-        cls, sep = torch.zeros_like(real), torch.zeros_like(real)
+        cls = torch.zeros_like(real)
+        sep = torch.zeros_like(real)
     ids = torch.randint(0, vocabulary, (batch, n), generator=generator)
     embeddings = torch.randn(vocabulary, d, generator=generator, dtype=torch.float64)[ids]
     # One rarest token, or two of them that are equally rare.
@@ -98,7 +100,8 @@ def expected(
         text = _Text(keys, b, outlying)
         for h in range(n_heads):
             for q in range(n_queries):
-                row, seen = weights_all[b, h, q], [k for k in range(n_keys) if may_all[b, h, q, k]]
+                row = weights_all[b, h, q]
+                seen = [k for k in range(n_keys) if may_all[b, h, q, k]]
                 if not seen or not counting[b, q]:
                     continue
                 _add_query(result, b, h, q, row, seen, text, own_text=queries is None)

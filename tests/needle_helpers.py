@@ -9,7 +9,9 @@ from attnscope.questions.heads import Heads
 from examples.decoder import Decoder, decoder, wrap
 
 WORDS, PLACES = 20, 120
-PREVIOUS, RETRIEVAL, OFFSET = (0, 1), (1, 0), (1, 1)
+PREVIOUS = (0, 1)
+RETRIEVAL = (1, 0)
+OFFSET = (1, 1)
 """Layer and head."""
 _SHARP = 300.0
 

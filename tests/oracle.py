@@ -68,7 +68,9 @@ def attention(
     Source:
         Vaswani et al. 2017, section 3.2.1; for the rest see core.attention.attention_weights.
     """
-    queries, keys, values = _float64(query), _float64(key), _float64(value)
+    queries = _float64(query)
+    keys = _float64(key)
+    values = _float64(value)
     shapes = f"query {queries.shape}, key {keys.shape}, value {values.shape}"
     if not queries.ndim == keys.ndim == values.ndim == 2:
         raise ValueError(f"one head of one text is (token, width); got {shapes}")
@@ -85,7 +87,8 @@ def attention(
     if scale is None:
         scale = 1.0 / math.sqrt(d_head)
 
-    output, weights = np.zeros((n_queries, d_value)), np.zeros((n_queries, n_keys))
+    output = np.zeros((n_queries, d_value))
+    weights = np.zeros((n_queries, n_keys))
     for q in range(n_queries):
         scores: dict[int, float] = {}
         for k in range(n_keys):
@@ -168,7 +171,9 @@ def multi_head(
     n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     if n_heads < 1 or n_kv_heads < 1 or n_heads % n_kv_heads:
         raise ValueError(f"{n_heads} query heads are not a multiple of {n_kv_heads} key/value heads")
-    queries, keys, values = project(query, q), project(key, k), project(value, v)
+    queries = project(query, q)
+    keys = project(key, k)
+    values = project(value, v)
     for name, rows, heads in (("query", queries, n_heads), ("key", keys, n_kv_heads), ("value", values, n_kv_heads)):
         if rows.ndim != 2 or rows.shape[1] % heads:
             raise ValueError(f"{name} {rows.shape} is not (token, width) with a width divisible by {heads} heads")

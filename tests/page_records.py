@@ -21,7 +21,10 @@ PROSE = "the unbelievable cat\nsat on the mat."
 
 def sentence(*changes: tuple[int, str]) -> Any:
     """Twelve tokens of a text of two lines; the word of three pieces counts as one."""
-    labels, text, offsets, at = list(LABELS), "", [], 0
+    labels = list(LABELS)
+    text = ""
+    offsets = []
+    at = 0
     for place, label in changes:
         labels[place] = label
     for place, label in enumerate(labels):

@@ -21,7 +21,9 @@ def main() -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    spec, texts, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    spec = sys.argv[1]
+    texts = Path(sys.argv[2])
+    folder = Path(sys.argv[3])
     study.BLOCK = int(sys.argv[4])  # type: ignore[misc]
     small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})

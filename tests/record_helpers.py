@@ -147,7 +147,8 @@ def looking_record(seed: int = 0, opening: Sequence[str] = ("<s>",)) -> Heatmap:
     patches = [f"0:{row},{column}" for row in range(2) for column in range(3)]
     n_before = len(opening)
     labels = [*opening, *patches[:3], "|", *patches[3:], "|", "1:0,0", "1:0,1", "what", "is", "it", "a", "cat"]
-    first, n = n_before + 10, len(labels)
+    first = n_before + 10
+    n = len(labels)
     words = np.array([0] * n_before + list(range(1, n - n_before + 1)), np.int32)
     offsets = _offsets_after(labels, first)
     keys = tokens_of(

@@ -22,7 +22,8 @@ class Relation:
     def __init__(self, result: Relations, name: str) -> None:
         self._result = result
         self._row = result.row(name)
-        table, heads = result.table("relations"), result.table("heads")
+        table = result.table("relations")
+        heads = result.table("heads")
         self._cells = {column: values[self._row].item() for column, values in table.values.items()}
         best = self._cells.pop("best")
         self.best = None if best < 0 else (int(heads["layer"][best]), int(heads["head"][best]))
@@ -67,7 +68,10 @@ def part_of(
 
     The first rule is right in that share of the links.
     """
-    lots, part, cells, values = Lots(), LinkPart(), [], []
+    lots = Lots()
+    part = LinkPart()
+    cells = []
+    values = []
     for hits, n in texts:
         rules = np.zeros(len(RULES))
         rules[0] = first_rule * n

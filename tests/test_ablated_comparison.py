@@ -36,14 +36,18 @@ def test_which_later_maps_change_when_a_head_is_taken_out_is_what_eager_attentio
     expected = np.sqrt((1 - np.sqrt(first * second).sum(-1)).mean(-1).clip(0)).ravel()
     np.testing.assert_allclose(np.diag(record.distance("hellinger")), expected, atol=1e-3)
     np.testing.assert_allclose(np.diag(record.distance("hellinger"))[3:], expected[3:], atol=1e-5)
-    assert expected[3:].min() > 1e-3 and record.options["other_run"]["model"].endswith(" without L0H2, L1H0")
+    assert expected[3:].min() > 1e-3
+    assert record.options["other_run"]["model"].endswith(" without L0H2, L1H0")
 
 
 def test_what_later_heads_do_after_an_ablation_on_the_command_line(run: Run, folder: Path) -> None:
     done = run("compare", TEXT, "-m", str(folder), "--ablated", "L0H2", "--measures", "hellinger", "-q")
-    assert done.status == 0 and "without L0H2" in done.out
+    assert done.status == 0
+    assert "without L0H2" in done.out
     assert "differs most from the head of its number" in done.out
     done = run("compare", TEXT, "-m", str(folder), "--ablated", "L9H9")
-    assert done.status == 1 and "no layer 9" in done.err
+    assert done.status == 1
+    assert "no layer 9" in done.err
     done = run("compare", TEXT, "--ablated", "L0H2", "--with", "the dog")
-    assert done.status == 2 and "different comparisons" in done.err
+    assert done.status == 2
+    assert "different comparisons" in done.err

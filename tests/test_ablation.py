@@ -66,7 +66,10 @@ def test_effects_are_their_definitions_text_by_text(gpt2: HuggingFaceModel, mode
         factors = torch.ones(3, dtype=torch.float64)
         factors[int(heads["head"][row])] = 0
         gate = Gate({place: factors}, {place: torch.cat(_outputs(gpt2, place), 1).mean(1)} if mode == "mean" else None)
-        l2, rise, kl, n = [], 0.0, 0.0, 0
+        l2 = []
+        rise = 0.0
+        kl = 0.0
+        n = 0
         for text in TEXTS:
             whole, whole_logs = _by_hand(gpt2, text, attend)
             hidden, logs = _by_hand(gpt2, text, gate)
@@ -105,7 +108,8 @@ def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2: HuggingFa
 
 def test_the_loss_of_the_whole_model_is_that_of_transformers(gpt2: HuggingFaceModel) -> None:
     source = tiny("gpt2", dtype=torch.float64)
-    total, n = 0.0, 0
+    total = 0.0
+    n = 0
     for text in TEXTS:
         ids = torch.tensor([text.ids])
         with torch.no_grad():
@@ -156,7 +160,8 @@ def test_picked_heads_go_alone_and_together(gpt2: HuggingFaceModel) -> None:
 def test_copies_of_a_text_count_once(gpt2: HuggingFaceModel) -> None:
     """As evidence of their own they would narrow every interval."""
     options = AblateOptions(modes=("zero", "mean"), importance=True, choice=Choice(pick=((0, 1), (1, 0))))
-    once, often = ablate(gpt2, TEXTS, options), ablate(gpt2, [*TEXTS, *TEXTS[:3], *TEXTS[::-1]], options)
+    once = ablate(gpt2, TEXTS, options)
+    often = ablate(gpt2, [*TEXTS, *TEXTS[:3], *TEXTS[::-1]], options)
     for table in ("heads", "together"):
         assert repr([*often[table].rows()]) == repr([*once[table].rows()])  # NaN is not equal to itself
     assert (often.corpus["n_texts"], often.corpus["n_copies"], once.corpus["n_copies"]) == (4, 7, 0)
@@ -171,7 +176,8 @@ def test_grouped_queries_and_cross_attention() -> None:
     assert found["heads"]["kind"].tolist() == ["encoder"] * 6 + ["decoder"] * 6 + ["cross"] * 6
     assert any("the decoder reads what the whole model itself writes" in note for note in found.run["notes"])
     only = ablate(t5, TEXTS, AblateOptions(modes=("zero",), kind="cross", choice=Choice(pick=((1, 2), (0, 0)))))
-    assert only.head_names == ["cross L0H0", "cross L1H2"] and len(only["together"])
+    assert only.head_names == ["cross L0H0", "cross L1H2"]
+    assert len(only["together"])
     rows = [found.head_names.index(name) for name in only.head_names]
     np.testing.assert_allclose(only["heads"]["zero_l2"], found["heads"]["zero_l2"][rows], rtol=1e-5)
 
@@ -256,7 +262,9 @@ def test_a_classifier_predicts_a_class(tmp_path: Path, classifier: Any, answer: 
     texts = ["the cat", "a dog sat on it", "the b"]
     found = ablate(model, texts, AblateOptions(modes=("zero",), answer=answer, importance=True))
     gate = Gate({("encoder", 1): torch.tensor([1.0, 0.0, 1.0])})
-    losses, rises, kls = [], [], []
+    losses = []
+    rises = []
+    kls = []
     for text in texts:
         tokens = model.tokenizer.encode(text)
         positions = [0] if classifier is BertForSequenceClassification else np.flatnonzero(~tokens.special)

@@ -75,7 +75,9 @@ def test_the_example_is_one_that_the_tokenizer_keeps(made: tuple[str, Path]) -> 
     for engine in ("hf", "native"):
         tokens = example_tokens(attnscope.load(folder, engine=engine).tokenizer)
         assert (tokens.labels[0], tokens.labels[-1]) == ("[CLS]", "[SEP]")
-        assert not tokens.special[1:-1].any() and (tokens.offsets[1:-1] >= 0).all() and len(tokens) > 2
+        assert not tokens.special[1:-1].any()
+        assert (tokens.offsets[1:-1] >= 0).all()
+        assert len(tokens) > 2
 
 
 def test_a_probe_of_random_tokens_stands_between_their_special_ones(

@@ -102,7 +102,8 @@ def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path: Path)
     coref = {one for one in shown(texts[0]) if one[0] == COREFERENCE}
     assert coref == {(COREFERENCE, "his", "man"), (COREFERENCE, "himself", "man his")}
     assert not any(link[0] == COREFERENCE for text in texts[1:] for link in shown(text))
-    assert texts[0].document is texts[1].document is None and texts[2].document
+    assert texts[0].document is texts[1].document is None
+    assert texts[2].document
     whole, other = read(tmp_path, content, unit="document")
     assert (COREFERENCE, "He", "man his himself") in shown(whole)
     assert shown(texts[0]) <= shown(whole)
@@ -156,7 +157,8 @@ def test_files_in_a_row_compressed_and_not_utf8(tmp_path: Path) -> None:
     for _ in range(2):  # as often as one likes
         assert [Path(text.source).name for text in corpus] == ["a.conllu.gz", "b.conllu"]
         assert ["not UTF-8" in problem.reason for problem in corpus.problems] == [True]
-    assert corpus.share_read is not None and corpus.share_read > 0.9
+    assert corpus.share_read is not None
+    assert corpus.share_read > 0.9
 
 
 # Spans ----------------------------------------------------------------------------------------------------------
@@ -244,7 +246,8 @@ def at(text: AnnotatedText) -> set[tuple[str, str, int, str, int]]:
     """Links as (relation, word, line, target, its line)."""
 
     def place(words: tuple[int, ...]) -> tuple[str, int]:
-        first, last = text.words[words[0]][0], text.words[words[-1]][1]
+        first = text.words[words[0]][0]
+        last = text.words[words[-1]][1]
         return text.text[first:last], text.text.count("\n", 0, first) + 1
 
     return {(link.relation, *place(link.source), *place(link.targets)) for link in text.links}

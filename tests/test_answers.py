@@ -37,13 +37,17 @@ __all__ = ["elsewhere", "loaded_once"]
 def test_a_heatmap_answers_before_it_lists_its_files(run: Run) -> None:
     result = run("heatmap", TIRED, "-L", "3", "-o", "out", "--query", "it")
     title, *links, opened, first, _, _ = result.out.splitlines()
-    assert len(links) == 5 and max(map(len, [title, *links])) <= 80
-    assert title.startswith("where it looks most") and links[0] == "L3H1  it → animal  0.68"
+    assert len(links) == 5
+    assert max(map(len, [title, *links])) <= 80
+    assert title.startswith("where it looks most")
+    assert links[0] == "L3H1  it → animal  0.68"
     assert len({line.split()[0] for line in links}) == 5  # heads, each once
-    assert opened == f"open {Path(first).resolve().as_uri()}" and first == "out/L03.png"
+    assert opened == f"open {Path(first).resolve().as_uri()}"
+    assert first == "out/L03.png"
     assert run("heatmap", TIRED, "-L", "3", "-o", "out", "-q").out == "out/L03.png\nout/heatmap.npz\n"
     answer, opened, path = run("page", "--record", "out", "-o", "page.html").out.splitlines()
-    assert answer.startswith("strongest link: L3H") and opened == f"open {Path(path).resolve().as_uri()}"
+    assert answer.startswith("strongest link: L3H")
+    assert opened == f"open {Path(path).resolve().as_uri()}"
     assert json.loads(run("page", "--record", "out", "-o", "page.html", "--json").out)["files"] == ["page.html"]
 
 
@@ -78,11 +82,14 @@ def test_means_over_heads_and_layers_are_those_of_numpy(
         weights *= chosen[..., None, None]
     mean = record.average(over)
     np.testing.assert_allclose(mean.weights, np.nanmean(weights, axis=axis, keepdims=True), atol=1e-7)
-    assert mean.averaged == mean.changes[-1] and mean.average("all") is mean
-    assert stems(mean) == ["mean"] and mean.averaged in next(iter(plates_of(mean))).title
+    assert mean.averaged == mean.changes[-1]
+    assert mean.average("all") is mean
+    assert stems(mean) == ["mean"]
+    assert mean.averaged in next(iter(plates_of(mean))).title
     mean.save("mean.npz")
     again = load("mean.npz")
-    assert isinstance(again, Heatmap) and again.maps[0].head_names == mean.maps[0].head_names
+    assert isinstance(again, Heatmap)
+    assert again.maps[0].head_names == mean.maps[0].head_names
     named = [[row[1], row[2]] for row in again.rows()][1]
     assert named == {"heads": [0, "mean of heads"], "layers": ["mean", "H0"]}.get(
         over, ["mean", f"mean of {3 if pick else 6} heads"]
@@ -108,12 +115,14 @@ def test_a_mean_of_heads_goes_through_every_command(run: Run) -> None:
 
 def test_a_special_query_keeps_its_row_where_special_tokens_are_hidden(run: Run) -> None:
     run("heatmap", "The cat sat", "-L", "0", "--query", "[CLS]", "--hide-special", "-o", "out", "-f", "npz,png")
-    record, whole = load("out"), load_whole(run)
+    record = load("out")
+    whole = load_whole(run)
     assert isinstance(record, Heatmap)
     assert record.maps[0].queries.labels == ("[CLS]", *record.tokens) == ("[CLS]", "the", "cat", "sat")
     rows = whole[:, :4, 1:4].astype(np.float64)
     np.testing.assert_allclose(record["weights"], divide_by_rest(rows), atol=1e-6)
-    assert Path("out/query-000.png").is_file() and find_links(record)[0].query != "[CLS]"
+    assert Path("out/query-000.png").is_file()
+    assert find_links(record)[0].query != "[CLS]"
     assert find_links(record, "[CLS]")[0].query == "[CLS]"
 
 
@@ -151,7 +160,8 @@ def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batc
     assert result.out.splitlines()[-2:] == ["out/shares.csv", "out/shares.png"]
     Path("texts.txt").write_text(f"{TIRED}\nNo such words.\nIt saw the animal.\n", "utf-8")
     batch = ("batch", "texts.txt", "-L", "3", "--from", "it", "--to", "the animal", "-o", "many", "-q")
-    assert run(*batch, "-f", "npz").status == 0 and run(*batch, "-f", "npz").status == 0
+    assert run(*batch, "-f", "npz").status == 0
+    assert run(*batch, "-f", "npz").status == 0
     rows = [*csv.DictReader(Path("many/shares.csv").read_text("utf-8").splitlines())]
     assert [(row["index"], row["head"]) for row in rows] == [(text, str(head)) for text in "02" for head in range(12)]
     alone = [*csv.DictReader(Path("out/shares.csv").read_text("utf-8").splitlines())]
@@ -170,7 +180,8 @@ def test_a_table_of_the_largest_weights_of_each_query(run: Run) -> None:
     np.testing.assert_array_equal(np.array([row["weight"] for row in rows], np.float32).reshape(-1, 3), expected)
     assert all(weights[int(row["query"]), int(row["key"])] == np.float32(row["weight"]) for row in rows)
     document = json.loads(Path("out/heatmap.json").read_text("utf-8"))
-    assert "weights" not in document and len(document["links"]) == len(rows) == 48
+    assert "weights" not in document
+    assert len(document["links"]) == len(rows) == 48
 
 
 def test_without_sinks_rows_are_divided_by_what_other_keys_get(run: Run) -> None:
@@ -180,7 +191,8 @@ def test_without_sinks_rows_are_divided_by_what_other_keys_get(run: Run) -> None
     weights[..., [0, -1]] = 0
     np.testing.assert_allclose(load("out")["weights"], divide_by_rest(weights), atol=1e-6)
     record = load("out")
-    assert isinstance(record, Heatmap) and record.changes == ("without_sinks",)
+    assert isinstance(record, Heatmap)
+    assert record.changes == ("without_sinks",)
     assert "special tokens get nothing" in str(next(iter(plates_of(record))).figure.notes)
     run("show", "whole", "--without-sinks", "-o", "again", "-f", "npz")
     np.testing.assert_array_equal(load("again")["weights"], record["weights"])
@@ -200,12 +212,14 @@ def test_colours_are_logarithmic_beside_any_scale_and_the_bar_says_so(scale: str
 @pytest.mark.parametrize("kind", ["vit", "dinov2"])
 def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind: str, tmp_path: Path) -> None:
     folder = write_vision(tmp_path / kind, kind)
-    model, pixels = load_model(folder), photo()
+    model = load_model(folder)
+    pixels = photo()
     usual = attnscope.picture_heatmap(model, pixels)
     assert usual.picture is not None
     side = 2 * usual.picture.pixels.shape[0]
     large = attnscope.picture_heatmap(model, replace(read_photo(pixels), size=side))
-    assert large.picture is not None and large.picture.pixels.shape == (side, side, 3)
+    assert large.picture is not None
+    assert large.picture.pixels.shape == (side, side, 3)
     assert large.picture.grid == tuple(2 * n for n in usual.picture.grid)
     eager = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
@@ -219,8 +233,11 @@ def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind: str, tm
 
 
 def test_a_smooth_overlay_is_interpolated_and_squares_stay_the_default() -> None:
-    black, patches, grey = np.zeros((8, 8, 3), np.uint8), np.array([[0.0, 1.0], [0.0, 1.0]]), plt.get_cmap("gray")
-    squares, smooth = overlay(black, patches, grey, 1.0), overlay(black, patches, grey, 1.0, is_smooth=True)
+    black = np.zeros((8, 8, 3), np.uint8)
+    patches = np.array([[0.0, 1.0], [0.0, 1.0]])
+    grey = plt.get_cmap("gray")
+    squares = overlay(black, patches, grey, 1.0)
+    smooth = overlay(black, patches, grey, 1.0, is_smooth=True)
     assert len(np.unique(squares)) == 2 < len(np.unique(smooth))
     assert (np.diff(smooth[0, :, 0].astype(int)) >= 0).all()
     np.testing.assert_array_equal(smooth[:, [0, -1]], squares[:, [0, -1]])

@@ -85,7 +85,9 @@ def test_the_best_examples_of_a_head_contain_what_it_reacts_to(planted: Model) -
     for one in top:
         assert weights_of(one)[one.focus].argmax() == one.labels.index("z")
     gets = [row for row in rows_of(found, 0) if row.side == "gets"]
-    assert gets[0].tokens == ("z",) and gets[0].n_texts == 6 and 5 < gets[0].low <= gets[0].lift <= gets[0].high
+    assert gets[0].tokens == ("z",)
+    assert gets[0].n_texts == 6
+    assert 5 < gets[0].low <= gets[0].lift <= gets[0].high
     assert all(row.tokens[1] == "z" for row in rows_of(found, 0) if row.side == "pairs")
 
 
@@ -115,7 +117,8 @@ def test_one_process_and_workers_write_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_here: None
 ) -> None:
     monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 5)
-    model, corpus = attnscope.load("own"), Corpus([SAMPLES / "sentences.txt"])
+    model = attnscope.load("own")
+    corpus = Corpus([SAMPLES / "sentences.txt"])
     alone = atlas(model, corpus, FEW).save(tmp_path / "alone.npz")
     shared = atlas(model, corpus, FEW, workers=Workers("own", 2)).save(tmp_path / "shared.npz")
     assert alone.read_bytes() == shared.read_bytes()
@@ -139,7 +142,8 @@ def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own:
         shown = weights_of(one)
         assert len(weights) == one.n_tokens == len(one.places)
         tokens = own.tokenizer.encode(SENTENCES[one.text])
-        assert tokens.labels == one.labels and (tokens.special == one.special).all()
+        assert tokens.labels == one.labels
+        assert (tokens.special == one.special).all()
         assert one.excerpt == SENTENCES[one.text]
         assert np.abs(shown - weights)[shown > 0].max() <= 1 / 510 + 1e-6
         for row, (first, last) in zip(weights, zip(one.starts, one.starts[1:], strict=False), strict=True):
@@ -169,7 +173,9 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None
     n_rows = 0
     for head, table in zip(places_of(found), [rows_of(found, at) for at in range(14)], strict=True):
         for row in table if head.layer == 0 else ():  # the second layer looks back alone
-            masses, lifts, count = [], [], 0
+            masses = []
+            lifts = []
+            count = 0
             for of, text in zip(maps, tokens, strict=True):
                 off = ~text.special & (np.arange(len(text)) > 0)
                 asks, gets = (
@@ -190,8 +196,10 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None
             assert row.low <= row.lift <= row.high
             n_rows += 1
     assert n_rows > 50
-    assert found["distance"].shape == (14, 14) and (np.diag(found["distance"]) == 0).all()
-    assert np.nanmin(found["distance"]) >= 0 and np.nanmax(found["distance"]) <= 1
+    assert found["distance"].shape == (14, 14)
+    assert (np.diag(found["distance"]) == 0).all()
+    assert np.nanmin(found["distance"]) >= 0
+    assert np.nanmax(found["distance"]) <= 1
     assert found["distance"][0, 2] > found["distance"][3, 10]  # previous and self; both on the start
 
 
@@ -216,7 +224,8 @@ def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
     text = " ".join(SENTENCES)
     found = atlas(own, [text, SENTENCES[0]], AtlasOptions(heads=HeadsOptions(chunk=100, stride=80), examples=2))
     cut = [one for one in examples_of(found) if one.n_tokens == 100]
-    assert cut and all(len(one.places) == WINDOW and one.places[0] == 0 for one in cut)
+    assert cut
+    assert all(len(one.places) == WINDOW and one.places[0] == 0 for one in cut)
     assert found.corpus["n_chunked"] == 1
 
 
@@ -242,7 +251,8 @@ def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeyp
     assert len(shown.labels) == shown.n_tokens
     pairs = zip(shown.labels, pieces_of(shown), strict=True)
     written = [(label.strip("\u2581\u00b7"), own.strip()) for label, (_, own) in pairs]
-    assert shown.excerpt in texts[shown.text] and all(label == own for label, own in written[1:])
+    assert shown.excerpt in texts[shown.text]
+    assert all(label == own for label, own in written[1:])
 
 
 # Small, hostile, interrupted ------------------------------------------------------------------------------------
@@ -252,20 +262,25 @@ def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeyp
 def test_a_corpus_may_be_small(own: Model, texts: list[str], tmp_path: Path) -> None:
     found = atlas(own, texts)
     again = Atlas.load(found.save(tmp_path / "atlas.npz"))
-    assert len(places_of(again)) == 14 and len(again.table("examples")) and again.corpus["complete"]
+    assert len(places_of(again)) == 14
+    assert len(again.table("examples"))
+    assert again.corpus["complete"]
 
 
 def test_an_interruption_keeps_what_was_done(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.heads.measuring.TOKEN_BUDGET", 30)
     monkeypatch.setattr("attnscope.studies.atlas.rows.TOKEN_BUDGET", 30)
     first = atlas(own, SENTENCES, FEW, after(3, ""))
-    assert not first.corpus["complete"] and 0 < first.corpus["n_texts"] < len(SENTENCES)
+    assert not first.corpus["complete"]
+    assert 0 < first.corpus["n_texts"] < len(SENTENCES)
     assert {one.text for one in examples_of(first)} < set(range(len(SENTENCES)))
     n_batches = len({*reports(own)})
     assert n_batches > 5
     second = atlas(own, SENTENCES, FEW, after(3, "reading examples"))
-    assert not second.corpus["complete"] and second.corpus["n_texts"] == len(SENTENCES)
-    assert 0 < second.corpus["n_sampled"] < 9 and examples_of(second)
+    assert not second.corpus["complete"]
+    assert second.corpus["n_texts"] == len(SENTENCES)
+    assert 0 < second.corpus["n_sampled"] < 9
+    assert examples_of(second)
     second.require_whole()
 
 
@@ -281,7 +296,8 @@ def test_a_failure_in_the_second_pass_keeps_the_first(own: Model, monkeypatch: p
 
     monkeypatch.setattr(study, "read_rows", fail)
     found = atlas(own, SENTENCES, FEW)
-    assert len(places_of(found)) == 14 and not len(found.table("examples"))
+    assert len(places_of(found)) == 14
+    assert not len(found.table("examples"))
     assert found.run["failures"][0]["step"] == "reading the examples"
 
 
@@ -295,4 +311,6 @@ def test_the_command_writes_the_file_that_is_named(run: Run, tmp_path: Path) -> 
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "deep" / "all.html").read_bytes()
     assert run("atlas", "the cat", "-m", "own", "--examples-by", "entropy")[0] == 2
     status, out, _ = run("show", "deep/all.npz", "--pick", "L1H0")
-    assert status == 0 and "L1H0" in out and "L0H0" not in out
+    assert status == 0
+    assert "L1H0" in out
+    assert "L0H0" not in out

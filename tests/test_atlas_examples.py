@@ -26,7 +26,8 @@ def test_examples_show_their_texts(opened: OpenedAtlas, tab: str) -> None:
 
 def quoting(excerpt: str, tokens: Sequence[str]) -> Atlas:
     """The atlas with a text in place of each of its own, in [CLS] and [SEP]; tokens not there stand for nothing."""
-    offsets, end = [(0, 0)], 0
+    offsets = [(0, 0)]
+    end = 0
     for token in tokens:
         start = excerpt.find(token, end)
         end = start + len(token) if start >= 0 else end
@@ -105,7 +106,8 @@ def test_an_example_opens_as_a_map(opened: OpenedAtlas, view: str) -> None:
     opened.settle(view)
     opened.press("h")
     if view == "matrix":
-        shown, kept = opened.matrix(), weights_of(example)[1:-1, 1:-1]
+        shown = opened.matrix()
+        kept = weights_of(example)[1:-1, 1:-1]
         left = kept.sum(1, keepdims=True)
         np.testing.assert_allclose(shown, np.where(left >= 0.01, kept / left, 0), atol=5.1e-5)
     opened.page.keyboard.press("Escape")

@@ -215,7 +215,8 @@ def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
 
 
 def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    text, heads = simple(5).save(tmp_path / "heatmap.npz"), ATLAS.save(tmp_path / "atlas.npz")
+    text = simple(5).save(tmp_path / "heatmap.npz")
+    heads = ATLAS.save(tmp_path / "atlas.npz")
     file = tmp_path / "page.html"
     asked = ["page", "--record", str(text), "--record", str(heads), "-o", str(file)]
     build_app()(asked, standalone_mode=False)

@@ -92,7 +92,8 @@ def test_gradients_equal_those_of_autograd_through_the_formula() -> None:
     parts = [call.query, call.key, call.value, call.sinks]
     assert call.sinks is not None
     assert call.mask is not None
-    key, value = call.key.repeat_interleave(2, 1), call.value.repeat_interleave(2, 1)
+    key = call.key.repeat_interleave(2, 1)
+    value = call.value.repeat_interleave(2, 1)
     scores = 2.0 * torch.tanh(torch.einsum("bhqd,bhkd->bhqk", call.query, key) * call.scale / 2.0)
     powers = torch.where(call.mask, scores.exp(), 0.0)
     output = powers / (powers.sum(-1, keepdim=True) + call.sinks.exp()[:, None, None]) @ value
@@ -143,7 +144,8 @@ def test_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype, fields, 
     true_output, true_weights = attend_with_weights(true)
 
     group = call.n_heads // call.n_kv_heads
-    key, value = call.key.repeat_interleave(group, 1), call.value.repeat_interleave(group, 1)
+    key = call.key.repeat_interleave(group, 1)
+    value = call.value.repeat_interleave(group, 1)
     scores = call.query @ key.mT * call.scale
     if call.bias is not None:
         scores = scores + call.bias

@@ -67,7 +67,8 @@ def test_bands_are_full_rows_of_a_dense_softmax(make: Callable[[], Banded]) -> N
                 lambda _module, _inputs, output, key=f"{name}{number}": kept.update({key: output.clone()})
             )
     shown = attnscope.heatmap(attnscope.load(network), " ".join(map(str, IDS)), **target).maps[0]
-    assert shown.kind == "encoder" and shown.weights.shape == (2, 4, len(IDS), len(IDS))
+    assert shown.kind == "encoder"
+    assert shown.weights.shape == (2, 4, len(IDS), len(IDS))
     with torch.no_grad():
         network(input_ids=torch.tensor([IDS]), **inputs)
     for number in range(2):

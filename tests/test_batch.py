@@ -64,7 +64,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("batch") / "out"
     result = batch("own", Corpus([corpus]), out, HOW)
-    assert result.complete and result.n_fresh == result.n_texts == len(TEXTS) and not result.failed
+    assert result.complete
+    assert result.n_fresh == result.n_texts == len(TEXTS)
+    assert not result.failed
     return out
 
 
@@ -82,7 +84,9 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_pat
     lines = [json.loads(line) for line in (undisturbed / "manifest.jsonl").read_text("utf-8").splitlines()]
     assert [line["text"] for line in lines] == TEXTS
     assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
-    assert lines[0]["model"] == "own" and lines[0]["run"]["sha256"] and "cat" in lines[0]["tokens"]
+    assert lines[0]["model"] == "own"
+    assert lines[0]["run"]["sha256"]
+    assert "cat" in lines[0]["tokens"]
     assert lines[1]["notes"][-1] == "no token is 'cat' here"
     for line in lines:
         for name, size in line["files"].items():
@@ -111,7 +115,8 @@ def test_the_number_of_workers_changes_no_byte(
     one = replace(HOW, running=SharedWork(workers=1))
     batch("own", Corpus([corpus]), tmp_path / "one", one, lambda done: seen.append((done.n_texts, done.share)))
     assert files(tmp_path / "one") == files(undisturbed)
-    assert [n for n, _ in seen] == [1, 2, 3, 4, 5] and seen[-1][1] == 1
+    assert [n for n, _ in seen] == [1, 2, 3, 4, 5]
+    assert seen[-1][1] == 1
 
 
 def test_what_is_done_is_not_drawn_again(corpus: Path, undisturbed: Path, copied: Path, nobody: None) -> None:
@@ -165,7 +170,8 @@ def test_other_options_or_another_model_are_drawn_anew(tmp_path: Path, tiny_bert
 def test_figures_of_other_options_give_way(corpus: Path, tmp_path: Path, worker_here: None) -> None:
     batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, choice=Choice(pick=((0, 1),))))
     assert batch("own", Corpus([corpus]), tmp_path, PLAIN).n_fresh == len(TEXTS)
-    assert not list(tmp_path.rglob("L00H01.png")) and len(list(tmp_path.rglob("L00.png"))) == len(TEXTS)
+    assert not list(tmp_path.rglob("L00H01.png"))
+    assert len(list(tmp_path.rglob("L00.png"))) == len(TEXTS)
     assert batch("own", Corpus([corpus]), tmp_path, PLAIN).n_fresh == 0
 
 
@@ -177,7 +183,8 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
     status, out, err = run("batch", path, "-o", "out", "-L", "0", "-m", tiny_bert, "--workers", "1", "--json")
     assert status == 1
     told = json.loads(out)
-    assert told["schema"] == "attnscope.batch/1" and told["complete"]
+    assert told["schema"] == "attnscope.batch/1"
+    assert told["complete"]
     assert [text["line"] for text in told["texts"]] == [1, 4]
     assert [failure["line"] for failure in told["failed"]] == [2, 3]
     assert re.search(r"^failed: .*texts\.jsonl, line 2: ", err, re.M)
@@ -339,7 +346,8 @@ def test_hostile_text_shows_as_itself() -> None:
     html = page(Batch(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),)))
     assert "http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'sha256-" in html
     seen = Seen(html)
-    assert "script" not in seen.tags and seen.tags.count("img") == 1
+    assert "script" not in seen.tags
+    assert seen.tags.count("img") == 1
     assert set(seen.links) == {"manifest.jsonl", "00000-p/L00.png", "00000-p/heatmap.npz"}
     shown = HOSTILE.replace("\u202e", "<U+202E>").replace("\x1b", "<U+001B>").replace("\0", "<U+0000>")
     assert seen.text.count(shown) == 8  # title, heading, source, text, note; of the failed: source, reason, text

@@ -33,4 +33,5 @@ def test_what_a_model_cannot_do_is_none(name: str, extras: set[str]) -> None:
     tokenizer = model.tokenizer
     assert (tokenizer.mask_id, tokenizer.chat, bool(tokenizer.ordinary_ids())) == (None, None, ours)
     if ours:
-        assert model.resumes and model.loss is None
+        assert model.resumes
+        assert model.loss is None

@@ -43,7 +43,8 @@ def groups_of(tokens: Tokens) -> list[list[int]]:
 def test_merging_words_sums_over_keys_and_averages_over_queries(queries: Tokens, keys: Tokens, seed: int) -> None:
     before = map_of(queries, keys, kind="cross", seed=seed)
     after = record_of(before).merge_words().maps[0]
-    rows, columns = groups_of(queries), groups_of(keys)
+    rows = groups_of(queries)
+    columns = groups_of(keys)
     assert after.weights.shape == (2, 3, len(rows), len(columns))
     for layer, head in np.ndindex(2, 3):
         for i, row in enumerate(rows):

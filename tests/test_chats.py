@@ -153,7 +153,8 @@ def test_damaged_conversations_are_read_or_skipped_with_the_reason(llama: Huggin
         texts, problems = read(write(tmp_path / "c.jsonl", [GOOD, *entries]), llama)
         assert len(texts) + len(problems) == 5
         assert not any("\n" in reason for reason in problems)
-        n_read, n_skipped = n_read + len(texts), n_skipped + len(problems)
+        n_read = n_read + len(texts)
+        n_skipped = n_skipped + len(problems)
     assert n_read > 60 < n_skipped
 
 
@@ -167,7 +168,8 @@ def test_a_model_without_a_template_reads_roles_and_texts(tmp_path: Path) -> Non
 
 
 def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
-    pipe, lines = tmp_path / "c.jsonl", "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
+    pipe = tmp_path / "c.jsonl"
+    lines = "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=(lines,))
     writer.start()
@@ -182,6 +184,7 @@ def test_what_a_model_writes_is_said_to_be_greedy_and_its_template_named(llama: 
         plain = attnscope.heatmap(llama, "who wrote it", generate=3)
         asked = attnscope.heatmap(llama, "who wrote it", generate=3, chat=True)
     hints = [[note for note in record.run["notes"] if "--chat" in note] for record in (plain, asked)]
-    assert len(hints[0]) == 1 and not hints[1]
+    assert len(hints[0]) == 1
+    assert not hints[1]
     written = set(asked.maps[0].queries.labels[asked.maps[0].queries.n_given :])
     assert {link.query for link in find_links(asked)} <= written

@@ -33,9 +33,12 @@ def test_help_and_version_are_on_stdout(run: Run) -> None:
         ["help", "heads"],
     ):
         result = run(*arguments)
-        assert (result.status, result.err) == (0, "") and "Usage" in result.out
+        assert (result.status, result.err) == (0, "")
+        assert "Usage" in result.out
     result = run()
-    assert result.status == 2 and "Usage" in result.out and result.err == ""
+    assert result.status == 2
+    assert "Usage" in result.out
+    assert result.err == ""
 
 
 # What it writes
@@ -44,8 +47,10 @@ def test_help_and_version_are_on_stdout(run: Run) -> None:
 def test_the_first_command_of_a_new_user(run: Run, tmp_path: Path) -> None:
     result = run("heatmap", TIRED)
     assert (result.status, result.err) == (0, "")
-    answer, paths = result.out.splitlines()[:7], [Path(line) for line in result.out.splitlines()[7:]]
-    assert answer[1] == "L0H2  ' → didn  1.00" and answer[-1].startswith("open file://")
+    answer = result.out.splitlines()[:7]
+    paths = [Path(line) for line in result.out.splitlines()[7:]]
+    assert answer[1] == "L0H2  ' → didn  1.00"
+    assert answer[-1].startswith("open file://")
     assert [path.name for path in paths] == [
         "overview.png",
         *(f"L{layer:02d}.png" for layer in range(6)),
@@ -88,7 +93,8 @@ def test_every_format_at_once(run: Run, tmp_path: Path) -> None:
     assert len(rows) == saved.weights.size
     for row in rows:
         head = saved.of(int(row["layer"]), int(row["head"]))
-        query, key = int(row["query"]), int(row["key"])
+        query = int(row["query"])
+        key = int(row["key"])
         assert np.float32(row["weight"]) == head[query, key]
         assert (row["query_token"], row["key_token"]) == (saved.tokens[query], saved.tokens[key])
 
@@ -98,7 +104,8 @@ def test_json_is_one_document_and_nothing_else(run: Run) -> None:
     document = json.loads(result.out)
     unknown = "note: 3 words are unknown to the tokenizer, which reads [UNK] instead: 你, 好, 😀\n"
     others = result.err.removeprefix(unknown)
-    assert others != result.err and (others == "" or others.startswith("note: no installed font has "))
+    assert others != result.err
+    assert others == "" or others.startswith("note: no installed font has ")
     assert document["schema"] == "attnscope.heatmap/2"
     assert document["files"] == ["out/L00.png", "out/query-001.png"]
     assert document["options"]["text"] == "The café 你好 😀"
@@ -127,7 +134,8 @@ def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run: Run) -> None:
     text = "word " * 600
     result = run("heatmap", text, "--pick", "L0H0", "-f", "npz", "--pool", "0")
     said = "the text has 602 tokens, the model takes 512: the first 510 of the text are shown"
-    assert result.err.startswith(f"note: {said}") and len(result.err.splitlines()) == 1
+    assert result.err.startswith(f"note: {said}")
+    assert len(result.err.splitlines()) == 1
     assert said in load(result.out.strip()).run["notes"][-1]
     assert run("heatmap", text, "--pick", "L0H0", "-f", "npz", "-q").err == ""
     assert said in run("show", result.out.strip()).err

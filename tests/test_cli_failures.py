@@ -216,7 +216,8 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
     ]
     assert all((tmp_path / name).is_file() for name in out.splitlines())  # Ctrl-C may come as the last is in its place
     left = [path.name for path in (tmp_path / "out").iterdir()]
-    assert left and all(name.endswith((".png", ".svg", ".pdf")) and not name.startswith(".") for name in left)
+    assert left
+    assert all(name.endswith((".png", ".svg", ".pdf")) and not name.startswith(".") for name in left)
     with pytest.raises(ProcessLookupError):  # nothing of the group is left running
         os.killpg(run.pid, 0)
 
@@ -225,7 +226,8 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     path = simple(200, layers=3).save(tmp_path / "heatmap.npz")
     command = [sys.executable, "-m", "attnscope", "show", str(path), "--json"]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout is not None
+        assert run.stderr is not None
         run.stdout.read(10)
         run.stdout.close()
         assert run.stderr.read() == b""
@@ -251,7 +253,8 @@ def test_a_stdout_that_is_closed_is_no_error(tmp_path: Path, arguments: list[str
 def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path: Path) -> None:
     path = simple(5, layers=1).save(tmp_path / "heatmap.npz")
     result = process("show", path, env={"PYTHONIOENCODING": "ascii", "LANG": "C"})
-    assert (result.returncode, result.stderr) == (0, "") and result.stdout.isascii()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.isascii()
     odd = os.fsdecode(b"out-\xff")
     result = process("show", path, "-o", odd, "-f", "npz", text=False)
     assert (result.returncode, result.stdout) == (0, b"out-\xff/heatmap.npz\n")

@@ -60,7 +60,8 @@ def places(found: Comparison, table: str = "heads") -> list[tuple[int, int]]:
 
 def mean_by_hand(model, texts: list[str], a: tuple[int, int], b: tuple[int, int], measure: str, special: bool) -> float:
     """The mean divergence of two heads, row by row, from the records of `heatmap`."""
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for text in texts:
         record = attnscope.heatmap(model, text)
         record = record if special else record.hide_special()
@@ -78,7 +79,8 @@ def mean_by_hand(model, texts: list[str], a: tuple[int, int], b: tuple[int, int]
 
 class TestAllHeads:
     def test_copies_of_a_text_count_once(self, tiny) -> None:
-        once, often = compare(tiny, TEXTS), compare(tiny, [*TEXTS, TEXTS[0].upper(), *TEXTS])
+        once = compare(tiny, TEXTS)
+        often = compare(tiny, [*TEXTS, TEXTS[0].upper(), *TEXTS])
         assert once.grids.keys() == often.grids.keys()
         for name, values in once.grids.items():
             np.testing.assert_array_equal(values, often.grids[name])
@@ -153,8 +155,10 @@ class TestModels:
     def test_distances_are_those_between_rows(self, tiny, other) -> None:
         found = compare_models(tiny, other, TEXTS[1])
         assert found.distance().shape == (6, 15)
-        ours, theirs = attnscope.heatmap(tiny, TEXTS[1]), attnscope.heatmap(other, TEXTS[1])
-        p, q = ours.of(1, 2).astype(float), theirs.of(2, 4).astype(float)
+        ours = attnscope.heatmap(tiny, TEXTS[1])
+        theirs = attnscope.heatmap(other, TEXTS[1])
+        p = ours.of(1, 2).astype(float)
+        q = theirs.of(2, 4).astype(float)
         wanted = ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(-1).mean() / 2
         assert means(found)[5, 14] == pytest.approx(wanted, abs=KEPT)
         assert (found["match:hellinger"] >= 0).sum() == 6
@@ -217,7 +221,9 @@ class TestMinimalPairs:
         found = compare_texts(minilm, TIRED, WIDE, query="it")
         names = [found.head_names[head] for head in ranked(found)]
         assert "L3H1" in names[:5]
-        head, it, animal = names.index("L3H1"), 10, 2
+        head = names.index("L3H1")
+        it = 10
+        animal = 2
         assert head == 0
         place = found.head_names.index("L3H1")
         assert found["weights:first"][place, it, animal] == pytest.approx(0.68, abs=0.005)
@@ -278,7 +284,8 @@ def record(request: pytest.FixtureRequest, tiny, other) -> Comparison:
 def test_a_record_comes_back_without_loss(record: Comparison, tmp_path: Path) -> None:
     require_lossless(record, tmp_path)
     rows = list(csv.reader(record.to_csv().splitlines()))
-    assert len({len(row) for row in rows}) == 1 and len(rows) > 1
+    assert len({len(row) for row in rows}) == 1
+    assert len(rows) > 1
     arrays = record.arrays()
     for name in [name for name, array in arrays.items() if array.shape[0] > 1 and not name.startswith("merges")]:
         cut = arrays | {name: arrays[name][:1]}

@@ -64,7 +64,8 @@ def test_the_trace_prints_every_number(attnscope: Run) -> None:
 def test_the_split_prints_every_number(attnscope: Run) -> None:
     status, out, _ = attnscope("learn", "split", "--drop", "0,1", "--all")
     assert status == 0
-    single, four = WORKED["single_head"], WORKED["four_heads"]
+    single = WORKED["single_head"]
+    four = WORKED["four_heads"]
     for matrix in (
         single["weights"],
         single["output"],
@@ -76,7 +77,8 @@ def test_the_split_prints_every_number(attnscope: Run) -> None:
         four["output"],
     ):
         assert has_matrix(out, WORKED["tokens"], matrix)
-    assert "H0: 0.9600" in out and "H1: 0.9941" in re.sub(r"\s+", " ", out)
+    assert "H0: 0.9600" in out
+    assert "H1: 0.9941" in re.sub(r"\s+", " ", out)
     status, out, _ = attnscope("learn", "split", "--drop", "0,1", "--json")
     document = json.loads(out)
     heads = [single["weights"], WORKED["weights_head_1"], WORKED["weights_head_2"], *four["weights"]]
@@ -111,9 +113,11 @@ def test_a_text_is_traced_and_saved_and_its_lines_run(attnscope: Run, tmp_path: 
 
 def test_splits_and_costs_are_saved(attnscope: Run, tmp_path: Path) -> None:
     status, out, _ = attnscope("learn", "split", "--counts", "2", "-o", "s")
-    assert status == 0 and out.splitlines()[-3:] == ["s/split.npz", "s/split.csv", "s/split.png"]
+    assert status == 0
+    assert out.splitlines()[-3:] == ["s/split.npz", "s/split.csv", "s/split.png"]
     status, out, _ = attnscope("learn", "cost", "gpt2", "-o", "c")
-    assert status == 0 and out.splitlines()[-2:] == ["c/cost.csv", "c/cost.json"]
+    assert status == 0
+    assert out.splitlines()[-2:] == ["c/cost.csv", "c/cost.json"]
     assert Cost.load(tmp_path / "c" / "cost.npz").as_json() == cost("gpt2").as_json()
 
 
@@ -141,15 +145,19 @@ SAT = ["1 1 2 0 1", "0.71, 0.71, 1.41, 0, 0.71", "(0.18 0.18 0.37 0.09 0.18)", "
 
 
 def take_quiz(answers: list[str], token: str | None = "sat") -> str:
-    lines, printed = io.StringIO("".join(f"{answer}\n" for answer in answers)), io.StringIO()
+    lines = io.StringIO("".join(f"{answer}\n" for answer in answers))
+    printed = io.StringIO()
     ask(trace_example(token, [0]), Console(file=printed, width=100), lines.readline)
     return printed.getvalue()
 
 
 def test_right_answers_are_graded_right() -> None:
     out = take_quiz(SAT)
-    assert out.count("Right.") == 4 and "4 of 4 right" in out
-    assert "np.exp" not in out and "Softmax: exponentials" not in out and "Weighted values" not in out
+    assert out.count("Right.") == 4
+    assert "4 of 4 right" in out
+    assert "np.exp" not in out
+    assert "Softmax: exponentials" not in out
+    assert "Weighted values" not in out
 
 
 def test_wrong_and_missing_answers_are_told_apart() -> None:
@@ -172,4 +180,5 @@ def test_a_quiz_without_answers_says_what_is_missing(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     status, _, err = attnscope("learn", "trace", "--quiz", *arguments)
-    assert status and said in err
+    assert status
+    assert said in err

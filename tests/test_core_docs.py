@@ -69,7 +69,8 @@ FUNCTIONS = {name: of for name, of in PUBLIC.items() if inspect.isfunction(of[0]
 
 def sections(thing: Any) -> dict[str, str]:
     """The parts of a docstring in Google's style; "" is what comes first."""
-    found, at = {"": ""}, ""
+    found = {"": ""}
+    at = ""
     for line in (inspect.getdoc(thing) or "").splitlines():
         heading = re.fullmatch(r"(Args|Returns|Yields|Raises|Source|Attributes):", line)
         if heading:

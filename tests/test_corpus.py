@@ -188,7 +188,8 @@ def test_progress_and_the_hash_of_what_was_read(tmp_path):
     ],
 )
 def test_what_cannot_be_read_is_listed_and_the_next_file_follows(name, raw, before, line, reason, tmp_path):
-    path, after = write(tmp_path / name, raw), write(tmp_path / "after.txt", "after")
+    path = write(tmp_path / name, raw)
+    after = write(tmp_path / "after.txt", "after")
     held = Corpus([path, after])
     for _ in range(2):  # the list is that of one iteration
         read = [text.text for text in held]
@@ -316,7 +317,8 @@ def test_a_pair_of_which_a_text_is_missing_is_listed(tmp_path, line, reason):
     path.write_text(f'{line}\n{{"text": "Who?", "context": "The cat."}}')
     corpus = Corpus(path, pair_field="context")
     assert [text.pair for text in corpus] == ["The cat."]
-    assert [problem.line for problem in corpus.problems] == [1] and reason in corpus.problems[0].reason
+    assert [problem.line for problem in corpus.problems] == [1]
+    assert reason in corpus.problems[0].reason
 
 
 def test_a_pair_is_tokenised_with_its_sides_told_apart():

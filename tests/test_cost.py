@@ -150,7 +150,8 @@ def test_every_formula_with_its_numbers_gives_its_value(preset: str) -> None:
             checked += 1
     assert checked > 12
     total = table["value"][(table["group"] == "parameters") & (table["unit"] == "parameters")].sum()
-    layer, whole = found.value("projections_per_layer"), found.value("parameters")
+    layer = found.value("projections_per_layer")
+    whole = found.value("parameters")
     assert total == layer + 2 * whole, "the parts sum to the whole"
 
 
@@ -245,6 +246,9 @@ def test_the_answer_stands_in_the_first_lines_and_formulas_come_with_all(name: s
         lines[every] = file.getvalue().splitlines()
         assert max(map(len, lines[every])) <= 80
     first = " ".join(lines[False][:4])
-    assert "attention is" in first and "parameters" in first and "d_model" in first
-    assert len(lines[False]) < 40 and not any("· d_head" in line for line in lines[False])
+    assert "attention is" in first
+    assert "parameters" in first
+    assert "d_model" in first
+    assert len(lines[False]) < 40
+    assert not any("· d_head" in line for line in lines[False])
     assert any("2 · d_model · d_head" in line for line in lines[True])

@@ -223,7 +223,8 @@ def test_numbers_that_are_none_are_refused_without_a_warning(
     held[member] = np.full(held[member].shape, value)
     (tmp_path / name).write_bytes(saved(held))
     status, out, err = run("show", name)
-    assert (status, out) == (1, "") and told in err
+    assert (status, out) == (1, "")
+    assert told in err
     require_one_line(status, err)
 
 
@@ -283,7 +284,8 @@ def test_a_model_whose_json_is_nested_deeply_is_refused_in_one_line(name: str, t
     (tiny_bert / name).write_text("[" * 3000, "utf-8")
     status, _, err = run("heatmap", "--rollout", "the cat", "-m", tiny_bert)
     require_one_line(status, err)
-    assert status == 1 and "nested too deeply" in err
+    assert status == 1
+    assert "nested too deeply" in err
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
@@ -292,7 +294,8 @@ def test_a_tokenizer_without_the_unknown_token_is_refused_in_one_line(engine: st
     path.write_text(path.read_text("utf-8").replace('"[UNK]":', '"[GONE]":'), "utf-8")
     status, _, err = run("heatmap", "--rollout", "the 7 cat", "-m", tiny_bert, "--engine", engine)
     require_one_line(status, err)
-    assert status == 1 and "tokenizer" in err
+    assert status == 1
+    assert "tokenizer" in err
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
@@ -300,4 +303,5 @@ def test_token_numbers_beyond_the_embedding_are_refused_in_one_line(engine: str,
     write_tokenizer(tiny_bert, [*VOCABULARY[:5], *(f"[{i}]" for i in range(200)), *VOCABULARY[5:]])
     status, _, err = run("heads", "the cat", "-m", tiny_bert, "--engine", engine)
     require_one_line(status, err)
-    assert status == 1 and "token number" in err
+    assert status == 1
+    assert "token number" in err

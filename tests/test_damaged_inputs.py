@@ -85,7 +85,8 @@ EACH = 10
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.usefixtures("one_thread")
 def test_damaged_inputs_run_or_are_one_line(seed: int) -> None:
-    chance, before = random.Random(seed), settings()
+    chance = random.Random(seed)
+    before = settings()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for _ in range(EACH):

@@ -45,7 +45,9 @@ def test_the_sum_of_its_parts_is_what_it_computes() -> None:
     with torch.no_grad():
         for weight in network.parameters():
             weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) / 4)
-    ids, n, width = ids_of(1, 9), 9, 6
+    ids = ids_of(1, 9)
+    n = 9
+    width = 6
     speeds = 10_000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
     turns = torch.polar(torch.ones(n, 3, dtype=torch.float64), torch.outer(torch.arange(n).double(), speeds))
 
@@ -56,7 +58,8 @@ def test_the_sum_of_its_parts_is_what_it_computes() -> None:
     with torch.no_grad():
         stream = network.embed.weight[ids[0]]
         for layer in network.layers:
-            given, a = layer.attention_norm(stream), layer.attention
+            given = layer.attention_norm(stream)
+            a = layer.attention
             heads = []
             for h in range(3):
                 rows = slice(h * width, (h + 1) * width)
@@ -73,7 +76,8 @@ def test_the_sum_of_its_parts_is_what_it_computes() -> None:
 def test_it_is_trained_like_any_module_and_a_wrapped_one_is_a_copy() -> None:
     network = decoder(WORDS, n_layers=1, n_heads=1, d_model=16)
     model = wrap(network)
-    optimizer, ids = torch.optim.Adam(network.parameters(), lr=0.02), ids_of(4, 12)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
+    ids = ids_of(4, 12)
     before = model.outputs(Batch(ids), attend).logits
     losses = []
     for _ in range(60):
@@ -99,7 +103,8 @@ def test_its_heads_are_taken_out_at_the_seam() -> None:
     texts = ["the cat sat on a mat", "a mat and the cat sat on the mat"]
     model = wrap(decoder(WORDS, n_layers=2, n_heads=3, d_model=18))
     found = attnscope.ablate(model, texts, attnscope.AblateOptions(modes=("zero",)))
-    network, sums = model.network, np.zeros(2)
+    network = model.network
+    sums = np.zeros(2)
     weight = network.layers[1].attention.out_proj.weight
     for changed in (False, True):
         with torch.no_grad():

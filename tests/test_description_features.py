@@ -117,7 +117,9 @@ def test_numbers_go_up_to_their_highest_level_and_no_further() -> None:
     for feature, block in zip(FEATURES.values(), levels, strict=True):
         assert block.max() < feature.levels, feature.name
     near = FEATURES["near"].of(known, np.array([5]))[0]
-    assert near.argmax() == 5 and (np.diff(near[:6]) >= 0).all() and (np.diff(near[5:]) <= 0).all()
+    assert near.argmax() == 5
+    assert (np.diff(near[:6]) >= 0).all()
+    assert (np.diff(near[5:]) <= 0).all()
     assert not FEATURES["near_left"].of(known, np.array([5]))[0][6:].any()
     likeness = FEATURES["likeness"].of(known, np.array([2]))[0]
     assert likeness[7] == likeness.max() > 0
@@ -143,8 +145,11 @@ def test_lines_and_brackets_of_source_are_features() -> None:
     def seen(name: str, query: str) -> str:
         return " ".join(pieces[key] for key in keys(name, pieces.index(query), known))
 
-    assert seen("opener", "b") == "[" and seen("opener", "a") == "(" and seen("opener", "]") == "["
-    assert seen("opener", "f") == "" and seen("opener", "z") == "("
+    assert seen("opener", "b") == "["
+    assert seen("opener", "a") == "("
+    assert seen("opener", "]") == "["
+    assert seen("opener", "f") == ""
+    assert seen("opener", "z") == "("
     assert seen("line", "y") == "y"
     assert seen("line_start", "(") == "def"
 

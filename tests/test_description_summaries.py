@@ -69,8 +69,10 @@ def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
 def test_kinds_are_named_by_how_much_more_attention_they_get() -> None:
     attention = np.select([np.isin(TYPES, (2, 3)), TYPES == 5, TYPES >= 6], [4.0, 3.0, 0.1], 1.0)
     said = by_kind(names_of(attention), 0, np.zeros(len(EVEN)))
-    assert said.startswith("nouns 2.") and ("(door, key)" in said or "(key, door)" in said)
-    assert said.endswith("), least punctuation") and said.count("×") <= 2
+    assert said.startswith("nouns 2.")
+    assert "(door, key)" in said or "(key, door)" in said
+    assert said.endswith("), least punctuation")
+    assert said.count("×") <= 2
 
 
 def test_kinds_are_named_given_the_other_terms() -> None:

@@ -67,12 +67,14 @@ def test_heads_that_were_built_are_described_as_they_were_built(of_own: Heads) -
         row = of_own.row(*place)
         terms = terms_of(of_own, row, "rests" if feature.startswith("special:") else "attends")
         assert terms["feature"][0] == feature, table["description"][row]
-        assert table["kl_explained"][row] > 0.95 and not table["other_half"][row]
+        assert table["kl_explained"][row] > 0.95
+        assert not table["other_half"][row]
         assert table.part("whole_explained", "low")[row] <= table["whole_explained"][row]
         shares = terms["share"]
         assert (np.isnan(shares) | ((shares >= -1e-3) & (shares <= 1.001))).all()
     even = of_own.row(0, 6)
-    assert table["description"][even] == "spreads evenly" and table["whole_nats"][even] < 0.005
+    assert table["description"][even] == "spreads evenly"
+    assert table["whole_nats"][even] < 0.005
     assert math.isnan(table["whole_explained"][even])
 
 
@@ -82,9 +84,13 @@ def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
     found = heads(minilm, Corpus([ALICE], split="paragraph"), options)
     referents, names = (str(found["heads"]["summary"][found.row(*place)]) for place in ((3, 1), (5, 3)))
     first = terms_of(found, found.row(5, 3))
-    assert first["own"][0] and first["words"][0].startswith("tokens like alice, rabbit")
-    assert names.startswith("names ") and "alice" in names and " → " in names
-    assert "names " in referents and "least commas" in referents
+    assert first["own"][0]
+    assert first["words"][0].startswith("tokens like alice, rabbit")
+    assert names.startswith("names ")
+    assert "alice" in names
+    assert " → " in names
+    assert "names " in referents
+    assert "least commas" in referents
     # Heads that were not chosen have no line.
     assert (found["heads"]["description"] != "").sum() == 3
 
@@ -136,7 +142,8 @@ def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -
     network = AutoModel.from_pretrained(tmp_path / "bert")
     model = attnscope.load(network, AutoTokenizer.from_pretrained(tmp_path / "bert"))
     found = heads(model, paragraphs[:12], HeadsOptions(describe=FEW))
-    assert not found.run.get("failures") and found.is_described
+    assert not found.run.get("failures")
+    assert found.is_described
 
 
 def test_findings_keep_what_a_head_does(of_own: Heads, tmp_path: Path) -> None:
@@ -148,17 +155,21 @@ def test_findings_keep_what_a_head_does(of_own: Heads, tmp_path: Path) -> None:
     assert term["share"][0] > term.part("share", "baseline")[0]
     # What fails most, with the keys that were expected.
     failures = kept["failures"].select(kept["failures"]["head"] == row)
-    assert 0 < len(failures) <= 3 and (np.diff(failures["nats"]) <= 0).all()
+    assert 0 < len(failures) <= 3
+    assert (np.diff(failures["nats"]) <= 0).all()
     number = int((kept["failures"]["head"] == row).argmax())
     expected = kept["expected"].select(kept["expected"]["failure"] == number)
-    assert expected["place"][0] == failures["place"][0] and expected["token"][0] == failures["token"][0]
+    assert expected["place"][0] == failures["place"][0]
+    assert expected["token"][0] == failures["token"][0]
 
 
 def test_without_descriptions_there_are_no_columns_of_them(own: Model, paragraphs: list[str]) -> None:
     found = heads(own, paragraphs[:3], HeadsOptions(describe=None))
-    assert "description" not in found["heads"] and not found.is_described
+    assert "description" not in found["heads"]
+    assert not found.is_described
     one = heads(own, ["A single text, which says nothing of others."], HeadsOptions(describe=FEW))
-    assert not one.is_described and "takes at least two texts" in " ".join(one.report().guide)
+    assert not one.is_described
+    assert "takes at least two texts" in " ".join(one.report().guide)
 
 
 def test_a_failure_costs_the_descriptions_alone(
@@ -169,7 +180,8 @@ def test_a_failure_costs_the_descriptions_alone(
 
     monkeypatch.setattr("attnscope.studies.heads.study.add_descriptions", fail)
     found = heads(own, paragraphs[:4], HeadsOptions(describe=FEW))
-    assert len(found["heads"]) and not found.is_described
+    assert len(found["heads"])
+    assert not found.is_described
     assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]
 
 
@@ -178,7 +190,8 @@ def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> N
     sep = {"words": "[SEP]", "weight": 2.0, "share": Estimate(0.3, baseline=0.02)}
     repelled = {"words": "[SEP]", "weight": -1.0, "share": Estimate(0.02, baseline=0.1)}
     assert _resting(0.31, [cls, sep]) == "rests 69% on [SEP] and [CLS]"
-    assert _resting(0.31, [cls, repelled]) == "rests 69% on [CLS]" and _resting(0.99, [cls]) == ""
+    assert _resting(0.31, [cls, repelled]) == "rests 69% on [CLS]"
+    assert _resting(0.99, [cls]) == ""
     assert _attending(2.0, 0.66, "near tokens") == "near tokens"
     assert _attending(0.04, 0.66, "near tokens") == "all other tokens evenly"
     assert _attending(2.0, 0.2, "near tokens") == "near tokens; mostly undescribed"
@@ -208,19 +221,24 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
     chance = random.Random(1)
     texts = [" ".join(chance.choices("abcdefg", k=12)) for _ in range(8)]
     found = heads(model, texts, HeadsOptions(describe=FEW))
-    assert (found["heads"]["description"] != "").all() and len(found["heads"]) == 18
+    assert (found["heads"]["description"] != "").all()
+    assert len(found["heads"]) == 18
     for layer in range(2):
         row = found.row(layer, 1, "decoder")
-        assert found["heads"]["first_term"][row] == "offset-1" and found["heads"]["kl_explained"][row] > 0.9
+        assert found["heads"]["first_term"][row] == "offset-1"
+        assert found["heads"]["kl_explained"][row] > 0.9
     units, frequencies = read_sample(model, texts, FEW)
     groups = {group.kind: group for group in join_rows(model, units, frequencies)}
     for number, unit in enumerate(units[:2]):
-        tokens, kept = unit.chunk.tokens, Weights()
+        tokens = unit.chunk.tokens
+        kept = Weights()
         assert unit.target is not None
         with torch.no_grad():
             model.run(batch_of([tokens], [target_of(unit.target, tokens)]), kept)
         for kind in ("decoder", "cross"):
-            active, queries, offsets = groups[kind].active, groups[kind].queries, groups[kind].offsets
+            active = groups[kind].active
+            queries = groups[kind].queries
+            offsets = groups[kind].offsets
             rows = np.flatnonzero(active.texts == number)
             assert len(rows)
             for head, (layer, at) in enumerate(groups[kind].heads):

@@ -177,7 +177,10 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     None is of a kind that the others do not show. The interval allows for such texts, so it holds the truth more often.
     """
     drawn = np.random.default_rng(7)
-    n_held, n_samples, true, widths = 0, 1500, 0.6, []
+    n_held = 0
+    n_samples = 1500
+    true = 0.6
+    widths = []
     for _ in range(n_samples):
         nats = drawn.gamma(6.0, 0.4, 27)
         left = nats * (1 - true) * drawn.gamma(8.0, 1 / 8, 27)

@@ -45,14 +45,16 @@ def test_a_layer_on_disk_changes_nothing(name: str, folder: str) -> None:
 
 def test_the_record_says_where_the_layers_lie(folder: str) -> None:
     record = attnscope.heatmap(models.load(folder, device_map=FIRST_ON_DISK), "the cat")
-    assert record.run["device"] == "cpu" and record.run["dtype"] == "float32"
+    assert record.run["device"] == "cpu"
+    assert record.run["dtype"] == "float32"
     assert any("disk (1 part)" in note for note in record.run["notes"])
 
 
 def test_auto_from_the_command_line(folder: str, run: Run) -> None:
     status, out, err = run("heatmap", "the cat", "-m", folder, "--device", "all", "-o", "o", "-f", "npz")
     assert status == 0, err
-    assert "Spread over" in err and out.endswith(".npz\n")
+    assert "Spread over" in err
+    assert out.endswith(".npz\n")
 
 
 def test_without_accelerate_the_extra_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,7 +154,8 @@ def test_a_device_that_is_not_there_is_refused_in_one_line_with_a_hint(device: s
         pytest.skip("there is one here")
     with pytest.raises(AttnscopeError) as raised:
         models.load("own", device=device)
-    assert device.partition(":")[0] in raised.value.message and "\n" not in str(raised.value)
+    assert device.partition(":")[0] in raised.value.message
+    assert "\n" not in str(raised.value)
     assert "cpu is always there" in raised.value.hint
 
 

@@ -65,7 +65,8 @@ def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(
     rows = replace(rows, attention=attending(rows, 3.0 * planted, 0.5, seed))
     values, explained = first_term(rows, offsets, x)
     on = planted[rows.of_texts(range(N_TEXTS // 2, N_TEXTS)).entries]
-    assert np.corrcoef(on, values)[0, 1] > correlation and explained > share
+    assert np.corrcoef(on, values)[0, 1] > correlation
+    assert explained > share
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,7 +95,8 @@ def test_texts_of_one_token_or_one_type_are_described_all_the_same(texts: list[s
 def test_levels_begin_at_the_quantiles_of_all_occurrences() -> None:
     drawn = np.random.default_rng(0)
     for n in (1, 2, 7, 40):
-        scores, occurrences = drawn.normal(size=n).astype(np.float32), drawn.integers(0, 9, n)
+        scores = drawn.normal(size=n).astype(np.float32)
+        occurrences = drawn.integers(0, 9, n)
         occurrences[0] += 1
         edges = np.unique(np.quantile(np.repeat(scores, occurrences), KEY_CUTS))
         levels, _ = quantise(scores, occurrences, KEY_CUTS)

@@ -100,7 +100,8 @@ def test_neighbours_in_a_clustering_are_the_most_alike() -> None:
     merges, order = cluster_heads(np.abs(points[:, None] - points))
     places = order.tolist()
     assert abs(places.index(0) - places.index(2)) == abs(places.index(1) - places.index(3)) == 1
-    assert merges[0, 2] == pytest.approx(0.1) and merges.shape == (4, 4)
+    assert merges[0, 2] == pytest.approx(0.1)
+    assert merges.shape == (4, 4)
     never_compared = np.array([[0.0, 1.0, np.nan], [1.0, 0.0, 2.0], [np.nan, 2.0, 0.0]])
     assert cluster_heads(never_compared)[0][:, 2].tolist() == [1.0, 2.0]
 
@@ -119,9 +120,12 @@ def test_points_of_a_plane_keep_their_distances() -> None:
 @pytest.mark.parametrize("n", [0, 1])
 def test_one_head_or_none_is_no_tree_and_stands_in_the_middle(n: int) -> None:
     merges, order = cluster_heads(np.zeros((n, n)))
-    assert merges.shape == (0, 4) and order.tolist() == list(range(n))
+    assert merges.shape == (0, 4)
+    assert order.tolist() == list(range(n))
     places, explained = classical_mds(np.zeros((n, n)))
-    assert places.shape == (n, 2) and not places.any() and not explained.any()
+    assert places.shape == (n, 2)
+    assert not places.any()
+    assert not explained.any()
 
 
 def test_the_matching_is_the_best_of_all_and_not_the_nearest_of_each() -> None:

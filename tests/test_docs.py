@@ -81,7 +81,8 @@ def is_output(shown: str, printed: str) -> bool:
         found = next((start for start in starts if rest[start : start + len(part)] == part), None)
         if found is None:
             return False
-        rest, free = rest[found + len(part) :], False
+        rest = rest[found + len(part) :]
+        free = False
     return free or not rest
 
 
@@ -335,7 +336,8 @@ def test_a_newcomer_types_nothing_but_readme() -> None:
     first, activate, *lines = readme_lines()
     assert first.startswith(f"{install}.venv/bin/attnscope heatmap ")
     assert activate == "source .venv/bin/activate"
-    assert len(lines) > 1 and all(line.startswith("attnscope ") for line in lines)
+    assert len(lines) > 1
+    assert all(line.startswith("attnscope ") for line in lines)
     require_options([*lines, first.removeprefix(f"{install}.venv/bin/")])
 
 
@@ -348,7 +350,8 @@ def test_help_lists_commands_in_the_order_of_readme() -> None:
 @pytest.mark.slow
 def test_readme_works_in_a_shell_in_which_only_its_lines_were_typed(tmp_path: Path) -> None:
     """Only `pip` is not itself: it installs what is installed here already, into the environment that is active."""
-    clone, path = tmp_path / "attnscope", tmp_path / "bin"
+    clone = tmp_path / "attnscope"
+    path = tmp_path / "bin"
     clone.mkdir()
     path.mkdir()
     for name in ("constraints.txt", "pyproject.toml", "sample_texts"):
@@ -432,7 +435,8 @@ def test_numbers_of_measures_roles_and_model_types_are_those_of_the_pages_that_a
     )
     exact = sum(int(number) for result, number in table.items() if result.startswith("exact"))
     stated = re.search(r"all (\d+) model types .*?\. (\d+) are shown exactly, and none wrongly\b", readme)
-    assert stated is not None and "shown wrongly" not in table
+    assert stated is not None
+    assert "shown wrongly" not in table
     assert stated.groups() == (str(sum(map(int, table.values()))), str(exact))
 
 

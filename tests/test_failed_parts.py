@@ -52,7 +52,8 @@ def test_figures_name_the_part_that_failed(name: str, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Drawing, "vector", look)
     record = failed_record(name)
-    assert len(record.draw(tmp_path, "svg")) == len(said) > 0 and all(said)
+    assert len(record.draw(tmp_path, "svg")) == len(said) > 0
+    assert all(said)
 
 
 def test_a_record_whose_failures_say_nothing_is_refused(tmp_path: Path) -> None:

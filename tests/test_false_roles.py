@@ -86,7 +86,8 @@ def roles_of(head: Any) -> set[str]:
 @pytest.mark.parametrize("sharpness", [3.0, 10.0])
 def test_sharp_random_heads_get_no_role_that_other_texts_deny(kind: str, sharpness: float, tmp_path: Path) -> None:
     """At most 5 in 100 heads, whatever the corpus; sharp Llamas had 49 from copies, 22, 14, 10 from 2, 3, 9."""
-    n_heads, false = 0, Counter[str]()
+    n_heads = 0
+    false = Counter[str]()
     for seed in range(8):
         model = sharp_model(tmp_path / str(seed), kind, seed, sharpness)
         # What a head does on 300 other texts it may do.
@@ -148,7 +149,8 @@ def test_false_discoveries_are_held_over_roles(n_texts: int) -> None:
 @pytest.mark.parametrize("name", ["own", "own-causal"])
 def test_planted_heads_are_found_in_ten_texts(name: str) -> None:
     """All of them, but for what fewer than three texts' worth of evidence is about."""
-    model, known = attnscope.load(name), own_roles(name)
+    model = attnscope.load(name)
+    known = own_roles(name)
     chance = np.random.default_rng(0)
     for number in range(6):
         texts = (PARAGRAPHS, SENTENCES)[number % 2]

@@ -33,7 +33,8 @@ def words(canvas: MapsPage) -> list[str]:
 
 
 def encoder_decoder() -> Heatmap:
-    source, target = tokens_of(["a", "b", "c", "</s>"], (3,)), tokens_of(["x", "y"])
+    source = tokens_of(["a", "b", "c", "</s>"], (3,))
+    target = tokens_of(["x", "y"])
     return record_of(
         map_of(source), map_of(target, kind="decoder", seed=1), map_of(target, source, kind="cross", seed=2)
     )
@@ -44,8 +45,10 @@ def encoder_decoder() -> Heatmap:
 
 def test_figures_are_named_by_what_is_in_them() -> None:
     record = simple()
-    assert stems(record) == ["overview", "L00", "L01"] and stems(simple(layers=1), "t1") == ["L00", "query-001"]
-    assert stems(record.only([(1, 2), (0, 1)])) == ["picked"] and stems(record.only([(1, 2)])) == ["L01H02"]
+    assert stems(record) == ["overview", "L00", "L01"]
+    assert stems(simple(layers=1), "t1") == ["L00", "query-001"]
+    assert stems(record.only([(1, 2), (0, 1)])) == ["picked"]
+    assert stems(record.only([(1, 2)])) == ["L01H02"]
     repeated = record_of(map_of(tokens_of(["it", "is", "it"])))
     assert stems(repeated, "it") == ["overview", "L00", "L01", "query-000", "query-002"]
     assert stems(repeated, " it , is ")[3:] == ["query-000", "query-001", "query-002"]
@@ -56,7 +59,8 @@ def test_figures_are_named_by_what_is_in_them() -> None:
 
 def test_the_rows_of_a_query_are_framed_in_labelled_maps() -> None:
     record = record_of(map_of(tokens_of(["it", "is", "it"])))
-    canvas, plain = page_of(record, "L00", "it"), page_of(record, "L00")
+    canvas = page_of(record, "L00", "it")
+    plain = page_of(record, "L00")
 
     def frames(canvas: MapsPage) -> list[tuple[float, float]]:
         orange = [lines for lines in canvas.axes.collections if to_hex(lines.get_edgecolor()[0]) == MARK]
@@ -64,7 +68,8 @@ def test_the_rows_of_a_query_are_framed_in_labelled_maps() -> None:
 
     (x, y), cell = canvas.corners[0], canvas.places.cell[0]
     assert frames(plain) == []
-    assert frames(canvas)[:2] == [(x, y), (x, y + 2 * cell)] and len(frames(canvas)) == 2 * len(canvas.corners)
+    assert frames(canvas)[:2] == [(x, y), (x, y + 2 * cell)]
+    assert len(frames(canvas)) == 2 * len(canvas.corners)
 
 
 def test_each_kind_of_attention_has_figures_of_its_own() -> None:
@@ -180,7 +185,8 @@ def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said() -> N
     step = canvas.tokens_per_label
     assert step > 1
     rows = [t.get_text() for t in canvas.axes.texts if t.get_ha() == "right" and t.get_text() != ""]
-    assert rows.count("t" + str(step)) == 1 and rows.count("t1") == 0  # those of the first map; others are copies
+    assert rows.count("t" + str(step)) == 1
+    assert rows.count("t1") == 0
     assert f"one label for {step} tokens" in " ".join(words(canvas))
 
 
@@ -237,7 +243,8 @@ def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit() -> None:
     assert numbers[:6] == ["", "0.01", "", "1.00", "0.50", "0.25"]
     assert numbers == [f"{w:.2f}" if w >= 0.005 else "" for w in record.weights[0, 0].ravel()]
     colours = [text.get_color() for text in canvas._numbers or ()][:6]
-    assert colours[3] == "white" and colours[5] != "white"  # legible on dark and on light
+    assert colours[3] == "white"
+    assert colours[5] != "white"
     assert "cells without a number: less than 0.005" in " ".join(words(canvas))
     assert page_of(simple(80, layers=1, heads=1), "L00H00")._numbers == []
     assert page_of(simple(6, layers=1, heads=2), "L00")._numbers == []

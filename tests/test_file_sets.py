@@ -28,7 +28,8 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-OLD, NEW = ("a.npz", "b.csv", "c.csv"), ("a.npz", "b.csv", "d.csv")
+OLD = ("a.npz", "b.csv", "c.csv")
+NEW = ("a.npz", "b.csv", "d.csv")
 EARLIER = dict.fromkeys(OLD, "old") | {"index.txt": " ".join(OLD), "notes.txt": "mine"}
 LATER = dict.fromkeys(NEW, "new") | {"index.txt": " ".join(NEW), "notes.txt": "mine"}
 
@@ -51,7 +52,8 @@ def test_a_set_that_is_not_finished_changes_nothing(raised: type[BaseException],
         with pytest.raises(raised), replace_together(folder) as staged:
             (staged / "a.npz").write_text("new")
             raise raised("x")
-    assert contents(target) == EARLIER and not (target / "new").exists()
+    assert contents(target) == EARLIER
+    assert not (target / "new").exists()
 
 
 def test_what_a_killed_run_left_is_removed_and_nothing_else(target: Path) -> None:
@@ -87,7 +89,8 @@ def test_an_empty_name_is_not_the_working_folder(command: tuple[str, ...], run: 
     before = {*Path.cwd().iterdir()}
     for empty in (("-o", ""), ("--out=",)):
         status, out, err = run(*command, "-m", "own", *empty)
-        assert (status, out) == (2, "") and "--out is empty" in err
+        assert (status, out) == (2, "")
+        assert "--out is empty" in err
     assert {*Path.cwd().iterdir()} == before
 
 

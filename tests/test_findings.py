@@ -65,7 +65,8 @@ def test_a_csv_of_described_heads_has_the_twenty_columns_that_people_use_first(t
     found = described_findings(1, 2)
     paths = [found.save(tmp_path / name, every=every) for name, every in (("a.csv", False), ("b.csv", True))]
     few, every = (path.read_text("utf-8").splitlines()[0].split(",") for path in paths)
-    assert len(few) <= 20 < len(every) and {*few} < {*every}
+    assert len(few) <= 20 < len(every)
+    assert {*few} < {*every}
 
 
 def test_columns_are_arrays_and_grids_have_nan_where_there_is_no_such_head() -> None:
@@ -81,7 +82,8 @@ def test_columns_are_arrays_and_grids_have_nan_where_there_is_no_such_head() -> 
 def test_a_head_is_found_with_the_evidence_for_its_roles() -> None:
     found = of(head(0, 0, role("rare")), head(0, 1), head(0, 1, role("local"), role("sink"), kind="cross"))
     assert (found.row(0, 1), found.row(0, 1, "cross")) == (1, 2)
-    assert found.roles_of(2)["role"].tolist() == ["local", "sink"] and not len(found.roles_of(1))
+    assert found.roles_of(2)["role"].tolist() == ["local", "sink"]
+    assert not len(found.roles_of(1))
     with pytest.raises(AttnscopeError, match="no head L7H0"):
         found.row(7, 0)
 
@@ -106,7 +108,8 @@ def test_two_heads_of_one_place_are_refused() -> None:
 
 
 def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:
-    small, large = Estimate(0.005, 0.004, 0.006, count=9.0), Estimate(0.005, -0.001, 0.011, count=9.0)
+    small = Estimate(0.005, 0.004, 0.006, count=9.0)
+    large = Estimate(0.005, -0.001, 0.011, count=9.0)
     lone = Estimate(0.005, NAN, NAN, count=1.0)
     cases = [((small, small), True), ((small, large), False), ((lone, lone), True), ((None, None), False)]
     effects = Table.of(
@@ -118,7 +121,8 @@ def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> 
         causal = {"quantity": "l2", "what": "change", "nothing_below": 0.01, "modes": ["zero", "mean"]}
         found = of(*made, options={"causal": causal})
         heads = found["heads"]
-        columns, values = {**heads.columns, **effects.columns}, {**heads.values}
+        columns = {**heads.columns, **effects.columns}
+        values = {**heads.values}
         values |= {name: np.tile(array, len(kinds)) for name, array in effects.values.items()}
         found = replace(found, tables={**found.tables, "heads": Table(columns, values)})
         assert idle_rows(found).tolist() == [idle for _, idle in cases] * len(kinds)

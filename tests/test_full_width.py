@@ -36,7 +36,8 @@ def test_it_is_one_head_over_all_columns(n_kv_heads: int) -> None:
     call = call_of(n_kv_heads, mask=mask, bias=bias)
     found = full_width(call)
     assert found is not None
-    query, key = side_by_side(call.query[0]), side_by_side(call.key[0], HEADS // n_kv_heads)
+    query = side_by_side(call.query[0])
+    key = side_by_side(call.key[0], HEADS // n_kv_heads)
     _, true = attention(query, key, key, mask=mask[0, 0].numpy(), bias=bias.numpy())
     np.testing.assert_allclose(found.numpy(), true, **EXACT)
 
@@ -63,7 +64,8 @@ def test_heads_that_differ_otherwise_have_none(own: dict[str, object]) -> None:
 
 
 def test_the_probe_keeps_it_beside_the_weights() -> None:
-    probe, plain = WeightsBesideFullWidth(layers=[1], heads=[0, 2]), call_of(layer=1)
+    probe = WeightsBesideFullWidth(layers=[1], heads=[0, 2])
+    plain = call_of(layer=1)
     output = probe(plain)
     probe(call_of(layer=0))
     assert output.shape == (2, HEADS, QUERIES, WIDTH)

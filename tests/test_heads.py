@@ -141,7 +141,8 @@ def test_units_change_no_value(own: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(catalogue, "UNIT_QUERIES", 64)
     found, tallies = study_tallies(own, [text])
     assert 4 < found.corpus["effective_texts"] <= -(-found.corpus["n_tokens"] // 64)
-    ours, theirs = tallies["encoder"], wanted["encoder"]
+    ours = tallies["encoder"]
+    theirs = wanted["encoder"]
     # float32 adds n numbers within n roundings of their sum: of at most 1 a query, of distances at most n.
     n = found.corpus["n_tokens"]
     slack = np.array([n * n * rounding.unit(torch.float32) * (n if "distance" in name else 1) for name in ours.names])

@@ -32,7 +32,8 @@ class TestWhichFigures:
         stems = [stem for stem, _ in pages(found, measures="local,induction")]
         assert stems[2:] == ["measure-local", "measure-induction"]
         stems = [stem for stem, _ in pages(with_values(found, "local", NAN), measures="all")]
-        assert len(stems) == 1 + len(found.measure_names) and "measure-local" not in stems
+        assert len(stems) == 1 + len(found.measure_names)
+        assert "measure-local" not in stems
         with pytest.raises(AttnscopeError, match="there is no measure 'lokal'"):
             found.draw(tmp_path, measures="local,lokal")
         with pytest.raises(AttnscopeError, match="nothing to draw"):
@@ -53,7 +54,8 @@ class TestSmallMaps:
         texts = written(page_of(found, "measures"))
         heads = found["heads"]
         best = int(heads["local"].argmax())
-        assert "local" in texts and "attends within 3 tokens" in texts
+        assert "local" in texts
+        assert "attends within 3 tokens" in texts
         assert any(text.startswith("largest ") and text.endswith(heads.head_names()[best]) for text in texts)
         assert texts.count("▲") == len(found.measure_names)
 
@@ -69,13 +71,16 @@ class TestSmallMaps:
             tuple(color[:3]) for cells in page_of(made, "measures").axes.collections for color in cells.get_facecolors()
         ]
         # The first map draws its low cell a second time, paler than the second map has it.
-        assert len(fills) >= 5 and len({*fills}) == len({*fills}) and max(map(sum, fills)) > 2.8
+        assert len(fills) >= 5
+        assert len({*fills}) == len({*fills})
+        assert max(map(sum, fills)) > 2.8
 
     @pytest.mark.parametrize("width", ["column", "page"])
     def test_of_paper_they_take_as_many_pages_as_they_need(self, width: str) -> None:
         found = fake_findings(30, 9)
         sheets = [page for stem, page in pages(found, Style(width=width)) if stem.startswith("measures")]
-        assert len(sheets) > 1 and all(page.figure.get_size_inches()[1] <= 9.5 for page in sheets)
+        assert len(sheets) > 1
+        assert all(page.figure.get_size_inches()[1] <= 9.5 for page in sheets)
         bold = [
             text.get_text() for page in sheets for text in page.figure.findobj(Written) if text.get_weight() == "bold"
         ]
@@ -93,7 +98,8 @@ class TestRoles:
         assert len({(one.x, one.y) for one in letters}) == len(found["heads"])
         for text in page.axes.findobj(Written):
             x, y = text.get_position()
-            assert 0 <= x <= page.width_px and 0 <= y <= page.height_px
+            assert 0 <= x <= page.width_px
+            assert 0 <= y <= page.height_px
 
     def test_a_cell_shows_the_first_role_its_value_and_whether_there_are_more(self) -> None:
         roles = (role("local", 0.914, active_share=0.4), role("rare"), role("sink"))
@@ -103,7 +109,8 @@ class TestRoles:
 
     def test_hostile_names_are_shown_as_they_are(self) -> None:
         texts = written(page_of(of(head(0, 0, role("[red]x[/red]\x1b[31m"))), "roles"))
-        assert any("[red]x[/red]" in text for text in texts) and not any("\x1b" in text for text in texts)
+        assert any("[red]x[/red]" in text for text in texts)
+        assert not any("\x1b" in text for text in texts)
 
 
 class TestScales:
@@ -124,7 +131,8 @@ class TestScales:
 
     def test_the_baseline_is_on_the_scale(self) -> None:
         scale = self.scale(1.0, 2.0, baseline=4.0)
-        assert scale.share(4.0) == 1 and scale.baseline_text == "4.00"
+        assert scale.share(4.0) == 1
+        assert scale.baseline_text == "4.00"
 
     @pytest.mark.parametrize("values", [(0.0,), (NAN,), (5.0, 5.0), (-2.0,), (1e-9,), (1e9, -1e9)])
     def test_odd_values_have_a_scale(self, values: tuple[float, ...]) -> None:
@@ -143,9 +151,8 @@ class TestLargeMaps:
         assert [one.text for one in numbers] == ["0.500", "0.40–0.60", "0.250", "0.248–0.252"]
         assert numbers[0].color != numbers[2].color
         # No column for a head that is not there.
-        assert {"H0", "H2"} <= {*written(page_of(made, "measure-x"))} and "H1" not in written(
-            page_of(made, "measure-x")
-        )
+        assert {"H0", "H2"} <= {*written(page_of(made, "measure-x"))}
+        assert "H1" not in written(page_of(made, "measure-x"))
 
     def test_numbers_go_where_cells_are_too_small(self) -> None:
         assert len(page_of(fake_findings(1, 32), "measure-local").written_numbers) >= 32
@@ -175,7 +182,8 @@ class TestLargeMaps:
         for _, page in pages(found, measures="all"):
             for text in page.axes.findobj(Written):
                 x, y = text.get_position()
-                assert 0 <= x <= page.width_px and 0 <= y <= page.height_px
+                assert 0 <= x <= page.width_px
+                assert 0 <= y <= page.height_px
 
     def test_what_is_undefined_is_grey_with_a_dash(self) -> None:
         made = of(*(Head("encoder", 0, n, (), NAN, {"x": Estimate(value)}) for n, value in enumerate((0.5, NAN))))

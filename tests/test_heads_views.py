@@ -146,7 +146,8 @@ class TestAnswer:
     def test_the_first_ten_lines_answer(self) -> None:
         text = shown(show, described_findings(6, 12))
         first = text.splitlines()[:10]
-        assert "of 72 heads" in first[0] and all(len(line) <= 80 for line in text.splitlines())
+        assert "of 72 heads" in first[0]
+        assert all(len(line) <= 80 for line in text.splitlines())
         assert sum(bool(re.match(r"L\dH\d+ ", line)) for line in first) >= 5
         assert len(text.splitlines()) < 30
 
@@ -175,7 +176,9 @@ class TestAnswer:
         text = shown(lambda f, console: show(f, console, sort="entropy"), findings)
         rows = [line.split() for line in text.splitlines() if re.match(r"L\dH\d", line)]
         values = [float(row[1]) for row in rows]
-        assert "entropy nats" in text and len(rows) == 6 and values == sorted(values)
+        assert "entropy nats" in text
+        assert len(rows) == 6
+        assert values == sorted(values)
 
     def test_what_comes_next_is_named(self) -> None:
         findings = replace(described_findings(1, 2), corpus={"sources": ["a.txt"]})
@@ -191,7 +194,8 @@ class TestEvidence:
         findings = of(head(3, 11, local, role("rare", 0.5)), head(0, 0))
         row = next(line for line in shown(whole, findings, 120).splitlines() if line.startswith("local "))
         assert row.split()[:5] == ["local", "L3H11", "0.910", "[0.900,", "0.930]"]
-        assert row.split()[5] == "0.012" and row.split()[-3:] == ["0.200", "50%", "37%"]
+        assert row.split()[5] == "0.012"
+        assert row.split()[-3:] == ["0.200", "50%", "37%"]
 
     @pytest.mark.parametrize("width", [50, 65, 80, 99, 100, 120])
     def test_it_fits_and_every_head_is_there(self, width: int) -> None:
@@ -208,7 +212,8 @@ class TestEvidence:
         options = {**findings.options, "causal": causal}
         findings = replace(findings, tables={**findings.tables, "heads": heads}, options=options)
         text = shown(show, findings, 120)
-        assert "0.250" in text and "6 heads with a role, and each does something" in text
+        assert "0.250" in text
+        assert "6 heads with a role, and each does something" in text
 
     def test_notes_tell_of_the_texts_and_the_control(self) -> None:
         findings = fake_findings(2, 5, control=True)
@@ -243,7 +248,9 @@ class TestDescriptions:
     def test_all_lines_are_there_with_what_they_rest_on(self) -> None:
         text = " ".join(shown(whole, described_findings(), 200).split())
         assert "tokens at most 4 away to the left (46%; uniform 10%)" in text
-        assert "rests 30% on [CLS]" in text and "spreads evenly" in text and "mostly undescribed" in text
+        assert "rests 30% on [CLS]" in text
+        assert "spreads evenly" in text
+        assert "mostly undescribed" in text
         assert "described from 54 of 812 texts (2,000 queries): fitted on 27, scored on 27 others" in text
 
     def test_heads_that_the_other_half_describes_otherwise_have_a_warning(self) -> None:
@@ -251,14 +258,16 @@ class TestDescriptions:
         assert "!" not in shown(whole, found).partition("first role")[0]
         found = with_columns(found, other_half=np.array(["", "", "other half: sentence ends", ""]))
         text = " ".join(shown(whole, found, 200).split())
-        assert "! other half: sentence ends" in text and "outside sinks in 2 of 3 heads; ! marks heads" in text
+        assert "! other half: sentence ends" in text
+        assert "outside sinks in 2 of 3 heads; ! marks heads" in text
 
     def test_what_these_texts_cannot_tell_is_said(self) -> None:
         found = described_findings(1, 4)
         low = found["heads"].part("kl_explained", "low").copy()
         low[2:] = NAN, -0.5
         text = " ".join(shown(whole, with_columns(found, kl_explained_low=low), 200).split())
-        assert "50% ?" in text and "these texts cannot tell how much of 2 heads is explained" in text
+        assert "50% ?" in text
+        assert "these texts cannot tell how much of 2 heads is explained" in text
 
 
 class TestHostileNames:

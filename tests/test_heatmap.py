@@ -36,7 +36,8 @@ def weight(record: Heatmap, layer: int, head: int, query: str, key: str) -> floa
 
 
 def test_it_looks_at_the_animal_that_is_tired_and_less_at_the_one_beside_something_wide(minilm: Model) -> None:
-    tired, wide = attnscope.heatmap(minilm, TIRED), attnscope.heatmap(minilm, WIDE)
+    tired = attnscope.heatmap(minilm, TIRED)
+    wide = attnscope.heatmap(minilm, WIDE)
     assert weight(tired, 3, 1, "it", "animal") == pytest.approx(0.68, abs=0.005)
     assert weight(tired, 3, 1, "it", "street") == pytest.approx(0.05, abs=0.005)
     assert weight(wide, 3, 1, "it", "animal") == pytest.approx(0.28, abs=0.005)

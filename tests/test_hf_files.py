@@ -163,7 +163,8 @@ def test_the_class_that_the_configuration_names_is_loaded_where_it_is_an_encoder
     folder = saved(model, tmp_path)
     shown = opened(folder)
     assert (shown.info.kinds, shown.info.n_layers) == (("encoder",), (2,))
-    ids, probe = torch.randint(5, 55, (1, 11)), Weights()
+    ids = torch.randint(5, 55, (1, 11))
+    probe = Weights()
     hidden = shown.run(Batch(ids), probe)
     with torch.no_grad():
         twin = cls.from_pretrained(folder, attn_implementation="eager")(ids, output_attentions=True)

@@ -42,7 +42,8 @@ def byte_level(**settings: Any) -> transformers.PreTrainedTokenizerBase:
 def test_a_fast_tokenizer_says_what_the_library_alone_says(
     bert: HuggingFaceTokenizer, minilm_folder: Path, pair: str | None
 ) -> None:
-    ours, reference = bert.encode(TEXT, pair), FastTokenizer.open(minilm_folder).encode(TEXT, pair)
+    ours = bert.encode(TEXT, pair)
+    reference = FastTokenizer.open(minilm_folder).encode(TEXT, pair)
     assert plain(asdict(ours)) == plain(asdict(reference))
     assert bert.note == ""
 
@@ -142,7 +143,8 @@ def test_numbers_that_only_the_model_knows_are_labelled_by_number() -> None:
     size = len(tokenizer.ordinary_ids()) + 3
     written = tokenizer.extend(given, [size + 7, 5, size + 8])
     assert [written.labels[i] for i in (len(given), -1)] == [f"<{size + 7}>", f"<{size + 8}>"]
-    assert written.text.startswith("the c") and "None" not in written.text
+    assert written.text.startswith("the c")
+    assert "None" not in written.text
     assert tokenizer.encode_ids([size + 7]).labels == (f"<{size + 7}>",)
     assert tokenizer.spell(size + 7) == f"<{size + 7}>"
 

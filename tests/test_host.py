@@ -20,7 +20,8 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def handler() -> Iterator[None]:
-    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    before = signal.getsignal(signal.SIGINT)
+    hook = sys.unraisablehook
     yield
     signal.signal(signal.SIGINT, before)
     sys.unraisablehook = hook
@@ -121,7 +122,8 @@ def test_ctrl_c_at_an_import_is_one_line_and_130(name: str, tmp_path: Path) -> N
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
     assert found.returncode == 130, found.stderr
     assert found.stderr.splitlines()[-1] == "error: interrupted"
-    assert "Traceback" not in found.stderr and "Error" not in found.stderr
+    assert "Traceback" not in found.stderr
+    assert "Error" not in found.stderr
     assert not list(tmp_path.rglob("*.part"))
 
 

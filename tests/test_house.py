@@ -131,7 +131,8 @@ COUNTED = re.compile(
 
 def test_what_a_view_counts_may_be_one() -> None:
     """Nouns after a number that may be 1 come from `errors.amount`, which writes "1 head" and "2 heads"."""
-    assert COUNTED.search('f"{len(found.heads)} heads"') and COUNTED.search('f"{n_left} heads"')
+    assert COUNTED.search('f"{len(found.heads)} heads"')
+    assert COUNTED.search('f"{n_left} heads"')
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for room in ("report", "questions", "drawing", "pages")

@@ -164,7 +164,8 @@ def test_the_self_check_finds_a_broken_seam(model_type: str, attention: Any, mas
         model.config.attn_logit_softcapping = 1.0
         for layer in model.layers:
             layer.self_attn.attn_logit_softcapping = 1.0
-    functions, masks = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+    functions = AttentionInterface._global_mapping
+    masks = AttentionMaskInterface._global_mapping
     kept = functions[LIKE_SDPA], masks[LIKE_SDPA], functions[LIKE_EAGER]
     wrap(model)
     try:
@@ -201,7 +202,8 @@ def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch: pytest.Monke
 
 
 def test_an_unknown_argument_is_refused_unless_it_says_nothing() -> None:
-    module, tensors = torch.nn.Module(), [torch.randn(1, 2, 3, 4) for _ in range(3)]
+    module = torch.nn.Module()
+    tensors = [torch.randn(1, 2, 3, 4) for _ in range(3)]
     seam.attention_function(module, *tensors, position_ids=torch.arange(3), indices=None, gate=False)
     with pytest.raises(AttnscopeError, match="indices"):
         seam.attention_function(module, *tensors, indices=torch.arange(3))
@@ -295,7 +297,8 @@ def test_the_limit_in_tokens(model_type: str, limit: int | None) -> None:
 def test_segments_reach_models_that_know_them_and_no_others() -> None:
     ids = torch.arange(10, 18)[None]
     segments = (torch.arange(8) >= 5).long()[None]
-    bert, roberta = wrap(tiny("bert")), wrap(tiny("roberta"))
+    bert = wrap(tiny("bert"))
+    roberta = wrap(tiny("roberta"))
     assert not torch.equal(bert.run(Batch(ids, segments=segments), attend), bert.run(Batch(ids), attend))
     roberta.base.config.type_vocab_size = 1
     assert "token_type_ids" not in roberta.text_inputs(Batch(ids, segments=segments))
@@ -356,7 +359,8 @@ def test_gradients_flow_through_what_a_probe_brings_and_not_into_the_model() -> 
 
 
 def test_threads_do_not_see_each_other() -> None:
-    first, second = wrap(tiny("llama")), wrap(tiny("bert"))
+    first = wrap(tiny("llama"))
+    second = wrap(tiny("bert"))
     batch = batches(False)[0]
     expected = {}
     for name, shown in (("llama", first), ("bert", second)):

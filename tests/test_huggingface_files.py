@@ -206,7 +206,8 @@ def test_who_cannot_write_says_so() -> None:
     assert wrap(tiny("bert")).writer is None
     with pytest.raises(AttnscopeError, match="bert cannot continue a text"):
         attnscope.heatmap(wrap(tiny("bert")), "5", generate=3)
-    headless, writer = wrap(tiny("llama")).writer, wrap(causal_lm()).writer
+    headless = wrap(tiny("llama")).writer
+    writer = wrap(causal_lm()).writer
     tokens = NumbersTokenizer().encode("5")
     with pytest.raises(AttnscopeError, match="without a language-model head"):
         headless.generate(tokens, 3)

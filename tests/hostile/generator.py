@@ -275,7 +275,8 @@ class Generator:
     def _change(self, name: str, lot: random.Random) -> Case:
         """A command line that works, with things changed, damaged or added."""
         known = self.base(name, lot.randrange(len(BASES[name])))
-        arguments, out = list(known.arguments), known.out
+        arguments = list(known.arguments)
+        out = known.out
         files = [n for n, word in enumerate(arguments) if word.startswith(str(self.inputs))]
         if files and lot.random() < 0.7:
             at = lot.choice(files)
@@ -289,13 +290,15 @@ class Generator:
         for one in lot.sample(options, min(len(options), lot.choice((0, 0, 1, 1, 2)))):
             arguments += self._given(one, lot, bad=lot.random() < 0.3)
         if str(out) in arguments and lot.random() < 0.15:
-            at, out = arguments.index(str(out)), self._place(lot)
+            at = arguments.index(str(out))
+            out = self._place(lot)
             arguments[at] = str(out)
         return Case(tuple(arguments), out)
 
     def _make_up(self, name: str, lot: random.Random) -> Case:
         """A command line made of what its parameters may take, and of what they may not."""
-        arguments, out = name.split(), None
+        arguments = name.split()
+        out = None
         for one in COMMANDS[name].params:
             if one.param_type_name == "argument":
                 for _ in range(lot.choice((1, 1, 2)) if one.name in SEVERAL else 1):
