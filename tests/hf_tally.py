@@ -120,6 +120,13 @@ _OTHERS: dict[str, dict[str, Any]] = {
     "led": {"attention_window": 4},
     "longformer": {"attention_window": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "yolos": {"image_size": [32, 32]},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_n_groups": 1,
+        "layer_types": ["mamba", "attention"],
+    },
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "attn_layer_indices": [1]},
     "lilt": {"channel_shrink_ratio": 4, "hidden_size": 48},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 5},
@@ -226,7 +233,7 @@ def tiny_settings(config: Any, positions: int = 64) -> dict[str, Any]:
         settings["rope_parameters"] = {**rope, "mrope_section": [1, 1, 2], "rope_theta": rope.get("rope_theta") or 1e4}
     settings |= _OTHERS.get(config.model_type, {})
     if "layer_types" in vars(config) and config.layer_types:
-        kinds = list(dict.fromkeys(config.layer_types))
+        kinds = list(dict.fromkeys(settings.get("layer_types", config.layer_types)))
         layers = max(3, len(kinds))
         settings["layer_types"] = (kinds * layers)[:layers]
         settings["num_hidden_layers"] = layers

@@ -17,7 +17,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
 from attnscope.models.own.native import load_native, supports
-from tests.conftest import VOCABULARY, write_tiny
+from tests.conftest import VOCABULARY, edited, write_tiny
 
 TIRED = "The animal didn't cross the street because it was too tired."
 WIDE = "The animal didn't cross the street because it was too wide."
@@ -304,6 +304,17 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(edit_config):
     message = rf"word_embeddings.weight has shape \({len(VOCABULARY)}, 15\), .* \(99, 15\)"
     refused(edit_config(vocab_size=99), message)
     refused(edit_config(num_hidden_layers=3), r"lacks 16 of \d+ tensors, such as encoder\.layer\.2\.")
+
+
+@pytest.mark.parametrize("engine", ["native", "numpy", "hf"])
+@pytest.mark.parametrize(("family", "prefix"), [("bert", ""), ("roberta", "roberta.")])
+def test_layers_beyond_the_configuration_are_refused(family, prefix, engine, tmp_path):
+    """They may have been trained on: without them another model would be shown."""
+    folder = write_tiny(tmp_path / family, family)
+    rewrite(folder, lambda name, tensor: (prefix + name, tensor))
+    edited(folder, num_hidden_layers=1)
+    message = r"holds 16 (tensors|weights) that (its )?config\.json has no place for, such as .*encoder\.layer\.1\."
+    refused(folder, message, engine=engine)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.int8, "I8"), (torch.complex64, "C64")])

@@ -183,7 +183,7 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
         case "input_features" if bands and inner.model_type in ("glmasr_encoder", "voxtral_realtime_encoder"):
             return bands, 2 * inner.max_position_embeddings
         case "input_features" if bands:
-            return _FRAMES, bands * getattr(inner, "input_channels", 1)
+            return _FRAMES, bands * getattr(inner, "input_channels", 1) * getattr(inner, "num_stacked_frames", 1)
     raise AttnscopeError(
         f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check", OWN_INPUTS
     )

@@ -295,8 +295,10 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: s
 
 
 def _name_in_base(key: str, model: PreTrainedModel) -> str:
-    """Return a weight's name as the base model has it."""
-    return key.removeprefix(f"{model.base_model_prefix}.") if model.base_model is not model else key
+    """Return a weight's name as the base model has it; files may put the family's prefix before a base model's own."""
+    prefix = model.base_model_prefix
+    # Some base models have a part of that name.
+    return key if model.base_model is model and prefix in model._modules else key.removeprefix(f"{prefix}.")
 
 
 # GGUF -------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,10 @@ class Checkpoint:
         self._prefix = encoder.prefix if has_prefix else ""
 
     def plan(self) -> dict[str, str]:
-        """Return the file's names of all tensors that a network needs, by ours; refuse missing and misshapen ones."""
+        """Return the file's names of all tensors that a network needs, by ours.
+
+        Refuse missing and misshapen ones, and layers that hold more than the network would compute.
+        """
         # Check names and shapes first: no tensor is read from a checkpoint that lacks one.
         plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in self._encoder.tensors().items()}
         missing = [name for name, _ in plan.values() if name not in self._files_by_tensor]
@@ -48,6 +51,14 @@ class Checkpoint:
             raise AttnscopeError(
                 f"{self.where} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
                 "the file is incomplete, or of another model than config.json describes",
+            )
+        needed = {name for name, _ in plan.values()}
+        layers = f"{self._prefix}encoder.layer."
+        unused = [name for name in self._files_by_tensor if name.startswith(layers) and name not in needed]
+        if unused:
+            raise AttnscopeError(
+                f"{self.where} holds {len(unused)} tensors that config.json has no place for, such as {unused[0]}",
+                "give the config.json that belongs to the weights",
             )
         for name, size in plan.values():
             own_size = tuple(self._files_by_tensor[name].get_slice(name).get_shape())
