@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 import attnscope
-from tests.conftest import Run, write_tiny
+from tests.conftest import write_tiny
 
 TEXT = "the cat sat on a mat."
 
@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("bert"), num_hidden_layers=3)
 
 
-def test_which_later_maps_change_when_a_head_is_taken_out_is_what_eager_attention_says(folder: Path) -> None:
+def test_which_later_maps_change_when_a_head_is_taken_out_is_what_eager_attention_says(folder):
     model = attnscope.load(folder, engine="hf")
     record = attnscope.compare_models(model, attnscope.without_heads(model, [(0, 2), (1, 0)]), TEXT)
     eager = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
@@ -40,7 +40,7 @@ def test_which_later_maps_change_when_a_head_is_taken_out_is_what_eager_attentio
     assert record.options["other_run"]["model"].endswith(" without L0H2, L1H0")
 
 
-def test_what_later_heads_do_after_an_ablation_on_the_command_line(run: Run, folder: Path) -> None:
+def test_what_later_heads_do_after_an_ablation_on_the_command_line(run, folder):
     done = run("compare", TEXT, "-m", str(folder), "--ablated", "L0H2", "--measures", "hellinger", "-q")
     assert done.status == 0
     assert "without L0H2" in done.out

@@ -1,7 +1,6 @@
 """What changes without heads: effects by definition, several together, what is predicted, and bad input."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def _outputs(model: HuggingFaceModel, place: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
-def test_effects_are_their_definitions_text_by_text(gpt2: HuggingFaceModel, mode: str) -> None:
+def test_effects_are_their_definitions_text_by_text(gpt2, mode):
     found = ablate(gpt2, TEXTS)
     heads = found.table("heads")
     for row in (1, 5, 8):
@@ -86,7 +85,7 @@ def test_effects_are_their_definitions_text_by_text(gpt2: HuggingFaceModel, mode
         assert low < value < high
 
 
-def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2: HuggingFaceModel) -> None:
+def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2):
     """Each of four texts has the three others as donors, which take turns; a shorter donor is read again."""
     found = ablate(gpt2, TEXTS, AblateOptions(modes=("resample",), choice=Choice(pick=((1, 2),))))
     outputs = [output[2] for output in _outputs(gpt2, ("decoder", 1))]
@@ -106,7 +105,7 @@ def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2: HuggingFa
         ablate(gpt2, TEXTS[:1], AblateOptions(modes=("resample",)))
 
 
-def test_the_loss_of_the_whole_model_is_that_of_transformers(gpt2: HuggingFaceModel) -> None:
+def test_the_loss_of_the_whole_model_is_that_of_transformers(gpt2):
     source = tiny("gpt2", dtype=torch.float64)
     total = 0.0
     n = 0
@@ -126,9 +125,7 @@ def loss_of(found: Ablation, name: str = "loss") -> float:
     return float(row[0])
 
 
-def test_neither_batches_nor_passes_nor_resuming_change_an_effect(
-    gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_batches_nor_passes_nor_resuming_change_an_effect(gpt2, monkeypatch):
     from attnscope.models.model import Rerun
 
     usual = ablate(gpt2, TEXTS)
@@ -144,7 +141,7 @@ def test_neither_batches_nor_passes_nor_resuming_change_an_effect(
 # Several together ----------------------------------------------------------------------------------------------
 
 
-def test_picked_heads_go_alone_and_together(gpt2: HuggingFaceModel) -> None:
+def test_picked_heads_go_alone_and_together(gpt2):
     found = ablate(gpt2, TEXTS, AblateOptions(choice=Choice(pick=((2, 1), (0, 0)))))
     assert found.head_names == ["L0H0", "L2H1"]
     together = found.row("together", "zero_l2")
@@ -157,7 +154,7 @@ def test_picked_heads_go_alone_and_together(gpt2: HuggingFaceModel) -> None:
     np.testing.assert_allclose(together[0], np.mean(l2), rtol=1e-6)
 
 
-def test_copies_of_a_text_count_once(gpt2: HuggingFaceModel) -> None:
+def test_copies_of_a_text_count_once(gpt2):
     """As evidence of their own they would narrow every interval."""
     options = AblateOptions(modes=("zero", "mean"), importance=True, choice=Choice(pick=((0, 1), (1, 0))))
     once = ablate(gpt2, TEXTS, options)
@@ -168,7 +165,7 @@ def test_copies_of_a_text_count_once(gpt2: HuggingFaceModel) -> None:
     assert any("7 texts are left out: copies" in note for note in often.report().problems)
 
 
-def test_grouped_queries_and_cross_attention() -> None:
+def test_grouped_queries_and_cross_attention():
     llama = wrap(tiny("llama"))
     assert len(ablate(llama, TEXTS, AblateOptions(modes=("zero",)))["heads"]) == 18
     t5 = wrap(tiny("t5"))
@@ -196,7 +193,7 @@ def _rows(model: Any, text: str, **how: Any) -> tuple[Any, Any]:
     return model.tokenizer.encode(text), reader.read(rows)
 
 
-def test_a_seeded_share_of_ordinary_tokens_is_masked(masked: Any) -> None:
+def test_a_seeded_share_of_ordinary_tokens_is_masked(masked):
     text = "the cat sat on a mat, and the dog ran."
     tokens, read = _rows(masked, text, seed=1)
     hidden = read.positions.tolist()
@@ -212,7 +209,7 @@ def test_a_seeded_share_of_ordinary_tokens_is_masked(masked: Any) -> None:
     assert len(_rows(masked, "a")[1].positions) == 1
 
 
-def test_long_texts_are_cut_into_chunks_of_one_text(masked: Any) -> None:
+def test_long_texts_are_cut_into_chunks_of_one_text(masked):
     source = tiny("bert", max_position_embeddings=9)
     model = wrap(source)
     long = CorpusText(0, "texts", 1, ids=tuple(range(3, 23)))
@@ -231,7 +228,7 @@ def test_long_texts_are_cut_into_chunks_of_one_text(masked: Any) -> None:
     np.testing.assert_allclose(found["heads"]["zero_l2"][0], math.sqrt(changed / size), rtol=1e-5)
 
 
-def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp_path: Path) -> None:
+def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp_path):
     model: Any = load(save_tiny(tmp_path / "t5", "t5"))
     block = Block(0, (CorpusText(0, "texts", 1, text="the cat"),))
     reader = Reader(model, "target")
@@ -250,7 +247,7 @@ def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp
 
 @pytest.mark.parametrize("answer", [None, "bad"])
 @pytest.mark.parametrize("classifier", [BertForSequenceClassification, BertForTokenClassification])
-def test_a_classifier_predicts_a_class(tmp_path: Path, classifier: Any, answer: str | None) -> None:
+def test_a_classifier_predicts_a_class(tmp_path, classifier, answer):
     """The one that the whole model gives, or the one that is asked for; of tokens at each ordinary one."""
     folder = write_tiny(tmp_path / "classes")
     torch.manual_seed(0)
@@ -298,12 +295,12 @@ def test_a_classifier_predicts_a_class(tmp_path: Path, classifier: Any, answer: 
         ({"modes": ()}, "nothing is to be done"),
     ],
 )
-def test_what_cannot_be_done_is_said(gpt2: HuggingFaceModel, options: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_done_is_said(gpt2, options, says):
     with pytest.raises(AttnscopeError, match=says):
         ablate(gpt2, TEXTS, AblateOptions(**options))
 
 
-def test_a_text_on_which_the_model_computes_nan_is_named() -> None:
+def test_a_text_on_which_the_model_computes_nan_is_named():
     source: Any = tiny("gpt2")
     model = wrap(source)
     with torch.no_grad():
@@ -312,7 +309,7 @@ def test_a_text_on_which_the_model_computes_nan_is_named() -> None:
         ablate(model, TEXTS, AblateOptions(modes=("zero",)))
 
 
-def test_an_interruption_keeps_whole_blocks(gpt2: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_keeps_whole_blocks(gpt2, monkeypatch):
     monkeypatch.setattr(ablation_reading, "BLOCK", 2)
     usual = ablate(gpt2, TEXTS[:2], AblateOptions(modes=("zero",)))
 

@@ -51,7 +51,7 @@ def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: b
 # Records ----------------------------------------------------------------------------------------------------------
 
 
-def test_effects_that_are_not_known_are_null_and_come_back(tmp_path: Path) -> None:
+def test_effects_that_are_not_known_are_null_and_come_back(tmp_path):
     found = made()
     require_lossless(found, tmp_path)
     assert found.as_json()["heads"][1]["zero_l2"] is None
@@ -66,7 +66,7 @@ def test_effects_that_are_not_known_are_null_and_come_back(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("width", [40, 80, 140])
 @pytest.mark.parametrize("changes", [{}, {"intervals": False}, {"loss": False}, {"n_layers": 40, "n_heads": 32}])
-def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dict[str, Any]) -> None:
+def test_the_terminal_shows_every_record_at_every_width(width, changes):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(show(made(**changes), console))
     text = console.export_text()
@@ -80,7 +80,7 @@ def test_the_terminal_shows_every_record_at_every_width(width: int, changes: dic
 # The command line -------------------------------------------------------------------------------------------------
 
 
-def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> None:
+def test_ablate_prints_writes_and_is_shown_again(run, tmp_path):
     (tmp_path / "t.txt").write_text("the cat sat\na dog ran off\n")
     status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "-o", "out", "-f", "npz,csv,json,png")
     assert status == 0, err
@@ -103,7 +103,7 @@ def test_ablate_prints_writes_and_is_shown_again(run: Any, tmp_path: Path) -> No
         (("a cat", "-m", "own", "--answer", "POSITIVE", "--loss", "none"), 2, "--loss none measures no likelihood"),
     ],
 )
-def test_bad_input_is_one_line_and_a_hint(run: Any, arguments: tuple[str, ...], status: int, says: str) -> None:
+def test_bad_input_is_one_line_and_a_hint(run, arguments, status, says):
     found, out, err = run("ablate", *arguments)
     assert (found, out) == (status, "")
     first, second = err.splitlines()
@@ -112,7 +112,7 @@ def test_bad_input_is_one_line_and_a_hint(run: Any, arguments: tuple[str, ...], 
     assert second.startswith("hint: ")
 
 
-def test_heads_with_roles_are_taken_out_too(run: Any, tmp_path: Path) -> None:
+def test_heads_with_roles_are_taken_out_too(run, tmp_path):
     sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
     (tmp_path / "t.txt").write_text("\n".join(sentences[:12]))
     status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--no-describe", "--json")

@@ -56,7 +56,7 @@ def made(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, P
 
 
 @pytest.mark.parametrize("engine", ["hf", "native"])
-def test_studies_read_texts_of_one_alphabet(made: tuple[str, Path], engine: str) -> None:
+def test_studies_read_texts_of_one_alphabet(made, engine):
     alphabet, folder = made
     model = attnscope.load(folder, engine=engine)
     texts = ALPHABETS[alphabet][2]
@@ -70,7 +70,7 @@ def test_studies_read_texts_of_one_alphabet(made: tuple[str, Path], engine: str)
     assert attnscope.relations(model, annotated)["relations"]["n"].tolist() == [1]
 
 
-def test_the_example_is_one_that_the_tokenizer_keeps(made: tuple[str, Path]) -> None:
+def test_the_example_is_one_that_the_tokenizer_keeps(made):
     _, folder = made
     for engine in ("hf", "native"):
         tokens = example_tokens(attnscope.load(folder, engine=engine).tokenizer)
@@ -80,16 +80,14 @@ def test_the_example_is_one_that_the_tokenizer_keeps(made: tuple[str, Path]) -> 
         assert len(tokens) > 2
 
 
-def test_a_probe_of_random_tokens_stands_between_their_special_ones(
-    made: tuple[str, Path], run: Any, tmp_path: Path
-) -> None:
+def test_a_probe_of_random_tokens_stands_between_their_special_ones(made, run, tmp_path):
     status, _, err = run(
         "heads", "-m", str(made[1]), "--probe", "repeat", "--chunk", "30", "-f", "npz", "-o", "out", "--no-describe"
     )
     assert status == 0, err
 
 
-def test_a_tokenizer_that_drops_all_is_one_line(tmp_path: Path) -> None:
+def test_a_tokenizer_that_drops_all_is_one_line(tmp_path):
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "x": 1}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("never"), "removed", invert=True)
     with pytest.raises(AttnscopeError, match="drops every text that is tried"):

@@ -50,7 +50,7 @@ CATS = "\n".join(
 )
 
 
-def test_both_directions_of_each_dependency(tmp_path: Path) -> None:
+def test_both_directions_of_each_dependency(tmp_path):
     (text,) = read(tmp_path, CATS + "\n")
     assert text.text == "Cats, dogs sleep."
     assert [text.word(n) for n in range(5)] == ["Cats", ",", "dogs", "sleep", "."]
@@ -65,7 +65,7 @@ def test_both_directions_of_each_dependency(tmp_path: Path) -> None:
     }
 
 
-def test_words_of_a_multiword_token_and_empty_nodes(tmp_path: Path) -> None:
+def test_words_of_a_multiword_token_and_empty_nodes(tmp_path):
     lines = [
         row("1-2", "Don't"),
         row(1, "Do", 3, "aux"),
@@ -83,7 +83,7 @@ def test_words_of_a_multiword_token_and_empty_nodes(tmp_path: Path) -> None:
     assert ("det→parent", "du", "chat") in shown(text)
 
 
-def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path: Path) -> None:
+def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path):
     first = [
         row(1, "The", 3, "det", "Entity=(1-person"),
         row(2, "old", 3, "amod"),
@@ -123,7 +123,7 @@ def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path: Path)
         (row(2, "a", 1, "obj", "Entity=(1-person"), "1 is never closed"),
     ],
 )
-def test_a_broken_sentence_is_skipped_and_its_line_is_said(tmp_path: Path, line: str, reason: str) -> None:
+def test_a_broken_sentence_is_skipped_and_its_line_is_said(tmp_path, line, reason):
     content = f"{CATS}\n\n# broken\n{row(1, 'a', 0, 'root')}\n{line}\n\n{CATS}\n"
     corpus = read(tmp_path, content)
     assert len(list(corpus)) == 2
@@ -132,14 +132,14 @@ def test_a_broken_sentence_is_skipped_and_its_line_is_said(tmp_path: Path, line:
     assert problem.line in (8, 10)
 
 
-def test_ten_broken_sentences_end_a_file(tmp_path: Path) -> None:
+def test_ten_broken_sentences_end_a_file(tmp_path):
     corpus = read(tmp_path, f"{CATS}\n\n" + "bad\n\n" * 20 + CATS)
     assert len(list(corpus)) == 1
     assert len(corpus.problems) == 10
     assert "given up" in corpus.problems[-1].reason
 
 
-def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
+def test_what_holds_nothing_is_refused(tmp_path):
     for content in ("", "\n\n", "# a comment alone\n", "bad\n"):
         with pytest.raises(AttnscopeError, match="no annotated text"):
             list(read(tmp_path, content))
@@ -150,7 +150,7 @@ def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
         list(AnnotatedCorpus(tmp_path / "gone.conllu"))
 
 
-def test_files_in_a_row_compressed_and_not_utf8(tmp_path: Path) -> None:
+def test_files_in_a_row_compressed_and_not_utf8(tmp_path):
     (tmp_path / "a.conllu.gz").write_bytes(gzip.compress(CATS.encode()))
     (tmp_path / "b.conllu").write_bytes(CATS.encode() + b"\n\n\xff\xfe\n")
     corpus = AnnotatedCorpus(str(tmp_path / "*"))
@@ -168,7 +168,7 @@ def line(text: str, *links: dict[str, Any], **more: Any) -> str:
     return json.dumps({"text": text, "links": list(links)} | more)
 
 
-def test_spans_are_words_and_many_targets_may_be_right() -> None:
+def test_spans_are_words_and_many_targets_may_be_right():
     text = spans.parse(
         line(
             "A big dog and it, Rex.",
@@ -184,7 +184,7 @@ def test_spans_are_words_and_many_targets_may_be_right() -> None:
     assert text.line == 3
 
 
-def test_spans_cut_words_where_they_must() -> None:
+def test_spans_cut_words_where_they_must():
     text = spans.parse(line("CCO (ab)", {"from": [0, 1], "to": [2, 3], "label": "bond"}), "a", 1)
     assert text is not None
     assert [text.word(n) for n in range(len(text.words))] == ["C", "C", "O", "(", "ab", ")"]
@@ -213,7 +213,7 @@ def test_spans_cut_words_where_they_must() -> None:
         (line("abc", words=7), '"words" is neither "characters" nor a list'),
     ],
 )
-def test_a_line_that_cannot_be_is_refused(content: str, reason: str, tmp_path: Path) -> None:
+def test_a_line_that_cannot_be_is_refused(content, reason, tmp_path):
     with pytest.raises(AnnotationError) as refused:
         spans.parse(content, "a", 4)
     assert reason in refused.value.reason
@@ -223,7 +223,7 @@ def test_a_line_that_cannot_be_is_refused(content: str, reason: str, tmp_path: P
 
 
 @given(st.text(max_size=60), st.data())
-def test_any_span_of_any_text_is_read_or_refused(text: str, data: st.DataObject) -> None:
+def test_any_span_of_any_text_is_read_or_refused(text, data):
     n = len(text)
     ends = st.tuples(st.integers(0, n), st.integers(0, n)).map(sorted)
     link = {"from": list(data.draw(ends)), "to": list(data.draw(ends))}
@@ -279,7 +279,7 @@ greet
 '''
 
 
-def test_links_of_python() -> None:
+def test_links_of_python():
     text = python_source.parse(SOURCE, "a.py")
     n_brackets = sum(link.relation == "closing→opening" for link in text.links)
     assert n_brackets == SOURCE.count(")") + SOURCE.count("]")
@@ -311,7 +311,7 @@ def test_links_of_python() -> None:
     ("content", "number"),
     [("x = 1\nif x\n", 2), ("x = (\n", 1), ('a = 1\n"""never\n', 2), ("  x\ny\n", 1), ("x = \x00\n", None)],
 )
-def test_what_is_not_python_is_said_with_its_line(content: str, number: int | None, tmp_path: Path) -> None:
+def test_what_is_not_python_is_said_with_its_line(content, number, tmp_path):
     (tmp_path / "good.py").write_text("x = 1\ny = x\n", "utf-8")
     (tmp_path / "bad.py").write_text(content, "utf-8")
     corpus = AnnotatedCorpus([tmp_path / "bad.py", tmp_path / "good.py"])
@@ -343,7 +343,7 @@ def text_of(text: str, words: list[tuple[int, int]], *links: Link) -> AnnotatedT
     return AnnotatedText(text, tuple(words), links, "a", 1)
 
 
-def test_words_find_their_tokens_by_characters() -> None:
+def test_words_find_their_tokens_by_characters():
     text = text_of(
         "don't go far",
         [(0, 2), (2, 5), (6, 8), (9, 12)],
@@ -361,7 +361,7 @@ def test_words_find_their_tokens_by_characters() -> None:
     assert left_out == {("a", UNALIGNED): 1, ("b", UNALIGNED): 1}
 
 
-def test_a_word_without_a_token_is_left_out() -> None:
+def test_a_word_without_a_token_is_left_out():
     text = text_of("a \u200b b", [(0, 1), (2, 3), (4, 5)], Link("a", (0,), (1,)), Link("a", (0,), (2,)))
     tokens = tokens_of(text.text, [(0, 1), (4, 5)])
     (found,), left_out = place_links(text, chunks(tokens), tokens)
@@ -370,7 +370,7 @@ def test_a_word_without_a_token_is_left_out() -> None:
     assert left_out == {("a", UNALIGNED): 1}
 
 
-def test_links_between_chunks_and_behind_causality() -> None:
+def test_links_between_chunks_and_behind_causality():
     words = [(i * 2, i * 2 + 1) for i in range(8)]
     text = text_of(
         "a b c d e f g h",

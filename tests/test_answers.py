@@ -34,7 +34,7 @@ from tests.senses_helpers import photo, write_vision
 __all__ = ["elsewhere", "loaded_once"]
 
 
-def test_a_heatmap_answers_before_it_lists_its_files(run: Run) -> None:
+def test_a_heatmap_answers_before_it_lists_its_files(run):
     result = run("heatmap", TIRED, "-L", "3", "-o", "out", "--query", "it")
     title, *links, opened, first, _, _ = result.out.splitlines()
     assert len(links) == 5
@@ -51,7 +51,7 @@ def test_a_heatmap_answers_before_it_lists_its_files(run: Run) -> None:
     assert json.loads(run("page", "--record", "out", "-o", "page.html", "--json").out)["files"] == ["page.html"]
 
 
-def test_strongest_links_are_those_of_numpy_outside_sinks() -> None:
+def test_strongest_links_are_those_of_numpy_outside_sinks():
     tokens = tokens_of(["[CLS]", "a", "b", "c"], special=[0])
     attention = map_of(tokens, layers=2, heads=3, seed=1)
     weights = attention.weights.astype(np.float64)
@@ -61,7 +61,7 @@ def test_strongest_links_are_those_of_numpy_outside_sinks() -> None:
     assert [link.weight for link in find_links(record_of(attention), most=6)] == pytest.approx(expected.tolist())
 
 
-def test_a_nearly_uniform_model_is_told_how_to_see_more() -> None:
+def test_a_nearly_uniform_model_is_told_how_to_see_more():
     flat = np.full((1, 2, 8, 8), 1 / 8, np.float32)
     record = attnscope.record_from_arrays(flat, [f"t{place}" for place in range(8)])
     lines = str(show(record, open_console(), drawn=False, answered=True)).splitlines()
@@ -70,9 +70,7 @@ def test_a_nearly_uniform_model_is_told_how_to_see_more() -> None:
 
 @pytest.mark.parametrize("pick", [None, ((0, 2), (1, 0), (1, 1))], ids=["all", "picked"])
 @pytest.mark.parametrize(("over", "axis"), [("heads", 1), ("layers", 0), ("all", (0, 1))])
-def test_means_over_heads_and_layers_are_those_of_numpy(
-    over: str, axis: int, pick: tuple[tuple[int, int], ...]
-) -> None:
+def test_means_over_heads_and_layers_are_those_of_numpy(over, axis, pick):
     record = simple(5, layers=2, heads=3, seed=4)
     weights = record.weights.astype(np.float64)
     if pick:
@@ -96,7 +94,7 @@ def test_means_over_heads_and_layers_are_those_of_numpy(
     )
 
 
-def test_a_mean_of_heads_goes_through_every_command(run: Run) -> None:
+def test_a_mean_of_heads_goes_through_every_command(run):
     text = ("heatmap", "The cat sat", "-L", "0-1", "-f", "npz,csv,png")
     run(*text, "-o", "whole")
     assert run(*text, "--mean", "heads", "-o", "mean").out.splitlines()[-3:-2] == ["mean/mean.png"]
@@ -113,7 +111,7 @@ def test_a_mean_of_heads_goes_through_every_command(run: Run) -> None:
         require_one_line(run(*text, option, "mean"), "'mean' is not a number", 2)
 
 
-def test_a_special_query_keeps_its_row_where_special_tokens_are_hidden(run: Run) -> None:
+def test_a_special_query_keeps_its_row_where_special_tokens_are_hidden(run):
     run("heatmap", "The cat sat", "-L", "0", "--query", "[CLS]", "--hide-special", "-o", "out", "-f", "npz,png")
     record = load("out")
     whole = load_whole(run)
@@ -146,7 +144,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize(("source", "target"), [*pairwise(PARTS)])
-def test_what_one_part_of_a_text_gives_another_is_what_numpy_sums(source: str, target: str) -> None:
+def test_what_one_part_of_a_text_gives_another_is_what_numpy_sums(source, target):
     record = attnscope.heatmap(load_model("minilm"), TIRED, layers=[3, 4])
     shares = find_shares(record, source, target).table("heads")
     block = record.weights.astype(np.float64)[:, :, PARTS[source]][..., PARTS[target]]
@@ -154,7 +152,7 @@ def test_what_one_part_of_a_text_gives_another_is_what_numpy_sums(source: str, t
     assert shares["layer"].tolist() == [3] * 12 + [4] * 12
 
 
-def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batch(run: Run) -> None:
+def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batch(run):
     result = run("heatmap", TIRED, "--from", "it", "--to", "the animal", "-o", "out", "-f", "csv,png")
     assert result.out.startswith("from “it” to “the animal”: L3H1 gives most: 0.")
     assert result.out.splitlines()[-2:] == ["out/shares.csv", "out/shares.png"]
@@ -172,7 +170,7 @@ def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batc
     require_one_line(run("heatmap", TIRED, "--from", "it"), "attention goes from one part to another", 2)
 
 
-def test_a_table_of_the_largest_weights_of_each_query(run: Run) -> None:
+def test_a_table_of_the_largest_weights_of_each_query(run):
     run("heatmap", TIRED, "--pick", "L3H1", "--top", "3", "-o", "out", "-f", "csv,json,npz")
     weights = load("out").of(3, 1)  # type: ignore[attr-defined]
     rows = [*csv.DictReader(Path("out/heatmap.csv").read_text("utf-8").splitlines())]
@@ -184,7 +182,7 @@ def test_a_table_of_the_largest_weights_of_each_query(run: Run) -> None:
     assert len(document["links"]) == len(rows) == 48
 
 
-def test_without_sinks_rows_are_divided_by_what_other_keys_get(run: Run) -> None:
+def test_without_sinks_rows_are_divided_by_what_other_keys_get(run):
     run("heatmap", TIRED, "-L", "3", "--without-sinks", "-o", "out", "-f", "npz")
     run("heatmap", TIRED, "-L", "3", "-o", "whole", "-f", "npz")
     weights = load("whole")["weights"].astype(np.float64)
@@ -199,7 +197,7 @@ def test_without_sinks_rows_are_divided_by_what_other_keys_get(run: Run) -> None
 
 
 @pytest.mark.parametrize("scale", ["fixed", "head", "figure"])
-def test_colours_are_logarithmic_beside_any_scale_and_the_bar_says_so(scale: str) -> None:
+def test_colours_are_logarithmic_beside_any_scale_and_the_bar_says_so(scale):
     record = simple(12, layers=1, heads=1)
     page = page_of(record, "L00H00", scale=scale, colours="log")
     top = 1.0 if scale == "fixed" else float(record.weights.max())
@@ -210,7 +208,7 @@ def test_colours_are_logarithmic_beside_any_scale_and_the_bar_says_so(scale: str
 
 
 @pytest.mark.parametrize("kind", ["vit", "dinov2"])
-def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind: str, tmp_path: Path) -> None:
+def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind, tmp_path):
     folder = write_vision(tmp_path / kind, kind)
     model = load_model(folder)
     pixels = photo()
@@ -232,7 +230,7 @@ def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind: str, tm
         attnscope.picture_heatmap(model, replace(read_photo(pixels), size=side + 1))
 
 
-def test_a_smooth_overlay_is_interpolated_and_squares_stay_the_default() -> None:
+def test_a_smooth_overlay_is_interpolated_and_squares_stay_the_default():
     black = np.zeros((8, 8, 3), np.uint8)
     patches = np.array([[0.0, 1.0], [0.0, 1.0]])
     grey = plt.get_cmap("gray")

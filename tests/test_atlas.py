@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.workers import Workers
 from tests.atlas_helpers import examples_of, pieces_of, places_of, rows_of, weights_of
-from tests.conftest import SAMPLES, SENTENCES, Run, write_tiny
+from tests.conftest import SAMPLES, SENTENCES, write_tiny
 from tests.heads_helpers import after
 
 FEW = AtlasOptions(examples=3, sample=9)
@@ -72,7 +71,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return attnscope.load(str(folder))
 
 
-def test_the_best_examples_of_a_head_contain_what_it_reacts_to(planted: Model) -> None:
+def test_the_best_examples_of_a_head_contain_what_it_reacts_to(planted):
     rare = {3, 17, 31, 32, 55, 70}
     found = atlas(planted, letters(80, rare), AtlasOptions(examples=6))
     mine = [one for one in examples_of(found) if one.wanted.head == 0]
@@ -91,7 +90,7 @@ def test_the_best_examples_of_a_head_contain_what_it_reacts_to(planted: Model) -
     assert all(row.tokens[1] == "z" for row in rows_of(found, 0) if row.side == "pairs")
 
 
-def test_what_the_decile_of_a_head_shows_is_a_fair_draw() -> None:
+def test_what_the_decile_of_a_head_shows_is_a_fair_draw():
     """Of 200 texts in rising order of score, which one of its 20 stands for a decile: any of them, as often."""
     n_texts, n_seeds = 200, 20
     counts = np.zeros(20)
@@ -113,9 +112,7 @@ def test_what_the_decile_of_a_head_shows_is_a_fair_draw() -> None:
 # The same for every cut -----------------------------------------------------------------------------------------
 
 
-def test_one_process_and_workers_write_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_here: None
-) -> None:
+def test_one_process_and_workers_write_the_same_bytes(tmp_path, monkeypatch, worker_here):
     monkeypatch.setattr("attnscope.studies.heads.study.BLOCK", 5)
     model = attnscope.load("own")
     corpus = Corpus([SAMPLES / "sentences.txt"])
@@ -134,7 +131,7 @@ def dense(model: Model, text: str) -> dict[str, dict[int, torch.Tensor]]:
     return {str(kind): by_layer for kind, by_layer in kept.maps.items()}
 
 
-def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own: Model, of_own: Atlas) -> None:
+def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own, of_own):
     assert {one.wanted.why for one in examples_of(of_own)} >= {"top", "decile"}
     for one in examples_of(of_own)[::7]:
         head = places_of(of_own)[one.wanted.head]
@@ -154,7 +151,7 @@ def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own:
                 assert row[kept].sum() > KEPT_MASS - 0.01
 
 
-def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None:
+def test_profiles_tables_and_distances_are_what_the_rows_say(own):
     texts = SENTENCES[:2]
     found = atlas(own, texts, AtlasOptions(examples=1))
     assert found.corpus["n_sampled"] == 2
@@ -203,7 +200,7 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own: Model) -> None
     assert found["distance"][0, 2] > found["distance"][3, 10]  # previous and self; both on the start
 
 
-def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own, monkeypatch):
     long = [" ".join(SENTENCES[:9]), " ".join(SENTENCES[9:])]
     whole = atlas(own, long, FEW)
     monkeypatch.setattr("attnscope.studies.atlas.rows._ELEMENTS", 1)  # 16 queries at once
@@ -220,7 +217,7 @@ def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own: Model, m
         np.testing.assert_allclose([row.lift for row in mine], [row.lift for row in others], rtol=1e-4)
 
 
-def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
+def test_long_texts_are_shown_by_their_chunks(own):
     text = " ".join(SENTENCES)
     found = atlas(own, [text, SENTENCES[0]], AtlasOptions(heads=HeadsOptions(chunk=100, stride=80), examples=2))
     cut = [one for one in examples_of(found) if one.n_tokens == 100]
@@ -230,7 +227,7 @@ def test_long_texts_are_shown_by_their_chunks(own: Model) -> None:
 
 
 @pytest.mark.parametrize("road", ["seam", "eager"])
-def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_decoder_has_all_its_kinds(road, tmp_path, monkeypatch):
     sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
     write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
     model = attnscope.load(str(tmp_path / "t5"))
@@ -259,7 +256,7 @@ def test_an_encoder_decoder_has_all_its_kinds(road: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("texts", [["the cat sat"], SENTENCES[:3], ["a", "b", "c"], ["", "the cat", "  "]])
-def test_a_corpus_may_be_small(own: Model, texts: list[str], tmp_path: Path) -> None:
+def test_a_corpus_may_be_small(own, texts, tmp_path):
     found = atlas(own, texts)
     again = Atlas.load(found.save(tmp_path / "atlas.npz"))
     assert len(places_of(again)) == 14
@@ -267,7 +264,7 @@ def test_a_corpus_may_be_small(own: Model, texts: list[str], tmp_path: Path) -> 
     assert again.corpus["complete"]
 
 
-def test_an_interruption_keeps_what_was_done(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_keeps_what_was_done(own, monkeypatch):
     monkeypatch.setattr("attnscope.studies.heads.measuring.TOKEN_BUDGET", 30)
     monkeypatch.setattr("attnscope.studies.atlas.rows.TOKEN_BUDGET", 30)
     first = atlas(own, SENTENCES, FEW, after(3, ""))
@@ -290,7 +287,7 @@ def reports(model: Model) -> list[int]:
     return told
 
 
-def test_a_failure_in_the_second_pass_keeps_the_first(own: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_second_pass_keeps_the_first(own, monkeypatch):
     def fail(*given: Any) -> None:
         raise RuntimeError("no")
 
@@ -301,7 +298,7 @@ def test_a_failure_in_the_second_pass_keeps_the_first(own: Model, monkeypatch: p
     assert found.run["failures"][0]["step"] == "reading the examples"
 
 
-def test_the_command_writes_the_file_that_is_named(run: Run, tmp_path: Path) -> None:
+def test_the_command_writes_the_file_that_is_named(run, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:6]), "utf-8")
     status, out, err = run("atlas", "--file", "texts.txt", "-m", "own", "-o", "deep/all.html", "-f", "npz,csv")
     assert status == 0, err

@@ -1,6 +1,6 @@
 """The page of an atlas in headless Chromium: the examples of a head, as they are quoted, shaded and opened."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,13 +8,13 @@ import pytest
 
 from attnscope.questions.atlas import Atlas
 from tests.atlas_helpers import pieces_of, weights_of, with_examples
-from tests.atlas_page_helpers import ATLAS, EXAMPLES, OpenedAtlas, _opened, mine, open_atlas
+from tests.atlas_page_helpers import ATLAS, EXAMPLES, _opened, mine, open_atlas
 
 __all__ = ["_opened", "open_atlas"]
 
 
 @pytest.mark.parametrize("tab", ["top", "decile"])
-def test_examples_show_their_texts(opened: OpenedAtlas, tab: str) -> None:
+def test_examples_show_their_texts(opened, tab):
     opened.go("L1H1", tab=tab)
     articles = opened.page.locator(".examples article")
     wanted = mine("L1H1", tab)
@@ -39,7 +39,7 @@ def quoting(excerpt: str, tokens: Sequence[str]) -> Atlas:
     return with_examples(ATLAS, [replace(one, **written) for one in EXAMPLES])
 
 
-def test_examples_are_quoted_as_they_were_written(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
+def test_examples_are_quoted_as_they_were_written(open_atlas):
     """Whatever the tokenizer makes of capitals, quotation marks, white space and characters of several tokens."""
     text = "\u201cI  don\u2019t\u201d,\nsaid ALice (at tea-time) \U0001f602!"
     opened = open_atlas(
@@ -56,7 +56,7 @@ def test_examples_are_quoted_as_they_were_written(open_atlas: Callable[[Atlas], 
 
 
 @pytest.mark.parametrize("side", ["q", "k"])
-def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, side: str) -> None:
+def test_pointing_at_a_token_shades_and_says_its_weights(opened, side):
     opened.go("L2H0", side=side)
     example = mine("L2H0", "top")[1]
     weights = weights_of(example)
@@ -76,7 +76,7 @@ def test_pointing_at_a_token_shades_and_says_its_weights(opened: OpenedAtlas, si
     assert "focus" in article.locator(".tok >> nth=3").get_attribute("class"), "its own again"
 
 
-def test_examples_by_keys_and_their_address(opened: OpenedAtlas) -> None:
+def test_examples_by_keys_and_their_address(opened):
     opened.go("L0H2")
     opened.page.focus(".examples article >> nth=0 >> .tok.focus")
     opened.press("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "Enter")
@@ -94,7 +94,7 @@ def test_examples_by_keys_and_their_address(opened: OpenedAtlas) -> None:
 
 
 @pytest.mark.parametrize("view", ["matrix", "links"])
-def test_an_example_opens_as_a_map(opened: OpenedAtlas, view: str) -> None:
+def test_an_example_opens_as_a_map(opened, view):
     opened.go("L1H3")
     opened.page.click(f".examples article >> nth=2 >> [data-open={view}]")
     opened.settle(view)

@@ -2,20 +2,16 @@
 
 import csv
 import io
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 
 from attnscope.cli import build_app
-from attnscope.questions.atlas import Atlas
 from attnscope.results.table import Table
 from tests.atlas_helpers import examples_of, places_of, rows_of, with_examples
-from tests.atlas_page_helpers import ATLAS, CONDITIONS, FINDINGS, NAMES, OpenedAtlas, _opened, open_atlas
+from tests.atlas_page_helpers import ATLAS, CONDITIONS, FINDINGS, NAMES, _opened, open_atlas
 from tests.heads_helpers import heads_in
 from tests.record_helpers import simple
 
@@ -24,7 +20,7 @@ __all__ = ["_opened", "open_atlas"]
 # The landing ------------------------------------------------------------------------------------------------------
 
 
-def test_all_heads_with_all_their_numbers(opened: OpenedAtlas) -> None:
+def test_all_heads_with_all_their_numbers(opened):
     opened.go()
     assert opened.text("#readout") == "12 heads"
     assert opened.listed() == NAMES
@@ -82,7 +78,7 @@ def low_of(name: str, query: str, key: str) -> float:
         (f"!({PAIR[0]}->{PAIR[1]})", [name for name in NAMES if not low_of(name, *PAIR)]),
     ],
 )
-def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
+def test_the_filter(opened, typed, wanted):
     opened.go()
     opened.page.fill("input.filter", typed)
     opened.until(f"document.querySelector('.view.atlas').dataset.shown === '{len(wanted)}'")
@@ -91,7 +87,7 @@ def test_the_filter(opened: OpenedAtlas, typed: str, wanted: list[str]) -> None:
     opened.page.fill("input.filter", "")
 
 
-def test_the_filter_box_has_the_grammar_of_where(opened: OpenedAtlas) -> None:
+def test_the_filter_box_has_the_grammar_of_where(opened):
     for condition, heads in CONDITIONS:
         opened.go(f=quote(condition, safe=""))
         assert (sorted(opened.listed(), key=NAMES.index), opened.text(".wrong")) == (heads, ""), condition
@@ -113,7 +109,7 @@ def test_the_filter_box_has_the_grammar_of_where(opened: OpenedAtlas) -> None:
         ("constructor > 1", "no measure is called constructor"),
     ],
 )
-def test_a_wrong_filter_says_what_is_wrong_and_changes_nothing(opened: OpenedAtlas, typed: str, says: str) -> None:
+def test_a_wrong_filter_says_what_is_wrong_and_changes_nothing(opened, typed, says):
     opened.go(f="layer > 1")
     assert opened.shown() == 4
     opened.page.fill("input.filter", typed)
@@ -123,7 +119,7 @@ def test_a_wrong_filter_says_what_is_wrong_and_changes_nothing(opened: OpenedAtl
     opened.page.fill("input.filter", "")
 
 
-def test_a_brush_filters_the_list_and_the_address_holds_it(opened: OpenedAtlas) -> None:
+def test_a_brush_filters_the_list_and_the_address_holds_it(opened):
     opened.go(ax="layer", ay="induction")
     box = opened.page.locator(".scatter").bounding_box()
     opened.page.mouse.move(box["x"] + 60, box["y"] + 20)
@@ -141,7 +137,7 @@ def test_a_brush_filters_the_list_and_the_address_holds_it(opened: OpenedAtlas) 
     opened.until("document.querySelector('.view.atlas').dataset.shown === '12'")
 
 
-def test_pointing_names_a_head_and_a_click_opens_it(opened: OpenedAtlas) -> None:
+def test_pointing_names_a_head_and_a_click_opens_it(opened):
     opened.go(ax="layer", ay="head")
     box = opened.page.locator(".scatter").bounding_box()
     for _ in range(2):  # L1 stands in the middle of three layers, H3 at the top
@@ -156,7 +152,7 @@ def test_pointing_names_a_head_and_a_click_opens_it(opened: OpenedAtlas) -> None
     opened.page.wait_for_selector(".view.atlas")
 
 
-def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
+def test_the_landing_by_keys_alone(opened):
     opened.go(ax="layer", ay="head")
     opened.page.focus(".scatter canvas[tabindex]")
     opened.press("ArrowRight", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowUp")
@@ -176,7 +172,7 @@ def test_the_landing_by_keys_alone(opened: OpenedAtlas) -> None:
 # The card --------------------------------------------------------------------------------------------------------
 
 
-def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
+def test_the_card_says_what_the_record_says(opened):
     opened.go("L1H2")
     number = NAMES.index("L1H2")
     assert opened.text(".does").startswith(str(FINDINGS["heads"]["description"][number]))
@@ -200,7 +196,7 @@ def test_the_card_says_what_the_record_says(opened: OpenedAtlas) -> None:
         assert f"{best.lift:.2f}×" in first.inner_text()
 
 
-def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
+def test_heads_like_it_are_one_click_away(opened):
     opened.go("L0H0")
     near = np.argsort(np.where(np.arange(12) == 0, np.inf, ATLAS["distance"][0]))[:3]
     names = opened.page.eval_on_selector_all("[data-near]", "all => all.map(e => e.dataset.near)")
@@ -214,7 +210,7 @@ def test_heads_like_it_are_one_click_away(opened: OpenedAtlas) -> None:
 # The page --------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_command_puts_an_atlas_beside_texts(open_page, tmp_path):
     text = simple(5).save(tmp_path / "heatmap.npz")
     heads = ATLAS.save(tmp_path / "atlas.npz")
     file = tmp_path / "page.html"
@@ -228,7 +224,7 @@ def test_the_command_puts_an_atlas_beside_texts(open_page: Callable[..., Any], t
     page.wait_for_selector(".view.atlas[data-shown='12']")
 
 
-def test_hostile_texts_show_as_themselves(open_atlas: Callable[[Atlas], OpenedAtlas]) -> None:
+def test_hostile_texts_show_as_themselves(open_atlas):
     evil = "</script><img src=x onerror=alert(1)>"
     examples = [
         replace(one, labels=(evil, *one.labels[1:]), source=evil, excerpt=evil, offsets=((0, len(evil)),) * 24)
@@ -255,7 +251,7 @@ def test_hostile_texts_show_as_themselves(open_atlas: Callable[[Atlas], OpenedAt
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("view", ["atlas", "head"])
-def test_nothing_is_wider_than_the_window(opened: OpenedAtlas, view: str, width: int) -> None:
+def test_nothing_is_wider_than_the_window(opened, view, width):
     opened.page.set_viewport_size({"width": width, "height": 844})
     opened.go(**({"head": "L0H0"} if view == "head" else {}))
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 
-from attnscope.core.attention.seam import AttentionCall, allowed, attend, attend_with_weights, attention_weights
+from attnscope.core.attention.seam import allowed, attend, attend_with_weights, attention_weights
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle, see_all
 
 LOW = [torch.float16, torch.bfloat16]
@@ -14,7 +14,7 @@ LOW = [torch.float16, torch.bfloat16]
 
 @given(call=calls())
 @few_examples
-def test_both_roads_equal_the_oracle(call: AttentionCall) -> None:
+def test_both_roads_equal_the_oracle(call):
     fast, dense, weights, _ = see_all(call)
     expected_output, expected_weights = oracle(call)
     torch.testing.assert_close(fast, expected_output, **EXACT)
@@ -26,7 +26,7 @@ def test_both_roads_equal_the_oracle(call: AttentionCall) -> None:
 
 
 @pytest.mark.parametrize(("n_queries", "n_keys"), [(3, 3), (3, 7), (7, 3), (1, 5), (5, 1)])
-def test_causality_is_aligned_at_the_upper_left(n_queries: int, n_keys: int) -> None:
+def test_causality_is_aligned_at_the_upper_left(n_queries, n_keys):
     call = make_call(n_queries=n_queries, n_keys=n_keys, is_causal=True)
     fast, _, weights, mask = see_all(call)
     expected = torch.tensor([[k <= q for k in range(n_keys)] for q in range(n_queries)])
@@ -37,7 +37,7 @@ def test_causality_is_aligned_at_the_upper_left(n_queries: int, n_keys: int) -> 
     torch.testing.assert_close(fast, torch_says, **EXACT)
 
 
-def test_finfo_min_in_the_bias_is_a_number_like_any_other() -> None:
+def test_finfo_min_in_the_bias_is_a_number_like_any_other():
     lowest = torch.finfo(torch.float32).min
     call = make_call(dtype=torch.float32, n_queries=3, n_keys=5, bias=torch.full((3, 5), lowest))
     assert call.bias is not None
@@ -64,7 +64,7 @@ EMPTY_ROWS = {
 
 @pytest.mark.parametrize("road", [attend, lambda call: attend_with_weights(call)[0]], ids=["fast", "dense"])
 @pytest.mark.parametrize("fields", EMPTY_ROWS.values(), ids=EMPTY_ROWS)
-def test_fully_masked_rows_are_zero_forward_and_backward(fields, road) -> None:
+def test_fully_masked_rows_are_zero_forward_and_backward(fields, road):
     mask = torch.ones(2, 1, 5, 7, dtype=torch.bool)
     mask[0, :, 2] = False
     mask[1] = False
@@ -86,7 +86,7 @@ def test_fully_masked_rows_are_zero_forward_and_backward(fields, road) -> None:
     assert (attention_weights(call)[1] == 0).all()
 
 
-def test_gradients_equal_those_of_autograd_through_the_formula() -> None:
+def test_gradients_equal_those_of_autograd_through_the_formula():
     call = make_call(requires_grad=True, n_kv_heads=2, mask_shape=(5, 7), softcap=2.0, with_sinks=True, group=2)
     seed = torch.randn(2, 4, 5, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     parts = [call.query, call.key, call.value, call.sinks]
@@ -115,7 +115,7 @@ def test_gradients_equal_those_of_autograd_through_the_formula() -> None:
         {"bias_shape": (3, 5, 0), "is_causal": True},
     ],
 )
-def test_no_keys_at_all_give_zeros(fields) -> None:
+def test_no_keys_at_all_give_zeros(fields):
     call = make_call(n_keys=0, requires_grad=True, **fields)
     fast, dense, weights, _ = see_all(call)
     assert weights.shape[-1] == 0
@@ -132,7 +132,7 @@ def test_no_keys_at_all_give_zeros(fields) -> None:
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("fields", [{}, {"group": 3, "is_causal": True}, {"bias_shape": (3, 97, 101)}])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype, fields, seed: int) -> None:
+def test_error_is_at_most_twice_that_of_plain_torch(dtype, fields, seed):
     call = make_call(seed=seed, dtype=dtype, n_queries=97, n_keys=101, d_head=59, d_value=59, **fields)
     true = dataclasses.replace(
         call,
@@ -167,7 +167,7 @@ def test_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype, fields, 
     assert error(weights, true_weights) <= error(plain_weights, true_weights) / 50
 
 
-def test_autocast_does_not_lower_the_weights() -> None:
+def test_autocast_does_not_lower_the_weights():
     call = make_call(dtype=torch.float32, n_keys=101, d_head=59)
     expected = attend_with_weights(call)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -179,7 +179,7 @@ def test_autocast_does_not_lower_the_weights() -> None:
 # Dropout.
 
 
-def test_dropout_touches_the_output_and_not_the_weights() -> None:
+def test_dropout_touches_the_output_and_not_the_weights():
     plain = make_call(n_keys=101)
     call = dataclasses.replace(plain, dropout_p=0.5, value=torch.eye(101).double().expand(2, 3, 101, 101))
     torch.manual_seed(0)
@@ -214,6 +214,6 @@ def test_dropout_touches_the_output_and_not_the_weights() -> None:
         ({"query": torch.ones(3, 5, 11)}, ValueError, r"\(3, 5, 11\)"),
     ],
 )
-def test_a_call_that_cannot_be_meant_is_refused(fields, error, says: str) -> None:
+def test_a_call_that_cannot_be_meant_is_refused(fields, error, says):
     with pytest.raises(error, match=says):
         dataclasses.replace(make_call(), **fields)

@@ -1,6 +1,5 @@
 """Banded attention (Longformer, LED) in full rows: what the model's own weights say, worked out densely."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def led() -> Banded:
 
 
 @pytest.mark.parametrize("make", [longformer, led])
-def test_bands_are_full_rows_of_a_dense_softmax(make: Callable[[], Banded]) -> None:
+def test_bands_are_full_rows_of_a_dense_softmax(make):
     torch.manual_seed(0)
     network, attentions, target, inputs = make()
     with torch.no_grad():

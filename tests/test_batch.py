@@ -32,7 +32,7 @@ from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.maps import study as heatmap_study
 from attnscope.studies.maps.options import MapOptions
 from attnscope.studies.workers import Workers
-from tests.conftest import VOCABULARY, Run, write_tokenizer
+from tests.conftest import VOCABULARY, write_tokenizer
 from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
 
@@ -80,7 +80,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attnscope.studies.workers.ProcessPoolExecutor", None)
 
 
-def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_path: Path) -> None:
+def test_every_text_has_the_files_that_heatmap_writes(undisturbed, tmp_path):
     lines = [json.loads(line) for line in (undisturbed / "manifest.jsonl").read_text("utf-8").splitlines()]
     assert [line["text"] for line in lines] == TEXTS
     assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
@@ -101,16 +101,14 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["index.html", "manifest.jsonl"])
-def test_a_file_of_the_users_own_stays(name: str, corpus: Path, tmp_path: Path) -> None:
+def test_a_file_of_the_users_own_stays(name, corpus, tmp_path):
     (tmp_path / name).write_text("<html>mine")
     with pytest.raises(AttnscopeError, match="is no file of a batch, and would be lost"):
         batch("own", Corpus([corpus]), tmp_path, HOW)
     assert files(tmp_path) == {name: b"<html>mine"}
 
 
-def test_the_number_of_workers_changes_no_byte(
-    corpus: Path, undisturbed: Path, tmp_path: Path, worker_here: None
-) -> None:
+def test_the_number_of_workers_changes_no_byte(corpus, undisturbed, tmp_path, worker_here):
     seen = []
     one = replace(HOW, running=SharedWork(workers=1))
     batch("own", Corpus([corpus]), tmp_path / "one", one, lambda done: seen.append((done.n_texts, done.share)))
@@ -119,16 +117,14 @@ def test_the_number_of_workers_changes_no_byte(
     assert seen[-1][1] == 1
 
 
-def test_what_is_done_is_not_drawn_again(corpus: Path, undisturbed: Path, copied: Path, nobody: None) -> None:
+def test_what_is_done_is_not_drawn_again(corpus, undisturbed, copied, nobody):
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*.png")}
     assert batch("own", Corpus([corpus]), copied, replace(HOW, running=SharedWork(workers=7, threads=2))).n_fresh == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert files(copied) == files(undisturbed)
 
 
-def test_what_is_missing_cut_off_or_stale_is_drawn_again(
-    corpus: Path, undisturbed: Path, copied: Path, worker_here: None
-) -> None:
+def test_what_is_missing_cut_off_or_stale_is_drawn_again(corpus, undisturbed, copied, worker_here):
     first, second, third = (copied / folder_name(i, TEXTS[i]) for i in range(3))
     (first / "query-001.png").unlink(missing_ok=True)
     (first / "L00.png").unlink()
@@ -149,7 +145,7 @@ def test_what_is_missing_cut_off_or_stale_is_drawn_again(
     assert (copied / folder_name(3, TEXTS[3]) / "L00.png").stat().st_mtime_ns == kept
 
 
-def test_other_options_or_another_model_are_drawn_anew(tmp_path: Path, tiny_bert: Path) -> None:
+def test_other_options_or_another_model_are_drawn_anew(tmp_path, tiny_bert):
     source = study.models.resolve(str(tiny_bert))
     base = study._hash_all_but_the_text(source, HOW)
     assert study._hash_all_but_the_text(source, replace(HOW, running=SharedWork(workers=1, threads=3))) == base
@@ -167,7 +163,7 @@ def test_other_options_or_another_model_are_drawn_anew(tmp_path: Path, tiny_bert
     assert study._hash_all_but_the_text(source, HOW) != base
 
 
-def test_figures_of_other_options_give_way(corpus: Path, tmp_path: Path, worker_here: None) -> None:
+def test_figures_of_other_options_give_way(corpus, tmp_path, worker_here):
     batch("own", Corpus([corpus]), tmp_path, replace(PLAIN, choice=Choice(pick=((0, 1),))))
     assert batch("own", Corpus([corpus]), tmp_path, PLAIN).n_fresh == len(TEXTS)
     assert not list(tmp_path.rglob("L00H01.png"))
@@ -175,9 +171,7 @@ def test_figures_of_other_options_give_way(corpus: Path, tmp_path: Path, worker_
     assert batch("own", Corpus([corpus]), tmp_path, PLAIN).n_fresh == 0
 
 
-def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
-    run: Run, tmp_path: Path, tiny_bert: Path, worker_here: None
-) -> None:
+def test_a_text_that_fails_is_listed_and_the_others_are_drawn(run, tmp_path, tiny_bert, worker_here):
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "a b"}\n{"text": "a\\u0000b"}\n{"text": 3}\n{"text": "b"}\n')
     status, out, err = run("batch", path, "-o", "out", "-L", "0", "-m", tiny_bert, "--workers", "1", "--json")
@@ -193,7 +187,7 @@ def test_a_text_that_fails_is_listed_and_the_others_are_drawn(
     assert "line 3" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path: Path, worker_here: None) -> None:
+def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path, worker_here):
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
         batch("own", ["a"], tmp_path / "new", replace(PLAIN, choice=Choice(layers=(99,))))
     assert not (tmp_path / "new").exists()
@@ -239,9 +233,7 @@ def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str
     assert files(out) == expected
 
 
-def test_ctrl_c_before_the_first_text_leaves_an_earlier_list(
-    corpus: Path, copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_before_the_first_text_leaves_an_earlier_list(corpus, copied, monkeypatch):
     def interrupted(_: object) -> bool:
         raise KeyboardInterrupt
 
@@ -251,9 +243,7 @@ def test_ctrl_c_before_the_first_text_leaves_an_earlier_list(
     assert files(copied) == earlier
 
 
-def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
-    corpus: Path, tmp_path: Path, expected: dict[str, bytes], worker_here: None
-) -> None:
+def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(corpus, tmp_path, expected, worker_here):
     with of_workers(corpus, tmp_path) as run:
         after_first_text(run, tmp_path)
         os.kill(run.pid, signal.SIGINT)
@@ -267,9 +257,7 @@ def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(
     require_finished_by_one_more_run(corpus, tmp_path, expected)
 
 
-def test_workers_end_with_a_run_that_is_killed(
-    corpus: Path, tmp_path: Path, expected: dict[str, bytes], worker_here: None
-) -> None:
+def test_workers_end_with_a_run_that_is_killed(corpus, tmp_path, expected, worker_here):
     with of_workers(corpus, tmp_path) as run:
         after_first_text(run, tmp_path)
         run.kill()
@@ -280,7 +268,7 @@ def test_workers_end_with_a_run_that_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_killed_at_any_moment(seed: int, corpus: Path, tmp_path: Path, expected: dict[str, bytes]) -> None:
+def test_killed_at_any_moment(seed, corpus, tmp_path, expected):
     """At even seeds the first process is killed, at odd ones all of them at once."""
     with of_workers(corpus, tmp_path / "out", 2) as run:
         try:
@@ -298,13 +286,11 @@ def test_killed_at_any_moment(seed: int, corpus: Path, tmp_path: Path, expected:
 
 
 @given(st.integers(0, 10**7), st.text(max_size=300))
-def test_a_text_never_names_a_path(index: int, text: str) -> None:
+def test_a_text_never_names_a_path(index, text):
     assert re.fullmatch(rf"{index:05d}-[a-z0-9-]{{1,40}}", folder_name(index, text))
 
 
-def test_a_text_that_fails_leaves_what_was_there(
-    corpus: Path, copied: Path, worker_here: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_fails_leaves_what_was_there(corpus, copied, worker_here, monkeypatch):
     before = files(copied)
     (copied / folder_name(0, TEXTS[0]) / "mine.png").write_text("mine")
 
@@ -340,7 +326,7 @@ class Seen(HTMLParser):
 HOSTILE = "</p><script>alert('1')</script><img src=x onerror=alert(2)> \"&amp; \u202eesrever\x1b[31m\x00"
 
 
-def test_hostile_text_shows_as_itself() -> None:
+def test_hostile_text_shows_as_itself():
     files = {"L00.png": 3, "heatmap.npz": 4}
     drawn = DrawnText(0, HOSTILE, 1, "00000-p", HOSTILE, (HOSTILE,), files, HOSTILE, {}, (HOSTILE,), "0")
     html = page(Batch(HOSTILE, 2, (drawn,), (FailedText(HOSTILE, 2, HOSTILE, 1, HOSTILE),)))

@@ -36,7 +36,7 @@ def masks(n: int) -> dict[str, dict[str, object]]:
     }
 
 
-def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on() -> None:
+def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on():
     call = call_of()
     probe = keep_calls([0])
     output = probe(call)
@@ -51,7 +51,7 @@ def test_the_probe_keeps_the_chosen_layers_and_the_model_goes_on() -> None:
 
 
 class TestSingleHead:
-    def test_it_is_the_softmax_over_queries_and_keys_side_by_side(self) -> None:
+    def test_it_is_the_softmax_over_queries_and_keys_side_by_side(self):
         call = call_of(is_causal=True, scale=1 / math.sqrt(5))
         found = single_head([(call, 1), (call, 4), (call, 5)])
         assert not isinstance(found, str)
@@ -64,13 +64,13 @@ class TestSingleHead:
             np.testing.assert_allclose(weights[q, : q + 1], shares / shares.sum(), **EXACT)
             assert not weights[q, q + 1 :].any()
 
-    def test_of_one_head_it_is_that_head(self) -> None:
+    def test_of_one_head_it_is_that_head(self):
         call = call_of(softcap=2.0)
         found = single_head([(call, 3)])
         assert not isinstance(found, str)
         np.testing.assert_allclose(attention_weights(found)[0, 0], attention_weights(call)[0, 3], **EXACT)
 
-    def test_what_all_heads_share_stays(self) -> None:
+    def test_what_all_heads_share_stays(self):
         bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         found = single_head([(call_of(bias=bias), 0), (call_of(seed=2, bias=bias), 1)])
         assert not isinstance(found, str)
@@ -86,7 +86,7 @@ class TestSingleHead:
             ({"n_queries": 11}, {}, "different texts"),
         ],
     )
-    def test_where_there_is_none_it_says_why(self, first: dict, second: dict, why: str) -> None:
+    def test_where_there_is_none_it_says_why(self, first, second, why):
         found = single_head([(call_of(**first), 0), (call_of(**second), 1)])
         assert isinstance(found, str)
         assert why in found

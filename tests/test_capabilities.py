@@ -25,7 +25,7 @@ EXTRAS = ("writer", "eyes", "ears", "run_inputs", "head_slices")
         ("clip", {"run_inputs", "head_slices", "eyes", "writer"}),  # CLIP's text tower looks back only
     ],
 )
-def test_what_a_model_cannot_do_is_none(name: str, extras: set[str]) -> None:
+def test_what_a_model_cannot_do_is_none(name, extras):
     ours = name in ("own", "own-causal", "minilm")
     model = attnscope.load(name) if ours else wrap(build(name))  # type: ignore[arg-type]
     assert {extra for extra in EXTRAS if getattr(model, extra) is not None} == extras

@@ -40,7 +40,7 @@ def groups_of(tokens: Tokens) -> list[list[int]]:
 
 
 @given(st.integers(1, 9).flatmap(words_of), st.integers(1, 7).flatmap(words_of), st.integers(0, 99))
-def test_merging_words_sums_over_keys_and_averages_over_queries(queries: Tokens, keys: Tokens, seed: int) -> None:
+def test_merging_words_sums_over_keys_and_averages_over_queries(queries, keys, seed):
     before = map_of(queries, keys, kind="cross", seed=seed)
     after = record_of(before).merge_words().maps[0]
     rows = groups_of(queries)
@@ -57,7 +57,7 @@ def test_merging_words_sums_over_keys_and_averages_over_queries(queries: Tokens,
     assert after.keys.special.tolist() == [bool(keys.special[g[0]]) for g in columns]
 
 
-def test_merged_words_are_labelled_with_their_text() -> None:
+def test_merged_words_are_labelled_with_their_text():
     text = "embeddings, didn't"
     tokens = replace(
         tokens_of(["[CLS]", "em", "##bed", "##dings", ",", "didn", "'", "t", "[SEP]"], (0, 8)),
@@ -74,7 +74,7 @@ def test_merged_words_are_labelled_with_their_text() -> None:
 
 
 @given(st.integers(2, 9).flatmap(words_of), st.integers(0, 99))
-def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens: Tokens, seed: int) -> None:
+def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens, seed):
     before = map_of(tokens, seed=seed)
     kept = [i for i in range(len(tokens)) if not tokens.special[i]]
     before.weights[0, 0, kept[0]] = tokens.special / max(1, tokens.special.sum())  # a row wholly on special tokens
@@ -97,7 +97,7 @@ def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens: Tokens, seed
 
 
 @pytest.mark.parametrize("special", [(), (0,), (2,)])
-def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(special: tuple[int, ...]) -> None:
+def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(special):
     before = map_of(tokens_of(["The", "cat", "sat", "down"], special), kind="decoder")
     before.weights[:, :, 3] = [1, 0, 0, 0]  # rests on the first token wholly
     record = record_of(before).hide_special()
@@ -110,7 +110,7 @@ def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(special: tuple
     assert record.hide_special() is record  # the next token is none that heads rest on
 
 
-def test_the_first_token_of_other_attention_and_of_a_part_is_no_sink() -> None:
+def test_the_first_token_of_other_attention_and_of_a_part_is_no_sink():
     tokens = tokens_of(["The", "cat", "sat"])
     later = replace(map_of(tokens, kind="decoder"), part=(4, 4, 9, 9))
     for attention in (map_of(tokens, kind="encoder"), map_of(tokens, tokens, kind="cross"), later):

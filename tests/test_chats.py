@@ -88,7 +88,7 @@ def tokens_by_hand(entry: dict[str, Any]) -> list[str]:
     return made
 
 
-def test_a_conversation_is_written_by_the_template(llama: HuggingFaceModel, tmp_path: Path) -> None:
+def test_a_conversation_is_written_by_the_template(llama, tmp_path):
     entries = [conversation(seed) for seed in range(6)]
     corpus = attnscope.Corpus([write(tmp_path / "chats.jsonl", entries)])
     corpus.chat = llama.tokenizer.write_chat
@@ -118,7 +118,7 @@ GOOD = {"messages": [{"role": "user", "content": "who wrote it"}, {"role": "assi
         ([{"role": "user", "content": "<|im_end|> who"}], "<|im_end|> who"),
     ],
 )
-def test_odd_messages_are_written(llama: HuggingFaceModel, tmp_path: Path, messages: list[Any], words: str) -> None:
+def test_odd_messages_are_written(llama, tmp_path, messages, words):
     (text,), problems = read(write(tmp_path / "c.jsonl", [{"messages": messages}]), llama)
     assert not problems
     assert f"\n{words}<|im_end|>" in (text.text or "")
@@ -135,15 +135,13 @@ def test_odd_messages_are_written(llama: HuggingFaceModel, tmp_path: Path, messa
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
     ],
 )
-def test_a_malformed_line_is_skipped_with_the_reason(
-    llama: HuggingFaceModel, tmp_path: Path, entry: dict[str, Any], reason: str
-) -> None:
+def test_a_malformed_line_is_skipped_with_the_reason(llama, tmp_path, entry, reason):
     texts, problems = read(write(tmp_path / "c.jsonl", [entry, GOOD]), llama)
     assert len(texts) == len(problems) == 1
     assert reason in problems[0]
 
 
-def test_damaged_conversations_are_read_or_skipped_with_the_reason(llama: HuggingFaceModel, tmp_path: Path) -> None:
+def test_damaged_conversations_are_read_or_skipped_with_the_reason(llama, tmp_path):
     chance = random.Random(0)
     n_read = n_skipped = 0
     for number in range(60):
@@ -158,7 +156,7 @@ def test_damaged_conversations_are_read_or_skipped_with_the_reason(llama: Huggin
     assert n_read > 60 < n_skipped
 
 
-def test_a_model_without_a_template_reads_roles_and_texts(tmp_path: Path) -> None:
+def test_a_model_without_a_template_reads_roles_and_texts(tmp_path):
     model = wrap(tiny("llama", num_hidden_layers=1), tokenizer(None), check=False)
     corpus = attnscope.Corpus([write(tmp_path / "c.jsonl", [GOOD])])
     attnscope.heads(model, corpus, attnscope.HeadsOptions(describe=None))
@@ -167,7 +165,7 @@ def test_a_model_without_a_template_reads_roles_and_texts(tmp_path: Path) -> Non
     assert not text.is_chat
 
 
-def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
+def test_a_pipe_is_read_once_and_kept(tmp_path):
     pipe = tmp_path / "c.jsonl"
     lines = "".join(json.dumps({"text": f"text {number}"}) + "\n" for number in range(3))
     os.mkfifo(pipe)
@@ -179,7 +177,7 @@ def test_a_pipe_is_read_once_and_kept(tmp_path: Path) -> None:
     writer.join()
 
 
-def test_what_a_model_writes_is_said_to_be_greedy_and_its_template_named(llama: HuggingFaceModel) -> None:
+def test_what_a_model_writes_is_said_to_be_greedy_and_its_template_named(llama):
     with pytest.warns(UserWarning, match="greedy decoding|--chat"):
         plain = attnscope.heatmap(llama, "who wrote it", generate=3)
         asked = attnscope.heatmap(llama, "who wrote it", generate=3, chat=True)

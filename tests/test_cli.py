@@ -12,7 +12,7 @@ import pytest
 import attnscope
 from attnscope.results.result import load_record as load
 from tests.cli_helpers import TIRED, elsewhere, files, loaded_once, require_one_line
-from tests.conftest import Result, Run
+from tests.conftest import Result
 
 __all__ = ["elsewhere", "loaded_once"]
 
@@ -20,7 +20,7 @@ __all__ = ["elsewhere", "loaded_once"]
 # Starting
 
 
-def test_help_and_version_are_on_stdout(run: Run) -> None:
+def test_help_and_version_are_on_stdout(run):
     assert run("--version") == Result(0, f"attnscope {attnscope.__version__}\n", "")
     for arguments in (
         ["--help"],
@@ -44,7 +44,7 @@ def test_help_and_version_are_on_stdout(run: Run) -> None:
 # What it writes
 
 
-def test_the_first_command_of_a_new_user(run: Run, tmp_path: Path) -> None:
+def test_the_first_command_of_a_new_user(run, tmp_path):
     result = run("heatmap", TIRED)
     assert (result.status, result.err) == (0, "")
     answer = result.out.splitlines()[:7]
@@ -62,7 +62,7 @@ def test_the_first_command_of_a_new_user(run: Run, tmp_path: Path) -> None:
     assert run("heatmap", TIRED, "-L", "0", "-f", "npz").out != str(paths[0])
 
 
-def test_the_same_text_model_and_options_have_the_same_folder(run: Run) -> None:
+def test_the_same_text_model_and_options_have_the_same_folder(run):
     def folder(*options: str, text: str = "The cat") -> Path:
         return Path(run("heatmap", text, "-f", "npz", *options).out.strip()).parent
 
@@ -72,7 +72,7 @@ def test_the_same_text_model_and_options_have_the_same_folder(run: Run) -> None:
     assert len({first, *others}) == 4
 
 
-def test_every_format_at_once(run: Run, tmp_path: Path) -> None:
+def test_every_format_at_once(run, tmp_path):
     result = run(
         "heatmap", TIRED, "--pick", "L3H1", "-f", "png,svg,pdf,npz,csv,json,text", "-o", "out", "--query", "it"
     )
@@ -99,7 +99,7 @@ def test_every_format_at_once(run: Run, tmp_path: Path) -> None:
         assert (row["query_token"], row["key_token"]) == (saved.tokens[query], saved.tokens[key])
 
 
-def test_json_is_one_document_and_nothing_else(run: Run) -> None:
+def test_json_is_one_document_and_nothing_else(run):
     result = run("heatmap", "The café 你好 😀", "-L", "0", "-f", "png", "-o", "out", "--json", "--query", "the")
     document = json.loads(result.out)
     unknown = "note: 3 words are unknown to the tokenizer, which reads [UNK] instead: 你, 好, 😀\n"
@@ -114,14 +114,14 @@ def test_json_is_one_document_and_nothing_else(run: Run) -> None:
 
 
 @pytest.mark.parametrize("command", [["models"], ["models", "minilm"], ["models", "minilm", "--engine", "native"]])
-def test_other_commands_have_json_too(run: Run, command: list[str]) -> None:
+def test_other_commands_have_json_too(run, command):
     result = run(*command, "--json")
     assert json.loads(result.out)["schema"] == f"attnscope.{'models' if len(command) == 1 else 'model'}/1"
     assert (result.status, result.err) == (0, "")
     assert "minilm" in run(*command).out
 
 
-def test_a_text_is_read_from_stdin_or_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_read_from_stdin_or_a_file(run, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_bytes("\ufeffThe cat\r\n".encode())
     literal = run("heatmap", "The cat", "-f", "npz").out
     assert run("heatmap", "--file", "text.txt", "-f", "npz").out == literal
@@ -130,7 +130,7 @@ def test_a_text_is_read_from_stdin_or_a_file(run: Run, tmp_path: Path, monkeypat
         assert run("heatmap", "-", "-f", "npz").out == literal
 
 
-def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run: Run) -> None:
+def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run):
     text = "word " * 600
     result = run("heatmap", text, "--pick", "L0H0", "-f", "npz", "--pool", "0")
     said = "the text has 602 tokens, the model takes 512: the first 510 of the text are shown"
@@ -142,7 +142,7 @@ def test_a_text_that_is_cut_is_said_on_stderr_unless_quiet(run: Run) -> None:
     assert run("show", result.out.strip(), "-q").err == ""
 
 
-def test_show_draws_again_what_was_saved(run: Run, tmp_path: Path) -> None:
+def test_show_draws_again_what_was_saved(run, tmp_path):
     run("heatmap", "The cat sat", "-o", "first", "-f", "png,npz", "-L", "0-1", "-H", "0,5")
     result = run("show", "first/heatmap.npz", "-o", "second")
     assert result.out.splitlines() == [f"second/{name}.png" for name in ("overview", "L00", "L01")]

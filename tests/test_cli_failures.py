@@ -15,7 +15,6 @@ import pytest
 from attnscope import cli
 from attnscope.studies.maps import study as heatmap_study
 from tests.cli_helpers import elsewhere, files, loaded_once, process, require_one_line
-from tests.conftest import Run
 from tests.processes import LIMIT_S, started
 from tests.record_helpers import simple
 
@@ -56,7 +55,7 @@ __all__ = ["elsewhere", "loaded_once"]
         (["draw"], "No such command"),
     ],
 )
-def test_wrong_usage_is_one_line_and_2(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_one_line_and_2(run, tmp_path, arguments, said):
     require_one_line(run(*arguments), said, status=2)
     assert files(tmp_path) == []
 
@@ -89,16 +88,14 @@ def test_wrong_usage_is_one_line_and_2(run: Run, tmp_path: Path, arguments: list
         (["show", "."], "the folder . holds no attnscope record"),
     ],
 )
-def test_failure_is_one_line_and_1_and_leaves_nothing(
-    run: Run, tmp_path: Path, arguments: list[str], said: str
-) -> None:
+def test_failure_is_one_line_and_1_and_leaves_nothing(run, tmp_path, arguments, said):
     require_one_line(run(*arguments), said)
     assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("out", ["a-file", "a-file/inner", "/dev/full", "/proc/attnscope/x"])
 @pytest.mark.parametrize("command", ["heatmap", "show"])
-def test_places_that_cannot_be_written(run: Run, tmp_path: Path, command: str, out: str) -> None:
+def test_places_that_cannot_be_written(run, tmp_path, command, out):
     (tmp_path / "a-file").write_text("kept")
     subject = "x"
     if command == "show":
@@ -109,9 +106,7 @@ def test_places_that_cannot_be_written(run: Run, tmp_path: Path, command: str, o
     assert (tmp_path / "a-file").read_text() == "kept"
 
 
-def test_a_disk_that_fills_up_leaves_no_part_of_a_file(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_leaves_no_part_of_a_file(run, tmp_path, monkeypatch):
     def full(path: Path, content: bytes) -> Path:
         from attnscope.errors import AttnscopeError
 
@@ -170,7 +165,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
 # Bugs, interrupts, streams
 
 
-def test_a_bug_names_itself_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_names_itself_in_one_line(run, monkeypatch):
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division\nby zero")
 
@@ -184,7 +179,7 @@ def test_a_bug_names_itself_in_one_line(run: Run, monkeypatch: pytest.MonkeyPatc
         cli.main()
 
 
-def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -222,7 +217,7 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path: Path) -> None:
         os.killpg(run.pid, 0)
 
 
-def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+def test_a_reader_that_has_enough_is_no_error(tmp_path):
     path = simple(200, layers=3).save(tmp_path / "heatmap.npz")
     command = [sys.executable, "-m", "attnscope", "show", str(path), "--json"]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
@@ -235,7 +230,7 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [["--json"], ["-o", "out"]])
-def test_a_stdout_that_is_full_is_said(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_stdout_that_is_full_is_said(tmp_path, arguments):
     path = simple(3, layers=1).save(tmp_path / "heatmap.npz")
     with Path("/dev/full").open("w") as full:
         result = process("show", path, *arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
@@ -243,14 +238,14 @@ def test_a_stdout_that_is_full_is_said(tmp_path: Path, arguments: list[str]) -> 
 
 
 @pytest.mark.parametrize("arguments", [["--json"], []])
-def test_a_stdout_that_is_closed_is_no_error(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_stdout_that_is_closed_is_no_error(tmp_path, arguments):
     path = simple(3, layers=1).save(tmp_path / "heatmap.npz")
     script = f"exec {sys.executable} -m attnscope show {path} {' '.join(arguments)} >&-"
     result = subprocess.run(["bash", "-c", script], stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path: Path) -> None:
+def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path):
     path = simple(5, layers=1).save(tmp_path / "heatmap.npz")
     result = process("show", path, env={"PYTHONIOENCODING": "ascii", "LANG": "C"})
     assert (result.returncode, result.stderr) == (0, "")
@@ -263,9 +258,7 @@ def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("asked", "built"), [(["models", "--help"], ["models"]), (["inof"], None), ([], None)])
-def test_a_command_that_is_named_is_built_alone(
-    monkeypatch: pytest.MonkeyPatch, asked: list[str], built: list[str] | None
-) -> None:
+def test_a_command_that_is_named_is_built_alone(monkeypatch, asked, built):
     found: list[Sequence[str]] = []
     build = cli.build_app
     monkeypatch.setattr(sys, "argv", ["attnscope", *asked])

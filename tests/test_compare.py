@@ -4,7 +4,6 @@ import csv
 import math
 from functools import cache
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,7 +77,7 @@ def mean_by_hand(model, texts: list[str], a: tuple[int, int], b: tuple[int, int]
 
 
 class TestAllHeads:
-    def test_copies_of_a_text_count_once(self, tiny) -> None:
+    def test_copies_of_a_text_count_once(self, tiny):
         once = compare(tiny, TEXTS)
         often = compare(tiny, [*TEXTS, TEXTS[0].upper(), *TEXTS])
         assert once.grids.keys() == often.grids.keys()
@@ -88,14 +87,14 @@ class TestAllHeads:
         assert f"{len(TEXTS) + 1} copies left out" in texts_line(often)
 
     @pytest.mark.parametrize(("measure", "hides"), [*product(MEASURES, (False, True))])
-    def test_means_are_those_of_rows_one_by_one(self, tiny, measure: str, hides: bool) -> None:
+    def test_means_are_those_of_rows_one_by_one(self, tiny, measure, hides):
         found = compare(tiny, TEXTS, CompareOptions(measure, hide_special=hides))
         heads = places(found)
         for a, b in product(range(6), repeat=2):
             wanted = mean_by_hand(tiny, TEXTS, heads[a], heads[b], measure, not hides)
             assert means(found)[a, b] == pytest.approx(wanted, abs=KEPT), (a, b)
 
-    def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_batches_and_padding_do_not_matter(self, tiny, monkeypatch):
         together = compare(tiny, TEXTS)
         monkeypatch.setattr("attnscope.studies.compare.study.TOKEN_BUDGET", 1)
         monkeypatch.setattr("attnscope.studies.compare.study.WEIGHTS_AT_ONCE", 1)
@@ -103,12 +102,12 @@ class TestAllHeads:
         np.testing.assert_allclose(means(together), means(apart), atol=1e-12)
         np.testing.assert_array_equal(together["distance_count:hellinger"], apart["distance_count:hellinger"])
 
-    def test_texts_over_the_limit_are_cut_and_count_as_one_text(self, tiny) -> None:
+    def test_texts_over_the_limit_are_cut_and_count_as_one_text(self, tiny):
         found = compare(tiny, ["the cat " * 40, "a cat"])
         assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
         assert found["distance_count:hellinger"][0, 1] == found.corpus["n_tokens"]
 
-    def test_intervals_and_counts(self, tiny) -> None:
+    def test_intervals_and_counts(self, tiny):
         found = compare(tiny, TEXTS)
         above = np.triu_indices(6, 1)
         low, high = (found[f"distance_{part}:hellinger"] for part in ("low", "high"))
@@ -122,14 +121,14 @@ class TestAllHeads:
         assert np.isnan(one["distance_low:hellinger"]).all()
         assert one.corpus["text"] == TEXTS[0]
 
-    def test_the_dense_road_gives_the_same(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_dense_road_gives_the_same(self, tiny, monkeypatch):
         by_calls = compare(tiny, TEXTS)
         from dataclasses import replace
 
         monkeypatch.setattr(tiny, "info", replace(tiny.info, path="eager"))
         np.testing.assert_allclose(means(by_calls), means(compare(tiny, TEXTS)), atol=KEPT)
 
-    def test_the_first_token_of_a_decoder_is_hidden_with_special_ones(self) -> None:
+    def test_the_first_token_of_a_decoder_is_hidden_with_special_ones(self):
         model = attnscope.load("own-causal", dtype="float64")
         found = compare(model, TEXTS[:2], HIDING)
         heads = places(found)
@@ -139,20 +138,20 @@ class TestAllHeads:
         hidden = attnscope.heatmap(model, TEXTS[0], hide_special=True)
         np.testing.assert_allclose(picked["weights:first"][1], hidden.of(*heads[1]), atol=1e-6)
 
-    def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_interruption_keeps_whole_texts(self, tiny, monkeypatch):
         monkeypatch.setattr("attnscope.studies.compare.study.TOKEN_BUDGET", 1)
         found = compare(tiny, TEXTS, report=after(0))
         assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
         np.testing.assert_allclose(means(found), means(compare(tiny, TEXTS[1])), atol=1e-12)
 
     @pytest.mark.parametrize("texts", [[], [" "]])
-    def test_no_text_is_said(self, tiny, texts: list[str]) -> None:
+    def test_no_text_is_said(self, tiny, texts):
         with pytest.raises(AttnscopeError, match="no text"):
             compare(tiny, texts)
 
 
 class TestModels:
-    def test_distances_are_those_between_rows(self, tiny, other) -> None:
+    def test_distances_are_those_between_rows(self, tiny, other):
         found = compare_models(tiny, other, TEXTS[1])
         assert found.distance().shape == (6, 15)
         ours = attnscope.heatmap(tiny, TEXTS[1])
@@ -164,7 +163,7 @@ class TestModels:
         assert (found["match:hellinger"] >= 0).sum() == 6
         assert len(found.same_heads()) == 6
 
-    def test_permuted_heads_are_found_again(self, tiny, tmp_path: Path) -> None:
+    def test_permuted_heads_are_found_again(self, tiny, tmp_path):
         import copy
 
         swapped = copy.deepcopy(tiny)
@@ -183,7 +182,7 @@ class TestModels:
         assert [matched[1, h] for h in range(3)] == [(1, 0), (1, 1), (1, 2)]
         assert found.moved().sum() == 3
 
-    def test_other_tokens_of_a_text_are_refused(self, tiny, minilm) -> None:
+    def test_other_tokens_of_a_text_are_refused(self, tiny, minilm):
         with pytest.raises(AttnscopeError, match="split the same text into different tokens: .* … and .* …") as caught:
             compare_models(tiny, minilm, TEXTS)
         assert "share a tokenizer" in str(caught.value.hint)
@@ -196,14 +195,14 @@ def panels_of(found: Comparison, figure: str) -> list[Panel]:
 
 
 class TestPickedHeads:
-    def test_the_mean_and_the_single_head(self, minilm) -> None:
+    def test_the_mean_and_the_single_head(self, minilm):
         found = compare_heads(minilm, TIRED, [(3, h) for h in range(12)])
         np.testing.assert_allclose(found["mean:first"], found["weights:first"].mean(0), atol=1e-6)
         assert "one head of full width" in found.options["single_note"]
         np.testing.assert_allclose(found["single:first"].sum(-1), 1, atol=1e-5)
         assert np.abs(found["single:first"] - found["mean:first"]).max() > 0.5
 
-    def test_differences(self, tiny) -> None:
+    def test_differences(self, tiny):
         two = compare_heads(tiny, "the cat", [(0, 0), (1, 1)])
         difference, single = panels_of(two, "differences")
         assert (difference.title, single.title) == ("L0H0 − L1H1", "single head − mean")
@@ -211,13 +210,13 @@ class TestPickedHeads:
         np.testing.assert_array_equal(difference.values, weights[0] - weights[1])
 
     @pytest.mark.parametrize("pick", [[], [(0, 0)], [(0, 0), (0, 0)]])
-    def test_fewer_than_two_heads_are_refused(self, tiny, pick: list[tuple[int, int]]) -> None:
+    def test_fewer_than_two_heads_are_refused(self, tiny, pick):
         with pytest.raises(UsageError, match="nothing to compare"):
             compare_heads(tiny, "the cat", pick)
 
 
 class TestMinimalPairs:
-    def test_tired_and_wide_at_it(self, minilm) -> None:
+    def test_tired_and_wide_at_it(self, minilm):
         found = compare_texts(minilm, TIRED, WIDE, query="it")
         names = [found.head_names[head] for head in ranked(found)]
         assert "L3H1" in names[:5]
@@ -229,7 +228,7 @@ class TestMinimalPairs:
         assert found["weights:first"][place, it, animal] == pytest.approx(0.68, abs=0.005)
         assert found["weights:second"][place, it, animal] == pytest.approx(0.28, abs=0.005)
 
-    def test_change_is_the_root_of_the_mean_divergence(self, minilm) -> None:
+    def test_change_is_the_root_of_the_mean_divergence(self, minilm):
         found = compare_texts(minilm, TIRED, WIDE, query="it")
         head = found.head_names.index("L3H1")
         p, q = (found[f"weights:{side}"][head].astype(float) for side in ("first", "second"))
@@ -238,7 +237,7 @@ class TestMinimalPairs:
         assert found["heads"]["hellinger_overall"][head] == pytest.approx(math.sqrt(h2[equal].mean()), abs=1e-9)
         assert found["heads"]["hellinger_at_query"][head] == pytest.approx(math.sqrt(h2[10]), abs=1e-9)
 
-    def test_a_query_of_one_text_alone_is_refused(self, tiny) -> None:
+    def test_a_query_of_one_text_alone_is_refused(self, tiny):
         with pytest.raises(AttnscopeError, match="one of the texts alone"):
             compare_texts(tiny, "the cat", "the cat a b", query="b")
         with pytest.raises(AttnscopeError, match="no token is 'dog'"):
@@ -251,7 +250,7 @@ class TestAlignment:
         aligned, equal, keys = align(tokens_of(first.split()), tokens_of(second.split()))
         return aligned.tolist(), equal.tolist(), [(list(a), list(b)) for a, b in keys]
 
-    def test_as_few_edits_as_can_be(self) -> None:
+    def test_as_few_edits_as_can_be(self):
         """Against a plain recursion, on all pairs of short texts of three words."""
 
         @cache
@@ -281,7 +280,7 @@ def record(request: pytest.FixtureRequest, tiny, other) -> Comparison:
     return found
 
 
-def test_a_record_comes_back_without_loss(record: Comparison, tmp_path: Path) -> None:
+def test_a_record_comes_back_without_loss(record, tmp_path):
     require_lossless(record, tmp_path)
     rows = list(csv.reader(record.to_csv().splitlines()))
     assert len({len(row) for row in rows}) == 1

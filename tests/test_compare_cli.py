@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 import attnscope
-from tests.conftest import Run
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
 TIRED = "The animal didn't cross the street because it was too tired."
 WIDE = "The animal didn't cross the street because it was too wide."
 
 
-def test_all_heads_as_tables_and_files(run: Run, tmp_path: Path) -> None:
+def test_all_heads_as_tables_and_files(run, tmp_path):
     status, out, err = run("compare", "-m", "own", "--file", SENTENCES, "-o", "out", "-q")
     assert (status, err) == (0, "")
     assert "most alike, by Hellinger distance" in out
@@ -23,7 +22,7 @@ def test_all_heads_as_tables_and_files(run: Run, tmp_path: Path) -> None:
     assert out.splitlines()[-3:] == [f"out/{name}" for name in names]
 
 
-def test_one_json_document(run: Run) -> None:
+def test_one_json_document(run):
     status, out, _ = run("compare", "-m", "own", TIRED, "--json", "--measures", "jensen-shannon", "-q")
     document = json.loads(out)
     assert status == 0
@@ -34,7 +33,7 @@ def test_one_json_document(run: Run) -> None:
     assert document["distance_low:jensen_shannon"][0][1] is None
 
 
-def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
+def test_a_minimal_pair(run, tmp_path):
     status, out, err = run("compare", TIRED, "--with", WIDE, "--query", "it", "-o", "out", "--all")
     assert (status, err) == (0, "")
     first = next(line for line in out.splitlines() if line.startswith("L3H1"))
@@ -52,7 +51,7 @@ def test_a_minimal_pair(run: Run, tmp_path: Path) -> None:
     }
 
 
-def test_names_that_change_places_keep_their_weights(run: Run) -> None:
+def test_names_that_change_places_keep_their_weights(run):
     """What stands where the other name stood is compared with it; a token without a partner has a dash, not a 0."""
     texts = "Tom met Ann and he left.", "Ann met Tom and he left."
     status, out, _ = run("compare", texts[0], "--with", texts[1], "--query", "he", "--all")
@@ -66,14 +65,14 @@ def test_names_that_change_places_keep_their_weights(run: Run) -> None:
     assert "–: the other text has no token for this one" in out
 
 
-def test_a_query_that_stands_twice_is_said_to_be_pooled(run: Run) -> None:
+def test_a_query_that_stands_twice_is_said_to_be_pooled(run):
     pair = ("compare", "the cat saw the dog", "--with", "the cat saw the cow")
     _, out, err = run(*pair, "--query", "the")
     assert "'the' names @1, @4: heads are ranked by all of these together" in err
     assert run(*pair, "--query", "@4")[2] == run(*pair)[2] == ""
 
 
-def test_the_figure_shows_what_it_attends_to_in_both_texts() -> None:
+def test_the_figure_shows_what_it_attends_to_in_both_texts():
     found = attnscope.compare_texts(attnscope.load("minilm"), TIRED, WIDE, query="it")
     (grid,) = found.report().figures()["query-010"]
     assert grid.rows[:2] == ["L3H1 · 0.341: first text", "second text"]  # type: ignore[attr-defined]  # a Grid
@@ -81,7 +80,7 @@ def test_the_figure_shows_what_it_attends_to_in_both_texts() -> None:
     assert grid.values[:2, animal] == pytest.approx([0.68, 0.28], abs=0.005)  # type: ignore[attr-defined]
 
 
-def test_picked_heads(run: Run) -> None:
+def test_picked_heads(run):
     status, out, _ = run("compare", TIRED, "--pick", "L3H1,L5H11", "-o", "out", "-f", "svg,pdf,json")
     assert status == 0
     assert "no one head of the model could compute it" in " ".join(out.split())
@@ -106,7 +105,7 @@ def test_picked_heads(run: Run) -> None:
         (["a", "--pick", "L0H0"], "nothing to compare"),
     ],
 )
-def test_wrong_usage_is_one_line_and_a_hint(run: Run, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_one_line_and_a_hint(run, arguments, said):
     status, out, err = run("compare", "-m", "own", *arguments)
     assert (status, out) == (2, "")
     assert said in err
@@ -122,7 +121,7 @@ def test_wrong_usage_is_one_line_and_a_hint(run: Run, arguments: list[str], said
         (["a cat", "--with-model", "minilm"], "split the same text into different tokens"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_a_hint(run: Run, arguments: list[str], said: str) -> None:
+def test_what_cannot_be_is_one_line_and_a_hint(run, arguments, said):
     status, out, err = run("compare", "-m", "own", *arguments)
     assert (status, out) == (1, "")
     assert said in err

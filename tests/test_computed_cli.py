@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,7 +49,7 @@ def has_matrix(out: str, labels: list[str], rows: object) -> bool:
 # Every number of the worked example, in the terminal and as JSON
 
 
-def test_the_trace_prints_every_number(attnscope: Run) -> None:
+def test_the_trace_prints_every_number(attnscope):
     status, out, _ = attnscope("learn", "trace")
     assert status == 0
     for name in ("weights_head_1", "weights_head_2", "output"):
@@ -61,7 +60,7 @@ def test_the_trace_prints_every_number(attnscope: Run) -> None:
     assert found == [WORKED["weights_head_1"], WORKED["weights_head_2"], WORKED["output"]]
 
 
-def test_the_split_prints_every_number(attnscope: Run) -> None:
+def test_the_split_prints_every_number(attnscope):
     status, out, _ = attnscope("learn", "split", "--drop", "0,1", "--all")
     assert status == 0
     single = WORKED["single_head"]
@@ -89,7 +88,7 @@ def test_the_split_prints_every_number(attnscope: Run) -> None:
     np.testing.assert_allclose(drops, WORKED["l2_change_when_a_head_is_dropped"], atol=5.1e-5, rtol=0)
 
 
-def test_one_query_is_followed(attnscope: Run) -> None:
+def test_one_query_is_followed(attnscope):
     status, out, err = attnscope("learn", "trace", "--query", "cat")
     assert status == 0
     for line in ("q = Q[1, 0:2]", "dots = q @ k.T", "weighted = weights[:, None] * v", "H[1, 1] = weighted.sum(0)"):
@@ -100,7 +99,7 @@ def test_one_query_is_followed(attnscope: Run) -> None:
     assert attnscope("learn", "trace", "--query", "cat", "-q")[2] == ""
 
 
-def test_a_text_is_traced_and_saved_and_its_lines_run(attnscope: Run, tmp_path: Path) -> None:
+def test_a_text_is_traced_and_saved_and_its_lines_run(attnscope, tmp_path):
     arguments = ("learn", "trace", TEXT, "-L", "3", "-H", "1", "--query", "cat")
     status, out, _ = attnscope(*arguments, "-o", "out")
     assert status == 0
@@ -111,7 +110,7 @@ def test_a_text_is_traced_and_saved_and_its_lines_run(attnscope: Run, tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
-def test_splits_and_costs_are_saved(attnscope: Run, tmp_path: Path) -> None:
+def test_splits_and_costs_are_saved(attnscope, tmp_path):
     status, out, _ = attnscope("learn", "split", "--counts", "2", "-o", "s")
     assert status == 0
     assert out.splitlines()[-3:] == ["s/split.npz", "s/split.csv", "s/split.png"]
@@ -151,7 +150,7 @@ def take_quiz(answers: list[str], token: str | None = "sat") -> str:
     return printed.getvalue()
 
 
-def test_right_answers_are_graded_right() -> None:
+def test_right_answers_are_graded_right():
     out = take_quiz(SAT)
     assert out.count("Right.") == 4
     assert "4 of 4 right" in out
@@ -160,7 +159,7 @@ def test_right_answers_are_graded_right() -> None:
     assert "Weighted values" not in out
 
 
-def test_wrong_and_missing_answers_are_told_apart() -> None:
+def test_wrong_and_missing_answers_are_told_apart():
     out = take_quiz([SAT[0], "1 1 2 0 1", "", "x y", "1 2 3", SAT[3]])
     assert [out.count(grade) for grade in ("Right.", "Wrong.", "No answer.")] == [2, 1, 1]
     assert "'x y' has a word that is no number (type 2 numbers)" in out
@@ -175,9 +174,7 @@ def test_wrong_and_missing_answers_are_told_apart() -> None:
         (["--query", "sat", "--json"], "--json cannot be given beside --quiz"),
     ],
 )
-def test_a_quiz_without_answers_says_what_is_missing(
-    arguments: list[str], said: str, attnscope: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quiz_without_answers_says_what_is_missing(arguments, said, attnscope, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     status, _, err = attnscope("learn", "trace", "--quiz", *arguments)
     assert status

@@ -1,7 +1,5 @@
 """What counts as a copy of a text, and what does not."""
 
-from typing import Any
-
 import pytest
 
 from attnscope.corpus import Copies, CorpusText, copies, distinct
@@ -39,7 +37,7 @@ def kept(*texts: str | tuple[int, ...]) -> list[int]:
         "Example 7: " + CAT,
     ],
 )
-def test_the_same_text_in_other_clothes_is_a_copy(copy: str) -> None:
+def test_the_same_text_in_other_clothes_is_a_copy(copy):
     assert kept(CAT, copy) == [0]
     assert kept(copy, CAT) == [0]
 
@@ -71,7 +69,7 @@ def test_the_same_text_in_other_clothes_is_a_copy(copy: str) -> None:
         ("Mr. Brown likes his work", "Mrs. Brown likes his work"),
     ],
 )
-def test_texts_that_say_something_else_are_not(one: str, other: str) -> None:
+def test_texts_that_say_something_else_are_not(one, other):
     assert kept(one, other) == [0, 1]
     assert kept(other, one) == [0, 1]
 
@@ -90,19 +88,19 @@ def test_texts_that_say_something_else_are_not(one: str, other: str) -> None:
         ("Give me the {word}!", 58),
     ],
 )
-def test_texts_of_one_template_are_copies_from_the_third_on(template: str, least: int) -> None:
+def test_texts_of_one_template_are_copies_from_the_third_on(template, least):
     """A pair may be made to differ; 60 texts of one template are the evidence of one."""
     fill = [{"n": n, "word": f"w{n}", "other": f"v{7 * n % 60}"} for n in range(60)]
     assert 60 - len(kept(*(template.format(**words) for words in fill))) >= least
 
 
-def test_templates_are_told_among_other_texts() -> None:
+def test_templates_are_told_among_other_texts():
     others = [" ".join(f"w{i}x{j}" for j in range(12)) for i in range(2000)]
     texts = [f"The old man bought {word} at the market and carried it home." for word in ("figs", "tea", "rye", "oil")]
     assert kept(texts[0], *others[:999], texts[1], *others[999:], texts[2], texts[3]) == list(range(2002))
 
 
-def test_one_frame_with_two_words_exchanged_gives_no_role(own: Any) -> None:
+def test_one_frame_with_two_words_exchanged_gives_no_role(own):
     """Its 80 texts gave 115 roles to MiniLM's heads."""
     animals = ["dog", "cat", "bird", "fox", "cow", "hen", "owl", "ant", "bee"]
     people = ["king", "man", "girl", "boy", "nun", "cook", "maid", "duke", "pope"]
@@ -111,7 +109,7 @@ def test_one_frame_with_two_words_exchanged_gives_no_role(own: Any) -> None:
     assert not any(head.roles for head in heads_in(found))
 
 
-def test_short_texts_share_a_frame_only_at_the_same_places() -> None:
+def test_short_texts_share_a_frame_only_at_the_same_places():
     """Two words of six may differ, each at its place; of three words, none."""
     moved = ["The dog saw the girl again.", "Again the dog saw the girl.", "The girl again saw the dog."]
     assert kept(*moved) == [0, 1, 2]
@@ -120,11 +118,11 @@ def test_short_texts_share_a_frame_only_at_the_same_places() -> None:
     assert kept("See Jane run.", "See Tom run.", "See Ann run.", *three) == [0, 1, 2, 3, 4, 5]
 
 
-def test_token_numbers_are_copies_where_all_are_the_same() -> None:
+def test_token_numbers_are_copies_where_all_are_the_same():
     assert kept((1, 2, 3), (1, 2, 3), (1, 2, 3, 4), "1 2 3") == [0, 2, 3]
 
 
-def test_as_many_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_are_remembered_as_there_is_room_for(monkeypatch):
     texts = [" ".join(f"w{i}x{j}" for j in range(6)) for i in range(3000)]
     assert len(kept(*texts, *texts)) == 3000
     monkeypatch.setattr(copies, "REMEMBERED", 1024)
@@ -132,7 +130,7 @@ def test_as_many_are_remembered_as_there_is_room_for(monkeypatch: pytest.MonkeyP
     assert 3000 < len(kept(*texts, *texts)) <= 6000
 
 
-def test_copies_change_nothing_but_their_count(own: Any) -> None:
+def test_copies_change_nothing_but_their_count(own):
     texts = [f"{CAT} {' '.join(chr(97 + (i + j * (2 * i + 1)) % 26) for j in range(9))}" for i in range(12)]
     once = heads(own, texts)
     many = heads(own, [f"{n}. {text}" if n else text for n in range(5) for text in texts])
@@ -143,6 +141,6 @@ def test_copies_change_nothing_but_their_count(own: Any) -> None:
     assert not corpus_notes(once)
 
 
-def test_lines_of_a_log_are_one_template() -> None:
+def test_lines_of_a_log_are_one_template():
     lines = [f"at {i}:{i + 10} host {i} sent {7 * i} bytes to client {90 + i} in {i + 3} ms" for i in range(10, 22)]
     assert len(kept(*lines)) == 2

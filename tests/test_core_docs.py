@@ -110,7 +110,7 @@ def raised(thing: Any) -> set[str]:
     return found
 
 
-def test_there_is_something_to_walk() -> None:
+def test_there_is_something_to_walk():
     assert len(FUNCTIONS) > 100
     assert {
         "attention.seam.attend",
@@ -120,12 +120,12 @@ def test_there_is_something_to_walk() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_it_says_what_it_is(name: str) -> None:
+def test_it_says_what_it_is(name):
     assert sections(PUBLIC[name][0])[""].strip(), name
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_says_the_shapes_of_arrays(name: str) -> None:
+def test_it_says_the_shapes_of_arrays(name):
     function, _ = FUNCTIONS[name]
     whole = sections(function)
     said = arguments(function)
@@ -138,7 +138,7 @@ def test_it_says_the_shapes_of_arrays(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_says_the_unit_or_range_of_numbers(name: str) -> None:
+def test_it_says_the_unit_or_range_of_numbers(name):
     function, _ = FUNCTIONS[name]
     if NUMBERS.search(annotations(function).get("return", "")):
         whole = sections(function)
@@ -146,7 +146,7 @@ def test_it_says_the_unit_or_range_of_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_it_says_what_it_raises(name: str) -> None:
+def test_it_says_what_it_raises(name):
     thing, _ = PUBLIC[name]
     said = sections(thing).get("Raises", "")
     unsaid = {error for error in raised(thing) if not re.search(rf"^ *{error}:", said, re.M)}
@@ -154,7 +154,7 @@ def test_it_says_what_it_raises(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_or_its_module_says_the_source(name: str) -> None:
+def test_it_or_its_module_says_the_source(name):
     function, module = FUNCTIONS[name]
     if NUMBERS.search(annotations(function).get("return", "")):
         assert SOURCE.search((inspect.getdoc(function) or "") + (module.__doc__ or "")), name

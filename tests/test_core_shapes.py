@@ -24,11 +24,11 @@ TESTS = (  # a module's tests
 )
 
 
-def test_there_are_shapes_to_check() -> None:
+def test_there_are_shapes_to_check():
     assert len(MODULES) >= 10
 
 
-def test_shapes_hold() -> None:
+def test_shapes_hold():
     modules = [f"tests/{module}.py" for module, _ in TESTS]
     chosen = " or ".join(f"({module} and ({names}))" for module, names in TESTS)
     done = python(
@@ -37,7 +37,7 @@ def test_shapes_hold() -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 
-def test_a_shape_that_does_not_hold_is_noticed() -> None:
+def test_a_shape_that_does_not_hold_is_noticed():
     program = (
         "import torch; from jaxtyping import install_import_hook\n"
         f"with install_import_hook({MODULES!r}, 'tests.check_annotations'):"

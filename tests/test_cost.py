@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,7 +72,7 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("family", "auto", "settings"), MODELS)
-def test_counts_are_those_of_the_model(family: str, auto: str, settings: dict[str, Any]) -> None:
+def test_counts_are_those_of_the_model(family, auto, settings):
     matrices, vectors, everything = true_counts(on_meta(family, auto, **settings))
     found = cost(sizes_of(settings | {"model_type": family}, family, ""), 10) if settings or family != "llama" else None
     assert found is not None
@@ -94,7 +93,7 @@ def test_counts_are_those_of_the_model(family: str, auto: str, settings: dict[st
         ("llama-2-70b", "AutoModelForCausalLM"),
     ],
 )
-def test_presets_are_the_published_models(name: str, auto: str) -> None:
+def test_presets_are_the_published_models(name, auto):
     s = PRESETS[name]
     settings: dict[str, Any] = {}
     if name.startswith("llama"):
@@ -112,7 +111,7 @@ def test_presets_are_the_published_models(name: str, auto: str) -> None:
     assert (found.value("projections"), found.value("parameters")) == (matrices, everything)
 
 
-def test_grouped_queries_cost_less_and_cache_less() -> None:
+def test_grouped_queries_cost_less_and_cache_less():
     mha, gqa, mqa = (cost("llama-2-7b", 4096, n_kv_heads=n) for n in (32, 8, 1))
     assert mha.value("kv_cache_bytes") == 4 * gqa.value("kv_cache_bytes")
     assert mqa.value("kv_cache_bytes") == 2 * 32 * 128 * 4096 * 2
@@ -122,7 +121,7 @@ def test_grouped_queries_cost_less_and_cache_less() -> None:
     assert any("with n_kv_heads 8" in note for note in gqa.options["notes"])
 
 
-def test_multiply_adds_are_those_of_the_matrix_products() -> None:
+def test_multiply_adds_are_those_of_the_matrix_products():
     """Counted by torch's own counter, which counts two operations a multiply-add."""
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -138,7 +137,7 @@ def test_multiply_adds_are_those_of_the_matrix_products() -> None:
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_every_formula_with_its_numbers_gives_its_value(preset: str) -> None:
+def test_every_formula_with_its_numbers_gives_its_value(preset):
     """The numbers that are put in are those that were computed with."""
     found = cost(preset, 640)
     checked = 0
@@ -158,7 +157,7 @@ def test_every_formula_with_its_numbers_gives_its_value(preset: str) -> None:
 # Where sizes come from
 
 
-def test_a_model_is_read_without_its_weights(tmp_path: Path) -> None:
+def test_a_model_is_read_without_its_weights(tmp_path):
     config = {"model_type": "llama", **LLAMA}
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     for spec in (tmp_path, tmp_path / "config.json"):
@@ -166,7 +165,7 @@ def test_a_model_is_read_without_its_weights(tmp_path: Path) -> None:
     assert cost("minilm").value("parameters") == 22_713_216
 
 
-def test_families_not_known_in_closed_form_are_built_and_counted() -> None:
+def test_families_not_known_in_closed_form_are_built_and_counted():
     for family, kind in (("modernbert", "encoder"), ("phi", "decoder"), ("t5", "encoder-decoder")):
         settings = {
             "hidden_size": 48,
@@ -201,12 +200,12 @@ def test_families_not_known_in_closed_form_are_built_and_counted() -> None:
         ({"model_type": "gpt2"} | GPT2 | {"n_layer": -1}, "n_layers is -1"),
     ],
 )
-def test_sizes_that_make_no_sense_are_refused(config: dict[str, Any], says: str) -> None:
+def test_sizes_that_make_no_sense_are_refused(config, says):
     with pytest.raises(AttnscopeError, match=says):
         sizes_of(config, "it", "")
 
 
-def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path, monkeypatch):
     home = tmp_path / "models--some--llama"
     (home / "refs").mkdir(parents=True)
     (home / "refs" / "main").write_text("abc", "ascii")
@@ -232,12 +231,12 @@ def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path: Path, monkeypa
         (367_402_130_866_176, "multiply-adds", "367.4 T"),
     ],
 )
-def test_large_numbers_in_short(value: float, unit: str, said: str) -> None:
+def test_large_numbers_in_short(value, unit, said):
     assert abbreviate(value, unit) == said
 
 
 @pytest.mark.parametrize("name", ["bert-base", "llama-2-70b", "minilm"])
-def test_the_answer_stands_in_the_first_lines_and_formulas_come_with_all(name: str) -> None:
+def test_the_answer_stands_in_the_first_lines_and_formulas_come_with_all(name):
     lines = {}
     for every in (False, True):
         file = io.StringIO()

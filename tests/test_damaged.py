@@ -31,14 +31,14 @@ def require_one_line(status: int, err: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_kind_is_shown(name: str, made: Path, run: Run) -> None:
+def test_every_kind_is_shown(name, made, run):
     status, out, err = run("show", made / name)
     assert status == 0, err
     assert out
 
 
 @pytest.mark.parametrize("stem", ["heads", "compare", "relations", "ablation", "trace"])
-def test_the_json_of_a_record_says_which_file_opens(stem: str, made: Path, run: Run) -> None:
+def test_the_json_of_a_record_says_which_file_opens(stem, made, run):
     copy = made / f"{stem}.npz.out" / f"{stem}.json"
     status, out, err = run("show", copy)
     assert (status, out) == (1, "")
@@ -115,7 +115,7 @@ ARCHIVES = [name for name in EVERY if name.endswith("npz")]
 
 @pytest.mark.parametrize("damage", ARCHIVE_DAMAGE)
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_a_damaged_archive_is_one_line(name: str, damage: str, made: Path, run: Run) -> None:
+def test_a_damaged_archive_is_one_line(name, damage, made, run):
     broken = Path("x.npz")
     broken.write_bytes(ARCHIVE_DAMAGE[damage](made / name))
     status, out, err = run("show", broken)
@@ -124,7 +124,7 @@ def test_a_damaged_archive_is_one_line(name: str, damage: str, made: Path, run: 
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_another_version_is_refused(name: str, made: Path, run: Run) -> None:
+def test_another_version_is_refused(name, made, run):
     def raise_version(document: Any) -> None:
         document["schema"] = document["schema"].rpartition("/")[0] + "/99"
 
@@ -202,7 +202,7 @@ def show_damaged(made: Path, name: str, seeds: range, run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_any_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> None:
+def test_any_damage_is_shown_or_is_one_line(name, made, run):
     show_damaged(made, name, range(8), run)
 
 
@@ -216,9 +216,7 @@ def test_any_damage_is_shown_or_is_one_line(name: str, made: Path, run: Run) -> 
         ("looking.npz", "weights", 1j, "its weights is of complex128, which is in no record"),
     ],
 )
-def test_numbers_that_are_none_are_refused_without_a_warning(
-    name: str, member: str, value: complex, told: str, run: Run, tmp_path: Path
-) -> None:
+def test_numbers_that_are_none_are_refused_without_a_warning(name, member, value, told, run, tmp_path):
     held = members(RECORDS / name)
     held[member] = np.full(held[member].shape, value)
     (tmp_path / name).write_bytes(saved(held))
@@ -240,9 +238,7 @@ PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "place", "value", "told"), PLANTED)
-def test_damage_is_refused_before_it_is_shown(
-    name: str, place: tuple[Any, ...], value: Any, told: str, tmp_path: Path
-) -> None:
+def test_damage_is_refused_before_it_is_shown(name, place, value, told, tmp_path):
     def plant(document: Any) -> None:
         for key in place[:-1]:
             document = document[key]
@@ -258,9 +254,7 @@ def test_damage_is_refused_before_it_is_shown(
 # Bombs -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_archive_that_would_unpack_to_far_more_is_not_unpacked(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_that_would_unpack_to_far_more_is_not_unpacked(run, tmp_path, monkeypatch):
     path = simple(5).save(tmp_path / "heatmap.npz")
     np.savez_compressed(path, **members(path))  # type: ignore[arg-type]
     assert run("show", path)[0] == 0
@@ -272,7 +266,7 @@ def test_an_archive_that_would_unpack_to_far_more_is_not_unpacked(
     assert "it would unpack to 8," in err
 
 
-def test_two_members_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
+def test_two_members_of_one_name_are_refused(run, tmp_path):
     path = simple(5).save(tmp_path / "heatmap.npz")
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("weights.npy", archive.read("weights.npy"))
@@ -280,7 +274,7 @@ def test_two_members_of_one_name_are_refused(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
-def test_a_model_whose_json_is_nested_deeply_is_refused_in_one_line(name: str, tiny_bert: Path, run: Run) -> None:
+def test_a_model_whose_json_is_nested_deeply_is_refused_in_one_line(name, tiny_bert, run):
     (tiny_bert / name).write_text("[" * 3000, "utf-8")
     status, _, err = run("heatmap", "--rollout", "the cat", "-m", tiny_bert)
     require_one_line(status, err)
@@ -289,7 +283,7 @@ def test_a_model_whose_json_is_nested_deeply_is_refused_in_one_line(name: str, t
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
-def test_a_tokenizer_without_the_unknown_token_is_refused_in_one_line(engine: str, tiny_bert: Path, run: Run) -> None:
+def test_a_tokenizer_without_the_unknown_token_is_refused_in_one_line(engine, tiny_bert, run):
     path = tiny_bert / "tokenizer.json"
     path.write_text(path.read_text("utf-8").replace('"[UNK]":', '"[GONE]":'), "utf-8")
     status, _, err = run("heatmap", "--rollout", "the 7 cat", "-m", tiny_bert, "--engine", engine)
@@ -299,7 +293,7 @@ def test_a_tokenizer_without_the_unknown_token_is_refused_in_one_line(engine: st
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
-def test_token_numbers_beyond_the_embedding_are_refused_in_one_line(engine: str, tiny_bert: Path, run: Run) -> None:
+def test_token_numbers_beyond_the_embedding_are_refused_in_one_line(engine, tiny_bert, run):
     write_tokenizer(tiny_bert, [*VOCABULARY[:5], *(f"[{i}]" for i in range(200)), *VOCABULARY[5:]])
     status, _, err = run("heads", "the cat", "-m", tiny_bert, "--engine", engine)
     require_one_line(status, err)

@@ -84,7 +84,7 @@ EACH = 10
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.usefixtures("one_thread")
-def test_damaged_inputs_run_or_are_one_line(seed: int) -> None:
+def test_damaged_inputs_run_or_are_one_line(seed):
     chance = random.Random(seed)
     before = settings()
     with torch.random.fork_rng(devices=[]):

@@ -10,7 +10,6 @@ import attnscope
 from attnscope.core.attention.seam import attend
 from attnscope.models import Batch
 from examples.decoder import decoder, wrap
-from tests.conftest import Run
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and"]
 
@@ -26,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("d_ff", [0, 7])
-def test_what_is_saved_is_what_is_loaded(d_ff: int, tmp_path: Path) -> None:
+def test_what_is_saved_is_what_is_loaded(d_ff, tmp_path):
     network = decoder(WORDS, n_layers=2, n_heads=3, d_model=18, d_ff=d_ff, seed=3)
     model = attnscope.load(network.save(tmp_path / "model"))
     ids = ids_of(3, 11)
@@ -39,7 +38,7 @@ def test_what_is_saved_is_what_is_loaded(d_ff: int, tmp_path: Path) -> None:
     assert model.tokenizer.encode("a cat sat").ids.tolist() == [4, 1, 2]
 
 
-def test_the_sum_of_its_parts_is_what_it_computes() -> None:
+def test_the_sum_of_its_parts_is_what_it_computes():
     """The formula of its documentation in plain tensors, rotary positions as complex numbers."""
     network = decoder(WORDS, n_layers=2, n_heads=3, d_model=18, d_ff=7, seed=1).double()
     with torch.no_grad():
@@ -73,7 +72,7 @@ def test_the_sum_of_its_parts_is_what_it_computes() -> None:
         torch.testing.assert_close(network(ids)[0], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_it_is_trained_like_any_module_and_a_wrapped_one_is_a_copy() -> None:
+def test_it_is_trained_like_any_module_and_a_wrapped_one_is_a_copy():
     network = decoder(WORDS, n_layers=1, n_heads=1, d_model=16)
     model = wrap(network)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
@@ -92,14 +91,14 @@ def test_it_is_trained_like_any_module_and_a_wrapped_one_is_a_copy() -> None:
     assert not torch.equal(wrap(network).outputs(Batch(ids), attend).logits, before)
 
 
-def test_commands_take_its_folder(folder: Path, run: Run, tmp_path: Path) -> None:
+def test_commands_take_its_folder(folder, run, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("the cat sat on a mat\na mat and the cat\nthe mat sat on the cat and the mat sat\n")
     status, out, err = run("heads", "--file", texts, "-m", folder, "-q")
     assert (status, bool(out), err) == (0, True, "")
 
 
-def test_its_heads_are_taken_out_at_the_seam() -> None:
+def test_its_heads_are_taken_out_at_the_seam():
     texts = ["the cat sat on a mat", "a mat and the cat sat on the mat"]
     model = wrap(decoder(WORDS, n_layers=2, n_heads=3, d_model=18))
     found = attnscope.ablate(model, texts, attnscope.AblateOptions(modes=("zero",)))

@@ -104,11 +104,11 @@ def keys(name: str, query: int, of: TextFacts | None = None) -> list[int]:
         ("line", 4, list(range(1, 16))),
     ],
 )
-def test_a_feature_holds_of_the_keys_that_it_names(name: str, query: int, expected: list[int]) -> None:
+def test_a_feature_holds_of_the_keys_that_it_names(name, query, expected):
     assert keys(name, query) == expected
 
 
-def test_numbers_go_up_to_their_highest_level_and_no_further() -> None:
+def test_numbers_go_up_to_their_highest_level_and_no_further():
     embeddings = np.eye(len(IDS), dtype=np.float32)
     embeddings[2] = embeddings[7]
     known = facts(embeddings=embeddings)
@@ -126,14 +126,14 @@ def test_numbers_go_up_to_their_highest_level_and_no_further() -> None:
     assert not likeness[[2, 10]].any()  # the same token is not a token like it
 
 
-def test_every_feature_has_a_name_of_its_own_words_and_a_share() -> None:
+def test_every_feature_has_a_name_of_its_own_words_and_a_share():
     assert len(catalogue(["[CLS]", "[SEP]"])) == len(FEATURES)
     for feature in FEATURES.values():
         assert feature.words
         assert feature.levels == 2 or FEATURES[feature.shown_by].levels == 2
 
 
-def test_lines_and_brackets_of_source_are_features() -> None:
+def test_lines_and_brackets_of_source_are_features():
     text = "def f(a, [b]):\n  x(\n  y\nz )"
     pieces, spans = zip(*((found[0], found.span()) for found in re.finditer(r"\w+|[^\w\s]", text)), strict=True)
     n = len(pieces)
@@ -154,7 +154,7 @@ def test_lines_and_brackets_of_source_are_features() -> None:
     assert seen("line_start", "(") == "def"
 
 
-def test_tokens_without_text_have_features_all_the_same() -> None:
+def test_tokens_without_text_have_features_all_the_same():
     bare = build_tokens(
         "",
         ids=[7, 8, 7],

@@ -32,7 +32,7 @@ OFFSETS = np.tile(np.arange(N_KEYS) - N_KEYS // 2, N_ROWS)
         (",", ""),
     ],
 )
-def test_a_word_has_one_class(word: str, name: str) -> None:
+def test_a_word_has_one_class(word, name):
     assert class_of(word) == name
 
 
@@ -66,7 +66,7 @@ def names_of(attention: np.ndarray, columns: tuple[Column, ...] = ()) -> Names:
     return Names(group, rows.select(np.arange(N_ROWS)))  # type: ignore[arg-type]
 
 
-def test_kinds_are_named_by_how_much_more_attention_they_get() -> None:
+def test_kinds_are_named_by_how_much_more_attention_they_get():
     attention = np.select([np.isin(TYPES, (2, 3)), TYPES == 5, TYPES >= 6], [4.0, 3.0, 0.1], 1.0)
     said = by_kind(names_of(attention), 0, np.zeros(len(EVEN)))
     assert said.startswith("nouns 2.")
@@ -75,7 +75,7 @@ def test_kinds_are_named_by_how_much_more_attention_they_get() -> None:
     assert said.count("×") <= 2
 
 
-def test_kinds_are_named_given_the_other_terms() -> None:
+def test_kinds_are_named_given_the_other_terms():
     attention = np.where(np.isin(TYPES, (2, 3)), 4.0, 1.0)
     assert by_kind(names_of(attention), 0, np.log(attention)) == ""
 
@@ -90,18 +90,18 @@ def test_kinds_are_named_given_the_other_terms() -> None:
         (OFFSETS == 0, "the token itself (34%; uniform 4%)"),
     ],
 )
-def test_distances_are_named_that_get_more_attention(chosen: np.ndarray, words: str) -> None:
+def test_distances_are_named_that_get_more_attention(chosen, words):
     assert by_distance(names_of(np.where(chosen, 12.0, 1.0)), 0, np.zeros(len(EVEN))).startswith(words)
 
 
-def test_windows_say_whether_the_nearest_keys_come_first() -> None:
+def test_windows_say_whether_the_nearest_keys_come_first():
     window = (OFFSETS > 0) & (OFFSETS <= 4)
     flat, falling, rising = (np.where(window, of, 1.0) for of in (9.0, 20 - 4 * OFFSETS, 10 + 2 * OFFSETS))
     said = [by_distance(names_of(attention), 0, np.zeros(len(EVEN))) for attention in (flat, falling, rising)]
     assert [", ".join(words.split(", ")[1:2]) for words in said] == ["evenly", "nearest first", "farthest first"]
 
 
-def test_relations_are_said_as_what_they_are() -> None:
+def test_relations_are_said_as_what_they_are():
     def said(weight: float, share: float) -> str:
         return _relation({"words": "the same token", "weight": weight, "share": Estimate(share, baseline=0.1)})
 

@@ -48,7 +48,7 @@ def terms_of(found: Heads, row: int, part: str = "attends") -> Any:
     return terms.select((terms["head"] == row) & (terms["part"] == part))
 
 
-def test_heads_that_were_built_are_described_as_they_were_built(of_own: Heads) -> None:
+def test_heads_that_were_built_are_described_as_they_were_built(of_own):
     table = of_own["heads"]
     built = {
         (0, 0): "offset-1",
@@ -78,7 +78,7 @@ def test_heads_that_were_built_are_described_as_they_were_built(of_own: Heads) -
     assert math.isnan(table["whole_explained"][even])
 
 
-def test_minilm_heads_are_said_to_find_what_they_find(minilm: Model) -> None:
+def test_minilm_heads_are_said_to_find_what_they_find(minilm):
     """Nothing about these heads is coded: their pairs and tokens are found in the texts."""
     options = HeadsOptions(describe=DescribeOptions(heads=((3, 1), (1, 3), (5, 3))))
     found = heads(minilm, Corpus([ALICE], split="paragraph"), options)
@@ -103,7 +103,7 @@ def sampled(model: Model, texts: list[str], options: DescribeOptions = FEW) -> l
     return [(unit.text.text or "", tuple(unit.queries.tolist()), unit.fits) for unit in units]
 
 
-def test_the_sample_depends_on_what_texts_say_alone(own: Model, paragraphs: list[str]) -> None:
+def test_the_sample_depends_on_what_texts_say_alone(own, paragraphs):
     once = sampled(own, paragraphs)
     assert sampled(own, paragraphs[::-1]) == once
     assert sampled(own, paragraphs, replace(FEW, seed=1)) != once
@@ -115,7 +115,7 @@ def test_the_sample_depends_on_what_texts_say_alone(own: Model, paragraphs: list
     assert large & set(paragraphs[:30]) <= small
 
 
-def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragraphs: list[str]) -> None:
+def test_the_sample_is_bounded_and_its_halves_share_no_text(own, paragraphs):
     found = sampled(own, [f"{text} {n}" for n, text in enumerate(paragraphs * 8)])
     assert 200 < sum(len(queries) for _, queries, _ in found) <= 240
     halves = [{text for text, _, fits in found if fits is half} for half in (True, False)]
@@ -123,7 +123,7 @@ def test_the_sample_is_bounded_and_its_halves_share_no_text(own: Model, paragrap
     assert abs(len(halves[0]) - len(halves[1])) <= 1
 
 
-def test_both_parts_of_the_rows_are_those_of_the_whole_map(own: Model, paragraphs: list[str]) -> None:
+def test_both_parts_of_the_rows_are_those_of_the_whole_map(own, paragraphs):
     """Attention off the sinks and on them, with the keys that are no sinks as one entry, for each sampled row."""
     units, frequencies = read_sample(own, paragraphs[:6], DescribeOptions(queries=60))
     for group in join_rows(own, units, frequencies):
@@ -136,7 +136,7 @@ def test_both_parts_of_the_rows_are_those_of_the_whole_map(own: Model, paragraph
 # In a study of heads --------------------------------------------------------------------------------------------
 
 
-def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -> None:
+def test_a_model_in_memory_is_described(tmp_path, paragraphs):
     """Its parameters want gradients, of which no array can be made."""
     write_tiny(tmp_path / "bert", "bert")
     network = AutoModel.from_pretrained(tmp_path / "bert")
@@ -146,7 +146,7 @@ def test_a_model_in_memory_is_described(tmp_path: Path, paragraphs: list[str]) -
     assert found.is_described
 
 
-def test_findings_keep_what_a_head_does(of_own: Heads, tmp_path: Path) -> None:
+def test_findings_keep_what_a_head_does(of_own, tmp_path):
     kept = Heads.load(of_own.save(tmp_path / "heads.npz"))
     row = kept.row(0, 2)
     assert kept["heads"]["description"][row].startswith("the token itself (")
@@ -163,7 +163,7 @@ def test_findings_keep_what_a_head_does(of_own: Heads, tmp_path: Path) -> None:
     assert expected["token"][0] == failures["token"][0]
 
 
-def test_without_descriptions_there_are_no_columns_of_them(own: Model, paragraphs: list[str]) -> None:
+def test_without_descriptions_there_are_no_columns_of_them(own, paragraphs):
     found = heads(own, paragraphs[:3], HeadsOptions(describe=None))
     assert "description" not in found["heads"]
     assert not found.is_described
@@ -172,9 +172,7 @@ def test_without_descriptions_there_are_no_columns_of_them(own: Model, paragraph
     assert "takes at least two texts" in " ".join(one.report().guide)
 
 
-def test_a_failure_costs_the_descriptions_alone(
-    own: Model, paragraphs: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_costs_the_descriptions_alone(own, paragraphs, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise AttnscopeError("no luck", "try again")
 
@@ -185,7 +183,7 @@ def test_a_failure_costs_the_descriptions_alone(
     assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]
 
 
-def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests() -> None:
+def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests():
     cls = {"words": "[CLS]", "weight": 3.0, "share": Estimate(0.27, baseline=0.02)}
     sep = {"words": "[SEP]", "weight": 2.0, "share": Estimate(0.3, baseline=0.02)}
     repelled = {"words": "[SEP]", "weight": -1.0, "share": Estimate(0.02, baseline=0.1)}
@@ -213,7 +211,7 @@ def encoder_decoder(folder: Path) -> Model:
 
 
 @pytest.mark.parametrize("road", ["seam", "eager"])
-def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
     """What rows have of features is what dense weights say; across, a row is told of by the token that it writes."""
     model = encoder_decoder(tmp_path / "t5")
     if road == "eager":
@@ -249,7 +247,7 @@ def test_decoder_and_cross_attention_are_described(road: str, tmp_path: Path, mo
                     np.testing.assert_allclose(active.attention[head, entries], expected, atol=2e-3)
 
 
-def test_chosen_heads_are_described_as_among_all(own: Model) -> None:
+def test_chosen_heads_are_described_as_among_all(own):
     sentences = (ALICE.parent / "sentences.txt").read_text("utf-8").splitlines()
     whole, some = (
         heads(own, sentences, HeadsOptions(describe=replace(FEW, heads=chosen))) for chosen in (None, ((1, 3), (0, 2)))
@@ -260,7 +258,7 @@ def test_chosen_heads_are_described_as_among_all(own: Model) -> None:
     np.testing.assert_allclose(some["heads"]["whole_explained"][rows], whole["heads"]["whole_explained"][rows])
 
 
-def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own: Model) -> None:
+def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own):
     def report(_: object) -> None:
         raise AssertionError("a text was read")
 

@@ -70,7 +70,7 @@ def kl_by_definition(weights: np.ndarray, terms: dict[int, float], rows: Rows, r
     return total
 
 
-def test_the_loss_of_each_row_is_the_one_of_its_definition() -> None:
+def test_the_loss_of_each_row_is_the_one_of_its_definition():
     features, starts, texts = sample()
     heads = [attention_of({0: 2.0, 6: 1.5}, features, starts, 0.7), attention_of({3: 1.0}, features, starts, 2.0)]
     rows = rows_with(heads, features, starts, texts)
@@ -84,7 +84,7 @@ def test_the_loss_of_each_row_is_the_one_of_its_definition() -> None:
         np.testing.assert_allclose(part.uniform_nats[:, head], uniform, rtol=1e-10, atol=1e-12)
 
 
-def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition() -> None:
+def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition():
     features, starts, texts = sample(n_texts=3, n_rows=4)
     rows = rows_with([attention_of({0: 1.0}, features, starts)], features, starts, texts)
     part = rows.of_texts([0, 2])
@@ -105,7 +105,7 @@ def refit(rows: Rows, head: int, terms: tuple[int, ...]) -> tuple[np.ndarray, fl
     return minimise(rows.table(terms, head), expected, rows, head, np.zeros(len(terms)), 1e-7)
 
 
-def test_a_refit_is_at_the_minimum() -> None:
+def test_a_refit_is_at_the_minimum():
     features, starts, texts = sample()
     heads = [attention_of({0: 2.0, 3: 1.5}, features, starts, 1.5)]
     rows = rows_with(heads, features, starts, texts)
@@ -122,7 +122,7 @@ def test_a_refit_is_at_the_minimum() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_planted_rules_are_found(seed: int) -> None:
+def test_planted_rules_are_found(seed):
     features, starts, texts = sample(n_texts=16, seed=seed)
     drawn = np.random.default_rng(seed)
     rules = [{int(f): 4.0} for f in drawn.permutation(6)[:3]]
@@ -140,7 +140,7 @@ def test_planted_rules_are_found(seed: int) -> None:
         assert how.explained > 0.6
 
 
-def test_of_noise_nothing_is_explained_on_other_texts() -> None:
+def test_of_noise_nothing_is_explained_on_other_texts():
     features, starts, texts = sample(n_texts=30, seed=3)
     heads = [attention_of({}, features, starts, 2.0, seed) for seed in range(6)]
     rows = rows_with(heads, features, starts, texts)
@@ -150,7 +150,7 @@ def test_of_noise_nothing_is_explained_on_other_texts() -> None:
         assert abs(score(rows.of_texts(range(15, 30)), head, one)[0].explained) < 0.12
 
 
-def test_texts_weigh_the_same_however_many_rows_they_have() -> None:
+def test_texts_weigh_the_same_however_many_rows_they_have():
     features, starts, texts = sample(n_texts=6, n_rows=5)
     weights = attention_of({0: 2.0}, features, starts, 1.0)
     rows = rows_with([weights], features, starts, texts)
@@ -171,7 +171,7 @@ def test_texts_weigh_the_same_however_many_rows_they_have() -> None:
     assert one.weights.sum() == pytest.approx(1)
 
 
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+def test_intervals_hold_the_truth_as_often_as_they_say():
     """Texts differ in how sharp a head is on them, and in how well it is described.
 
     None is of a kind that the others do not show. The interval allows for such texts, so it holds the truth more often.
@@ -191,7 +191,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert np.median(widths) < 0.23  # r ± t·se: 0.11
 
 
-def test_one_text_has_no_interval() -> None:
+def test_one_text_has_no_interval():
     how = score_of_texts(np.zeros(3, np.int64), np.full(3, 0.5), np.full(3, 2.0))
     assert how.explained == pytest.approx(0.75)
     assert math.isnan(how.low)
@@ -221,7 +221,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_rows_are_those_of_the_whole_map(name: str) -> None:
+def test_rows_are_those_of_the_whole_map(name):
     call = call_with(**CALLS[name])
     whole = attention_weights(call).double()
     lengths = (TOKENS, 7)

@@ -5,7 +5,6 @@ moved, raises there as it would on CUDA.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,7 @@ def agree(spec: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_study_elsewhere_gives_what_the_processor_gives(name: str, elsewhere: Any, tiny_bert: Path) -> None:
+def test_a_study_elsewhere_gives_what_the_processor_gives(name, elsewhere, tiny_bert):
     agree(str(tiny_bert), name)
     assert elsewhere[f"index to {NAME}"] == 0
 
@@ -107,7 +106,7 @@ for float64, without in ((True, frozenset()), (False, frozenset({NAME}))):
 """
 
 
-def test_gradients_elsewhere_are_those_of_the_processor(tmp_path: Path) -> None:
+def test_gradients_elsewhere_are_those_of_the_processor(tmp_path):
     # A process of its own: torch counts the devices when it first goes backward, and knows no later ones.
     done = python("-c", GRADIENTS, str(save_tiny(tmp_path / "gpt2", "gpt2")))
     assert done.returncode == 0, done.stderr
@@ -115,22 +114,22 @@ def test_gradients_elsewhere_are_those_of_the_processor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False], indirect=True, ids=["no-float64"])
 @pytest.mark.parametrize("name", ["pooled", "heads", "ablate", "trace"])
-def test_so_do_transformers_models(name: str, elsewhere: Any, tmp_path: Path) -> None:
+def test_so_do_transformers_models(name, elsewhere, tmp_path):
     agree(str(save_tiny(tmp_path / "llama", "llama")), name)
 
 
 @pytest.mark.parametrize("elsewhere", [False], indirect=True, ids=["no-float64"])
-def test_so_do_encoder_decoders(elsewhere: Any, tmp_path: Path) -> None:
+def test_so_do_encoder_decoders(elsewhere, tmp_path):
     agree(str(save_tiny(tmp_path / "bart", "bart")), "heads")
 
 
 @pytest.mark.parametrize("elsewhere", [False], indirect=True, ids=["no-float64"])
 @pytest.mark.parametrize("name", ["heatmap", "heads", "compare"])
-def test_so_does_the_glass_box(name: str, elsewhere: Any) -> None:
+def test_so_does_the_glass_box(name, elsewhere):
     agree("own-causal", name)
 
 
-def test_the_pretended_device_finds_what_a_true_one_would(elsewhere: Any) -> None:
+def test_the_pretended_device_finds_what_a_true_one_would(elsewhere):
     there = torch.zeros(3, 4, device=NAME)
     with pytest.raises(RuntimeError, match="at least two devices"):
         there * torch.arange(4)
@@ -141,7 +140,7 @@ def test_the_pretended_device_finds_what_a_true_one_would(elsewhere: Any) -> Non
     assert elsewhere == {f"{NAME} to cpu": 1}
 
 
-def test_auto_takes_the_best_device_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_best_device_there_is(monkeypatch):
     assert devices.place("auto", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
     with pretending():
         monkeypatch.setattr(devices, "_best", lambda: NAME)
@@ -149,7 +148,7 @@ def test_auto_takes_the_best_device_there_is(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "mps", "meta", "toaster"])
-def test_a_device_that_is_not_there_is_refused_in_one_line_with_a_hint(device: str) -> None:
+def test_a_device_that_is_not_there_is_refused_in_one_line_with_a_hint(device):
     if device.startswith("cuda") and torch.cuda.is_available():
         pytest.skip("there is one here")
     with pytest.raises(AttnscopeError) as raised:
@@ -159,7 +158,7 @@ def test_a_device_that_is_not_there_is_refused_in_one_line_with_a_hint(device: s
     assert "cpu is always there" in raised.value.hint
 
 
-def test_float64_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float64_is_refused_where_there_is_none(monkeypatch):
     monkeypatch.setattr(precision, "WITHOUT_FLOAT64", frozenset({NAME}))
     with pretending(float64=False), pytest.raises(AttnscopeError, match="has no float64"):
         models.load("own", device=NAME, dtype="float64")

@@ -53,9 +53,7 @@ def first_term(rows: Rows, offsets: np.ndarray, x: np.ndarray) -> tuple[np.ndarr
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("is_pair", "correlation", "share"), [(False, 0.7, 0.4), (True, 0.6, 0.3)])
-def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(
-    is_pair: bool, correlation: float, share: float, seed: int
-) -> None:
+def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(is_pair, correlation, share, seed):
     rows, offsets, x = sample(seed)
     if is_pair:
         queries, keys = (x[:, column] > 0.2 for column in (0, 1))  # classes that embeddings tell apart
@@ -70,13 +68,13 @@ def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_of_noise_nothing_is_found(seed: int) -> None:
+def test_of_noise_nothing_is_found(seed):
     rows, offsets, x = sample(seed)
     rows = replace(rows, attention=attending(rows, np.zeros(len(rows.key_types)), 2.0, seed))
     assert abs(first_term(rows, offsets, x)[1]) < 0.05
 
 
-def test_directions_do_not_depend_on_which_heads_are_fitted_together() -> None:
+def test_directions_do_not_depend_on_which_heads_are_fitted_together():
     rows, offsets, x = sample(0)
     weights = [attending(rows, np.zeros(len(rows.key_types)), 1.0, seed)[0] for seed in range(3)]
     together = find_columns(replace(rows, attention=np.stack(weights)).of_texts(range(9)), offsets, x)[1]
@@ -87,12 +85,12 @@ def test_directions_do_not_depend_on_which_heads_are_fitted_together() -> None:
 @pytest.mark.parametrize(
     "texts", [["a", "b"], ["the the the", "the the"], ["the cat", "a dog"], ["the cat. the cat"], [". .", ", ,"]]
 )
-def test_texts_of_one_token_or_one_type_are_described_all_the_same(texts: list[str]) -> None:
+def test_texts_of_one_token_or_one_type_are_described_all_the_same(texts):
     found = attnscope.heads(attnscope.load("own"), texts, HeadsOptions(describe=DescribeOptions()))
     assert "failures" not in found.run
 
 
-def test_levels_begin_at_the_quantiles_of_all_occurrences() -> None:
+def test_levels_begin_at_the_quantiles_of_all_occurrences():
     drawn = np.random.default_rng(0)
     for n in (1, 2, 7, 40):
         scores = drawn.normal(size=n).astype(np.float32)
@@ -103,7 +101,7 @@ def test_levels_begin_at_the_quantiles_of_all_occurrences() -> None:
         np.testing.assert_array_equal(levels, np.searchsorted(edges, scores, "right"))
 
 
-def test_levels_are_the_same_whatever_rounding_does_to_equal_scores() -> None:
+def test_levels_are_the_same_whatever_rounding_does_to_equal_scores():
     scores = np.repeat(np.linspace(-2, 3, 13), 7).astype(np.float32)
     occurrences = np.arange(1, len(scores) + 1)
     cuts = (0.2, 0.5, 0.8)

@@ -38,7 +38,7 @@ def by_definition(measure: str, p: np.ndarray, q: np.ndarray) -> float:
 
 @pytest.mark.parametrize("measure", LARGEST)
 @pytest.mark.parametrize("sinks", [False, True])
-def test_sums_are_those_of_the_definition(measure: str, sinks: bool) -> None:
+def test_sums_are_those_of_the_definition(measure, sinks):
     weights = weights_of(5, 7, 3)
     weights[0, :, 0] = 0.0  # a key that one head gives nothing
     weights[0] /= weights[0].sum(-1, keepdims=True)
@@ -53,7 +53,7 @@ def test_sums_are_those_of_the_definition(measure: str, sinks: bool) -> None:
 
 
 @pytest.mark.parametrize("measure", LARGEST)
-def test_empty_rows_take_no_part(measure: str) -> None:
+def test_empty_rows_take_no_part(measure):
     weights = weights_of(3, 5, 7)
     weights[1, 2] = 0.0
     found = divergence_sums(measure, torch.from_numpy(weights))
@@ -69,7 +69,7 @@ def test_empty_rows_take_no_part(measure: str) -> None:
 
 @pytest.mark.parametrize("measure", LARGEST)
 @given(seed=st.integers(0, 1000), cut=st.integers(1, 8))
-def test_sums_of_parts_add_up(measure: str, seed: int, cut: int) -> None:
+def test_sums_of_parts_add_up(measure, seed, cut):
     weights = torch.from_numpy(weights_of(4, 9, 5, seed))
     whole = divergence_sums(measure, weights)
     parts = [divergence_sums(measure, weights[:, part]) for part in (slice(0, cut), slice(cut, 9))]
@@ -77,14 +77,14 @@ def test_sums_of_parts_add_up(measure: str, seed: int, cut: int) -> None:
 
 
 @pytest.mark.parametrize(("measure", "most"), LARGEST.items())
-def test_heads_that_share_no_key_are_as_far_as_can_be(measure: str, most: float) -> None:
+def test_heads_that_share_no_key_are_as_far_as_can_be(measure, most):
     weights = torch.zeros(2, 3, 4)
     weights[0, :, 0] = weights[1, :, 3] = 1.0
     found = divergence_sums(measure, weights)
     assert found.sums.tolist() == [[0.0, pytest.approx(3 * most)], [pytest.approx(3 * most), 0.0]]
 
 
-def test_nearly_equal_heads_are_told_apart() -> None:
+def test_nearly_equal_heads_are_told_apart():
     weights = weights_of(1, 5, 7).astype(np.float64)
     moved = weights.copy()
     moved[0, :, 0] += 1e-7
@@ -95,7 +95,7 @@ def test_nearly_equal_heads_are_told_apart() -> None:
     assert found > 0
 
 
-def test_neighbours_in_a_clustering_are_the_most_alike() -> None:
+def test_neighbours_in_a_clustering_are_the_most_alike():
     points = np.array([0.0, 10.0, 0.1, 10.2, 5.0])
     merges, order = cluster_heads(np.abs(points[:, None] - points))
     places = order.tolist()
@@ -106,7 +106,7 @@ def test_neighbours_in_a_clustering_are_the_most_alike() -> None:
     assert cluster_heads(never_compared)[0][:, 2].tolist() == [1.0, 2.0]
 
 
-def test_points_of_a_plane_keep_their_distances() -> None:
+def test_points_of_a_plane_keep_their_distances():
     points = np.random.default_rng(0).normal(size=(7, 2))
     distances = np.sqrt(((points[:, None] - points) ** 2).sum(-1))
     places, explained = classical_mds(distances)
@@ -118,7 +118,7 @@ def test_points_of_a_plane_keep_their_distances() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1])
-def test_one_head_or_none_is_no_tree_and_stands_in_the_middle(n: int) -> None:
+def test_one_head_or_none_is_no_tree_and_stands_in_the_middle(n):
     merges, order = cluster_heads(np.zeros((n, n)))
     assert merges.shape == (0, 4)
     assert order.tolist() == list(range(n))
@@ -128,6 +128,6 @@ def test_one_head_or_none_is_no_tree_and_stands_in_the_middle(n: int) -> None:
     assert not explained.any()
 
 
-def test_the_matching_is_the_best_of_all_and_not_the_nearest_of_each() -> None:
+def test_the_matching_is_the_best_of_all_and_not_the_nearest_of_each():
     distances = np.array([[1.0, 2.0], [1.1, 9.0], [5.0, 9.0]])
     assert best_matching(distances).tolist() == [[0, 1], [1, 0]]

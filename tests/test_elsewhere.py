@@ -1,6 +1,5 @@
 """Attention that was computed elsewhere draws, saves and opens as attnscope's own; what is none is refused."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ def softmax(*shape: int, causal: bool = False) -> np.ndarray[Any, Any]:
     return powers / powers.sum(-1, keepdims=True)
 
 
-def test_what_is_given_is_what_is_there(tmp_path: Path) -> None:
+def test_what_is_given_is_what_is_there(tmp_path):
     weights = softmax(2, 3, 5, 5)
     record = attnscope.record_from_arrays(
         weights, TOKENS, layers=[4, 7], special=[0], text="the cats sat", model="mine"
@@ -45,11 +44,11 @@ def test_what_is_given_is_what_is_there(tmp_path: Path) -> None:
     ],
     ids=["both ways", "looks back", "said", "cross"],
 )
-def test_its_kind_is_told_by_what_it_is(weights: Any, more: dict[str, Any], kind: str) -> None:
+def test_its_kind_is_told_by_what_it_is(weights, more, kind):
     assert attnscope.record_from_arrays(weights, TOKENS, **more).maps[0].kind == kind
 
 
-def test_a_head_that_a_layer_lacks_is_nan() -> None:
+def test_a_head_that_a_layer_lacks_is_nan():
     weights = softmax(2, 2, 5, 5)
     weights[1, 1] = np.nan
     record = attnscope.record_from_arrays(weights, TOKENS)
@@ -78,12 +77,12 @@ GOOD = softmax(1, 1, 5, 5)
         (np.zeros((0, 0, 5, 5)), TOKENS, {}, "shape"),
     ],
 )
-def test_what_is_no_attention_is_refused(weights: Any, tokens: Any, more: dict[str, Any], message: str) -> None:
+def test_what_is_no_attention_is_refused(weights, tokens, more, message):
     with pytest.raises(AttnscopeError, match=message):
         attnscope.record_from_arrays(weights, tokens, **more)
 
 
-def test_weights_that_are_not_there_in_part_are_refused() -> None:
+def test_weights_that_are_not_there_in_part_are_refused():
     holed = np.where(GOOD > 0.2, np.nan, GOOD)
     with pytest.raises(AttnscopeError, match="NaN in part"):
         attnscope.record_from_arrays(holed, TOKENS)

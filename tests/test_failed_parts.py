@@ -13,7 +13,6 @@ from attnscope.errors import AttnscopeError
 from attnscope.report.plain_text import open_console, print_record, to_html
 from attnscope.results.result import Result
 from attnscope.results.result import load_record as load
-from tests.conftest import Run
 from tests.made_records import RECORDS
 from tests.page_helpers import Opened
 
@@ -31,7 +30,7 @@ WITH_RUN = [name for name in sorted(path.name for path in RECORDS.iterdir()) if 
 
 
 @pytest.mark.parametrize("name", WITH_RUN)
-def test_tables_name_the_part_that_failed(name: str, run: Run, tmp_path: Path) -> None:
+def test_tables_name_the_part_that_failed(name, run, tmp_path):
     record: Result = failed_record(name)
     console = open_console(record=True, file=io.StringIO(), width=100)
     print_record(record, console)
@@ -43,7 +42,7 @@ def test_tables_name_the_part_that_failed(name: str, run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [*(name for name in WITH_RUN if load(RECORDS / name).record_kind().figures)])
-def test_figures_name_the_part_that_failed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_name_the_part_that_failed(name, tmp_path, monkeypatch):
     said: list[bool] = []
 
     def look(self: Drawing, kind: str) -> bytes:
@@ -56,7 +55,7 @@ def test_figures_name_the_part_that_failed(name: str, tmp_path: Path, monkeypatc
     assert all(said)
 
 
-def test_a_record_whose_failures_say_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_record_whose_failures_say_nothing_is_refused(tmp_path):
     record = failed_record("heads.npz")
     for wrong in ("--frobnicate", [{"step": "--frobnicate"}], [1]):
         path = replace(record, run={**record.run, "failures": wrong}).save(tmp_path / "heads.npz")
@@ -64,7 +63,7 @@ def test_a_record_whose_failures_say_nothing_is_refused(tmp_path: Path) -> None:
             load(path)
 
 
-def test_a_page_names_the_part_that_failed(browser: Any, tmp_path: Path) -> None:
+def test_a_page_names_the_part_that_failed(browser, tmp_path):
     for name in ("heads.npz", "atlas.npz"):
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         opened = Opened(page, failed_record(name).page().save(tmp_path / f"{name}.html"))

@@ -84,7 +84,7 @@ def roles_of(head: Any) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 @pytest.mark.parametrize("sharpness", [3.0, 10.0])
-def test_sharp_random_heads_get_no_role_that_other_texts_deny(kind: str, sharpness: float, tmp_path: Path) -> None:
+def test_sharp_random_heads_get_no_role_that_other_texts_deny(kind, sharpness, tmp_path):
     """At most 5 in 100 heads, whatever the corpus; sharp Llamas had 49 from copies, 22, 14, 10 from 2, 3, 9."""
     n_heads = 0
     false = Counter[str]()
@@ -137,7 +137,7 @@ def found_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n_texts", [10, 30, 100])
-def test_false_discoveries_are_held_over_roles(n_texts: int) -> None:
+def test_false_discoveries_are_held_over_roles(n_texts):
     """Not over tests alone, of which several can give one role: 1.7 to 2.6% for the 5% that are promised (4.4%)."""
     chance = np.random.default_rng(0)
     drawn = [found_on(n_texts, 36, 4, chance, above=0.35) for _ in range(40)]
@@ -147,7 +147,7 @@ def test_false_discoveries_are_held_over_roles(n_texts: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own", "own-causal"])
-def test_planted_heads_are_found_in_ten_texts(name: str) -> None:
+def test_planted_heads_are_found_in_ten_texts(name):
     """All of them, but for what fewer than three texts' worth of evidence is about."""
     model = attnscope.load(name)
     known = own_roles(name)

@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 @pytest.mark.parametrize("events", [1, 2, 5, 30])
-def test_of_few_equal_events_the_ends_are_those_of_a_poisson_mean(events: int) -> None:
+def test_of_few_equal_events_the_ends_are_those_of_a_poisson_mean(events):
     low, high = skewed_interval(1.0, 1.959964 / events**0.5, 0.0, 0.0)
     exact = chi2.ppf(0.025, 2 * events) / 2 / events, chi2.ppf(0.975, 2 * events + 2) / 2 / events
     assert (low, high) == pytest.approx(exact, rel=0.08, abs=0.02)
@@ -22,7 +22,7 @@ def test_of_few_equal_events_the_ends_are_those_of_a_poisson_mean(events: int) -
 
 @pytest.mark.parametrize("n_texts", [10, 20, 40, 80])
 @pytest.mark.parametrize("firing", [0.01, 0.03, 0.1])
-def test_planted_heads_that_fire_rarely_are_held(firing: float, n_texts: int) -> None:
+def test_planted_heads_that_fire_rarely_are_held(firing, n_texts):
     """r ± t·se holds the truth in 0.10 to 0.90 of these draws, the score interval of a Poisson mean in 0.03 to 0.93."""
     drawn = np.random.default_rng(0)
     true = 1 - (0.004 + 2.1 * firing) / 2.0
@@ -37,7 +37,7 @@ def test_planted_heads_that_fire_rarely_are_held(firing: float, n_texts: int) ->
 
 
 @pytest.mark.parametrize("n_texts", [10, 20, 40, 80])
-def test_lines_of_heads_that_mostly_rest_are_held_or_have_no_interval(n_texts: int) -> None:
+def test_lines_of_heads_that_mostly_rest_are_held_or_have_no_interval(n_texts):
     """One text of 60 holds two thirds of the nats, and the line loses 1.4 there: r ± t·se holds this in half the draws.
 
     It is said in most draws that these texts cannot tell.
@@ -61,7 +61,7 @@ def test_lines_of_heads_that_mostly_rest_are_held_or_have_no_interval(n_texts: i
     assert n_printed <= 0.5 * n_draws
 
 
-def test_unseen_texts_may_lose_more_than_uniform_attention() -> None:
+def test_unseen_texts_may_lose_more_than_uniform_attention():
     sums = RunningSums()
     sums.add(np.full(40, 0.9), np.ones(40))
     low, high = predicted_interval(sums.sample(), 1.0, 40)
@@ -71,7 +71,7 @@ def test_unseen_texts_may_lose_more_than_uniform_attention() -> None:
 
 
 @pytest.mark.parametrize("n_texts", [10, 20, 40, 80, 160])
-def test_measures_of_some_queries_hold_if_few_texts_repeat_a_token(n_texts: int) -> None:
+def test_measures_of_some_queries_hold_if_few_texts_repeat_a_token(n_texts):
     """One text in 100 is a token again and again, and has half of the sum: it was held in 0.66 to 0.82 of the draws."""
     drawn = np.random.default_rng(0)
     shape = (n_texts, 2000, 1)
@@ -87,7 +87,7 @@ def test_measures_of_some_queries_hold_if_few_texts_repeat_a_token(n_texts: int)
     assert ((low <= true) & (true <= high))[:, 1].mean() >= 0.93
 
 
-def test_the_shares_excluding_sinks_of_a_head_that_rests_are_held() -> None:
+def test_the_shares_excluding_sinks_of_a_head_that_rests_are_held():
     """In 0.71 of these draws if texts are not allowed for that leave more outside sinks."""
     drawn = np.random.default_rng(0)
     shape = (40, 2000, 1)
@@ -101,7 +101,7 @@ def test_the_shares_excluding_sinks_of_a_head_that_rests_are_held() -> None:
     assert ((low <= true) & (true <= high))[:, 1].mean() >= 0.9
 
 
-def test_a_head_that_rests_has_no_interval_of_its_distance_excluding_sinks() -> None:
+def test_a_head_that_rests_has_no_interval_of_its_distance_excluding_sinks():
     names = ["distance_tokens", "distance_tokens_active"]
     sums = RunningSums((2, 2))
     for distance in (2.0, 3.0, 4.0, 3.0):

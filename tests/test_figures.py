@@ -19,7 +19,7 @@ from attnscope.drawing import layout, lettering
 from attnscope.drawing.canvas import MARK
 from attnscope.drawing.files import png
 from attnscope.drawing.maps import MapsPage
-from attnscope.drawing.style import SCALES, Scale, Style
+from attnscope.drawing.style import SCALES, Style
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import plates_of
@@ -43,7 +43,7 @@ def encoder_decoder() -> Heatmap:
 # Which figures
 
 
-def test_figures_are_named_by_what_is_in_them() -> None:
+def test_figures_are_named_by_what_is_in_them():
     record = simple()
     assert stems(record) == ["overview", "L00", "L01"]
     assert stems(simple(layers=1), "t1") == ["L00", "query-001"]
@@ -57,7 +57,7 @@ def test_figures_are_named_by_what_is_in_them() -> None:
     assert caught.value.hint == "the tokens are: @0 it  @1 is  @2 it"
 
 
-def test_the_rows_of_a_query_are_framed_in_labelled_maps() -> None:
+def test_the_rows_of_a_query_are_framed_in_labelled_maps():
     record = record_of(map_of(tokens_of(["it", "is", "it"])))
     canvas = page_of(record, "L00", "it")
     plain = page_of(record, "L00")
@@ -72,7 +72,7 @@ def test_the_rows_of_a_query_are_framed_in_labelled_maps() -> None:
     assert len(frames(canvas)) == 2 * len(canvas.corners)
 
 
-def test_each_kind_of_attention_has_figures_of_its_own() -> None:
+def test_each_kind_of_attention_has_figures_of_its_own():
     each = ["overview", "L00", "L01"]
     record = encoder_decoder()
     kinds = ("encoder", "decoder", "cross")
@@ -85,7 +85,7 @@ def test_each_kind_of_attention_has_figures_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("stem", ["overview", "L00", "L01"])
-def test_maps_hold_the_weights_of_their_heads(stem: str) -> None:
+def test_maps_hold_the_weights_of_their_heads(stem):
     record = simple(7)
     canvas = page_of(record, stem)
     layers = [0, 1] if stem == "overview" else [int(stem[1:])]
@@ -98,7 +98,7 @@ def test_maps_hold_the_weights_of_their_heads(stem: str) -> None:
     assert all(picture.origin == "upper" for picture in canvas.maps)
 
 
-def test_a_cell_is_drawn_where_its_query_and_key_stand() -> None:
+def test_a_cell_is_drawn_where_its_query_and_key_stand():
     record = simple(4, layers=1, heads=1)
     record.maps[0].weights[:] = 0
     record.maps[0].weights[0, 0, 1, 3] = 1
@@ -116,7 +116,7 @@ def test_a_cell_is_drawn_where_its_query_and_key_stand() -> None:
     assert columns["[SEP]"] == x + 3.5 * cell
 
 
-def test_limits_follow_the_scale() -> None:
+def test_limits_follow_the_scale():
     record = simple(6)
     tops = [float(record.weights[0, head].max()) for head in range(3)]
     limits = {scale: [p.get_clim() for p in page_of(record, "L00", scale=scale).maps] for scale in SCALES}
@@ -125,7 +125,7 @@ def test_limits_follow_the_scale() -> None:
     assert limits["figure"] == [(0, max(tops))] * 3
 
 
-def test_the_colour_bar_says_what_it_measures() -> None:
+def test_the_colour_bar_says_what_it_measures():
     record = simple(6)
     said = {scale: words(page_of(record, "L00", scale=scale)) for scale in SCALES}
     assert "attention weight: the share of a query's attention that a key gets" in said["fixed"]
@@ -144,7 +144,7 @@ def test_the_colour_bar_says_what_it_measures() -> None:
     assert any(word.endswith("(scale: largest of this figure)") for word in said["figure"])
 
 
-def test_titles_name_model_layer_and_text() -> None:
+def test_titles_name_model_layer_and_text():
     record = simple(5)
     assert words(page_of(record, "L01")).count("toy · layer 1") == 1
     assert "toy · 2 layers, 3 heads" in words(page_of(record, "overview"))
@@ -160,9 +160,7 @@ def test_titles_name_model_layer_and_text() -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(
-    scale: Scale, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(scale, monkeypatch):
     """Labels are copied from the first map to the others, and maps pasted: no pixel is another for it."""
     record = simple(9, heads=5)
     fast = page_of(record, "L01", scale=scale).pixels()
@@ -173,14 +171,14 @@ def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(
     np.testing.assert_array_equal(fast, drawn.pixels())
 
 
-def test_a_png_holds_the_pixels() -> None:
+def test_a_png_holds_the_pixels():
     pixels = np.random.default_rng(3).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     with Image.open(io.BytesIO(png(pixels))) as image:
         np.testing.assert_array_equal(np.asarray(image), pixels)
         assert image.info["dpi"] == pytest.approx((100, 100), abs=0.01)
 
 
-def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said() -> None:
+def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said():
     canvas = page_of(simple(200, layers=1), "L00")
     step = canvas.tokens_per_label
     assert step > 1
@@ -205,7 +203,7 @@ def seams_of(canvas: MapsPage) -> set[tuple[tuple[float, ...], ...]]:
     return found
 
 
-def test_a_seam_divides_the_texts_of_a_pair() -> None:
+def test_a_seam_divides_the_texts_of_a_pair():
     tokens = replace(tokens_of(["a", "b", "c"]), segments=np.array([0, 0, 1], np.int32), pair="c")
     canvas = page_of(record_of(map_of(tokens, layers=1, heads=1), text="a b"), "L00H00")
     assert seams_of(canvas) == {((0, 2), (3, 2)), ((2, 0), (2, 3))}
@@ -213,7 +211,7 @@ def test_a_seam_divides_the_texts_of_a_pair() -> None:
     assert not seams_of(page_of(simple(3, layers=1, heads=1), "L00H00"))
 
 
-def test_an_overview_shows_the_largest_weight_of_a_block() -> None:
+def test_an_overview_shows_the_largest_weight_of_a_block():
     record = simple(600, layers=2, heads=6)
     canvas = page_of(record, "overview")
     assert canvas.pool == 2
@@ -222,7 +220,7 @@ def test_an_overview_shows_the_largest_weight_of_a_block() -> None:
     assert "a cell shows the largest weight of 2 × 2 tokens" in " ".join(words(canvas))
 
 
-def test_figures_too_large_to_draw_are_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_too_large_to_draw_are_pooled(monkeypatch):
     monkeypatch.setattr(layout, "MOST_PX", 3_000_000)
     record = simple(300, layers=1, heads=4)
     canvas = page_of(record, "L00")
@@ -235,7 +233,7 @@ def test_figures_too_large_to_draw_are_pooled(monkeypatch: pytest.MonkeyPatch) -
     assert label.get_position()[1] == canvas.corners[0][1] + (canvas.tokens_per_label + 0.5) * canvas.places.cell[0]
 
 
-def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit() -> None:
+def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit():
     record = simple(6, layers=1, heads=1)
     record.maps[0].weights[0, 0, 0] = [0.0049, 0.0051, 0, 1, 0.5, 0.25]
     canvas = page_of(record, "L00H00")
@@ -250,7 +248,7 @@ def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit() -> None:
     assert page_of(simple(6, layers=1, heads=2), "L00")._numbers == []
 
 
-def test_a_query_is_shown_in_all_heads_with_their_weights() -> None:
+def test_a_query_is_shown_in_all_heads_with_their_weights():
     record = simple(5)
     canvas = page_of(record, "query-002", "t2")
     np.testing.assert_array_equal(canvas.maps[0].get_array(), record.weights[:, :, 2].reshape(6, 5))
@@ -289,7 +287,7 @@ def variations() -> list[Heatmap]:
     ]
 
 
-def test_records_never_leak_into_each_other() -> None:
+def test_records_never_leak_into_each_other():
     records = variations()
 
     def pixels(some: Sequence[Heatmap]) -> list[bytes]:
@@ -312,7 +310,7 @@ print(json.dumps({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for p
 """
 
 
-def test_two_processes_draw_the_same_bytes_whatever_matplotlib_is_told(tmp_path: Path) -> None:
+def test_two_processes_draw_the_same_bytes_whatever_matplotlib_is_told(tmp_path):
     (tmp_path / "styled").mkdir()
     (tmp_path / "styled" / "matplotlibrc").write_text(
         "text.usetex: True\nfont.size: 30\nfont.family: serif\nsavefig.bbox: tight\nsavefig.facecolor: red\n"
@@ -357,17 +355,17 @@ def draw_strictly(folder: Path, names: Sequence[str], *formats: str) -> None:
 
 
 @pytest.mark.parametrize("names", [[*HOSTILE][:4], [*HOSTILE][4:]], ids=["some", "others"])
-def test_any_token_draws_without_a_warning(tmp_path: Path, names: Sequence[str]) -> None:
+def test_any_token_draws_without_a_warning(tmp_path, names):
     draw_strictly(tmp_path, names, "png", "svg", "pdf")
 
 
-def test_mathematics_is_shown_literally() -> None:
+def test_mathematics_is_shown_literally():
     canvas = page_of(record_of(map_of(tokens_of(["$x^2$", "\\alpha"]))), "L00")
     assert words(canvas).count("$x^2$") == 2  # a row and a column of the first map
     assert not any(text.get_parse_math() for text in canvas.axes.texts)
 
 
-def test_characters_without_a_font_are_code_points_and_the_footer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_without_a_font_are_code_points_and_the_footer_says_so(monkeypatch):
     monkeypatch.setattr(lettering, "_other_fonts", lambda: [])
     record = record_of(map_of(tokens_of(["你好", "ab"])), run=RUN | {"model": "模型"})
     for canvas in (page_of(record, "L00"), page_of(record, "query-001", "ab")):
@@ -379,7 +377,7 @@ def test_characters_without_a_font_are_code_points_and_the_footer_says_so(monkey
         assert not any("你" in word for word in said)
 
 
-def test_a_long_text_and_a_long_token_are_cut_with_an_ellipsis() -> None:
+def test_a_long_text_and_a_long_token_are_cut_with_an_ellipsis():
     canvas = page_of(record_of(map_of(tokens_of(["x" * 200, "y"])), text="word " * 500), "L00")
     said = words(canvas)
     assert any(word.startswith("“word word") and word.endswith("…") for word in said)

@@ -10,7 +10,6 @@ from attnscope import output
 from attnscope.errors import AttnscopeError
 from attnscope.results.result import Result
 from attnscope.results.storage import remove_unfinished, replace_together
-from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
@@ -41,13 +40,13 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_a_set_replaces_its_own_files_alone(target: Path) -> None:
+def test_a_set_replaces_its_own_files_alone(target):
     write_set(target, "new", NEW)
     assert contents(target) == LATER
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, AttnscopeError, ValueError])
-def test_a_set_that_is_not_finished_changes_nothing(raised: type[BaseException], target: Path) -> None:
+def test_a_set_that_is_not_finished_changes_nothing(raised, target):
     for folder in (target, target / "new/folder"):
         with pytest.raises(raised), replace_together(folder) as staged:
             (staged / "a.npz").write_text("new")
@@ -56,7 +55,7 @@ def test_a_set_that_is_not_finished_changes_nothing(raised: type[BaseException],
     assert not (target / "new").exists()
 
 
-def test_what_a_killed_run_left_is_removed_and_nothing_else(target: Path) -> None:
+def test_what_a_killed_run_left_is_removed_and_nothing_else(target):
     left = target / "unfinished-01234567"
     left.mkdir()
     (left / "a.npz").write_text("half")
@@ -67,14 +66,14 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(target: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes with names")
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(target: Path) -> None:
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(target):
     (target / "a.npz").unlink()
     os.mkfifo(target / "a.npz")
     with pytest.raises(AttnscopeError, match=r"cannot write .*a\.npz: it is a pipe"):
         write_set(target, "new", NEW)
 
 
-def test_what_is_no_file_is_not_replaced(target: Path) -> None:
+def test_what_is_no_file_is_not_replaced(target):
     (target / "d.csv").mkdir()
     with pytest.raises(AttnscopeError, match=r"cannot write .*out/d\.csv: it is a folder, not a file"):
         write_set(target, "new", NEW)
@@ -84,7 +83,7 @@ def test_what_is_no_file_is_not_replaced(target: Path) -> None:
 @pytest.mark.parametrize(
     "command", [("heatmap", "a cat"), ("ablate", "a cat", "--pick", "L0H0"), ("batch", "texts.txt")]
 )
-def test_an_empty_name_is_not_the_working_folder(command: tuple[str, ...], run: Run) -> None:
+def test_an_empty_name_is_not_the_working_folder(command, run):
     Path("texts.txt").write_text("a cat\n")
     before = {*Path.cwd().iterdir()}
     for empty in (("-o", ""), ("--out=",)):
@@ -94,9 +93,7 @@ def test_an_empty_name_is_not_the_working_folder(command: tuple[str, ...], run: 
     assert {*Path.cwd().iterdir()} == before
 
 
-def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(tmp_path, capsys, monkeypatch):
     def interrupted(*_: object, **__: object) -> list[Path]:
         raise KeyboardInterrupt
 
@@ -128,7 +125,7 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
         ("batch", "texts.txt"),
     ],
 )
-def test_no_folder_is_named_as_stdout_is(command: tuple[str, ...], run: Run, tmp_path: Path) -> None:
+def test_no_folder_is_named_as_stdout_is(command, run, tmp_path):
     simple(5).save(tmp_path / "heatmap.npz")
     (tmp_path / "texts.txt").write_text("a cat\n")
     model = [] if command[0] in ("show", "training") else ["-m", "own"]

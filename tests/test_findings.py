@@ -5,14 +5,12 @@ import io
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions.head_roles import idle_line, idle_rows
-from attnscope.questions.heads import Heads
 from attnscope.results.table import Estimate, Table, number
 from tests.findings_helpers import NAN, Head, described_findings, fake_findings, head, of, role
 from tests.record_helpers import require_lossless
@@ -23,11 +21,11 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("found", [fake_findings(2, 3, control=True), described_findings(2, 3), of()])
-def test_a_result_reads_back_as_it_was(found: Heads, tmp_path: Path) -> None:
+def test_a_result_reads_back_as_it_was(found, tmp_path):
     require_lossless(replace(found, corpus={**found.corpus, "sources": ["caf\udce9.txt"]}), tmp_path)
 
 
-def test_json_is_strict_and_says_null_for_what_is_undefined(tmp_path: Path) -> None:
+def test_json_is_strict_and_says_null_for_what_is_undefined(tmp_path):
     estimate = Estimate(1.5, -math.inf, math.inf, NAN, 0.0)
     made = Head("encoder", 2, 5, [role("induction", q=NAN)], NAN, {"entropy_nats": estimate})
     path = of(made, corpus={"mean": NAN, "deep": [{"nan": math.inf}]}).save(tmp_path / "heads.json")
@@ -44,7 +42,7 @@ def test_json_is_strict_and_says_null_for_what_is_undefined(tmp_path: Path) -> N
     assert (evidence["head"], evidence["value"], evidence["q"]) == (0, 0.8, None)
 
 
-def test_csv_has_a_row_a_head_and_five_columns_a_measure() -> None:
+def test_csv_has_a_row_a_head_and_five_columns_a_measure():
     named = [role("local", 0.7), role('a,b\n"c"')]
     first, second = rows_of(
         of(
@@ -61,7 +59,7 @@ def test_csv_has_a_row_a_head_and_five_columns_a_measure() -> None:
     assert first["y"] == second["x"] == ""
 
 
-def test_a_csv_of_described_heads_has_the_twenty_columns_that_people_use_first(tmp_path: Path) -> None:
+def test_a_csv_of_described_heads_has_the_twenty_columns_that_people_use_first(tmp_path):
     found = described_findings(1, 2)
     paths = [found.save(tmp_path / name, every=every) for name, every in (("a.csv", False), ("b.csv", True))]
     few, every = (path.read_text("utf-8").splitlines()[0].split(",") for path in paths)
@@ -69,7 +67,7 @@ def test_a_csv_of_described_heads_has_the_twenty_columns_that_people_use_first(t
     assert {*few} < {*every}
 
 
-def test_columns_are_arrays_and_grids_have_nan_where_there_is_no_such_head() -> None:
+def test_columns_are_arrays_and_grids_have_nan_where_there_is_no_such_head():
     value = {"x": Estimate(2.0, 1.0, 3.0, 0.5, 1.0)}
     found = of(Head("encoder", 0, 2, (), NAN, value), Head("encoder", 1, 0), Head("cross", 4, 0))
     assert found.kinds == ("encoder", "cross")
@@ -79,7 +77,7 @@ def test_columns_are_arrays_and_grids_have_nan_where_there_is_no_such_head() -> 
     assert found["heads"].grid("x", "decoder").shape == (0, 0)
 
 
-def test_a_head_is_found_with_the_evidence_for_its_roles() -> None:
+def test_a_head_is_found_with_the_evidence_for_its_roles():
     found = of(head(0, 0, role("rare")), head(0, 1), head(0, 1, role("local"), role("sink"), kind="cross"))
     assert (found.row(0, 1), found.row(0, 1, "cross")) == (1, 2)
     assert found.roles_of(2)["role"].tolist() == ["local", "sink"]
@@ -88,7 +86,7 @@ def test_a_head_is_found_with_the_evidence_for_its_roles() -> None:
         found.row(7, 0)
 
 
-def test_heads_are_picked_with_all_that_belongs_to_them() -> None:
+def test_heads_are_picked_with_all_that_belongs_to_them():
     found = described_findings(2, 3).only([(1, 2), (0, 0)])
     assert found.head_names == ["L0H0", "L1H2"]
     whole = described_findings(2, 3)
@@ -102,12 +100,12 @@ def test_heads_are_picked_with_all_that_belongs_to_them() -> None:
         found.only([(9, 9)])
 
 
-def test_two_heads_of_one_place_are_refused() -> None:
+def test_two_heads_of_one_place_are_refused():
     with pytest.raises(ValueError, match="two of its heads are the same"):
         of(head(0, 1), head(0, 1)).require_whole()
 
 
-def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations() -> None:
+def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations():
     small = Estimate(0.005, 0.004, 0.006, count=9.0)
     large = Estimate(0.005, -0.001, 0.011, count=9.0)
     lone = Estimate(0.005, NAN, NAN, count=1.0)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli_helpers import elsewhere, loaded_once
-from tests.conftest import Run
 
 __all__ = ["elsewhere", "loaded_once"]
 FOLDER = Path(__file__).parent / "first_lines"
@@ -36,7 +35,7 @@ def first_lines(printed: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
-def test_the_first_lines_answer(path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_lines_answer(path, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     here = Path.cwd()
     (here / "sample_texts").symlink_to(ROOT / "sample_texts")
@@ -46,7 +45,7 @@ def test_the_first_lines_answer(path: Path, run: Run, monkeypatch: pytest.Monkey
     assert first_lines(done.out, here) == path.read_text("utf-8").splitlines()[1:]
 
 
-def test_every_command_has_its_first_lines() -> None:
+def test_every_command_has_its_first_lines():
     from attnscope import cli
 
     elsewhere_tested = {"show", "patch"}  # `show` prints what its question prints; `patch` needs a model with answers

@@ -29,7 +29,7 @@ def side_by_side(heads: torch.Tensor, repeated: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n_kv_heads", [HEADS, KV_HEADS, 1])
-def test_it_is_one_head_over_all_columns(n_kv_heads: int) -> None:
+def test_it_is_one_head_over_all_columns(n_kv_heads):
     mask = torch.rand(2, 1, QUERIES, KEYS, generator=torch.Generator().manual_seed(1)) > 0.3
     mask[0, 0, 2] = False  # a query that may attend to nothing
     bias = torch.randn(QUERIES, KEYS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -42,7 +42,7 @@ def test_it_is_one_head_over_all_columns(n_kv_heads: int) -> None:
     np.testing.assert_allclose(found.numpy(), true, **EXACT)
 
 
-def test_the_worked_example() -> None:
+def test_the_worked_example():
     def heads(name: str) -> torch.Tensor:
         return torch.tensor(WORKED[name], dtype=torch.float64).reshape(1, 5, 2, 2).transpose(1, 2)
 
@@ -59,11 +59,11 @@ def test_the_worked_example() -> None:
     ],
     ids=["mask", "bias", "sinks"],
 )
-def test_heads_that_differ_otherwise_have_none(own: dict[str, object]) -> None:
+def test_heads_that_differ_otherwise_have_none(own):
     assert full_width(call_of(**own)) is None
 
 
-def test_the_probe_keeps_it_beside_the_weights() -> None:
+def test_the_probe_keeps_it_beside_the_weights():
     probe = WeightsBesideFullWidth(layers=[1], heads=[0, 2])
     plain = call_of(layer=1)
     output = probe(plain)

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ NAMES = ["bert", "gpt2", "llama", "t5", "albert", "gpt_neox", "bart"]
 # The probe --------------------------------------------------------------------------------------------------------
 
 
-def test_a_gate_multiplies_each_heads_output_and_puts_a_vector_in_its_place() -> None:
+def test_a_gate_multiplies_each_heads_output_and_puts_a_vector_in_its_place():
     call = make_call(n_kv_heads=2, group=2)
     output, _ = attend_with_weights(call)
     factors = torch.tensor([1.0, 0.0, 0.25, -2.0], dtype=torch.float64)
@@ -34,7 +33,7 @@ def test_a_gate_multiplies_each_heads_output_and_puts_a_vector_in_its_place() ->
                 torch.testing.assert_close(gated[batch, head, query], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_an_open_gate_and_other_places_change_no_bit() -> None:
+def test_an_open_gate_and_other_places_change_no_bit():
     call = make_call()
     open_gate = Gate({("encoder", 0): torch.ones(3)}, {("encoder", 0): torch.randn(3, 13)})
     assert torch.equal(open_gate(call), attend(call))
@@ -42,7 +41,7 @@ def test_an_open_gate_and_other_places_change_no_bit() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (3, 3), (2, 1), (2, 3, 1), ()])
-def test_factors_that_would_be_broadcast_are_refused(shape: tuple[int, ...]) -> None:
+def test_factors_that_would_be_broadcast_are_refused(shape):
     with pytest.raises(ValueError, match="3 heads and 2 texts"):
         Gate({("encoder", 0): torch.ones(shape)})(make_call())
 
@@ -78,9 +77,7 @@ def _zero_t5(kind: str, model: Any, layer: int, head: int) -> None:
         *(("t5", kind, functools.partial(_zero_t5, kind)) for kind in ("encoder", "decoder", "cross")),
     ],
 )
-def test_ablation_by_the_seam_is_zeroing_the_weights_by_hand(
-    name: str, kind: Any, zero: Callable[[Any, int, int], None]
-) -> None:
+def test_ablation_by_the_seam_is_zeroing_the_weights_by_hand(name, kind, zero):
     source = tiny(name)
     model = wrap(source)
     batch = batch_of(model)
@@ -105,7 +102,7 @@ def test_ablation_by_the_seam_is_zeroing_the_weights_by_hand(
         assert not torch.allclose(ours.logits, whole.logits, atol=1e-3)
 
 
-def test_a_query_head_goes_without_its_group() -> None:
+def test_a_query_head_goes_without_its_group():
     source = tiny("llama")
     model = wrap(source)
     batch = batch_of(model)
@@ -131,7 +128,7 @@ def _gates(model: Model, batch: Batch, times: int, place: Any, n_heads: int) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_rerun_from_the_layer_on_is_the_whole_forward(name: str) -> None:
+def test_a_rerun_from_the_layer_on_is_the_whole_forward(name):
     model = wrapped(name)
     batch = batch_of(model)
     assert model.resumes
@@ -158,7 +155,7 @@ def _places(model: Any) -> list[Any]:
     return [(kind, layer) for kind, layers in model.layers.items() for layer in layers]
 
 
-def test_a_model_is_left_as_it_was() -> None:
+def test_a_model_is_left_as_it_was():
     source = tiny("gpt2")
     model = wrap(source)
     batch = batch_of(model)
@@ -170,7 +167,7 @@ def test_a_model_is_left_as_it_was() -> None:
     torch.testing.assert_close(source(input_ids=batch.ids).logits, before)
 
 
-def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch):
     from attnscope.models.hf import model as hf_model
 
     monkeypatch.setattr(hf_model, "tolerance", lambda *_: -1.0)
@@ -185,7 +182,7 @@ def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("spec", ["minilm", "own", "own-causal"])
-def test_models_of_our_own_are_resumed(spec: str) -> None:
+def test_models_of_our_own_are_resumed(spec):
     from attnscope.models import load
 
     model = load(spec)

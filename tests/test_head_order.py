@@ -4,11 +4,10 @@ import pytest
 
 from attnscope.errors import UsageError
 from attnscope.questions.head_lines import require_sort, sort_heads
-from tests.conftest import Run
 from tests.findings_helpers import described_findings
 
 
-def test_heads_come_in_the_order_that_is_asked_for() -> None:
+def test_heads_come_in_the_order_that_is_asked_for():
     found = described_findings(3, 4)
     order = [*range(12)]
     assert sort_heads(found, "layer") == order
@@ -18,7 +17,7 @@ def test_heads_come_in_the_order_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("more", [("a b",), ("--file", "nothing.txt", "--no-describe"), ("--image", "nothing.png")])
-def test_a_measure_that_there_is_not_is_said_before_a_model_is_loaded(run: Run, more: tuple[str, ...]) -> None:
+def test_a_measure_that_there_is_not_is_said_before_a_model_is_loaded(run, more):
     status, out, err = run("heads", *more, "-m", "no/such-model", "--measures", "reach,entropi_nats")
     assert (status, out) == (2, "")
     assert "entropi_nats" in err or "reach" in err

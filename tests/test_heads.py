@@ -36,7 +36,7 @@ TENTATIVE = {
 
 @pytest.mark.parametrize("name", ["own", "own-causal"])
 @pytest.mark.parametrize(("file", "split"), [("sentences", "line"), ("multilingual", "line"), ("alice", "paragraph")])
-def test_every_head_of_the_glass_box_is_named_right(name: str, file: str, split: Any) -> None:
+def test_every_head_of_the_glass_box_is_named_right(name, file, split):
     corpus = attnscope.Corpus([SAMPLES / f"{file}.txt"], split=split)
     found = heads(attnscope.load(name), corpus)
     assert found.corpus["n_texts"] >= 20
@@ -53,7 +53,7 @@ def test_every_head_of_the_glass_box_is_named_right(name: str, file: str, split:
     assert few == TENTATIVE.get((name, file), {})
 
 
-def test_minilm_on_prose(minilm: Any) -> None:
+def test_minilm_on_prose(minilm):
     found = heads(minilm, attnscope.Corpus(SAMPLES / "alice.txt", split="paragraph"))
     assert head_of(found, "L0H2").roles[0].name == "previous_token"
     assert "next_token" in names_of(head_of(found, "L1H8"))
@@ -107,18 +107,18 @@ def share_with_roles(models: Sequence[Any]) -> float:
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
-def test_random_weights_have_no_roles(kind: str, tmp_path: Path) -> None:
+def test_random_weights_have_no_roles(kind, tmp_path):
     assert share_with_roles([random_model(tmp_path / kind, kind, seed) for seed in range(2)]) == 0
 
 
-def test_thresholds_are_options(own: Any) -> None:
+def test_thresholds_are_options(own):
     high = heads(own, SENTENCES[:12], HeadsOptions(thresholds={"local": 1.0}))
     assert not any("local" in names_of(head) for head in heads_in(high))
     assert high.options["roles"]["local"]["threshold"] == 1.0
     assert high.options["roles"]["induction"]["threshold"] == 0.4
 
 
-def test_a_text_that_a_model_takes_in_one_piece_is_several_units_of_evidence(own: Any) -> None:
+def test_a_text_that_a_model_takes_in_one_piece_is_several_units_of_evidence(own):
     """Of about 1,500 tokens without a cut: three units share the weight of one text."""
     long = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:1150])
     n_units = round(len(own.tokenizer.encode(long)) / 512)
@@ -133,7 +133,7 @@ def test_a_text_that_a_model_takes_in_one_piece_is_several_units_of_evidence(own
     }
 
 
-def test_units_change_no_value(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_change_no_value(own, monkeypatch):
     text = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
     whole, wanted = study_tallies(own, [text])
     assert whole.corpus["effective_texts"] == 1
@@ -154,7 +154,7 @@ def test_units_change_no_value(own: Any, monkeypatch: pytest.MonkeyPatch) -> Non
             assert over.max() <= 1, (part, name, ours.names[over.max((0, 1)).argmax()])
 
 
-def test_a_control_has_random_weights_on_the_same_texts(own: Any) -> None:
+def test_a_control_has_random_weights_on_the_same_texts(own):
     found = heads(own, SENTENCES[:12], HeadsOptions(control=True, seed=3))
     assert found.run["seed"] == 3
     assert len(heads_in(found, "control")) == len(heads_in(found))
@@ -168,7 +168,7 @@ def test_a_control_has_random_weights_on_the_same_texts(own: Any) -> None:
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["  ", "\n"], ""])
-def test_without_text_there_is_nothing_to_study(own: Any, texts: Any) -> None:
+def test_without_text_there_is_nothing_to_study(own, texts):
     with pytest.raises(AttnscopeError, match="no text"):
         heads(own, texts)
 
@@ -176,7 +176,7 @@ def test_without_text_there_is_nothing_to_study(own: Any, texts: Any) -> None:
 @pytest.mark.parametrize(
     "options", [{"chunk": 3}, {"chunk": 1000}, {"chunk": 20, "stride": 19}, {"stride": 0}], ids=str
 )
-def test_chunks_that_cannot_be_are_refused_before_anything_is_read(tiny_bert: Path, options: dict[str, int]) -> None:
+def test_chunks_that_cannot_be_are_refused_before_anything_is_read(tiny_bert, options):
     def texts() -> Iterator[str]:
         raise AssertionError("the corpus was read")
         yield ""

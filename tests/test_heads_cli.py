@@ -36,7 +36,7 @@ def roles_in(found: dict[str, Any], layer: int, head: int) -> set[str]:
 # Results ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
+def test_a_grid_a_table_and_the_files(study, tmp_path):
     status, out, err = study("--file", SENTENCES, "-o", "out", "-f", "npz,csv,json", "--measures", "entropy_nats")
     assert status == 0, err
     assert "previous token" in out
@@ -47,7 +47,7 @@ def test_a_grid_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
     assert len(rows) == 1 + 14
 
 
-def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
+def test_one_json_document_with_the_names_of_measures(study):
     from attnscope.core.catalogue import measure_names
 
     status, out, err = study("--file", SENTENCES, "--json")
@@ -63,7 +63,7 @@ def test_one_json_document_with_the_names_of_measures(study: Run) -> None:
     assert roles_in(found, 0, 0) == {"previous_token", "local"}
 
 
-def test_a_text_gives_measures_and_no_role_and_that_is_said(study: Run) -> None:
+def test_a_text_gives_measures_and_no_role_and_that_is_said(study):
     status, out, _ = study("the cat sat on the mat", "--json")
     found = document(out)
     assert status == 0
@@ -73,7 +73,7 @@ def test_a_text_gives_measures_and_no_role_and_that_is_said(study: Run) -> None:
     assert "no role can be given below 3 texts" in " ".join(out.split())
 
 
-def test_the_probe_finds_the_induction_head(study: Run) -> None:
+def test_the_probe_finds_the_induction_head(study):
     status, out, err = study("--probe", "repeat", "--json", "--no-describe")
     assert status == 0, err
     found = document(out)
@@ -85,7 +85,7 @@ def test_the_probe_finds_the_induction_head(study: Run) -> None:
     assert next(h for h in found["heads"] if (h["layer"], h["head"]) == (0, 3))["resting_share"] > 0.99
 
 
-def test_stdin_and_compressed_files_give_the_same(study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_and_compressed_files_give_the_same(study, tmp_path, monkeypatch):
     import io
 
     (tmp_path / "s.txt.gz").write_bytes(gzip.compress(Path(SENTENCES).read_bytes()))
@@ -104,7 +104,7 @@ def test_stdin_and_compressed_files_give_the_same(study: Run, tmp_path: Path, mo
 # Records ----------------------------------------------------------------------------------------------
 
 
-def test_show_tells_all_of_one_head(run: Run, study: Run, tmp_path: Path) -> None:
+def test_show_tells_all_of_one_head(run, study, tmp_path):
     assert study("--file", SENTENCES, "-o", "one", "-f", "npz")[0] == 0
     status, out, err = run("show", "one", "--pick", "L0H1")
     assert status == 0, err
@@ -142,7 +142,7 @@ def test_show_tells_all_of_one_head(run: Run, study: Run, tmp_path: Path) -> Non
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_said_before_anything_runs(study: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_is_said_before_anything_runs(study, tmp_path, arguments):
     status, out, err = study("--file", SENTENCES, *arguments)
     assert (status, out) == (2, ""), err
     assert err.startswith("error: ")
@@ -150,7 +150,7 @@ def test_wrong_usage_is_said_before_anything_runs(study: Run, tmp_path: Path, ar
 
 
 @pytest.mark.parametrize("content", ["", "\n \n\t\n"])
-def test_without_text_nothing_is_written(study: Run, tmp_path: Path, content: str) -> None:
+def test_without_text_nothing_is_written(study, tmp_path, content):
     (tmp_path / "blank.txt").write_text(content, "utf-8")
     status, out, err = study("--file", "blank.txt", "-o", "out")
     assert (status, out) == (1, "")
@@ -158,7 +158,7 @@ def test_without_text_nothing_is_written(study: Run, tmp_path: Path, content: st
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unreadable_file_in_the_middle_loses_nothing(study: Run, tmp_path: Path) -> None:
+def test_an_unreadable_file_in_the_middle_loses_nothing(study, tmp_path):
     lines = Path(SENTENCES).read_bytes().splitlines(keepends=True)
     (tmp_path / "a.txt").write_bytes(b"".join(lines[:12]))
     (tmp_path / "b.txt").write_bytes(lines[12] + b"\xff\xfe broken\n" + lines[13])
@@ -199,7 +199,7 @@ main()
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_any_moment_leaves_whole_files_or_none(tmp_path: Path) -> None:
+def test_ctrl_c_at_any_moment_leaves_whole_files_or_none(tmp_path):
     command = [sys.executable, "-m", "attnscope", "heads", "--file", str(SAMPLES / "alice.txt"), "-f", "npz,json"]
     for number in range(12):
         folder = tmp_path / str(number)

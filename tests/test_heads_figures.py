@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ def with_values(found: Heads, name: str, values: float) -> Heads:
 
 
 class TestWhichFigures:
-    def test_measures_that_are_named_are_drawn_large(self, tmp_path: Path) -> None:
+    def test_measures_that_are_named_are_drawn_large(self, tmp_path):
         found = fake_findings(2, 2)
         assert [stem for stem, _ in pages(found)] == ["roles", "measures"]
         assert [stem for stem, _ in pages(described_findings(2, 2))] == ["roles", "explained", "measures"]
@@ -40,7 +39,7 @@ class TestWhichFigures:
             of().draw(tmp_path)
         assert not [*tmp_path.iterdir()]
 
-    def test_names_of_measures_stay_in_the_folder(self) -> None:
+    def test_names_of_measures_stay_in_the_folder(self):
         names = ("../../x", "/etc/x", "..", "x/../x", "x", "X", "CON\x00", "ä" * 300)
         made = of(Head("encoder", 0, 0, (), 0.5, dict.fromkeys(names, Estimate(0.5))))
         stems = [stem for stem, _ in pages(made, measures="all")]
@@ -49,7 +48,7 @@ class TestWhichFigures:
 
 
 class TestSmallMaps:
-    def test_each_says_its_largest_value_and_what_it_means(self) -> None:
+    def test_each_says_its_largest_value_and_what_it_means(self):
         found = fake_findings(2, 4)
         texts = written(page_of(found, "measures"))
         heads = found["heads"]
@@ -59,7 +58,7 @@ class TestSmallMaps:
         assert any(text.startswith("largest ") and text.endswith(heads.head_names()[best]) for text in texts)
         assert texts.count("▲") == len(found.measure_names)
 
-    def test_cells_that_are_not_above_the_baseline_are_pale(self) -> None:
+    def test_cells_that_are_not_above_the_baseline_are_pale(self):
         parts = {"low": (0.1, 0.2), "high": (0.9, 0.2)}
         made = of(
             *(
@@ -76,7 +75,7 @@ class TestSmallMaps:
         assert max(map(sum, fills)) > 2.8
 
     @pytest.mark.parametrize("width", ["column", "page"])
-    def test_of_paper_they_take_as_many_pages_as_they_need(self, width: str) -> None:
+    def test_of_paper_they_take_as_many_pages_as_they_need(self, width):
         found = fake_findings(30, 9)
         sheets = [page for stem, page in pages(found, Style(width=width)) if stem.startswith("measures")]
         assert len(sheets) > 1
@@ -91,7 +90,7 @@ class TestSmallMaps:
 class TestRoles:
     @pytest.mark.parametrize("kinds", [("encoder",), ("encoder", "decoder", "cross")])
     @pytest.mark.parametrize("shape", [(1, 1), (6, 12), (24, 16), (30, 9), (3, 64)])
-    def test_everything_is_on_the_page(self, shape: tuple[int, int], kinds: tuple[str, ...]) -> None:
+    def test_everything_is_on_the_page(self, shape, kinds):
         found = fake_findings(*shape, kinds=kinds)
         page = page_of(found, "roles")
         letters = [one for one in page.written_numbers if not one.text[0].isdigit()]
@@ -101,13 +100,13 @@ class TestRoles:
             assert 0 <= x <= page.width_px
             assert 0 <= y <= page.height_px
 
-    def test_a_cell_shows_the_first_role_its_value_and_whether_there_are_more(self) -> None:
+    def test_a_cell_shows_the_first_role_its_value_and_whether_there_are_more(self):
         roles = (role("local", 0.914, active_share=0.4), role("rare"), role("sink"))
         page = page_of(of(head(0, 0, *roles), head(0, 1), head(0, 2, role("local", tentative=True))), "roles")
         assert {one.text for one in page.written_numbers} == {"L+", "0.91", "·", "l", "0.80"}
         assert "local 2" in written(page)
 
-    def test_hostile_names_are_shown_as_they_are(self) -> None:
+    def test_hostile_names_are_shown_as_they_are(self):
         texts = written(page_of(of(head(0, 0, role("[red]x[/red]\x1b[31m"))), "roles"))
         assert any("[red]x[/red]" in text for text in texts)
         assert not any("\x1b" in text for text in texts)
@@ -118,31 +117,31 @@ class TestScales:
         numbers = Table.of_arrays((number("x"),), x=values, x_baseline=[baseline] * len(values))
         return scale_of(numbers, "x")
 
-    def test_shares_start_at_nothing(self) -> None:
+    def test_shares_start_at_nothing(self):
         scale = self.scale(0.1, 0.8)
         assert (scale.low, scale.high, scale.share(0.2)) == (0, 0.8, 0.25)
 
-    def test_what_has_two_signs_has_its_zero_in_the_middle(self) -> None:
+    def test_what_has_two_signs_has_its_zero_in_the_middle(self):
         scale = self.scale(-3.0, 1.0)
         assert (scale.low, scale.high, scale.share(0)) == (-3, 3, 0.5)
 
-    def test_what_is_far_from_zero_starts_at_a_round_number(self) -> None:
+    def test_what_is_far_from_zero_starts_at_a_round_number(self):
         assert self.scale(7.1, 9.2).low == 7
 
-    def test_the_baseline_is_on_the_scale(self) -> None:
+    def test_the_baseline_is_on_the_scale(self):
         scale = self.scale(1.0, 2.0, baseline=4.0)
         assert scale.share(4.0) == 1
         assert scale.baseline_text == "4.00"
 
     @pytest.mark.parametrize("values", [(0.0,), (NAN,), (5.0, 5.0), (-2.0,), (1e-9,), (1e9, -1e9)])
-    def test_odd_values_have_a_scale(self, values: tuple[float, ...]) -> None:
+    def test_odd_values_have_a_scale(self, values):
         scale = self.scale(*values)
         assert scale.high > scale.low
         assert all(0 <= scale.share(value) <= 1 for value in values if math.isfinite(value))
 
 
 class TestLargeMaps:
-    def test_numbers_are_the_values_and_the_intervals(self) -> None:
+    def test_numbers_are_the_values_and_the_intervals(self):
         made = of(
             Head("encoder", 0, 0, (), NAN, {"x": Estimate(0.5, 0.4, 0.6, 0.2)}),
             Head("encoder", 0, 2, (), NAN, {"x": Estimate(0.25, 0.248, 0.252, 0.2)}),
@@ -154,11 +153,11 @@ class TestLargeMaps:
         assert {"H0", "H2"} <= {*written(page_of(made, "measure-x"))}
         assert "H1" not in written(page_of(made, "measure-x"))
 
-    def test_numbers_go_where_cells_are_too_small(self) -> None:
+    def test_numbers_go_where_cells_are_too_small(self):
         assert len(page_of(fake_findings(1, 32), "measure-local").written_numbers) >= 32
         assert not page_of(fake_findings(1, 64), "measure-local").written_numbers
 
-    def test_of_many_cells_the_ten_largest_have_numbers(self) -> None:
+    def test_of_many_cells_the_ten_largest_have_numbers(self):
         values = np.random.default_rng(0).permutation(101) - 50.3
         values[:2] = np.nan
         heads = [Head("encoder", n // 10, n % 10, (), NAN, {"x": Estimate(v)}) for n, v in enumerate(values.tolist())]
@@ -169,14 +168,14 @@ class TestLargeMaps:
         assert any(text.endswith("grey: undefined") for text in written(page))
         assert len(page_of(of(*heads[:100]), "measure-x").written_numbers) == 100
 
-    def test_baseline_and_meaning_are_said(self) -> None:
+    def test_baseline_and_meaning_are_said(self):
         texts = written(page_of(fake_findings(2, 4), "measure-distance_tokens"))
         assert "minilm · distance tokens" in texts
         assert "uniform 11.4" in texts
         assert any(text.startswith("mean distance to the key · 812 texts") for text in texts)
 
     @pytest.mark.parametrize("shape", [(1, 1), (30, 9), (64, 48)])
-    def test_pages_are_wide_enough_and_everything_is_on_them(self, shape: tuple[int, int]) -> None:
+    def test_pages_are_wide_enough_and_everything_is_on_them(self, shape):
         found = fake_findings(*shape)
         found = replace(found, options={**found.options, "measures": ["local"]})
         for _, page in pages(found, measures="all"):
@@ -185,21 +184,21 @@ class TestLargeMaps:
                 assert 0 <= x <= page.width_px
                 assert 0 <= y <= page.height_px
 
-    def test_what_is_undefined_is_grey_with_a_dash(self) -> None:
+    def test_what_is_undefined_is_grey_with_a_dash(self):
         made = of(*(Head("encoder", 0, n, (), NAN, {"x": Estimate(value)}) for n, value in enumerate((0.5, NAN))))
         page = page_of(made, "measure-x")
         assert [one.text for one in page.written_numbers] == ["0.500", "–"]
         assert any(text.startswith("grey: undefined (–)") for text in written(page))
 
 
-def test_heads_that_were_not_asked_for_have_no_row_and_no_column() -> None:
+def test_heads_that_were_not_asked_for_have_no_row_and_no_column():
     found = fake_findings(3, 5).only([(2, 4)])
     for stem, page in pages(found, measures="local"):
         texts = {*written(page)}
         assert {"L2", "H4"} <= texts and not {"L0", "L1", "H0", "H1"} & texts, stem
 
 
-def test_names_of_columns_stand_for_units() -> None:
+def test_names_of_columns_stand_for_units():
     made = of(
         Head("encoder", 0, 0, (), 0.5, {"rarity": Estimate(0.5)}), columns={"rarity": Column("rarity", unit="nats")}
     )

@@ -4,7 +4,6 @@ import gc
 import signal
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,9 +27,7 @@ def fixed_counts(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("spec", ["own", "seam"])
-def test_an_interruption_in_the_first_block_keeps_what_was_done(
-    spec: str, own: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_in_the_first_block_keeps_what_was_done(spec, own, tmp_path, monkeypatch):
     if spec == "seam":
         sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
         write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
@@ -54,7 +51,7 @@ def test_an_interruption_in_the_first_block_keeps_what_was_done(
 
 
 @pytest.mark.usefixtures("fixed_counts")
-def test_what_an_interruption_keeps_is_what_those_texts_say(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_interruption_keeps_is_what_those_texts_say(own, monkeypatch):
     monkeypatch.setattr("attnscope.studies.heads.measuring.TOKEN_BUDGET", 30)  # a batch for each text
     options = HeadsOptions(describe=None)
     by_length = sorted(SENTENCES[:6], key=lambda text: len(own.tokenizer.encode(text)))
@@ -66,9 +63,7 @@ def test_what_an_interruption_keeps_is_what_those_texts_say(own: Any, monkeypatc
     assert found.as_json()["heads"] == expected.as_json()["heads"]
 
 
-def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
-    own: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(own, monkeypatch):
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -79,8 +74,8 @@ def test_an_interruption_before_any_text_is_done_leaves_a_record_of_nothing(
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])
 def test_who_has_ctrl_c_ignored_or_handled_elsewhere_keeps_it_so(
-    handler: Any,
-) -> None:
+    handler,
+):
     """`nohup attnscope … &` is not to end by a Ctrl-C that is meant for others."""
     before = signal.signal(signal.SIGINT, handler)
     try:
@@ -92,7 +87,7 @@ def test_who_has_ctrl_c_ignored_or_handled_elsewhere_keeps_it_so(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_an_interruption_of_the_control_keeps_the_rest(own: Any) -> None:
+def test_an_interruption_of_the_control_keeps_the_rest(own):
     found = heads(own, SENTENCES[:12], HeadsOptions(control=True), after(4))
     assert not found.corpus["complete"]
     assert found.corpus["n_texts"] == 12
@@ -102,7 +97,7 @@ def test_an_interruption_of_the_control_keeps_the_rest(own: Any) -> None:
 # Memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_does_not_grow_with_the_corpus(tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_corpus(tiny_bert, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "BLOCK", 20)
     model = attnscope.load(str(tiny_bert))
 

@@ -1,7 +1,6 @@
 """The study of heads gives the same however its work is split: batches, blocks, chunks, and kinds of models."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,9 +46,7 @@ class Dense:
 
 
 @pytest.mark.parametrize("spec", ["own", "own-causal", "minilm"])
-def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
-    spec: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_a_text_has_the_same_sums_whatever_it_is_batched_with(spec, monkeypatch, request):
     model = request.getfixturevalue(spec.replace("-", "_"))
     fix_counts(monkeypatch, model, "the the the a a")  # those of some of the texts would differ
     texts = SENTENCES[:6]
@@ -81,7 +78,7 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(
             )
 
 
-def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
+def test_each_chunk_of_a_text_is_evidence(own):
     text = " ".join(SENTENCES[:4])
     found, tallies = study_tallies(own, [text, "a cat"], HeadsOptions(chunk=16))
     assert (found.corpus["n_texts"], found.corpus["n_chunked"]) == (2, 1)
@@ -96,7 +93,7 @@ def test_each_chunk_of_a_text_is_evidence(own: Any) -> None:
 
 
 @pytest.mark.parametrize("stride", [None, 5, 1])
-def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | None) -> None:
+def test_where_chunks_overlap_each_query_counts_once(own, stride):
     text = " ".join(SENTENCES[:4])
     tokens = own.tokenizer.encode(text)
     parts = chunks(tokens, chunk=16, stride=stride)
@@ -112,7 +109,7 @@ def test_where_chunks_overlap_each_query_counts_once(own: Any, stride: int | Non
     assert counts[0, 0, tally.names.index("previous_token")] == pytest.approx(expected - len(parts))
 
 
-def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
+def test_models_that_only_have_dense_weights_give_the_same(own):
     dense, seam = heads(Dense(own), SENTENCES), heads(own, SENTENCES)  # type: ignore[arg-type]
     assert any("dense weights" in note for note in dense.run["notes"])
     assert [names_of(head) for head in heads_in(dense)] == [names_of(head) for head in heads_in(seam)]
@@ -129,7 +126,7 @@ def test_models_that_only_have_dense_weights_give_the_same(own: Any) -> None:
 
 
 @pytest.mark.parametrize("road", ["seam", "eager"])
-def test_an_encoder_decoder_writes_again_what_it_reads(road: str, tmp_path: Path) -> None:
+def test_an_encoder_decoder_writes_again_what_it_reads(road, tmp_path):
     import torch
 
     from attnscope.core.attention.probes import Weights

@@ -59,12 +59,12 @@ def with_columns(found: Heads, **values: Any) -> Heads:
 
 
 class TestMarks:
-    def test_every_known_role_has_its_own_letter_and_colour(self) -> None:
+    def test_every_known_role_has_its_own_letter_and_colour(self):
         assert set(MARKS) == {*RULES, *ROLES}
         marks = list(MARKS.values())
         assert len({mark.glyph for mark in marks}) == len({mark.color.upper() for mark in marks}) == len(marks)
 
-    def test_known_roles_can_be_told_apart_without_one_kind_of_cone(self) -> None:
+    def test_known_roles_can_be_told_apart_without_one_kind_of_cone(self):
         # Machado et al. 2009, severity 1; differences in OKLab, where 0.02 is just noticeable.
         visions = [
             np.eye(3),
@@ -86,7 +86,7 @@ class TestMarks:
 
 
 class TestGrid:
-    def test_a_letter_a_head_and_what_it_means(self) -> None:
+    def test_a_letter_a_head_and_what_it_means(self):
         findings = of(
             head(0, 0, role("previous_token"), role("local")),
             head(0, 1),
@@ -105,7 +105,7 @@ class TestGrid:
 
     @pytest.mark.parametrize("width", [20, 40, 79, 80, 133])
     @pytest.mark.parametrize("n_heads", [1, 9, 12, 32, 64])
-    def test_every_head_is_there_at_any_width(self, width: int, n_heads: int) -> None:
+    def test_every_head_is_there_at_any_width(self, width, n_heads):
         findings = fake_findings(3, n_heads, share_without=0)
         lines = shown(grid, findings, width).splitlines()
         assert all(len(line) <= width for line in lines)
@@ -116,7 +116,7 @@ class TestGrid:
         if (width, n_heads) in ((80, 12), (80, 32)):
             assert len(rows) == 1
 
-    def test_without_colours_nothing_but_text(self) -> None:
+    def test_without_colours_nothing_but_text(self):
         findings = fake_findings(6, 12)
         bare = shown(grid, findings)
         assert "\x1b" not in bare
@@ -124,7 +124,7 @@ class TestGrid:
         assert "\x1b[1;38;2;255;255;255;48;2;0;114;178m P" in coloured
         assert plain(coloured) == bare
 
-    def test_kinds_stand_one_under_the_other(self) -> None:
+    def test_kinds_stand_one_under_the_other(self):
         text = shown(grid, fake_findings(2, 4, kinds=("encoder", "decoder", "cross")))
         places = [text.index(f"{kind} attention") for kind in ("encoder", "decoder", "cross")]
         assert places == sorted(places)
@@ -133,7 +133,7 @@ class TestGrid:
 
 
 class TestAnswer:
-    def test_heads_are_counted_once_by_their_first_role(self) -> None:
+    def test_heads_are_counted_once_by_their_first_role(self):
         findings = of(
             *(head(0, number, role("first_token")) for number in range(3)),
             head(1, 0, role("local"), role("first_token")),
@@ -143,7 +143,7 @@ class TestAnswer:
         lines = shown(show, findings, 200).splitlines()
         assert lines[0] == "tiny: 3 of 5 heads rest mostly on sinks, 1 looks next door, 1 has no role"
 
-    def test_the_first_ten_lines_answer(self) -> None:
+    def test_the_first_ten_lines_answer(self):
         text = shown(show, described_findings(6, 12))
         first = text.splitlines()[:10]
         assert "of 72 heads" in first[0]
@@ -151,7 +151,7 @@ class TestAnswer:
         assert sum(bool(re.match(r"L\dH\d+ ", line)) for line in first) >= 5
         assert len(text.splitlines()) < 30
 
-    def test_a_line_joins_role_and_description(self) -> None:
+    def test_a_line_joins_role_and_description(self):
         findings = described_findings(1, 2)
         roles = of(head(0, 0, role("local", 0.91, low=0.9, high=0.93)))["roles"]
         findings = with_columns(findings, role=np.array(["local", ""]))
@@ -160,18 +160,18 @@ class TestAnswer:
         assert row.split()[:3] == ["L0H0", "local:", "tokens"]
         assert row.rstrip().endswith("0.91 [0.90, 0.93]  10% [5, 14]")
 
-    def test_the_heads_with_most_to_say_come_first_and_ten_of_them(self) -> None:
+    def test_the_heads_with_most_to_say_come_first_and_ten_of_them(self):
         findings = described_findings(3, 5)
         named = re.findall(r"^L\dH\d", shown(show, findings), re.MULTILINE)
         assert named == findings.head_names[:4:-1]
         assert "… 5 more with --all" in shown(show, findings)
 
-    def test_without_descriptions_the_largest_values_come_first(self) -> None:
+    def test_without_descriptions_the_largest_values_come_first(self):
         findings = of(head(0, 0, role("local", 0.7)), head(0, 1, role("rare", 0.9)), head(0, 2, role("sink", 1.0)))
         named = re.findall(r"^L\dH\d", shown(show, findings), re.MULTILINE)
         assert named == ["L0H1", "L0H0", "L0H2"]
 
-    def test_an_order_shows_the_number_that_it_goes_by(self) -> None:
+    def test_an_order_shows_the_number_that_it_goes_by(self):
         findings = described_findings(2, 3)
         text = shown(lambda f, console: show(f, console, sort="entropy"), findings)
         rows = [line.split() for line in text.splitlines() if re.match(r"L\dH\d", line)]
@@ -180,7 +180,7 @@ class TestAnswer:
         assert len(rows) == 6
         assert values == sorted(values)
 
-    def test_what_comes_next_is_named(self) -> None:
+    def test_what_comes_next_is_named(self):
         findings = replace(described_findings(1, 2), corpus={"sources": ["a.txt"]})
         assert "attnscope atlas --file a.txt" in shown(show, findings, 200)
         decoder = with_columns(findings, kind=np.array(["decoder"] * 2))
@@ -189,7 +189,7 @@ class TestAnswer:
 
 
 class TestEvidence:
-    def test_a_row_says_all_that_is_known(self) -> None:
+    def test_a_row_says_all_that_is_known(self):
         local = role("local", 0.91, low=0.9, high=0.93, baseline=0.2, q=0.0123, active_share=0.37)
         findings = of(head(3, 11, local, role("rare", 0.5)), head(0, 0))
         row = next(line for line in shown(whole, findings, 120).splitlines() if line.startswith("local "))
@@ -198,13 +198,13 @@ class TestEvidence:
         assert row.split()[-3:] == ["0.200", "50%", "37%"]
 
     @pytest.mark.parametrize("width", [50, 65, 80, 99, 100, 120])
-    def test_it_fits_and_every_head_is_there(self, width: int) -> None:
+    def test_it_fits_and_every_head_is_there(self, width):
         findings = fake_findings(6, 12)
         text = shown(whole, findings, width)
         assert all(len(line) <= width for line in text.splitlines())
         assert {*re.findall(r"\bL\d+H\d+\b", text)} == {*findings.head_names}
 
-    def test_what_changes_without_a_head_is_a_column(self) -> None:
+    def test_what_changes_without_a_head_is_a_column(self):
         findings = fake_findings(2, 3, share_without=0)
         effect = {"low": [0.2] * 6, "high": [0.3] * 6}
         heads = findings["heads"].with_column(numbers("zero_l2"), [0.25] * 6, **effect)
@@ -215,7 +215,7 @@ class TestEvidence:
         assert "0.250" in text
         assert "6 heads with a role, and each does something" in text
 
-    def test_notes_tell_of_the_texts_and_the_control(self) -> None:
+    def test_notes_tell_of_the_texts_and_the_control(self):
         findings = fake_findings(2, 5, control=True)
         problems = {"complete": False, "problems": [{"source": "x", "line": 3, "reason": "?"}]}
         findings = replace(findings, corpus=dict(findings.corpus) | problems)
@@ -232,11 +232,11 @@ class TestEvidence:
 
 
 class TestMeasures:
-    def test_a_measure_comes_with_its_interval(self) -> None:
+    def test_a_measure_comes_with_its_interval(self):
         text = shown(measures("local"), of(head(2, 3)))
         assert re.search(r"L2H3 +0\.500 +\[0\.400, 0\.600\]", text)
 
-    def test_a_head_alone_is_ranked_among_all(self) -> None:
+    def test_a_head_alone_is_ranked_among_all(self):
         whole_result = fake_findings(2, 3)
         text = shown(lambda f, console: show(f, console, among=whole_result), whole_result.only([(1, 0)]))
         values = whole_result["heads"]["local"]
@@ -245,7 +245,7 @@ class TestMeasures:
 
 
 class TestDescriptions:
-    def test_all_lines_are_there_with_what_they_rest_on(self) -> None:
+    def test_all_lines_are_there_with_what_they_rest_on(self):
         text = " ".join(shown(whole, described_findings(), 200).split())
         assert "tokens at most 4 away to the left (46%; uniform 10%)" in text
         assert "rests 30% on [CLS]" in text
@@ -253,7 +253,7 @@ class TestDescriptions:
         assert "mostly undescribed" in text
         assert "described from 54 of 812 texts (2,000 queries): fitted on 27, scored on 27 others" in text
 
-    def test_heads_that_the_other_half_describes_otherwise_have_a_warning(self) -> None:
+    def test_heads_that_the_other_half_describes_otherwise_have_a_warning(self):
         found = described_findings(1, 4)
         assert "!" not in shown(whole, found).partition("first role")[0]
         found = with_columns(found, other_half=np.array(["", "", "other half: sentence ends", ""]))
@@ -261,7 +261,7 @@ class TestDescriptions:
         assert "! other half: sentence ends" in text
         assert "outside sinks in 2 of 3 heads; ! marks heads" in text
 
-    def test_what_these_texts_cannot_tell_is_said(self) -> None:
+    def test_what_these_texts_cannot_tell_is_said(self):
         found = described_findings(1, 4)
         low = found["heads"].part("kl_explained", "low").copy()
         low[2:] = NAN, -0.5
@@ -281,7 +281,7 @@ class TestHostileNames:
         corpus = {"sources": ["[red]s\x1b[31m"], "n_texts": 3}
         return replace(made, corpus=corpus, options=options, tables={**made.tables, "heads": heads})
 
-    def test_they_never_reach_markup_or_the_terminal(self, findings: Heads) -> None:
+    def test_they_never_reach_markup_or_the_terminal(self, findings):
         for drawing in (grid, whole, lambda f, console: show(f, console, measures="all")):
             text = shown(drawing, findings, 200)
             assert "\x1b" not in text

@@ -35,7 +35,7 @@ def weight(record: Heatmap, layer: int, head: int, query: str, key: str) -> floa
     return float(record.maps[0].of(layer, head)[row, column])
 
 
-def test_it_looks_at_the_animal_that_is_tired_and_less_at_the_one_beside_something_wide(minilm: Model) -> None:
+def test_it_looks_at_the_animal_that_is_tired_and_less_at_the_one_beside_something_wide(minilm):
     tired = attnscope.heatmap(minilm, TIRED)
     wide = attnscope.heatmap(minilm, WIDE)
     assert weight(tired, 3, 1, "it", "animal") == pytest.approx(0.68, abs=0.005)
@@ -46,7 +46,7 @@ def test_it_looks_at_the_animal_that_is_tired_and_less_at_the_one_beside_somethi
     assert np.mean(np.diagonal(previous, -1)) == pytest.approx(0.9999, abs=1e-3)
 
 
-def test_a_record_says_what_made_it(minilm: Model) -> None:
+def test_a_record_says_what_made_it(minilm):
     record = attnscope.heatmap(minilm, TIRED)
     assert record.weights.shape == (6, 12, 16, 16)
     assert record.weights.dtype == np.float32
@@ -60,7 +60,7 @@ def test_a_record_says_what_made_it(minilm: Model) -> None:
     assert "".join(TIRED[a:b] for a, b in record.maps[0].keys.offsets[1:-1]) == TIRED.replace(" ", "")
 
 
-def test_chosen_heads_are_those_of_the_whole(minilm: Model, exact: Heatmap) -> None:
+def test_chosen_heads_are_those_of_the_whole(minilm, exact):
     whole = attnscope.heatmap(minilm, TIRED)
     some = attnscope.heatmap(minilm, TIRED, layers=[4, 1], heads=[11, 0, 3])
     assert (some.layers, some.heads) == ((1, 4), (0, 3, 11))
@@ -71,7 +71,7 @@ def test_chosen_heads_are_those_of_the_whole(minilm: Model, exact: Heatmap) -> N
     rounding.require_no_worse(picked.maps[0].of(5, 2), whole.weights[5, 2], exact.weights[5, 2])
 
 
-def test_changes_are_those_of_the_record(minilm: Model, exact: Heatmap) -> None:
+def test_changes_are_those_of_the_record(minilm, exact):
     changed = attnscope.heatmap(minilm, TIRED, hide_special=True, words=True)
     assert changed.tokens[:3] == ("The", "animal", "didn't")
     assert changed.changes == ("hide_special", "words")
@@ -79,7 +79,7 @@ def test_changes_are_those_of_the_record(minilm: Model, exact: Heatmap) -> None:
     rounding.require_no_worse(changed.weights, record, true)
 
 
-def test_pairs_are_read_as_two_texts(minilm: Model) -> None:
+def test_pairs_are_read_as_two_texts(minilm):
     record = attnscope.heatmap(minilm, "Who is tired?", pair="The animal.")
     tokens = record.maps[0].queries
     assert tokens.labels == ("[CLS]", "who", "is", "tired", "?", "[SEP]", "the", "animal", ".", "[SEP]")
@@ -98,9 +98,7 @@ def test_pairs_are_read_as_two_texts(minilm: Model) -> None:
         ({"layers": [-1]}, "there is no layer -1: minilm has 6 layers (they are numbered 0 to 5)"),
     ],
 )
-def test_heads_that_are_not_there_are_refused_with_how_many_there_are(
-    minilm: Model, choice: dict[str, list[int]], said: str
-) -> None:
+def test_heads_that_are_not_there_are_refused_with_how_many_there_are(minilm, choice, said):
     with pytest.raises(AttnscopeError) as caught:
         attnscope.heatmap(minilm, "x", **choice)  # type: ignore[arg-type]
     assert str(caught.value) == said
@@ -109,13 +107,13 @@ def test_heads_that_are_not_there_are_refused_with_how_many_there_are(
 
 @pytest.mark.parametrize("text", ["", " \n\t ", "\u200b", "a\0b", "a\ud800"])
 @pytest.mark.parametrize("where", ["text", "pair"])
-def test_what_is_no_text_is_refused(minilm: Model, text: str, where: str) -> None:
+def test_what_is_no_text_is_refused(minilm, text, where):
     texts = {"text": "a", "pair": "b"} | {where: text}
     with pytest.raises(AttnscopeError, match="the text" if where == "text" else "the second text"):
         attnscope.heatmap(minilm, **texts)
 
 
-def test_a_text_over_the_limit_is_cut_and_that_is_said(minilm: Model) -> None:
+def test_a_text_over_the_limit_is_cut_and_that_is_said(minilm):
     text = "word " * 600
     with pytest.warns(UserWarning, match=r"the text has 602 tokens, the model takes 512: the first 510 of the") as told:
         record = attnscope.heatmap(minilm, text, layers=[0], heads=[0])
@@ -129,7 +127,7 @@ def test_a_text_over_the_limit_is_cut_and_that_is_said(minilm: Model) -> None:
 
 
 @given(st.integers(1, 30), st.integers(0, 30), st.integers(4, 40))
-def test_cutting_keeps_what_it_says(first: int, second: int, limit: int) -> None:
+def test_cutting_keeps_what_it_says(first, second, limit):
     n = first + second + (3 if second else 2)
     special = (0, first + 1, n - 1) if second else (0, n - 1)
     tokens = tokens_of([f"t{i}" for i in range(n)], special)
@@ -156,12 +154,12 @@ def test_cutting_keeps_what_it_says(first: int, second: int, limit: int) -> None
             assert len(kept[1]) == second or len(kept[1]) >= room // 2
 
 
-def test_a_text_of_special_tokens_only_is_no_text() -> None:
+def test_a_text_of_special_tokens_only_is_no_text():
     with pytest.raises(AttnscopeError, match="all special"):
         truncate(tokens_of(["[CLS]", "[SEP]"], (0, 1)), None)
 
 
-def test_maps_that_no_machine_could_hold_are_refused_before_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_that_no_machine_could_hold_are_refused_before_the_model_runs(monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}[name])
     with pytest.raises(AttnscopeError, match="of 60 tokens need 0 GiB, this machine has 0 GiB") as caught:
         running._require_memory(simple(60))
@@ -170,7 +168,7 @@ def test_maps_that_no_machine_could_hold_are_refused_before_the_model_runs(monke
     running._require_memory(simple(60))
 
 
-def test_fingerprints_tell_texts_models_and_options_apart() -> None:
+def test_fingerprints_tell_texts_models_and_options_apart():
     record = simple(5)
     others = [
         simple(5, text="x"),
@@ -185,7 +183,7 @@ def test_fingerprints_tell_texts_models_and_options_apart() -> None:
     assert fingerprint(simple(5, seed=3)) == marks[0]  # weights follow from the rest
 
 
-def test_words_that_the_tokenizer_does_not_know_are_named(minilm: Model) -> None:
+def test_words_that_the_tokenizer_does_not_know_are_named(minilm):
     """Emoji in MiniLM, or DNA in a model of k-mers, became `[UNK]` without a word."""
     with pytest.warns(UserWarning, match=r"2 words are unknown .* reads \[UNK\] instead: 🦜, 🐙🐙$"):
         attnscope.heatmap(minilm, "I love 🦜 and 🐙🐙")

@@ -18,7 +18,6 @@ from attnscope.models import load, resolve
 from attnscope.models.files import file_sha256
 from attnscope.models.hf import adapters
 from attnscope.models.model import Batch
-from tests.conftest import Run
 from tests.test_hf_files import SIZES, llama, saved
 
 peft = pytest.importorskip("peft", reason="the extra [peft] is not installed")
@@ -66,7 +65,7 @@ def tuned(tmp_path: Path) -> tuple[Path, Path, Any]:
 IDS = torch.randint(5, 55, (1, 13), generator=torch.Generator().manual_seed(0))
 
 
-def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned: Any) -> None:
+def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned):
     base, lora, wrapped = tuned
     with torch.no_grad():
         expected = torch.stack(wrapped(IDS, output_attentions=True).attentions)
@@ -87,9 +86,7 @@ def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned: Any) ->
     assert (off.info.adapter, off.info.notes[0]) == ("", "The model's adapters are switched off: this is the base.")
 
 
-def test_an_adapter_beside_its_base_is_applied_or_refused_never_left_out(
-    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_beside_its_base_is_applied_or_refused_never_left_out(tuned, tmp_path, monkeypatch):
     base, lora, wrapped = tuned
     with torch.no_grad():
         expected = torch.stack(wrapped(IDS, output_attentions=True).attentions)
@@ -104,7 +101,7 @@ def test_an_adapter_beside_its_base_is_applied_or_refused_never_left_out(
         assert "attnscope[peft]" in caught.value.hint
 
 
-def test_the_adapter_of_a_model_with_a_head_is_fitted_to_its_base(tmp_path: Path) -> None:
+def test_the_adapter_of_a_model_with_a_head_is_fitted_to_its_base(tmp_path):
     base = saved(bert_classifier(), tmp_path / "base")
     cls = transformers.BertForSequenceClassification
     wrapped = adapted(base, tmp_path / "lora", cls, ["query", "key"], task_type="SEQ_CLS")
@@ -118,7 +115,7 @@ def test_the_adapter_of_a_model_with_a_head_is_fitted_to_its_base(tmp_path: Path
     assert shown.info.engine == "hf"
 
 
-def test_adapters_that_do_not_fit_are_refused_in_one_line(tuned: Any, tmp_path: Path) -> None:
+def test_adapters_that_do_not_fit_are_refused_in_one_line(tuned, tmp_path):
     base, lora, _ = tuned
     other = saved(bert_classifier(), tmp_path / "other")
     with pytest.raises(AttnscopeError, match="does not fit the model"):
@@ -144,7 +141,7 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(tuned: Any, tmp_path: 
         load(str(base), adapter=lora)
 
 
-def test_prefixes_are_refused_since_they_are_no_text(tuned: Any, tmp_path: Path) -> None:
+def test_prefixes_are_refused_since_they_are_no_text(tuned, tmp_path):
     base, _, _ = tuned
     model = transformers.LlamaForCausalLM.from_pretrained(base)
     settings = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
@@ -155,7 +152,7 @@ def test_prefixes_are_refused_since_they_are_no_text(tuned: Any, tmp_path: Path)
             given()
 
 
-def test_the_command_line_takes_an_adapter_and_the_record_names_it(tuned: Any, run: Run, tmp_path: Path) -> None:
+def test_the_command_line_takes_an_adapter_and_the_record_names_it(tuned, run, tmp_path):
     base, lora, _ = tuned
     out = tmp_path / "out"
     status, _, err = run("heatmap", "a b c", "-m", base, "--adapter", lora, "-f", "json", "-o", out)

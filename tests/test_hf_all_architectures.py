@@ -14,7 +14,7 @@ from tests.hf_tally import judge, runs_as_configured
 KEPT = Path(__file__).parent.parent / "docs" / "architectures.json"
 
 
-def test_none_is_shown_wrongly_and_most_are_shown() -> None:
+def test_none_is_shown_wrongly_and_most_are_shown():
     types = json.loads(KEPT.read_text("utf-8"))["types"]
     verdicts = [one["verdict"] for one in types.values()]
     assert verdicts.count("wrong") == 0
@@ -28,7 +28,7 @@ def test_none_is_shown_wrongly_and_most_are_shown() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_type_whose_shrunk_copy_alone_fails_is_not_said_to_be_refused() -> None:
+def test_a_type_whose_shrunk_copy_alone_fails_is_not_said_to_be_refused():
     verdict = judge("levit")
     assert (verdict.verdict, verdict.why[:34]) == ("unbuilt", "as configured it runs, shrunk to t")
     assert not runs_as_configured("bros")  # it asks for boxes
@@ -36,7 +36,7 @@ def test_a_type_whose_shrunk_copy_alone_fails_is_not_said_to_be_refused() -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_sample_of_model_types_has_the_same_verdict_again(tmp_path: Path) -> None:
+def test_a_sample_of_model_types_has_the_same_verdict_again(tmp_path):
     held = json.loads(KEPT.read_text("utf-8"))
     if held["transformers"] != transformers.__version__:
         pytest.skip(f"the table is of transformers {held['transformers']}")

@@ -88,14 +88,14 @@ def longcat() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("make", [switch, nllb_moe, longcat])
-def test_a_router_is_no_head_though_it_has_a_classifier(make: Any, tmp_path: Path) -> None:
+def test_a_router_is_no_head_though_it_has_a_classifier(make, tmp_path):
     folder = saved(make(), tmp_path)
     change(folder, without("router.classifier"))
     with pytest.raises(AttnscopeError, match=r"lacks \d+ weights, such as .*router\.classifier.*random"):
         opened(folder)
 
 
-def test_a_head_that_is_missing_is_told_by_its_place(tmp_path: Path) -> None:
+def test_a_head_that_is_missing_is_told_by_its_place(tmp_path):
     folder = saved(llama(tie_word_embeddings=False), tmp_path)
     change(folder, without("lm_head"))
     shown = opened(folder)
@@ -122,9 +122,7 @@ def _with_norms(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         ({}, {"num_hidden_layers": 2}, dict, r"9 weights .*layers\.2\.input_layernorm\.weight"),
     ],
 )
-def test_weights_that_the_configuration_has_no_place_for_are_refused(
-    saved_with: Any, settings: Any, more: Any, named: str, tmp_path: Path
-) -> None:
+def test_weights_that_the_configuration_has_no_place_for_are_refused(saved_with, settings, more, named, tmp_path):
     folder = saved(llama(**saved_with), tmp_path)
     opened(folder)
     configure(folder, **settings)
@@ -134,7 +132,7 @@ def test_weights_that_the_configuration_has_no_place_for_are_refused(
     assert "config.json" in caught.value.hint
 
 
-def test_what_is_computed_today_or_lies_beside_the_model_is_no_reason_to_refuse(tmp_path: Path) -> None:
+def test_what_is_computed_today_or_lies_beside_the_model_is_no_reason_to_refuse(tmp_path):
     folder = saved(llama(), tmp_path)
     clean = opened(folder).info.notes
 
@@ -156,7 +154,7 @@ def test_what_is_computed_today_or_lies_beside_the_model_is_no_reason_to_refuse(
 
 
 @pytest.mark.parametrize("name", ["T5EncoderModel", "UMT5EncoderModel"])
-def test_the_class_that_the_configuration_names_is_loaded_where_it_is_an_encoder(name: str, tmp_path: Path) -> None:
+def test_the_class_that_the_configuration_names_is_loaded_where_it_is_an_encoder(name, tmp_path):
     cls = getattr(transformers, name)
     torch.manual_seed(0)
     model = cls(cls.config_class(**T5)).eval()
@@ -173,7 +171,7 @@ def test_the_class_that_the_configuration_names_is_loaded_where_it_is_an_encoder
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_gguf_file_is_meant_by_its_path(tmp_path: Path) -> None:
+def test_a_gguf_file_is_meant_by_its_path(tmp_path):
     for name in ("one.gguf", "two.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     source = resolve(str(tmp_path / "two.gguf"))
@@ -183,7 +181,7 @@ def test_a_gguf_file_is_meant_by_its_path(tmp_path: Path) -> None:
     assert str(tmp_path / "one.gguf") in caught.value.hint
 
 
-def test_extra_weights_of_a_base_model_are_seen_too(tmp_path: Path) -> None:
+def test_extra_weights_of_a_base_model_are_seen_too(tmp_path):
     torch.manual_seed(0)
     model = AutoModel.from_config(transformers.BertConfig(**SIZES, num_hidden_layers=3))
     folder = saved(model, tmp_path)

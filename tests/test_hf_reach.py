@@ -65,7 +65,7 @@ def _differs_from(n_tokens: int) -> Any:
     return attention
 
 
-def test_what_begins_at_the_tenth_token_is_found_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_begins_at_the_tenth_token_is_found_at_load(monkeypatch):
     assert max(LENGTHS) < 10
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(10))
     with pytest.raises(AttnscopeError, match="self-check"):
@@ -74,8 +74,8 @@ def test_what_begins_at_the_tenth_token_is_found_at_load(monkeypatch: pytest.Mon
 
 
 def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_that_reaches_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(45))
     wrap(llama())
     with pytest.raises(AttnscopeError, match="self-check"):
@@ -88,7 +88,7 @@ def test_what_begins_behind_a_window_is_found_at_load_or_with_the_first_text_tha
         shown.run(Batch(text(50)), attend)
 
 
-def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch):
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(45))
     monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44, attention_chunk_size=[40]))
@@ -98,9 +98,7 @@ def test_what_was_refused_beyond_a_window_is_refused_again(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, torch.OutOfMemoryError])
-def test_a_comparison_that_was_cut_short_is_made_anew(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_that_was_cut_short_is_made_anew(error, monkeypatch):
     monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
     shown = wrap(llama(sliding_window=44))
     true = modeling_llama.LlamaModel.forward
@@ -121,7 +119,7 @@ def test_a_comparison_that_was_cut_short_is_made_anew(
         shown.run(Batch(text(50)), attend)
 
 
-def test_a_window_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_compared_once(monkeypatch):
     monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
     lengths: list[int] = []
     true = check.long_example
@@ -132,14 +130,14 @@ def test_a_window_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lengths == [37, 61, 64]  # the last is as long as the model takes
 
 
-def test_reaches_are_those_that_attention_has() -> None:
+def test_reaches_are_those_that_attention_has():
     config = transformers.MistralConfig(sliding_window=7, mamba_chunk_size=11, chunk_size_feed_forward=13)
     assert reaches(config) == [7]
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 30, "rope_theta": 1e4}
     assert reaches(transformers.LlamaConfig(rope_parameters=rope)) == [30]
 
 
-def test_hooks_buffers_lists_and_settings_are_put_back() -> None:
+def test_hooks_buffers_lists_and_settings_are_put_back():
     model = llama()
     before = copy.copy(vars(model)), state(model)
     with pytest.raises(KeyError), use_attention(model, None):
@@ -153,7 +151,7 @@ def test_hooks_buffers_lists_and_settings_are_put_back() -> None:
     assert (vars(model), state(model)) == before
 
 
-def test_a_model_that_changes_itself_as_it_runs_is_left_as_it_is() -> None:
+def test_a_model_that_changes_itself_as_it_runs_is_left_as_it_is():
     model = big_bird()
     with torch.no_grad():
         before = state(model)
@@ -165,7 +163,7 @@ def test_a_model_that_changes_itself_as_it_runs_is_left_as_it_is() -> None:
         assert torch.equal(model(text(45)).last_hidden_state, expected)
 
 
-def test_short_texts_are_attended_to_in_full_and_sparse_maps_are_refused_whatever_came_before() -> None:
+def test_short_texts_are_attended_to_in_full_and_sparse_maps_are_refused_whatever_came_before():
     shown = wrap(big_bird())
     full = big_bird(attention_type="original_full")
     full.load_state_dict(big_bird().state_dict())

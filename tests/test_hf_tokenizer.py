@@ -39,16 +39,14 @@ def byte_level(**settings: Any) -> transformers.PreTrainedTokenizerBase:
 
 
 @pytest.mark.parametrize("pair", [None, "It purred."])
-def test_a_fast_tokenizer_says_what_the_library_alone_says(
-    bert: HuggingFaceTokenizer, minilm_folder: Path, pair: str | None
-) -> None:
+def test_a_fast_tokenizer_says_what_the_library_alone_says(bert, minilm_folder, pair):
     ours = bert.encode(TEXT, pair)
     reference = FastTokenizer.open(minilm_folder).encode(TEXT, pair)
     assert plain(asdict(ours)) == plain(asdict(reference))
     assert bert.note == ""
 
 
-def test_byte_pieces_are_labelled_as_text() -> None:
+def test_byte_pieces_are_labelled_as_text():
     tokens = HuggingFaceTokenizer(byte_level()).encode("the c\n")
     assert tokens.labels == ("<s>", "the", "·c", "⏎")
     assert tokens.special.tolist() == [True, False, False, False]
@@ -58,7 +56,7 @@ def test_byte_pieces_are_labelled_as_text() -> None:
 # Tokenizers without offsets ---------------------------------------------------------------------------------------
 
 
-def test_a_slow_tokenizer_says_where_bytes_stand() -> None:
+def test_a_slow_tokenizer_says_where_bytes_stand():
     slow = HuggingFaceTokenizer(transformers.ByT5Tokenizer())
     tokens = slow.encode("naïve 猫 sat.")
     assert "no fast version" in slow.note
@@ -68,7 +66,7 @@ def test_a_slow_tokenizer_says_where_bytes_stand() -> None:
     assert HuggingFaceTokenizer(transformers.CanineTokenizer()).encode("naïve").words is None
 
 
-def test_a_slow_tokenizer_reads_no_pairs() -> None:
+def test_a_slow_tokenizer_reads_no_pairs():
     with pytest.raises(AttnscopeError, match="reads no pairs"):
         HuggingFaceTokenizer(transformers.ByT5Tokenizer()).encode("ab", "cde")
 
@@ -81,14 +79,14 @@ TEMPLATE = (
 )
 
 
-def test_chat_adds_the_first_token_once() -> None:
+def test_chat_adds_the_first_token_once():
     tokens = HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).chat("the c")
     assert tokens.text == "<s><|user|>the c</s>"
     assert tokens.labels == ("<s>", "<|user|>", "the", "·c", "</s>")
     assert tokens.special.tolist() == [True, True, False, False, True]
 
 
-def test_chat_without_a_template_that_works() -> None:
+def test_chat_without_a_template_that_works():
     assert HuggingFaceTokenizer(byte_level(chat_template=None)).chat is None
     template = "{{ raise_exception('no user here') }}"
     with pytest.raises(AttnscopeError, match="no user here") as caught:
@@ -96,14 +94,14 @@ def test_chat_without_a_template_that_works() -> None:
     assert "--chat" in caught.value.hint
 
 
-def test_a_target_is_what_the_decoder_reads() -> None:
+def test_a_target_is_what_the_decoder_reads():
     tokens = HuggingFaceTokenizer(transformers.ByT5Tokenizer()).encode_target("abc", 0, {1})
     assert tokens.ids.tolist() == [0, *(3 + ord(char) for char in "abc")]
     assert tokens.special.tolist() == [True, False, False, False]
     assert tokens.offsets.tolist()[1:] == [[0, 1], [1, 2], [2, 3]]
 
 
-def test_a_tokenizer_that_ends_no_text_keeps_the_last_word_of_a_target() -> None:
+def test_a_tokenizer_that_ends_no_text_keeps_the_last_word_of_a_target():
     """With the last word left out, a decoder of the target `the c` had no row for it."""
     tokens = HuggingFaceTokenizer(byte_level()).encode_target("the c", 0, {1})
     assert tokens.text[slice(*tokens.offsets[-1])].strip() == "c"
@@ -112,7 +110,7 @@ def test_a_tokenizer_that_ends_no_text_keeps_the_last_word_of_a_target() -> None
     assert numbers.encode_target("7 8 1", 0, {1}).ids.tolist() == [0, 7, 8]
 
 
-def test_written_tokens_follow_the_given_ones() -> None:
+def test_written_tokens_follow_the_given_ones():
     tokenizer = HuggingFaceTokenizer(byte_level())
     given_tokens = tokenizer.encode("the c")
     more = tokenizer.encode("é the").ids[1:].tolist()
@@ -124,7 +122,7 @@ def test_written_tokens_follow_the_given_ones() -> None:
     assert tokens.words.tolist() == [-1, 0, 1, -1, 1, 2]
 
 
-def test_a_word_written_after_a_prompt_with_a_picture_is_a_word_of_its_own() -> None:
+def test_a_word_written_after_a_prompt_with_a_picture_is_a_word_of_its_own():
     """Decoded by itself a written word may lose the space before it: here as WordLevel's and SentencePiece's do."""
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "<image>": 1, "a": 2, "circle": 3, "red": 4}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -136,7 +134,7 @@ def test_a_word_written_after_a_prompt_with_a_picture_is_a_word_of_its_own() -> 
     assert (tokens.labels[0], tokens.n_given) == ("the picture", 3)
 
 
-def test_numbers_that_only_the_model_knows_are_labelled_by_number() -> None:
+def test_numbers_that_only_the_model_knows_are_labelled_by_number():
     """Embeddings are often larger than the vocabulary: what a model writes may have no name."""
     tokenizer = HuggingFaceTokenizer(byte_level())
     given = tokenizer.encode("the c")
@@ -149,13 +147,13 @@ def test_numbers_that_only_the_model_knows_are_labelled_by_number() -> None:
     assert tokenizer.spell(size + 7) == f"<{size + 7}>"
 
 
-def test_numbers_become_tokens() -> None:
+def test_numbers_become_tokens():
     tokenizer = HuggingFaceTokenizer(byte_level())
     tokens = tokenizer.encode("the c é")
     assert tokenizer.encode_ids(tokens.ids.tolist()).labels == tokens.labels
 
 
-def test_numbers_stand_for_themselves_without_a_tokenizer() -> None:
+def test_numbers_stand_for_themselves_without_a_tokenizer():
     tokenizer = NumbersTokenizer()
     tokens = tokenizer.encode_ids([17, 5, 600])
     assert tokens.labels == ("#17", "#5", "#600")
@@ -169,7 +167,7 @@ def test_numbers_stand_for_themselves_without_a_tokenizer() -> None:
             refuse("the cat")
 
 
-def test_a_panic_of_the_tokenizer_is_one_line(tmp_path: Path) -> None:
+def test_a_panic_of_the_tokenizer_is_one_line(tmp_path):
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
     backend.save(str(tmp_path / "tokenizer.json"))

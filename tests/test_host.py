@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ def wait_to_be_interrupted() -> None:
 
 
 @pytest.mark.usefixtures("handler")
-def test_an_import_is_finished_before_ctrl_c_is_felt(interrupting_module: str) -> None:
+def test_an_import_is_finished_before_ctrl_c_is_felt(interrupting_module):
     wait_for_imports()
     with pytest.raises(KeyboardInterrupt):
         module = __import__(interrupting_module)
@@ -53,9 +52,7 @@ def test_an_import_is_finished_before_ctrl_c_is_felt(interrupting_module: str) -
 
 
 @pytest.mark.usefixtures("handler")
-def test_ctrl_c_that_still_waits_at_the_end_is_not_lost(
-    interrupting_module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_that_still_waits_at_the_end_is_not_lost(interrupting_module, monkeypatch):
     monkeypatch.setattr(host, "_interrupt_again", lambda: None)
     monkeypatch.setattr(cli, "_run", lambda: int(not __import__(interrupting_module).whole))
     monkeypatch.setattr(cli, "_tolerate_unprintable", lambda: None)
@@ -67,7 +64,7 @@ def test_ctrl_c_that_still_waits_at_the_end_is_not_lost(
 
 
 @pytest.mark.usefixtures("handler")
-def test_elsewhere_ctrl_c_is_felt_at_once() -> None:
+def test_elsewhere_ctrl_c_is_felt_at_once():
     wait_for_imports()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -86,7 +83,7 @@ class Dying:
 
 
 @pytest.mark.usefixtures("handler")
-def test_ctrl_c_that_python_swallows_is_felt_after_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_that_python_swallows_is_felt_after_all(capsys):
     wait_for_imports()
     with pytest.raises(KeyboardInterrupt):
         Dying()
@@ -96,7 +93,7 @@ def test_ctrl_c_that_python_swallows_is_felt_after_all(capsys: pytest.CaptureFix
 
 @pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("of_others", [signal.SIG_IGN, lambda *_: None], ids=["ignored", "handled"])
-def test_who_ignores_or_handles_ctrl_c_keeps_it_so(of_others: Any) -> None:
+def test_who_ignores_or_handles_ctrl_c_keeps_it_so(of_others):
     signal.signal(signal.SIGINT, of_others)
     wait_for_imports()
     die_at_once()
@@ -117,7 +114,7 @@ main()
 
 
 @pytest.mark.parametrize("name", ["typer", "attnscope.cli.heatmap", "rich", "torch", "numpy"])
-def test_ctrl_c_at_an_import_is_one_line_and_130(name: str, tmp_path: Path) -> None:
+def test_ctrl_c_at_an_import_is_one_line_and_130(name, tmp_path):
     code = _STRUCK.format(name=name, arguments=["heatmap", "a b", "-m", "own", "-o", "out", "-f", "png,npz"])
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
     assert found.returncode == 130, found.stderr
@@ -135,7 +132,7 @@ def command(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[st
     return python("-P", "-m", "attnscope", *arguments, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
-def test_no_code_of_the_working_folder_runs(tmp_path: Path) -> None:
+def test_no_code_of_the_working_folder_runs(tmp_path):
     """Not in this process, nor in workers, in what draws, or in what keeps the locks of a pool."""
     for name in ("numpy", "torch", "matplotlib", "multiprocessing", "signal", "json", "attnscope", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text("open('ran', 'a').write(__name__)\nraise SystemExit(3)\n")
@@ -146,7 +143,7 @@ def test_no_code_of_the_working_folder_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_settings_of_matplotlib_in_the_working_folder_change_no_figure(tmp_path: Path) -> None:
+def test_settings_of_matplotlib_in_the_working_folder_change_no_figure(tmp_path):
     drawn = []
     for name in ("plain", "settings"):
         (tmp_path / name).mkdir()

@@ -17,7 +17,7 @@ import pytest
 import attnscope
 from attnscope.output import print_document
 from attnscope.report.plain_text import open_console
-from tests.conftest import VOCABULARY, Run, write_tokenizer
+from tests.conftest import VOCABULARY, write_tokenizer
 
 NAME = "[red]x[bold] [link=evil] :boom: \x1b[31m\x07\u202e\u2028[_]"
 """No slash, which no file name holds."""
@@ -93,9 +93,7 @@ COMMANDS: dict[str, list[Any]] = {
 @pytest.mark.usefixtures("worker_here")
 @pytest.mark.parametrize("json_wanted", [False, True], ids=["text", "json"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_obeys_a_name(
-    name: str, json_wanted: bool, run: Run, model: Path, texts: Path, annotated: Path
-) -> None:
+def test_no_command_obeys_a_name(name, json_wanted, run, model, texts, annotated):
     short = texts.parent / f"short {NAME}.txt"
     short.write_text("a b\n", "utf-8")
     known = {"MODEL": model, "TEXTS": texts, "ANNOTATED": annotated, "SHORT": short}
@@ -121,7 +119,7 @@ def _without_paths(out: str) -> str:
     return "\n".join(line for line in out.splitlines() if not line.startswith(("out", "pruned")))
 
 
-def test_a_console_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_console_shows_markup_as_it_is(capsys):
     from rich.panel import Panel
     from rich.table import Table
 
@@ -135,7 +133,7 @@ def test_a_console_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> 
     assert out.count("[link=evil]") >= 5
 
 
-def test_json_on_a_terminal_holds_nothing_to_obey(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_json_on_a_terminal_holds_nothing_to_obey(capfdbinary):
     text = NAME + "\udc80\U000e0041\U0001f9ff\x9b\u200d"
     print_document(lambda: {"a": text}, [], json=True)
     out = capfdbinary.readouterr().out.decode()
@@ -157,7 +155,7 @@ def rewritten(name: str, folder: Path, change: Callable[[dict[str, Any]], None])
     return folder / name
 
 
-def test_needles_with_hostile_names_are_drawn_as_svg_that_can_be_read(tmp_path: Path) -> None:
+def test_needles_with_hostile_names_are_drawn_as_svg_that_can_be_read(tmp_path):
     found = attnscope.load_record(RECORDS / "needles.npz")
     changed = replace(found, run={**found.run, "model": CONTROLS})
     paths = changed.draw(tmp_path / "out", ["svg", "png"])

@@ -67,7 +67,7 @@ CIRCLES = {
 """Pairs of modules of which the first imports the second on use alone. The list may only get shorter."""
 
 
-def test_no_circle_of_imports() -> None:
+def test_no_circle_of_imports():
     left = {module: {*imports_of(path)} & {*MODULES} - {module} for module, path in MODULES.items()}
     for first, second in CIRCLES:
         left[first].remove(second)
@@ -78,7 +78,7 @@ def test_no_circle_of_imports() -> None:
             del left[module]
 
 
-def test_no_file_tries_to_be_everything() -> None:
+def test_no_file_tries_to_be_everything():
     own = dict.fromkeys((*FILES, *ROOT.rglob("*.js"), *ROOT.rglob("*.css")), MOST_LINES)
     most = own | dict.fromkeys(Path(__file__).parent.rglob("*.py"), MOST_LINES_OF_TESTS)
     long = {str(path): n for path in most if (n := len(path.read_text("utf-8").splitlines())) > most[path]}
@@ -90,7 +90,7 @@ MOST_OF_NO_NAMES = 51
 """How many values are still called so. The number may only fall."""
 
 
-def test_names_say_what_they_hold() -> None:
+def test_names_say_what_they_hold():
     names = Counter(
         name
         for path in FILES
@@ -105,7 +105,7 @@ def _is_set(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
-def test_no_function_has_more_parameters_than_a_reader_holds() -> None:
+def test_no_function_has_more_parameters_than_a_reader_holds():
     found = []
     for path in FILES:
         where = path.relative_to(ROOT).as_posix()
@@ -118,7 +118,7 @@ def test_no_function_has_more_parameters_than_a_reader_holds() -> None:
     assert {name for name in found if not name.startswith("cli/")} <= MANY_PARAMETERS
 
 
-def test_a_folder_shows_its_question() -> None:
+def test_a_folder_shows_its_question():
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file())
     crowded = {folder for folder, n in counts.items() if n > MOST_FILES and not folder.endswith("__pycache__")}
     assert crowded <= MANY_FILES
@@ -129,7 +129,7 @@ COUNTED = re.compile(
 )
 
 
-def test_what_a_view_counts_may_be_one() -> None:
+def test_what_a_view_counts_may_be_one():
     """Nouns after a number that may be 1 come from `errors.amount`, which writes "1 head" and "2 heads"."""
     assert COUNTED.search('f"{len(found.heads)} heads"')
     assert COUNTED.search('f"{n_left} heads"')
@@ -143,7 +143,7 @@ def test_what_a_view_counts_may_be_one() -> None:
     assert not found
 
 
-def test_the_formatter_has_the_last_word() -> None:
+def test_the_formatter_has_the_last_word():
     roots = [Path(__file__).parent, ROOT, ROOT.parent / "examples", ROOT.parent / "benchmarks", ROOT.parent / "docs"]
     mark = "# fmt: " + "skip"
     assert not [str(path) for root in roots for path in root.rglob("*.py") if mark in path.read_text("utf-8")]

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 from huggingface_hub import constants
 
-from tests.conftest import Run
-
 
 @pytest.fixture(params=["refuses", "hangs"])
 def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[float], str]]:
@@ -37,9 +35,7 @@ def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=["model", "config"],
 )
-def test_a_hub_that_cannot_be_reached_is_one_line_and_not_tried_again(
-    command: list[str], dead_hub: tuple[list[float], str], run: Run
-) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line_and_not_tried_again(command, dead_hub, run):
     slept, said = dead_hub
     status, out, err = run(*command)
     assert (status, out) in ((1, ""), (2, ""))

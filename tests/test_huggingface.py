@@ -1,7 +1,6 @@
 """Hugging Face models through the seam: equal to their own eager attention, or refused."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def tiny(model_type: str) -> PreTrainedModel:
     return model
 
 
-def test_segments_that_say_nothing_change_nothing() -> None:
+def test_segments_that_say_nothing_change_nothing():
     # GPT-2 takes token_type_ids, and adds the embeddings of those tokens.
     model = wrap(tiny("gpt2"))
     ids = torch.tensor([[5, 6, 7]])
@@ -48,7 +47,7 @@ def test_segments_that_say_nothing_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("model_type", [*SEAM, *EAGER])
-def test_weights_and_hidden_states_are_those_of_eager(model_type: str) -> None:
+def test_weights_and_hidden_states_are_those_of_eager(model_type):
     model = tiny(model_type)
     shown = wrap(model)
     assert shown.info.path == ("eager" if model_type in EAGER else "seam")
@@ -57,7 +56,7 @@ def test_weights_and_hidden_states_are_those_of_eager(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["bert", "llama", "mistral", "opt", "t5", "bart"])
-def test_hidden_states_are_those_that_the_model_computes_by_itself(model_type: str) -> None:
+def test_hidden_states_are_those_that_the_model_computes_by_itself(model_type):
     model = tiny(model_type)
     shown = wrap(model)
     for batch in batches(model.config.is_encoder_decoder):
@@ -72,7 +71,7 @@ def test_hidden_states_are_those_that_the_model_computes_by_itself(model_type: s
 
 
 @pytest.mark.parametrize(("model_type", "input_name"), [("vit", "pixel_values"), ("whisper", "input_features")])
-def test_pictures_and_sounds_pass_the_seam_too(model_type: str, input_name: str) -> None:
+def test_pictures_and_sounds_pass_the_seam_too(model_type, input_name):
     if model_type == "vit":
         sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
         config = transformers.ViTConfig(**sizes, image_size=24, patch_size=8)
@@ -117,7 +116,7 @@ def test_pictures_and_sounds_pass_the_seam_too(model_type: str, input_name: str)
         ("deepseek_v4", "cannot be shown truly"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_one_line(model_type: str, words: str) -> None:
+def test_what_cannot_be_shown_is_refused_in_one_line(model_type, words):
     with pytest.raises(AttnscopeError, match=words) as caught:
         wrap(tiny(model_type))
     assert model_type in caught.value.message
@@ -158,7 +157,7 @@ def _without_mask(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: An
         ("llama", _swapped_keys, None),
     ],
 )
-def test_the_self_check_finds_a_broken_seam(model_type: str, attention: Any, mask: Any) -> None:
+def test_the_self_check_finds_a_broken_seam(model_type, attention, mask):
     model = tiny(model_type)
     if model_type == "gemma2":
         model.config.attn_logit_softcapping = 1.0
@@ -178,7 +177,7 @@ def test_the_self_check_finds_a_broken_seam(model_type: str, attention: Any, mas
         functions[LIKE_SDPA], masks[LIKE_SDPA], functions[LIKE_EAGER] = kept
 
 
-def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch):
     from attnscope.models.hf import check, survey
 
     model = tiny("bart")
@@ -201,7 +200,7 @@ def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch: pytest.Monke
             wrap(llama)
 
 
-def test_an_unknown_argument_is_refused_unless_it_says_nothing() -> None:
+def test_an_unknown_argument_is_refused_unless_it_says_nothing():
     module = torch.nn.Module()
     tensors = [torch.randn(1, 2, 3, 4) for _ in range(3)]
     seam.attention_function(module, *tensors, position_ids=torch.arange(3), indices=None, gate=False)
@@ -209,7 +208,7 @@ def test_an_unknown_argument_is_refused_unless_it_says_nothing() -> None:
         seam.attention_function(module, *tensors, indices=torch.arange(3))
 
 
-def test_a_probe_that_needs_the_seam_is_refused_on_the_eager_road() -> None:
+def test_a_probe_that_needs_the_seam_is_refused_on_the_eager_road():
     shown = wrap(tiny("bloom"))
     with pytest.raises(AttnscopeError, match="only its weights"):
         shown.run(batches(False)[0], attend)
@@ -218,7 +217,7 @@ def test_a_probe_that_needs_the_seam_is_refused_on_the_eager_road() -> None:
 # What is known of a model ---------------------------------------------------------------------------------------
 
 
-def test_grouped_queries_reach_the_probe_unrepeated() -> None:
+def test_grouped_queries_reach_the_probe_unrepeated():
     shown = wrap(tiny("llama"))
     calls: list[AttentionCall] = []
 
@@ -244,11 +243,11 @@ def test_grouped_queries_reach_the_probe_unrepeated() -> None:
         ("convbert", "Padding changes what this model computes: texts are best shown one by one."),
     ],
 )
-def test_what_is_peculiar_is_noted(model_type: str, note: str) -> None:
+def test_what_is_peculiar_is_noted(model_type, note):
     assert note in wrap(tiny(model_type)).info.notes
 
 
-def test_the_window_of_an_encoder_reaches_to_either_side() -> None:
+def test_the_window_of_an_encoder_reaches_to_either_side():
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
     config = transformers.ModernBertConfig(
         **sizes, vocab_size=60, pad_token_id=0, local_attention=4, layer_types=["full_attention", "sliding_attention"]
@@ -264,7 +263,7 @@ def test_the_window_of_an_encoder_reaches_to_either_side() -> None:
     assert float(probe.maps["encoder"][0].min()) > 0
 
 
-def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers() -> None:
+def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers():
     shown = wrap(tiny("jamba"))
     probe = Weights()
     shown.run(batches(False)[0], probe)
@@ -276,7 +275,7 @@ def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers() -
 @pytest.mark.parametrize(
     ("model_type", "limit"), [("bert", 64), ("roberta", 62), ("opt", 64), ("t5", None), ("bloom", None), ("llama", 64)]
 )
-def test_the_limit_in_tokens(model_type: str, limit: int | None) -> None:
+def test_the_limit_in_tokens(model_type, limit):
     if model_type == "roberta":
         config = transformers.RobertaConfig(
             hidden_size=24, num_hidden_layers=1, num_attention_heads=4, vocab_size=60, max_position_embeddings=64
@@ -294,7 +293,7 @@ def test_the_limit_in_tokens(model_type: str, limit: int | None) -> None:
             shown.run(Batch(torch.full((1, limit + 1), 7)), attend)
 
 
-def test_segments_reach_models_that_know_them_and_no_others() -> None:
+def test_segments_reach_models_that_know_them_and_no_others():
     ids = torch.arange(10, 18)[None]
     segments = (torch.arange(8) >= 5).long()[None]
     bert = wrap(tiny("bert"))
@@ -304,12 +303,12 @@ def test_segments_reach_models_that_know_them_and_no_others() -> None:
     assert "token_type_ids" not in roberta.text_inputs(Batch(ids, segments=segments))
 
 
-def test_token_numbers_beyond_the_vocabulary_are_refused() -> None:
+def test_token_numbers_beyond_the_vocabulary_are_refused():
     with pytest.raises(AttnscopeError, match="token number 4000"):
         wrap(tiny("gpt2")).run(Batch(torch.tensor([[5, 4000]])), attend)
 
 
-def test_an_encoder_decoder_wants_a_target() -> None:
+def test_an_encoder_decoder_wants_a_target():
     with pytest.raises(AttnscopeError, match="nothing is given that its decoder reads"):
         wrap(tiny("t5")).run(Batch(torch.tensor([[5, 6]])), attend)
 
@@ -318,7 +317,7 @@ def test_an_encoder_decoder_wants_a_target() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "bart"])
-def test_a_model_in_memory_is_left_as_it_is(model_type: str) -> None:
+def test_a_model_in_memory_is_left_as_it_is(model_type):
     model = tiny(model_type).train()
     before = model.config.to_dict(), model.config._attn_implementation
     shown = wrap(model)
@@ -328,7 +327,7 @@ def test_a_model_in_memory_is_left_as_it_is(model_type: str) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_an_exception_in_the_middle_leaves_nothing_behind() -> None:
+def test_an_exception_in_the_middle_leaves_nothing_behind():
     model = tiny("llama").train()
     shown = wrap(model)
     batch = batches(False)[0]
@@ -348,7 +347,7 @@ def test_an_exception_in_the_middle_leaves_nothing_behind() -> None:
     assert list(probe.maps["decoder"]) == [0, 1, 2]
 
 
-def test_gradients_flow_through_what_a_probe_brings_and_not_into_the_model() -> None:
+def test_gradients_flow_through_what_a_probe_brings_and_not_into_the_model():
     model = tiny("llama")
     shown = wrap(model)
     gate = torch.ones(3, 4, requires_grad=True)
@@ -358,7 +357,7 @@ def test_gradients_flow_through_what_a_probe_brings_and_not_into_the_model() -> 
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_threads_do_not_see_each_other() -> None:
+def test_threads_do_not_see_each_other():
     first = wrap(tiny("llama"))
     second = wrap(tiny("bert"))
     batch = batches(False)[0]
@@ -384,7 +383,7 @@ def test_threads_do_not_see_each_other() -> None:
     assert wrong == []
 
 
-def test_outside_of_a_run_the_function_is_plain_attention() -> None:
+def test_outside_of_a_run_the_function_is_plain_attention():
     model = tiny("llama")
     ids = torch.arange(10, 19)[None]
     with torch.no_grad():
@@ -397,7 +396,7 @@ def test_outside_of_a_run_the_function_is_plain_attention() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_masks_of_floats_are_taken_apart(dtype: torch.dtype) -> None:
+def test_masks_of_floats_are_taken_apart(dtype):
     least = torch.finfo(dtype).min
     added = torch.tensor([[0.0, least, -torch.inf, 1.5], [0.0, least + 20, 0.0, -3.0]], dtype=dtype)[None, None]
     mask, bias = mask_and_bias(added, dtype)
@@ -407,14 +406,14 @@ def test_masks_of_floats_are_taken_apart(dtype: torch.dtype) -> None:
     assert bias[0, 0].tolist() == [[0, 0, 0, 1.5], [0, 0, 0, -3.0]]
 
 
-def test_a_mask_that_hides_nothing_is_none() -> None:
+def test_a_mask_that_hides_nothing_is_none():
     assert mask_and_bias(torch.zeros(1, 1, 3, 3), torch.float32) == (None, None)
     assert mask_and_bias(None, torch.float32) == (None, None)
     with pytest.raises(AttnscopeError, match="int64"):
         mask_and_bias(torch.ones(1, 1, 3, 3, dtype=torch.int64), torch.float32)
 
 
-def test_a_mask_made_for_half_precision_and_converted_still_hides() -> None:
+def test_a_mask_made_for_half_precision_and_converted_still_hides():
     mask, bias = mask_and_bias(torch.tensor([[0.0, torch.finfo(torch.float16).min]]), torch.float16)
     assert mask is not None
     assert mask.tolist() == [[True, False]]
@@ -422,7 +421,7 @@ def test_a_mask_made_for_half_precision_and_converted_still_hides() -> None:
 
 
 @pytest.mark.parametrize("name", ["native", "hf", "own"])
-def test_a_callers_autocast_does_not_lower_what_a_record_calls_float32(name: str, tmp_path: Path) -> None:
+def test_a_callers_autocast_does_not_lower_what_a_record_calls_float32(name, tmp_path):
     folder = write_tiny(tmp_path / "bert")
 
     def seen() -> tuple[NDArray[np.float32], torch.Tensor]:

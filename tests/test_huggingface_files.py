@@ -34,7 +34,7 @@ def folder_source(folder: Path) -> Source:
 # Files ----------------------------------------------------------------------------------------------------------
 
 
-def test_loading_from_a_folder_equals_transformers(tiny_bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_loading_from_a_folder_equals_transformers(tiny_bert, capfd):
     shown = load_huggingface(folder_source(tiny_bert))
     assert capfd.readouterr() == ("", "")
     tokens = shown.tokenizer.encode("the cat, abc.", "cat")
@@ -51,14 +51,14 @@ def test_loading_from_a_folder_equals_transformers(tiny_bert: Path, capfd: pytes
     assert shown.info.n_parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_log_level_and_the_bars_are_put_back(tiny_bert: Path) -> None:
+def test_the_log_level_and_the_bars_are_put_back(tiny_bert):
     logging = transformers.utils.logging
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     load_huggingface(folder_source(tiny_bert))
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
-def test_pickles_are_loaded_only_when_asked_for(tiny_bert: Path) -> None:
+def test_pickles_are_loaded_only_when_asked_for(tiny_bert):
     torch.save(load_file(tiny_bert / "model.safetensors"), tiny_bert / "pytorch_model.bin")
     (tiny_bert / "model.safetensors").unlink()
     with pytest.raises(AttnscopeError, match="can run any code") as caught:
@@ -73,13 +73,13 @@ def _change_weights(folder: Path, change: Any) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_weights_that_would_be_random_are_refused(tiny_bert: Path) -> None:
+def test_weights_that_would_be_random_are_refused(tiny_bert):
     _change_weights(tiny_bert, lambda weights: weights.pop("encoder.layer.1.attention.self.query.weight"))
     with pytest.raises(AttnscopeError, match=r"lacks 1 weights.*query\.weight.*random"):
         load_huggingface(folder_source(tiny_bert))
 
 
-def test_a_missing_pooler_is_noted(tiny_bert: Path) -> None:
+def test_a_missing_pooler_is_noted(tiny_bert):
     def drop_pooler(weights: dict[str, Tensor]) -> None:
         for name in [name for name in weights if "pooler" in name]:
             weights.pop(name)
@@ -90,14 +90,14 @@ def test_a_missing_pooler_is_noted(tiny_bert: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_weights_that_are_no_numbers_are_refused(tiny_bert: Path, value: float) -> None:
+def test_weights_that_are_no_numbers_are_refused(tiny_bert, value):
     _change_weights(tiny_bert, lambda weights: weights["encoder.layer.0.output.dense.weight"].view(-1)[3].fill_(value))
     with pytest.raises(AttnscopeError, match=r"no numbers.*output\.dense\.weight"):
         load_huggingface(folder_source(tiny_bert))
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])
-def test_damaged_weights_are_refused(tiny_bert: Path, damage: str) -> None:
+def test_damaged_weights_are_refused(tiny_bert, damage):
     path = tiny_bert / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"<html>not found</html>", "empty": b""}[damage])
@@ -106,13 +106,13 @@ def test_damaged_weights_are_refused(tiny_bert: Path, damage: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_weights_that_do_not_fit_the_configuration_are_refused(edit_config: Any) -> None:
+def test_weights_that_do_not_fit_the_configuration_are_refused(edit_config):
     with pytest.raises(AttnscopeError) as caught:
         load_huggingface(folder_source(edit_config(intermediate_size=13)))
     assert "\n" not in str(caught.value)
 
 
-def test_code_of_strangers_does_not_run(tiny_bert: Path, edit_config: Any, tmp_path: Path) -> None:
+def test_code_of_strangers_does_not_run(tiny_bert, edit_config, tmp_path):
     (tiny_bert / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
     edit_config(model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"})
     with pytest.raises(AttnscopeError) as caught:
@@ -121,7 +121,7 @@ def test_code_of_strangers_does_not_run(tiny_bert: Path, edit_config: Any, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_without_a_tokenizer_is_refused_and_its_model_can_be_wrapped(tiny_bert: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused_and_its_model_can_be_wrapped(tiny_bert):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tiny_bert / name).unlink()
     with pytest.raises(AttnscopeError, match="holds no tokenizer"):
@@ -133,14 +133,14 @@ def test_a_folder_without_a_tokenizer_is_refused_and_its_model_can_be_wrapped(ti
         shown.tokenizer.encode("the cat")
 
 
-def test_a_tokenizer_without_a_vocabulary_is_refused(tiny_bert: Path) -> None:
+def test_a_tokenizer_without_a_vocabulary_is_refused(tiny_bert):
     (tiny_bert / "tokenizer.json").unlink()
     (tiny_bert / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "AlbertTokenizer"}))
     with pytest.raises(AttnscopeError, match="AlbertTokenizer finds no vocabulary"):
         load_huggingface(folder_source(tiny_bert))
 
 
-def test_gguf_without_its_packages(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_without_its_packages(tiny_bert, monkeypatch):
     (tiny_bert / "model.safetensors").unlink()
     (tiny_bert / "model.gguf").write_bytes(b"GGUF")
     find = loading.importlib.util.find_spec
@@ -153,12 +153,12 @@ def test_gguf_without_its_packages(tiny_bert: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "float7"}, {"device": "nowhere"}])
-def test_precisions_and_devices_that_are_not_there(tiny_bert: Path, settings: dict[str, str]) -> None:
+def test_precisions_and_devices_that_are_not_there(tiny_bert, settings):
     with pytest.raises(AttnscopeError, match="float7|nowhere"):
         load_huggingface(folder_source(tiny_bert), **settings)  # type: ignore[arg-type]
 
 
-def test_only_transformers_models_are_wrapped() -> None:
+def test_only_transformers_models_are_wrapped():
     with pytest.raises(AttnscopeError, match="Linear is no transformers model"):
         wrap(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
 
@@ -183,7 +183,7 @@ def causal_lm(**more: Any) -> PreTrainedModel:
     return model
 
 
-def test_generate_takes_the_most_probable_token_each_time() -> None:
+def test_generate_takes_the_most_probable_token_each_time():
     model = causal_lm(eos_token_id=None)
     shown = wrap(model)
     ids = [7, 30, 11]
@@ -202,7 +202,7 @@ def test_generate_takes_the_most_probable_token_each_time() -> None:
     assert shown.writer.generate(given, 9).ids.tolist() == expected[:5]
 
 
-def test_who_cannot_write_says_so() -> None:
+def test_who_cannot_write_says_so():
     assert wrap(tiny("bert")).writer is None
     with pytest.raises(AttnscopeError, match="bert cannot continue a text"):
         attnscope.heatmap(wrap(tiny("bert")), "5", generate=3)
@@ -219,7 +219,7 @@ def test_who_cannot_write_says_so() -> None:
         wrap(tiny("t5")).writer.generate(tokens, 3)
 
 
-def test_a_model_saved_with_its_head_writes_after_loading(tmp_path: Path) -> None:
+def test_a_model_saved_with_its_head_writes_after_loading(tmp_path):
     folder = tmp_path / "writer"
     model = causal_lm(eos_token_id=None)
     model.save_pretrained(folder)
@@ -231,7 +231,7 @@ def test_a_model_saved_with_its_head_writes_after_loading(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
-def test_the_greedy_target_of_an_encoder_decoder(model_type: str) -> None:
+def test_the_greedy_target_of_an_encoder_decoder(model_type):
     base = tiny(model_type)
     base.config.decoder_start_token_id = 2
     base.config.forced_bos_token_id = None

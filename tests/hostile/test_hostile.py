@@ -34,13 +34,13 @@ def home(generator: Generator) -> Iterator[Path]:
     clean(folder, generator)
 
 
-def test_every_command_is_attacked() -> None:
+def test_every_command_is_attacked():
     assert set(BASES) == set(COMMANDS)
 
 
 @pytest.mark.usefixtures("worker_here")
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name in BASES for number in range(len(BASES[name]))])
-def test_what_is_changed_by_lot_works_unchanged(name: str, number: int, generator: Generator, home: Path) -> None:
+def test_what_is_changed_by_lot_works_unchanged(name, number, generator, home):
     status, _, err = run_case(generator.base(name, number), home)
     assert status == 0, err
 
@@ -56,12 +56,12 @@ def attack(seeds: range, generator: Generator, home: Path) -> list[str]:
 
 @pytest.mark.usefixtures("worker_here")
 @pytest.mark.timeout(2 * WAIT_S)
-def test_whatever_is_given_one_line_says_why(generator: Generator, home: Path) -> None:
+def test_whatever_is_given_one_line_says_why(generator, home):
     assert not attack(range(FEW), generator, home)
 
 
 @pytest.mark.slow
-def test_much_that_is_given(generator: Generator, home: Path) -> None:
+def test_much_that_is_given(generator, home):
     assert not attack(range(FEW, MANY), generator, home)
 
 
@@ -89,9 +89,7 @@ STOPS = 100
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what processes compute from Linux")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
-def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(
-    sent: signal.Signals, generator: Generator, home: Path, tmp_path: Path
-) -> None:
+def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(sent, generator, home, tmp_path):
     """A hundred times over all commands that write, over a result of another text, with foreign files in all folders.
 
     The times are drawn over what the commands compute; every other one is drawn from when files are being written.
